@@ -114,8 +114,7 @@ def sign(
 
     Send manifest.intoto.json to the operator afterwards. Nothing is signed that does not verify.
     """
-    from fedif_consortium.evidence.keys import fingerprint, public_of
-    from fedif_consortium.evidence.members import read_members
+    from fedif_consortium.evidence.keys import fingerprint, public_of, read_members
     from fedif_consortium.statement.countersign import sign_statement
     from fedif_consortium.statement.signing import load_key
 
@@ -133,7 +132,7 @@ def merge(
     members: Annotated[Path, typer.Option(help="folder with the members' public keys, NAME.pub")],
 ) -> None:
     """Add the members' signatures to a statement; each is checked first."""
-    from fedif_consortium.evidence.members import read_members
+    from fedif_consortium.evidence.keys import read_members
     from fedif_consortium.statement.countersign import merge_signatures
 
     for name, is_new in merge_signatures(path, files, read_members(members)).items():

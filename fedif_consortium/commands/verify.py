@@ -24,7 +24,7 @@ def verify(
     ] = None,
 ) -> None:
     """Check that a statement is as it was signed, and follows from the run's records."""
-    from fedif_consortium.evidence.members import read_members
+    from fedif_consortium.evidence.keys import read_members
     from fedif_consortium.statement.verify import verify as check
 
     known = None if members is None else read_members(members)

@@ -1,4 +1,4 @@
 """What can be checked by somebody else later: keys, signatures, chained logs. No Flower.
 
-`members.py` reads a folder; nothing else here reads or writes a file.
+Nothing here decides what anybody is due.
 """

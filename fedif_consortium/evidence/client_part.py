@@ -57,7 +57,7 @@ def take(message: Message, context: Context, call_next: ClientAppCallable) -> Me
         return call_next(message, context)
     take_receipts(message.content, context)
     reply = call_next(message, context)
-    note_sent(reply.content, cast(ConfigRecord, message.content["config"]), context, None)
+    note_sent(reply.content, cast(ConfigRecord, message.content["config"]), context)
     return reply
 
 

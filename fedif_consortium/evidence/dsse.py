@@ -12,37 +12,31 @@ https://github.com/secure-systems-lab/dsse, protocol.md and envelope.md, version
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
-from fedif_consortium.evidence.keys import (
-    SigningKey,
-    VerifyingKey,
-    is_signed,
-    key_id,
-    public_of,
-    sign,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from fedif_consortium.evidence.cells import Base64, first_of
+from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, is_signed, key_id, sign
 from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import parse_json
 
 MOST_SIGNATURES = 1000
-_URL_SAFE = str.maketrans("-_", "+/")  # The standard allows both alphabets.
 
 
-@dataclass(frozen=True)
-class Signature:
-    """A signature, and the id of the key that is said to have made it."""
+class Signature(BaseModel):
+    """A signature, and the id of the key that is said to have made it; empty: none is said."""
 
-    keyid: str
-    sig: bytes
+    model_config = ConfigDict(frozen=True)
+
+    keyid: str = ""
+    sig: Base64
 
 
-@dataclass(frozen=True)
-class Envelope:
+class Envelope(BaseModel):
     """Content of some type, with the signatures that stand side by side.
 
     Attributes
@@ -55,9 +49,11 @@ class Envelope:
         No two name the same key; one need not name any.
     """
 
+    model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True)
+
     payload_type: str
-    payload: bytes
-    signatures: tuple[Signature, ...] = ()
+    payload: Base64
+    signatures: Annotated[tuple[Signature, ...], Field(max_length=MOST_SIGNATURES)] = ()
 
     def signed_bytes(self) -> bytes:
         """Return what is signed: the pre-authentication encoding."""
@@ -72,11 +68,9 @@ class Envelope:
         EvidenceError
             If this key has signed it already.
         """
-        return self.with_signature(
-            Signature(key_id(public_of(key)), sign(key, self.signed_bytes()))
-        )
+        return self.with_signature(key_id(key.public_key()), sign(key, self.signed_bytes()))
 
-    def with_signature(self, signature: Signature) -> Envelope:
+    def with_signature(self, keyid: str, sig: bytes) -> Envelope:
         """Return the envelope with one more signature, which is not checked.
 
         Raises
@@ -84,9 +78,21 @@ class Envelope:
         EvidenceError
             If there is one of this key.
         """
-        if signature.keyid and signature.keyid in [other.keyid for other in self.signatures]:
-            raise EvidenceError(f"there is a signature with key {signature.keyid:.16}... already")
-        return replace(self, signatures=(*self.signatures, signature))
+        signatures = (*self.signatures, Signature(keyid=keyid, sig=sig))
+        return self.model_copy(update={"signatures": signatures}).with_each_key_once()
+
+    def with_each_key_once(self) -> Envelope:
+        """Return the envelope.
+
+        Raises
+        ------
+        EvidenceError
+            If two signatures are of one key.
+        """
+        ids = [one.keyid for one in self.signatures if one.keyid]
+        if twice := [keyid for keyid in ids if ids.count(keyid) > 1]:
+            raise EvidenceError(f"there is a signature with key {twice[0]:.16}... already")
+        return self
 
     def signer(self, signature: Signature, keys: Mapping[str, VerifyingKey]) -> str:
         """Return by which of these keys a signature is; empty: by none of them.
@@ -104,26 +110,19 @@ class Envelope:
             If it names one of the keys, and is not by it.
         """
         content = self.signed_bytes()
-        for name, key in keys.items():
-            if key_id(key) == signature.keyid:
-                if not is_signed(key, signature.sig, content):
-                    raise EvidenceError(f"the signature of {name} does not fit the content")
-                return name
         # An id is a hint that nobody signed: other tools make them in other ways.
-        fits = (name for name, key in keys.items() if is_signed(key, signature.sig, content))
-        return next(fits, "")
+        named = sorted(keys, key=lambda name: key_id(keys[name]) != signature.keyid)
+        for name in named:
+            key = keys[name]
+            if is_signed(key, signature.sig, content):
+                return name
+            if key_id(key) == signature.keyid:
+                raise EvidenceError(f"the signature of {name} does not fit the content")
+        return ""
 
     def to_bytes(self) -> bytes:
         """Return it as JSON, always the same for the same envelope."""
-        content = {
-            "payloadType": self.payload_type,
-            "payload": base64.b64encode(self.payload).decode(),
-            "signatures": [
-                {"keyid": one.keyid, "sig": base64.b64encode(one.sig).decode()}
-                for one in self.signatures
-            ],
-        }
-        return (json.dumps(content, indent=2) + "\n").encode()
+        return (json.dumps(self.model_dump(by_alias=True), indent=2) + "\n").encode()
 
 
 def read_envelope(content: bytes, name: str) -> Envelope:
@@ -135,23 +134,7 @@ def read_envelope(content: bytes, name: str) -> Envelope:
         If it is none, two signatures are of one key, or there are more than 1,000.
     """
     try:
-        values: dict[str, Any] = parse_json(content)
-        found = Envelope(_text(values["payloadType"]), _decoded(values["payload"]))
-        if len(values["signatures"]) > MOST_SIGNATURES:
-            raise ValueError(f"more than {MOST_SIGNATURES} signatures")
-        for one in values["signatures"]:
-            signature = Signature(_text(one.get("keyid") or ""), _decoded(one["sig"]))
-            found = found.with_signature(signature)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise EvidenceError(f"{name} is no signed envelope ({error!r:.80})") from error
-    return found
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("no text")
-    return value
-
-
-def _decoded(value: object) -> bytes:
-    return base64.b64decode(_text(value).translate(_URL_SAFE), validate=True)
+        return Envelope.model_validate(parse_json(content)).with_each_key_once()
+    except ValueError as error:
+        why = first_of(error) if isinstance(error, ValidationError) else error
+        raise EvidenceError(f"{name} is no signed envelope ({why})") from error

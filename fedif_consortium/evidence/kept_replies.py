@@ -1,4 +1,4 @@
-"""Signed replies as they came, kept beside the updates: their digests are those that were signed.
+"""Signed replies as they came, kept beside the updates, and how they are checked later.
 
 An update that is kept is a difference in the server's precision, and may have been shortened. What
 was signed are the arrays that came.
@@ -7,6 +7,7 @@ was signed are the arrays that came.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_consortium.evidence.reply_witness import ReplyWitness
+from fedif_consortium.evidence.signed_update import SignedUpdate, arrays_digest
 from fedif_flower.errors import StatementError
 from fedif_flower.messages.arrays import view_array
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.folder import RunFolder, file_of_round
+from fedif_flower.run.kept_updates import read_step
 from fedif_flower.storage import make_folder, write_atomically, writing
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.steps import Step
 
 _FILE = re.compile(r"sent-(\d{6,})\.npz")
+_ROUNDING = 1e-4  # Of an update's length: a difference is rounded, a shortened one twice.
 _TRAINED = "trained"  # Names of the parameters, in the order of the vector.
 
 
@@ -98,3 +102,48 @@ def read_replies(path: Path) -> tuple[dict[int, dict[str, NDArray[Any]]], list[s
     except Exception as error:  # a file that was made by hand can hold anything
         raise StatementError(f"{path.name} holds no replies: {error!r:.200}") from error
     return found, trained
+
+
+def check_kept_replies(run: RunFolder, signed: Mapping[tuple[int, int], SignedUpdate]) -> None:
+    """Check kept replies against what was signed, and kept updates against the replies.
+
+    Raises
+    ------
+    StatementError
+        Naming round and client.
+    """
+    kept: set[tuple[int, int]] = set()
+    for number, path in sent_files(run.updates).items():
+        replies, trained = read_replies(path)
+        step = read_step(file_of_round(run.updates, number))
+        rows = {node.client_id: row for row, node in enumerate(step.nodes)}
+        for client_id, arrays in replies.items():
+            kept.add((number, client_id))
+            where = f"round {number}: the kept update of client {client_id}"
+            update = signed.get((number, client_id))
+            if update is None or arrays_digest(arrays.items()) != update.sent:
+                raise StatementError(f"{where} is not the one that was signed")
+            if client_id not in rows:
+                raise StatementError(f"{where} is not among those that were used")
+            before = step.before
+            if update.asked_in != number:  # It came late.
+                earlier = file_of_round(run.updates, update.asked_in)
+                if not earlier.is_file():
+                    continue
+                before = read_step(earlier).before
+            sent = np.concatenate([np.ravel(arrays[name]) for name in trained])
+            used = step.updates.client_updates[rows[client_id]].double().numpy()
+            if not _is_part(used, sent.astype(np.float64) - before.params.double().numpy()):
+                raise StatementError(f"{where}, which was used, is not what it sent")
+    for number, client_id in sorted(signed.keys() - kept):
+        path = file_of_round(run.updates, number)
+        if path.is_file() and any(n.client_id == client_id for n in read_step(path).nodes):
+            raise StatementError(f"round {number}: the reply of client {client_id} is missing")
+
+
+def _is_part(used: NDArray[Any], sent: NDArray[Any]) -> bool:
+    """Return whether an update is another one, or a shorter one of its direction."""
+    length = float(sent @ sent)
+    factor = float(used @ sent) / length if length else 0.0
+    bound = _ROUNDING * (float(np.linalg.norm(sent)) + 1e-12)
+    return 0 <= factor <= 1 + _ROUNDING and float(np.linalg.norm(used - factor * sent)) <= bound

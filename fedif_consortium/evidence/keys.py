@@ -7,6 +7,7 @@ with Ed25519; both as OpenSSH or PEM writes them.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -27,6 +28,7 @@ from fedif_flower.errors import ConfigError
 SigningKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
 VerifyingKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
 
+_SUFFIX = ".pub"
 _KINDS = "an Ed25519 key or one of an elliptic curve, unencrypted, as OpenSSH or PEM"
 
 
@@ -136,3 +138,48 @@ def _hash_for(curve: ec.EllipticCurve) -> hashes.HashAlgorithm:
     if curve.key_size <= 256:
         return hashes.SHA256()
     return hashes.SHA384() if curve.key_size <= 384 else hashes.SHA512()
+
+
+def read_members(folder: Path) -> dict[str, VerifyingKey]:
+    """Return the public keys in a folder, each by its file's name without `.pub`.
+
+    Parameters
+    ----------
+    folder : Path
+        With files such as ``hospital-a.pub``, as OpenSSH or PEM writes them, other files being
+        ignored; or one such file.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such folder or file, or naming the file that is no public key, or two with
+        the same one.
+    """
+    members = {}
+    for path in sorted(folder.glob(f"*{_SUFFIX}")) if folder.is_dir() else [folder]:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        members[path.name.removesuffix(_SUFFIX)] = read_public_key(data, str(path))
+    if not members:
+        raise ConfigError(f"members = {str(folder)!r} holds no public key, NAME{_SUFFIX}")
+    names_by_digest(members, str(folder))
+    return members
+
+
+def names_by_digest(members: Mapping[str, VerifyingKey], where: str) -> dict[bytes, str]:
+    """Return the members' names by :func:`~key_digest`.
+
+    ``where`` is what an error calls the place that lists them.
+
+    Raises
+    ------
+    ConfigError
+        If two have the same key.
+    """
+    names: dict[bytes, str] = {}
+    for name, key in members.items():
+        if (other := names.setdefault(key_digest(key), name)) != name:
+            raise ConfigError(f"{where} {name} and {other} have the same key")
+    return names

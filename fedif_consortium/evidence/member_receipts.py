@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from flwr.app import ConfigRecord, Context, RecordDict
+from pydantic import BaseModel
 
-from fedif_consortium.evidence.receipt_messages import Receipts, read_receipts
-from fedif_consortium.evidence.receipts import read_leaf
-from fedif_consortium.evidence.reply_signing import record_digest
-from fedif_consortium.evidence.signed_update import SignedUpdate
+from fedif_consortium.evidence.cells import Hex
+from fedif_consortium.evidence.receipts import ToldRound, read_leaf, read_receipts
+from fedif_consortium.evidence.signed_update import SignedUpdate, record_digest
 from fedif_flower.errors import EvidenceError, FedIFError, StorageError
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
 from fedif_flower.messages.node_config import NodeConfig
@@ -31,6 +31,19 @@ MOST_RUNS, MOST_FILES = 100, 20_000  # In a receipts-dir, and in a run's folder 
 _REMEMBERED = 64  # Rounds, and heads, in the node's state.
 _RUN = re.compile(r"[0-9a-f]{32}")
 logger = logging.getLogger(__name__)
+
+
+class _Memory(BaseModel):
+    """What is remembered of a run.
+
+    Roots by size; by round what was sent, and of how many lines the records were then; who signs
+    heads; how many tellings in a row were without proof.
+    """
+
+    heads: dict[int, Hex] = {}
+    sent: dict[int, tuple[Hex, int]] = {}
+    signer: Hex = b""
+    unproven: int = 0
 
 
 class ReceiptKeeper:
@@ -55,12 +68,8 @@ class ReceiptKeeper:
         self.run, self._node_id = run, context.node_id
         self._state, self._key = context.state, f"receipts.{run}"
         held = context.state.get(self._key)
-        remembered = json.loads(str(held["memory"])) if isinstance(held, ConfigRecord) else {}
-        self._heads: dict[str, str] = remembered.get("heads", {})  # Root by size.
-        # Digest by round, and of how many lines the records were then.
-        self._sent: dict[str, tuple[str, int]] = remembered.get("sent", {})
-        self._signer: str = remembered.get("signer", "")
-        self._unproven: int = remembered.get("unproven", 0)
+        text = str(held["memory"]) if isinstance(held, ConfigRecord) else "{}"
+        self._memory = _Memory.model_validate_json(text)
         node = NodeConfig.from_node_config(context.node_config)
         self._names = {str(context.node_id), str(node.partition_id)}
         self._folder: Path | None = None
@@ -70,80 +79,73 @@ class ReceiptKeeper:
     @property
     def last_size(self) -> int:
         """The size of the largest head that held; 0: none."""
-        return max(map(int, self._heads), default=0)
+        return max(self._memory.heads, default=0)
 
     @property
     def last_root(self) -> bytes:
         """The chain's end at that head, which the next signature includes; empty: none."""
-        return bytes.fromhex(self._heads.get(str(self.last_size), ""))
+        return self._memory.heads.get(self.last_size, b"")
 
-    def take(self, told: Receipts) -> None:
+    def take(self, rounds: Sequence[ToldRound]) -> None:
         """Check what the server told, warn of what does not hold, and keep it."""
-        for reason in [*self._wrong_with(told), *self._wrong_lines(told)]:
+        for reason in filter(None, [self._wrong_with(rounds), *self._wrong_lines(rounds)]):
             logger.warning("receipts of run %s: %s", self.run[:8], printable(reason))
-        for each in told.rounds:
-            if each.own or each is told.rounds[-1]:
-                head = each.head
-                name = f"round-{head.size:012d}-{head.root.hex()[:8]}.json"
-                self._write(name, each.cells())  # Whatever it is worth.
+        for told in rounds:
+            if told.own or told is rounds[-1]:
+                name = f"round-{told.size:012d}-{told.root.hex()[:8]}.json"
+                self._write(name, told.cells())  # Whatever it is worth.
         self._save()
 
     def note_sent(self, server_round: int, sent: bytes, signed: SignedUpdate | None) -> None:
         """Remember what goes out in a round."""
-        self._sent[str(server_round)] = (sent.hex(), self.last_size)
+        self._memory.sent[server_round] = (sent, self.last_size)
         about = {} if signed is None else signed.cells()
         about |= {"round": server_round, "node_id": self._node_id, "sent": sent.hex()}
-        self._write(_round_file(server_round, sent.hex()), about)
+        self._write(f"sent-{server_round:06d}-{sent.hex()[:8]}.json", about)
         self._save()
 
-    def _wrong_with(self, told: Receipts) -> list[str]:
+    def _wrong_with(self, rounds: Sequence[ToldRound]) -> str:
         """Return why a history cannot be believed; take note of one that can."""
-        before = told.rounds[0].before
-        for each in told.rounds:
+        memory, first, last = self._memory, rounds[0], rounds[-1]
+        before = first.before
+        for told in rounds:
             try:
-                each.check()
+                told.check()
             except EvidenceError as error:
-                return [str(error)]
-            if each.before != before:
-                return ["the rounds that were told do not follow from each other"]
-            if each.head.key.hex() != (self._signer or told.head.key.hex()):
-                return ["the head is signed with another key than before"]
-            before = each.head.root
-        self._signer = told.head.key.hex()
-        if told.head.size < self.last_size:
-            return [f"the records have {told.head.size} lines; there were {self.last_size} before"]
-        start = told.rounds[0].start
-        ends = {str(start): told.rounds[0].before.hex()}
-        ends |= {str(each.head.size): each.head.root.hex() for each in told.rounds}
-        known = {size: root for size, root in self._heads.items() if int(size) >= start}
+                return str(error)
+            if told.before != before:
+                return "the rounds that were told do not follow from each other"
+            if told.key != (memory.signer or last.key):
+                return "the head is signed with another key than before"
+            before = told.root
+        memory.signer = last.key
+        if last.size < self.last_size:
+            return f"the records have {last.size} lines; there were {self.last_size} before"
+        ends = {first.start: first.before, **{told.size: told.root for told in rounds}}
+        known = {size: root for size, root in memory.heads.items() if size >= first.start}
         if any(ends.get(size) != root for size, root in known.items()):
-            return [f"history was rewritten: the records told before, of {self.last_size} lines"]
-        is_proven = start <= self.last_size or not self._heads
-        self._unproven = 0 if is_proven else self._unproven + 1
-        self._heads |= ends
-        if self._unproven > 1:  # One reply may have been lost, with what it said.
-            return ["the server does not prove that the records begin with what it told before"]
-        return []
+            return f"history was rewritten: the records told before, of {self.last_size} lines"
+        is_proven = first.start <= self.last_size or not memory.heads
+        memory.unproven = 0 if is_proven else memory.unproven + 1
+        memory.heads |= ends
+        if memory.unproven > 1:  # One reply may have been lost, with what it said.
+            return "the server does not prove that the records begin with what it told before"
+        return ""
 
-    def _wrong_lines(self, told: Receipts) -> list[str]:
+    def _wrong_lines(self, rounds: Sequence[ToldRound]) -> Iterator[str]:
         """Return what is wrong with this node's lines."""
-        reasons = []
-        for index, line in (found for each in told.rounds for found in each.numbered()):
-            try:
-                leaf = read_leaf(line)
-            except EvidenceError as error:
-                reasons.append(str(error))
-                continue
-            where, (sent, size) = f"round {leaf['round']}", self._sent.get(leaf["round"], ("", 0))
+        for index, line in (found for told in rounds for found in told.numbered()):
+            leaf = read_leaf(line)
+            where = f"round {leaf['round']}"
+            sent, size = self._memory.sent.get(int(leaf["round"]), (b"", 0))
             # An older line is of the same round before the run was resumed.
             is_own = bool(sent) and index >= size
             if leaf["client_id"] not in self._names:
-                reasons.append(f"{where}: the line is another member's")
-            elif is_own and leaf["update"] and leaf["update"] != sent:
-                reasons.append(f"{where}: the records have another update than this node sent")
+                yield f"{where}: the line is another member's"
+            elif is_own and leaf["update"] and leaf["update"] != sent.hex():
+                yield f"{where}: the records have another update than this node sent"
             elif is_own and leaf["status"] in ("away", "failed"):
-                reasons.append(f"{where}: this node sent an update; the records say no reply came")
-        return reasons
+                yield f"{where}: this node sent an update; the records say no reply came"
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a file into the run's folder, if there is room; one that is there stays."""
@@ -162,31 +164,23 @@ class ReceiptKeeper:
 
     def _save(self) -> None:
         """Put what is remembered into the node's state."""
-        self._heads = dict(sorted(self._heads.items(), key=_number)[-_REMEMBERED:])
-        self._sent = dict(sorted(self._sent.items(), key=_number)[-_REMEMBERED:])
-        memory = {
-            "heads": self._heads,
-            "sent": self._sent,
-            "signer": self._signer,
-            "unproven": self._unproven,
-        }
-        self._state[self._key] = ConfigRecord({"memory": json.dumps(memory)})
+        for of in (self._memory.heads, self._memory.sent):
+            for number in sorted(of)[:-_REMEMBERED]:
+                del of[number]
+        self._state[self._key] = ConfigRecord({"memory": self._memory.model_dump_json()})
 
 
 def take_receipts(content: RecordDict, context: Context) -> None:
     """Check and keep what a message tells of the server's records, if it tells anything."""
     try:
-        told = read_receipts(content)
-        if told is not None:
-            ReceiptKeeper(context, told.run).take(told)
+        if told := read_receipts(content):
+            ReceiptKeeper(context, told[0].run).take(told)
     except (FedIFError, ValueError) as error:
         logger.warning("%s", printable(str(error)))
 
 
-def note_sent(
-    content: RecordDict, settings: ConfigRecord, context: Context, signed: SignedUpdate | None
-) -> None:
-    """Remember what a reply holds."""
+def note_sent(content: RecordDict, settings: ConfigRecord, context: Context) -> None:
+    """Remember what a reply holds that nobody signed."""
     if not settings.get(RECEIPTS_KEY):
         return
     try:
@@ -194,17 +188,9 @@ def note_sent(
     except EvidenceError as error:
         logger.warning("%s", error)
         return
-    sent = signed.statement.sent if signed is not None else record_digest(model_arrays_of(content))
-    keeper.note_sent(cast(int, settings[ROUND_KEY]), sent, signed)
-
-
-def _round_file(server_round: int, sent: str) -> str:
-    return f"sent-{server_round:06d}-{sent[:8]}.json"
+    sent = record_digest(model_arrays_of(content))
+    keeper.note_sent(cast(int, settings[ROUND_KEY]), sent, None)
 
 
 def _count(folder: Path) -> int:
     return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
-
-
-def _number(item: tuple[str, object]) -> int:
-    return int(item[0])

@@ -9,8 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedif_consortium.evidence.client_part import SIGNATURES_KEY
 from fedif_consortium.evidence.kept_replies import KeptReplies
 from fedif_consortium.evidence.receipt_book import ReceiptBook
-from fedif_consortium.evidence.reply_witness import ReplyWitness
-from fedif_consortium.evidence.signature_records import SignatureRecords
+from fedif_consortium.evidence.reply_witness import ReplyWitness, SignatureRecords
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.instructions import RECEIPTS_KEY
 from fedif_flower.run.config import RunConfig

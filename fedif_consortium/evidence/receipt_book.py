@@ -9,17 +9,17 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord
 
-from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD, receipts_for
 from fedif_consortium.evidence.receipts import (
     LEAF,
+    RECEIPTS_RECORD,
     MemberLine,
     RoundChain,
     SignedHead,
-    read_leaf,
     round_leaves,
+    to_record,
 )
 from fedif_consortium.evidence.reply_witness import ReplyWitness
-from fedif_flower.errors import ConfigError, EvidenceError
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Kept
@@ -52,32 +52,26 @@ class ReceiptBook(Callback, Kept):
 
     def __init__(self, folder: RunFolder, witness: ReplyWitness, key: Ed25519PrivateKey) -> None:
         self._folder, self._witness, self._key = folder, witness, key
-        self._earlier = _entries(folder)  # Of a process that was stopped, perhaps.
+        # Of a process that was stopped, perhaps.
+        self._earlier = read_chain(folder, witness.run).entries()
         self._chain = RoundChain()
-        self._entries: list[dict[str, Any]] = []
-        self._restored: list[tuple[dict[str, Any], SignedHead]] = []  # Until the run begins.
+        self._restored: list[dict[str, Any]] = []  # Until the run begins.
         self._journaled = {-1: 0}  # How many entries a checkpoint has, by its round.
         self._waiting: dict[int, list[MemberLine]] = {}  # By round, until it is attributed.
         self._seen: dict[int, bytes] = {}  # The end of the chain that a client has signed.
 
     def enclose(self, node: ClientNode) -> Content:
         """Return the rounds that the node does not know yet."""
-        found = receipts_for(self._chain, node.client_id, self._seen.get(node.client_id, b""))
-        return {} if found is None else {RECEIPTS_RECORD: found.to_record()}
+        return _told(self._chain, node.client_id, self._seen.get(node.client_id, b""))
 
     def on_round(self, report: RoundReport) -> None:
         """Take note of what became of the round's members."""
-        lines, shown = [], set()
+        lines, left = [], dict(self._witness.seen)  # A second reply of a node is no update.
         for client in report.clients:
-            node = client.node
-            seen = self._witness.seen.get(node.node_id)
-            update = ""
-            if seen is not None and node.node_id not in shown:
-                update = seen.digest.hex()
-                if seen.signed is not None:
-                    self._seen[node.client_id] = seen.signed.statement.head
-            shown.add(node.node_id)
-            weight = str(cell(client.weight))
+            node, seen = client.node, left.pop(client.node.node_id, None)
+            if seen is not None and seen.signed is not None:
+                self._seen[node.client_id] = seen.signed.head
+            update, weight = seen.digest.hex() if seen else "", str(cell(client.weight))
             lines.append(MemberLine(str(node.client_id), update, weight, client.status))
         self._waiting[report.round] = lines
 
@@ -88,16 +82,13 @@ class ReceiptBook(Callback, Kept):
             for client in found.clients
         }
         lines = self._waiting.pop(found.server_round, [])
-        leaves = round_leaves(found.server_round, lines, attributed)
-        root = self._chain.add(leaves)
-        head = SignedHead.by(self._key, self._witness.run, len(self._chain.leaves), root)
-        self._add({"round": found.server_round, "leaves": leaves, **head.cells()}, head)
+        self._add(found.server_round, round_leaves(found.server_round, lines, attributed))
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
         """Return the entries since the checkpoint of a round."""
-        start = self._journaled.get(after, 0)
-        self._journaled[last_round] = len(self._entries)
-        return self._entries[start:]
+        entries = self._chain.entries()
+        self._journaled[last_round] = len(entries)
+        return entries[self._journaled.get(after, 0) :]
 
     def restore(
         self,
@@ -111,77 +102,69 @@ class ReceiptBook(Callback, Kept):
         if not told and self._earlier:
             logger.warning("receipts.csv is not what the checkpoint says: it is written anew")
         self._journaled = {last_round: len(saved)}
-        entries = self._earlier if told else saved
-        self._restored = [(entry, SignedHead.read(self._witness.run, entry)) for entry in entries]
+        self._restored = self._earlier if told else saved
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Write the entries so far."""
-        for entry, head in self._restored:
-            self._chain.add(entry["leaves"])
-            self._add(entry, head)
+        for entry in self._restored:
+            head = SignedHead.read(self._witness.run, entry)
+            self._add(entry["round"], entry["leaves"], head)
 
-    def _add(self, entry: dict[str, Any], head: SignedHead) -> None:
-        """Write an entry: its leaves first, its head last."""
-        if not self._entries:
-            self._folder.receipts.begin()
-            self._folder.round_heads.begin()
-        self._entries.append(entry)
-        self._chain.heads.append((entry["round"], head))
+    def _add(self, number: int, leaves: Sequence[str], head: SignedHead | None = None) -> None:
+        """Write a round: its leaves first, its head last."""
+        chain, folder = self._chain, self._folder
+        root = chain.add(leaves)
+        head = head or SignedHead.by(self._key, self._witness.run, len(chain.leaves), root)
+        if not chain.heads:
+            folder.receipts.begin()
+            folder.round_heads.begin()
+        chain.heads.append((number, head))
         self._witness.heads.add(head.root)
-        path = self._folder.receipts.path
-        with writing(path), path.open("a", encoding="utf-8") as file:
-            file.write("".join(f"{leaf}\n" for leaf in entry["leaves"]))  # As it was hashed.
-        self._folder.round_heads.append([entry])
+        with writing(folder.receipts.path), folder.receipts.path.open("a", encoding="utf-8") as f:
+            f.write("".join(f"{leaf}\n" for leaf in leaves))  # As it was hashed.
+        folder.round_heads.append([{"round": number, **head.cells()}])
 
 
-def read_chain(folder: RunFolder, run: str) -> RoundChain | None:
-    """Return the chain in a run's folder; ``None``: it has none. No head is checked.
+def read_chain(folder: RunFolder, run: str) -> RoundChain:
+    """Return the chain in a run's folder, which may have none. No head is checked.
+
+    Leaves behind the last head were told to nobody.
 
     Raises
     ------
     ConfigError
         If a line is none.
     """
-    entries = _entries(folder)
-    if not entries:
-        return None
     chain = RoundChain()
-    for entry in entries:
-        chain.add(entry["leaves"])
-        chain.heads.append((entry["round"], SignedHead.read(run, entry)))
+    if not folder.round_heads.path.is_file():
+        return chain
+    try:
+        lines = [",".join(row[name] for name in LEAF) for row in folder.receipts.read()]
+        for row in folder.round_heads.read():
+            head = SignedHead.read(run, row)
+            start = len(chain.leaves)
+            if not start <= head.size <= len(lines):
+                raise ValueError(f"{head.size} leaves after {start}, of {len(lines)}")
+            chain.add(lines[start : head.size])
+            chain.heads.append((int(row["round"]), head))
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(f"{folder.round_heads.path}: {error}") from error
     return chain
 
 
 def last_receipts(folder: RunFolder, client_ids: Iterable[int]) -> dict[int, Content]:
     """Return what members are told at the end of a run, by client id."""
-    chain = read_chain(folder, str(folder.provenance.read().get(RUN_ID, "")))
-    if chain is None:
-        return {}
+    chain = read_chain(folder, run_id(folder))
     signed = folder.signatures.read() if folder.signatures.path.is_file() else []
     seen = {int(row["client_id"]): bytes.fromhex(row["head"]) for row in signed}  # The last one.
-    found = {i: receipts_for(chain, i, seen.get(i, b"")) for i in client_ids}
-    return {i: {RECEIPTS_RECORD: told.to_record()} for i, told in found.items() if told}
+    return {i: _told(chain, i, seen.get(i, b"")) for i in client_ids}
 
 
-def _entries(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return what was written: for each head its round, its leaves, and its cells.
+def run_id(folder: RunFolder) -> str:
+    """Return the id that a run's members sign, as its records have it."""
+    return str(folder.provenance.read().get(RUN_ID, ""))
 
-    Leaves behind the last head were told to nobody.
-    """
-    if not folder.round_heads.path.is_file():
-        return []
-    lines = [",".join(row[name] for name in LEAF) for row in folder.receipts.read()]
-    entries, start = [], 0
-    try:
-        for row in folder.round_heads.read():
-            size = int(row["size"])
-            if not start <= size <= len(lines):
-                raise ValueError(f"{size} leaves after {start}, of {len(lines)}")
-            leaves = lines[start:size]
-            entries.append({**row, "round": int(row["round"]), "leaves": leaves, "size": size})
-            for leaf in leaves:
-                read_leaf(leaf)
-            start = size
-    except (KeyError, ValueError, TypeError, EvidenceError) as error:
-        raise ConfigError(f"{folder.round_heads.path}: {error}") from error
-    return entries
+
+def _told(chain: RoundChain, client_id: int, seen: bytes) -> Content:
+    rounds = chain.told(client_id, seen)
+    return {RECEIPTS_RECORD: to_record(rounds)} if rounds else {}

@@ -17,22 +17,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, NamedTuple, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from flwr.app import ConfigRecord, RecordDict
+from pydantic import Field, StringConstraints, TypeAdapter, model_validator
 
+from fedif_consortium.evidence.cells import Hex, Signed
 from fedif_flower.errors import EvidenceError
+from fedif_flower.foreign import parse_json
 
 LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
 CARRIED = "carried"
 BEGINNING = hashlib.sha256().digest()  # Before the first round.
+RECEIPTS_RECORD = "receipts"  # In a message.
+MOST_ROUNDS = 1000  # In a message.
+_MOST_TEXT = 2**24
 _KIND = b"fedif-flower head 2\n"
+Leaf = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}(,[^,\n]*){6}$", max_length=300)]
 
 
-@dataclass(frozen=True)
-class SignedHead:
+class SignedHead(Signed):
     """The end of a run's chain after a round, signed by whoever keeps the records.
 
     Attributes
@@ -47,34 +53,15 @@ class SignedHead:
         Of Ed25519, 32 and 64 bytes.
     """
 
-    run: str
-    size: int
-    root: bytes
-    key: bytes
-    signature: bytes
+    size: Annotated[int, Field(ge=0, le=2**53)]
+    root: Hex
 
     @classmethod
-    def by(cls, key: Ed25519PrivateKey, run: str, size: int, root: bytes) -> SignedHead:
+    def by(cls, key: Ed25519PrivateKey, run: str, size: int, root: bytes) -> Self:
         """Sign a head."""
-        unsigned = cls(run, size, root, key.public_key().public_bytes_raw(), b"")
-        return cls(run, size, root, unsigned.key, key.sign(unsigned.to_bytes()))
-
-    @classmethod
-    def read(cls, run: str, cells: Mapping[str, Any]) -> SignedHead:
-        """Return the head that a table, or JSON, has.
-
-        Raises
-        ------
-        ValueError, KeyError, TypeError
-            If it has none.
-        """
-        values = (bytes.fromhex(cells[name]) for name in ("root", "key", "signature"))
-        return cls(run, int(cells["size"]), *values)
-
-    def cells(self) -> dict[str, Any]:
-        """Return what a table, or JSON, has of it: all but the run."""
-        values = {name: getattr(self, name).hex() for name in ("root", "key", "signature")}
-        return {"size": self.size, **values}
+        raw = key.public_key().public_bytes_raw()
+        unsigned = cls(run=run, size=size, root=root, key=raw, signature=b"")
+        return unsigned.model_copy(update={"signature": key.sign(unsigned.to_bytes())})
 
     def to_bytes(self) -> bytes:
         """Return what is signed."""
@@ -91,14 +78,11 @@ class SignedHead:
             ) from error
 
 
-@dataclass(frozen=True)
-class ToldRound:
-    """A round of the chain as one member gets it.
+class ToldRound(SignedHead):
+    """A round of the chain as one member gets it, and the head after it.
 
     Attributes
     ----------
-    head : SignedHead
-        The chain's end after the round.
     start, before : int, bytes
         How many leaves there were before, and the chain's end then.
     digest : bytes
@@ -109,51 +93,27 @@ class ToldRound:
         The member's leaves by their place among them.
     """
 
-    head: SignedHead
-    start: int
-    before: bytes
-    digest: bytes
-    hashes: tuple[bytes, ...]
-    own: Mapping[int, str]
+    start: Annotated[int, Field(ge=0)]
+    before: Hex
+    digest: Hex
+    hashes: tuple[Hex, ...]
+    own: dict[int, Leaf]
 
-    @classmethod
-    def read(cls, run: str, cells: Mapping[str, Any]) -> ToldRound:
-        """Return the round that JSON has.
-
-        Raises
-        ------
-        ValueError, KeyError, TypeError, AttributeError
-            If it has none.
-        """
-        return cls(
-            SignedHead.read(run, cells),
-            int(cells["start"]),
-            bytes.fromhex(cells["before"]),
-            bytes.fromhex(cells["digest"]),
-            tuple(bytes.fromhex(one) for one in cells["hashes"]),
-            {int(place): str(leaf) for place, leaf in cells["own"].items()},
-        )
-
-    def cells(self) -> dict[str, Any]:
-        """Return what JSON has of it: all but the run."""
-        return {
-            **self.head.cells(),
-            "start": self.start,
-            "before": self.before.hex(),
-            "digest": self.digest.hex(),
-            "hashes": [one.hex() for one in self.hashes],
-            "own": {str(place): leaf for place, leaf in self.own.items()},
-        }
+    @model_validator(mode="after")
+    def _grows(self) -> Self:
+        if self.start >= self.size:
+            raise ValueError("it has no leaves")
+        return self
 
     def check(self) -> None:
         """Raise EvidenceError unless the head is signed, and the leaves lead to it."""
-        self.head.check()
-        is_chained = next_root(self.before, self.digest) == self.head.root
+        super().check()
+        is_chained = next_root(self.before, self.digest) == self.root
         has_all = round_hash(self.hashes) == self.digest and (
-            self.start + len(self.hashes) == self.head.size
+            self.start + len(self.hashes) == self.size
         )
         if not is_chained or (self.hashes and not has_all):
-            raise EvidenceError(f"the head of {self.head.size} leaves does not follow from them")
+            raise EvidenceError(f"the head of {self.size} leaves does not follow from them")
         for place, leaf in self.own.items():
             if not 0 <= place < len(self.hashes) or self.hashes[place] != leaf_hash(leaf):
                 raise EvidenceError(f"this node's line is not in the records: {leaf[:80]!r}")
@@ -163,8 +123,38 @@ class ToldRound:
         return [(self.start + place, leaf) for place, leaf in self.own.items()]
 
 
-@dataclass(frozen=True)
-class MemberLine:
+_TOLD = TypeAdapter(Annotated[list[ToldRound], Field(min_length=1, max_length=MOST_ROUNDS)])
+
+
+def to_record(rounds: Sequence[ToldRound]) -> ConfigRecord:
+    """Return rounds that follow each other, at least one, as they travel."""
+    cells = json.dumps([told.cells() for told in rounds])
+    return ConfigRecord({"run": rounds[0].run, "rounds": cells})
+
+
+def read_receipts(content: RecordDict) -> list[ToldRound]:
+    """Return what a server told of its records; empty: nothing.
+
+    Raises
+    ------
+    EvidenceError
+        If it is of other types, more than it can be, or no chain.
+    """
+    record = content.get(RECEIPTS_RECORD)
+    if not isinstance(record, ConfigRecord):
+        return []
+    try:
+        run, text = record["run"], record["rounds"]
+        if not (isinstance(text, str) and len(text) <= _MOST_TEXT):
+            raise ValueError("rounds")
+        return _TOLD.validate_python([{**cells, "run": run} for cells in parse_json(text)])
+    except (KeyError, ValueError, TypeError) as error:
+        raise EvidenceError(
+            f"what the server told of its records is unreadable: {error!r:.200}"
+        ) from error
+
+
+class MemberLine(NamedTuple):
     """What the records say of a member's part in a round, as texts of a table."""
 
     client_id: str
@@ -217,13 +207,10 @@ def read_leaf(leaf: str) -> dict[str, str]:
 
     Raises
     ------
-    EvidenceError
-        If it is no leaf.
+    ValueError
+        If it has another number of them.
     """
-    cells = leaf.split(",")
-    if len(cells) != len(LEAF) or not (cells[0].isascii() and cells[0].isdigit()):
-        raise EvidenceError(f"{leaf[:80]!r} is no line of a receipt")
-    return dict(zip(LEAF, cells, strict=True))
+    return dict(zip(LEAF, leaf.split(","), strict=True))
 
 
 class RoundChain:
@@ -252,16 +239,23 @@ class RoundChain:
         """Add a round's leaves; return the chain's end. A round without any changes nothing."""
         if leaves:
             hashes = [leaf_hash(leaf) for leaf in leaves]
-            owners = [read_leaf(leaf)["client_id"] for leaf in leaves]
+            self._owners += [read_leaf(leaf)["client_id"] for leaf in leaves]
             self.leaves += leaves
             self._hashes += hashes
-            self._owners += owners
             self.root = next_root(self.root, round_hash(hashes))
             self.sizes[self.root] = len(self.leaves)
         return self.root
 
-    def told(self, client_id: int, seen: bytes, at_most: int) -> list[ToldRound]:
-        """Return the rounds after the end that a client has seen.
+    def entries(self) -> list[dict[str, Any]]:
+        """Return each head's cells, with its round and the leaves since the head before."""
+        starts = [0, *(head.size for _, head in self.heads)]
+        return [
+            {"round": number, "leaves": self.leaves[start : head.size], **head.cells()}
+            for start, (number, head) in zip(starts, self.heads, strict=False)
+        ]
+
+    def told(self, client_id: int, seen: bytes) -> list[ToldRound]:
+        """Return the rounds after the end that a client has seen, at most the last 1,000.
 
         Parameters
         ----------
@@ -269,18 +263,19 @@ class RoundChain:
             The client.
         seen : bytes
             What it says that it has seen; empty: nothing.
-        at_most : int
-            How many rounds, the last ones, > 0.
         """
         new, start, before = [], 0, BEGINNING
         for _, head in self.heads:
             if head.size > max(start, self.sizes.get(seen, 0)):
                 new.append((head, start, before))
             start, before = head.size, head.root
-        return [self._told(*each, str(client_id)) for each in new[-at_most:]]
+        return [self._told(*each, str(client_id)) for each in new[-MOST_ROUNDS:]]
 
     def _told(self, head: SignedHead, start: int, before: bytes, client_id: str) -> ToldRound:
         hashes = tuple(self._hashes[start : head.size])
         places = [i for i in range(start, head.size) if self._owners[i] == client_id]
         own = {i - start: self.leaves[i] for i in places}
-        return ToldRound(head, start, before, round_hash(hashes), hashes if own else (), own)
+        digest, shown = round_hash(hashes), hashes if own else ()
+        return ToldRound.model_construct(
+            **vars(head), start=start, before=before, digest=digest, hashes=shown, own=own
+        )

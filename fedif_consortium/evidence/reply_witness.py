@@ -1,23 +1,28 @@
-"""Replies signed by their member: how the server looks at them."""
+"""Replies signed by their member: how the server looks at them, and what it writes down."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from pydantic import ValidationError
 
+from fedif_consortium.evidence.cells import first_of
 from fedif_consortium.evidence.client_part import UNSIGNED
-from fedif_consortium.evidence.reply_signing import (
+from fedif_consortium.evidence.signed_update import (
     SIGNATURE_RECORD,
+    SignedUpdate,
     claimed_examples,
     record_digest,
 )
-from fedif_consortium.evidence.signed_update import SignedUpdate, UpdateStatement
 from fedif_flower.errors import EvidenceError, ReplyError
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.part import Kept
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
-
-_MOST_BYTES = 1024  # Of a key or a signature.
+from fedif_flower.strategies.reports import RoundReport
 
 
 @dataclass(frozen=True)
@@ -99,34 +104,31 @@ class ReplyWitness(Callback):
             If it is signed falsely, or not at all where that is required.
         """
         record = content.get(SIGNATURE_RECORD)
+        if isinstance(record, ConfigRecord) or self._digests:
+            self.seen[node.node_id] = SeenReply(node, record_digest(arrays))
         if not isinstance(record, ConfigRecord):
-            if self._digests:
-                self.seen[node.node_id] = SeenReply(node, record_digest(arrays))
             if self._required:
                 raise ReplyError(
                     f"it is not signed: this run has evidence.require-signatures; {UNSIGNED}"
                 )
             return
-        digest = record_digest(arrays)
-        self.seen[node.node_id] = SeenReply(node, digest)
-        key, signature = (_bytes(record, name) for name in ("key", "signature"))
-        head = _bytes(record, "head") if "head" in record else b""
-        received = self._digest_of(asked)
-        if _bytes(record, "received") != received:
+        digest = self.seen[node.node_id].digest
+        known = {"asked_in": asked, "node_id": node.node_id, "examples": claimed_examples(content)}
+        try:
+            signed = SignedUpdate.read(self.run, {**record, **known})
+        except ValidationError as error:
+            raise ReplyError(f"its signature cannot be read: {first_of(error)}") from error
+        if signed.received != self._digest_of(asked):
             raise ReplyError("it signed that it received another model than it was sent")
-        if _bytes(record, "sent") != digest:
+        if signed.sent != digest:
             raise ReplyError("it signed another update than it sent")
-        if head and head not in self.heads:
+        if signed.head and signed.head not in self.heads:
             raise ReplyError("it signed that it was told other records than these")
-        statement = UpdateStatement(
-            self.run, asked, node.node_id, claimed_examples(content), received, digest, head
-        )
-        signed = SignedUpdate(statement, key, signature)
         try:
             signed.check()
         except EvidenceError as error:
             raise ReplyError(str(error)) from error
-        if self._keys.setdefault(node.node_id, key) != key:
+        if self._keys.setdefault(node.node_id, signed.key) != signed.key:
             raise ReplyError("it is signed with another key than before")
         kept = arrays if self._keeps else None
         self.seen[node.node_id] = SeenReply(node, digest, signed, kept)
@@ -139,8 +141,52 @@ class ReplyWitness(Callback):
         return sent
 
 
-def _bytes(record: ConfigRecord, name: str) -> bytes:
-    value = record.get(name)
-    if not isinstance(value, bytes) or len(value) > _MOST_BYTES:
-        raise ReplyError(f"its signature has no {name!r}")
-    return value
+class SignatureRecords(Callback, Kept):
+    """Writes a line of ``signatures.csv`` for each signed reply; no file where there is none.
+
+    Parameters
+    ----------
+    folder : RunFolder
+        The run's.
+    witness : ReplyWitness
+        Has looked at the round's replies.
+    """
+
+    def __init__(self, folder: RunFolder, witness: ReplyWitness) -> None:
+        self._table, self._witness = folder.signatures, witness
+        self._rows: list[dict[str, Any]] = []
+
+    def on_round(self, report: RoundReport) -> None:
+        """Write the round's signatures."""
+        self._add(
+            [
+                {"round": report.round, "client_id": of.node.client_id, **of.signed.cells()}
+                for _, of in sorted(self._witness.seen.items())
+                if of.signed is not None
+            ]
+        )
+
+    def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
+        """Return the lines of the rounds after one, up to another."""
+        return [row for row in self._rows if after < row["round"] <= last_round]
+
+    def restore(
+        self,
+        lines: Sequence[Mapping[str, Any]],
+        memory: Mapping[str, Any] | None,  # noqa: ARG002
+        last_round: int,  # noqa: ARG002
+    ) -> None:
+        """Go on behind these lines."""
+        self._rows = [dict(line) for line in lines]
+
+    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+        """Write the lines so far."""
+        rows, self._rows = self._rows, []
+        self._add(rows)
+
+    def _add(self, rows: list[dict[str, Any]]) -> None:
+        if rows and not self._rows:
+            self._table.begin()
+        self._rows += rows
+        if rows:
+            self._table.append(rows)

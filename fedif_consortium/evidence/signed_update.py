@@ -4,25 +4,79 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Self
 
 import numpy as np
 from cryptography.hazmat.primitives.serialization import load_der_public_key
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedif_consortium.evidence.keys import (
-    SigningKey,
-    VerifyingKey,
-    is_signed,
-    public_der,
-    public_of,
-    sign,
-)
+from fedif_consortium.evidence.cells import Hex, Signed
+from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, is_signed, public_der, sign
 from fedif_flower.errors import EvidenceError
+from fedif_flower.messages.arrays import view_array
+from fedif_flower.messages.reply_arrays import model_arrays_of
 
+SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
 _KIND = b"fedif-flower update 2\n"
+
+
+class SignedUpdate(Signed):
+    """What a member says of its part in a round, its public key (DER), and its signature.
+
+    Attributes
+    ----------
+    run : str
+        The run's id, drawn by the server.
+    asked_in : int
+        The round in which it was asked.
+    node_id : int
+        Its node id.
+    examples : float
+        The examples that it claims.
+    received, sent : bytes
+        :func:`arrays_digest` of the model it got and of what it sends back.
+    head : bytes
+        The end of the chain of the run's records, as far as it was told; empty: of nothing.
+    """
+
+    asked_in: int
+    node_id: int
+    examples: float
+    received: Hex
+    sent: Hex
+    head: Hex = b""
+
+    @classmethod
+    def by(cls, key: SigningKey, **said: Any) -> Self:
+        """Sign what is said, by the attributes' names."""
+        unsigned = cls(key=public_der(key.public_key()), signature=b"", **said)
+        return unsigned.model_copy(update={"signature": sign(key, unsigned.to_bytes())})
+
+    def to_bytes(self) -> bytes:
+        """Return what is signed."""
+        content = {
+            "examples": self.examples,
+            "head": self.head.hex(),
+            "node": self.node_id,
+            "received": self.received.hex(),
+            "round": self.asked_in,
+            "run": self.run,
+            "sent": self.sent.hex(),
+        }
+        return _KIND + json.dumps(content).encode()
+
+    def check(self) -> None:
+        """Raise EvidenceError unless the key is of a kind that members have, and has signed."""
+        try:
+            key = load_der_public_key(self.key)
+        except Exception as error:  # another kind, a curve that is not known, no key at all
+            raise EvidenceError("it is signed with no public key") from error
+        if not isinstance(key, VerifyingKey):
+            raise EvidenceError("it is signed with a key of another kind")
+        if not is_signed(key, self.signature, self.to_bytes()):
+            raise EvidenceError("the signature does not fit")
 
 
 def arrays_digest(arrays: Iterable[tuple[str, NDArray[np.generic]]]) -> bytes:
@@ -33,120 +87,51 @@ def arrays_digest(arrays: Iterable[tuple[str, NDArray[np.generic]]]) -> bytes:
     digest = hashlib.sha256()
     for name, values in sorted(arrays, key=lambda item: item[0]):
         dtype = values.dtype.newbyteorder("<")
-        about = [name, dtype.str, list(values.shape)]
-        digest.update(json.dumps(about).encode() + b"\n")
-        flat = values.astype(dtype, copy=False).reshape(-1)
-        digest.update(flat.view(np.uint8).data)
+        digest.update(json.dumps([name, dtype.str, list(values.shape)]).encode() + b"\n")
+        digest.update(values.astype(dtype, copy=False).reshape(-1).view(np.uint8).data)
     return digest.digest()
 
 
-@dataclass(frozen=True)
-class UpdateStatement:
-    """What a member says of its part in a round.
-
-    Attributes
-    ----------
-    run : str
-        The run's id, drawn by the server.
-    server_round : int
-        The round in which it was asked.
-    node : int
-        Its node id.
-    examples : float
-        The examples that it claims.
-    received, sent : bytes
-        :func:`arrays_digest` of the model it got and of what it sends back.
-    head : bytes
-        The end of the chain of the run's records, as far as it was told; empty: of nothing.
-    """
-
-    run: str
-    server_round: int
-    node: int
-    examples: float
-    received: bytes
-    sent: bytes
-    head: bytes = b""
-
-    def to_bytes(self) -> bytes:
-        """Return what is signed."""
-        content = {
-            "examples": float(self.examples),
-            "head": self.head.hex(),
-            "node": self.node,
-            "received": self.received.hex(),
-            "round": self.server_round,
-            "run": self.run,
-            "sent": self.sent.hex(),
-        }
-        return _KIND + json.dumps(content, sort_keys=True).encode()
-
-
-@dataclass(frozen=True)
-class SignedUpdate:
-    """A statement, the public key of who signed it (DER), and the signature."""
-
-    statement: UpdateStatement
-    key: bytes
-    signature: bytes
-
-    @classmethod
-    def by(cls, key: SigningKey, statement: UpdateStatement) -> SignedUpdate:
-        """Sign a statement."""
-        return cls(statement, public_der(public_of(key)), sign(key, statement.to_bytes()))
-
-    @classmethod
-    def read(cls, run: str, cells: Mapping[str, Any]) -> SignedUpdate:
-        """Return what a table, or JSON, says was signed.
-
-        Raises
-        ------
-        ValueError, KeyError, TypeError
-            If it says nothing of the kind.
-        """
-        statement = UpdateStatement(
-            run=run,
-            server_round=int(cells["asked_in"]),
-            node=int(cells["node_id"]),
-            examples=float(cells["examples"]),
-            received=bytes.fromhex(cells["received"]),
-            sent=bytes.fromhex(cells["sent"]),
-            head=bytes.fromhex(cells["head"]),
-        )
-        return cls(statement, bytes.fromhex(cells["key"]), bytes.fromhex(cells["signature"]))
-
-    def cells(self) -> dict[str, Any]:
-        """Return what a table, or JSON, has of it: all but the run."""
-        said = self.statement
-        return {
-            "node_id": said.node,
-            "asked_in": said.server_round,
-            "examples": said.examples,
-            "received": said.received.hex(),
-            "sent": said.sent.hex(),
-            "head": said.head.hex(),
-            "key": self.key.hex(),
-            "signature": self.signature.hex(),
-        }
-
-    def check(self) -> None:
-        """Raise EvidenceError unless the key has signed the statement."""
-        if not is_signed(read_der(self.key), self.signature, self.statement.to_bytes()):
-            raise EvidenceError("the signature does not fit")
-
-
-def read_der(data: bytes) -> VerifyingKey:
-    """Return a public key of a kind that members have.
+def record_digest(arrays: ArrayRecord) -> bytes:
+    """Return the digest of a record's arrays, however they are serialised.
 
     Raises
     ------
-    EvidenceError
-        If it is none.
+    ReplyError
+        If an array is none of NumPy's.
     """
-    try:
-        key = load_der_public_key(data)
-    except Exception as error:  # another kind, a curve that is not known, no key at all
-        raise EvidenceError("it is signed with no public key") from error
-    if not isinstance(key, VerifyingKey):
-        raise EvidenceError("it is signed with a key of another kind")
-    return key
+    return arrays_digest((str(name), view_array(array)) for name, array in arrays.items())
+
+
+def sign_reply(
+    content: RecordDict, received: ArrayRecord, key: SigningKey, **about: Any
+) -> SignedUpdate:
+    """Sign what a reply holds, and add the signature; ``about`` are run, round, node and head.
+
+    Raises
+    ------
+    ReplyError
+        If there are no arrays in it, or in what was received, that can be read.
+    """
+    signed = SignedUpdate.by(
+        key,
+        examples=claimed_examples(content),
+        received=record_digest(received),
+        sent=record_digest(model_arrays_of(content)),
+        **about,
+    )
+    names = ("key", "signature", "received", "sent", "head")
+    values = {name: getattr(signed, name) for name in names}
+    # A record has no empty bytes.
+    content[SIGNATURE_RECORD] = ConfigRecord({n: value for n, value in values.items() if value})
+    return signed
+
+
+def claimed_examples(content: RecordDict) -> float:
+    """Return what a reply says of its examples; NaN: nothing."""
+    for record in content.values():
+        if isinstance(record, MetricRecord):
+            value = record.get("num-examples")
+            if isinstance(value, int | float):
+                return float(value)
+    return float("nan")

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedif_consortium.evidence.keys import VerifyingKey, read_public_key
-from fedif_consortium.evidence.members import names_by_digest
+from fedif_consortium.evidence.keys import VerifyingKey, names_by_digest, read_public_key
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml, read_whole

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedif_consortium.evidence.keys import SigningKey, read_key_file
-from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD
+from fedif_consortium.evidence.receipts import RECEIPTS_RECORD
 from fedif_consortium.masking.boxes import read_keeper_key
 from fedif_consortium.masking.member import mask_update
 from fedif_consortium.masking.terms import (

@@ -117,7 +117,7 @@ def sign_bundle(digest: str, key: SigningKey) -> tuple[str, bytes]:
     key : private key
         A member's or an auditor's.
     """
-    envelope = Envelope(_TYPE, digest.encode()).signed_by(key)
+    envelope = Envelope(payload_type=_TYPE, payload=digest.encode()).signed_by(key)
     return f"{digest}.{envelope.signatures[0].keyid[:16]}.sig", envelope.to_bytes()
 
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fedif_consortium.evidence.keys import VerifyingKey
-from fedif_consortium.evidence.members import read_members
+from fedif_consortium.evidence.keys import VerifyingKey, read_members
 from fedif_consortium.member.app_bundle import (
     MOST_BYTES,
     AppBundle,

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence.keys import SigningKey
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
-from fedif_consortium.evidence.reply_signing import record_digest, sign_reply
+from fedif_consortium.evidence.signed_update import record_digest, sign_reply
 from fedif_flower.errors import ConfigError, EvidenceError, ReplyError
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
 from fedif_flower.messages.preflight import RECORD, Status
@@ -90,13 +90,13 @@ class OwnReplies:
             signed = sign_reply(
                 *(leaving, model, self._key),
                 run=run,
-                server_round=server_round,
+                asked_in=server_round,
                 node_id=self._context.node_id,
                 head=keeper.last_root if keeper else b"",
             )
         if keeper is None:
             return _nothing
-        sent = signed.statement.sent if signed is not None else record_digest(arrays)
+        sent = signed.sent if signed is not None else record_digest(arrays)
         return lambda: keeper.note_sent(server_round, sent, signed)
 
     def _keeper(self, settings: ConfigRecord, run: str) -> ReceiptKeeper | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 import numpy as np
@@ -46,7 +46,6 @@ from fedif_consortium.statement.shares import (
     share_out,
     withheld_shares,
 )
-from fedif_consortium.statement.twins import have_twins
 from fedif_consortium.statement.verdict import OPPOSED, Beyond, Facts, Verdict, judge
 from fedif_flower.messages.client_node import all_different, called
 from fedif_flower.run.completeness import Completeness
@@ -234,14 +233,14 @@ def settle(
     """
     whole, left_out = records, left_out_rounds(records.rounds)
     records = records.without(left_out)
-    rounds, losses, ids = records.rounds, whole.losses, list(records.members)
+    rounds, ids = records.rounds, list(records.members)
     per_round, credited = by_round(records)  # [T, n] each
     totals, credits = ([math.fsum(own) + 0.0 for own in of.T] for of in (per_round, credited))
     decisive = decisive_row([row.attributed for row in rounds])
     decrease = math.fsum(row.decrease for row in rounds)
     remainder = math.fsum(row.remainder for row in rounds)
-    draws = times_drawn(records)
-    names, turns = labels(records), {turn.client_id: turn for turn in records.judged().members}
+    draws, names = times_drawn(records), labels(records)
+    turns = {turn.client_id: turn for turn in records.judged().members}
     never = [i for i in {**records.names, **records.members} if not draws.get(i)]
     asked = [turn.asked for turn in turns.values()]
     is_drawn = bool(never) or min(asked, default=0) < max(asked, default=0)
@@ -253,52 +252,44 @@ def settle(
         for of in (credits, totals)
     )
     unpaid = reason_against_shares(decrease, remainder, credits)
-    shares = [NOTHING if unpaid else s for s in gain_shares(paid, sum(gained, NOTHING))]
-    withheld = withheld_shares(gained, paid) if any(shares) else [NOTHING] * len(shares)
-    nobody = 1 - sum(shares, NOTHING) if any(shares) else NOTHING
+    own_shares = [NOTHING if unpaid else s for s in gain_shares(paid, sum(gained, NOTHING))]
+    is_paid = any(own_shares)
+    withheld = withheld_shares(gained, paid) if is_paid else [NOTHING] * len(ids)
+    nobody = 1 - sum(own_shares, NOTHING) if is_paid else NOTHING
 
-    of_sums, of_means = kinds_of_luck(records, per_round, credited, times, is_drawn)
-    lucks = [kind for kind in (of_means if pay_by == "draw" else of_sums) if kind.about != ROUNDS]
-    values = np.array([float(value) for value in paid])
+    kinds = kinds_of_luck(records, per_round, credited, times, is_drawn)
+    lucks = [kind for kind in kinds[int(pay_by == "draw")] if kind.about != ROUNDS]
+    values, sums = np.array([float(value) for value in paid]), np.array(totals)
     apart = told_apart(values, lucks)
     together = groups(values, apart) if lucks else []
-    own_shares, shares = shares, alike_shares(shares, together if ties == "alike" else ())
-    own_intervals, draw_intervals = (
-        between(of, [(kind.about, kind.contributed, kind.degrees) for kind in kinds])
-        for of, kinds in ((np.array(totals), of_sums), (np.array(totals) / times, of_means))
-    )
-    share_intervals = between(
-        np.array([float(share) for share in own_shares]),
-        [
-            (
-                kind.about,
-                share_deviations(values, np.array(totals) / over, kind.credited, kind.contributed),
-                kind.degrees,
-            )
-            for kind in lucks
-            if any(shares)
-        ],
-    )
-    cents: list[int] | list[None] = [None] * (len(shares) + 1)
+    shares = alike_shares(own_shares, together if ties == "alike" else ())
+    intervals, of_draws = between(sums, kinds[0]), between(sums / times, kinds[1])
+    of_shares = [
+        replace(
+            kind,
+            contributed=share_deviations(values, sums / over, kind.credited, kind.contributed),
+        )
+        for kind in lucks
+        if is_paid
+    ]
+    share_intervals = between(np.array([float(share) for share in own_shares]), of_shares)
+    cents: list[int] | list[None] = [None] * (len(ids) + 1)
     if budget_cents is not None:
         cents = share_out(budget_cents, [*shares, nobody])
-    twins, equal = have_twins(per_round), equal_parts(records)
-    same = alike(records.own_parts)
+    equal, same = equal_parts(records), alike(records.own_parts)
     replies: dict[int, list[Reply]] = {client_id: [] for client_id in ids}
     for reply in records.replies:
         replies[reply.client_id].append(reply)
     members = []
     for i, (client_id, partition_id) in enumerate(records.members.items()):
         own, parts, turn = replies[client_id], records.parts_of[client_id], turns.get(client_id)
-        scores = [r.weight_score for r in own if r.weight_score is not None]
-        ends = own_intervals[i]
+        times_asked = draws[client_id]
         facts = Facts(
             contribution=totals[i],
             equal_part=equal[client_id],
-            interval=(ends[-1].low, ends[-1].high) if ends else None,
+            interval=(intervals[i][-1].low, intervals[i][-1].high) if intervals[i] else None,
             taken_part=turn.usable if turn else 0,
             refused=turn.refused if turn else 0,
-            has_twin=bool(twins[i]),
             has_same_part=client_id in same,
             uncredited=totals[i] - credits[i],
             usual=beyond(parts),
@@ -319,9 +310,9 @@ def settle(
             examples=max((r.num_examples for r in own if r.num_examples is not None), default=None),
             contribution=totals[i],
             equal_part=facts.equal_part,
-            intervals=ends,
-            per_draw=totals[i] / draws[client_id] if draws[client_id] else None,
-            draw_intervals=draw_intervals[i] if draws[client_id] else (),
+            intervals=intervals[i],
+            per_draw=totals[i] / times_asked if times_asked else None,
+            draw_intervals=of_draws[i] if times_asked else (),
             share_intervals=tuple(
                 Between(e.about, max(e.low, 0.0), min(e.high, 1.0)) for e in share_intervals[i]
             ),
@@ -332,7 +323,7 @@ def settle(
             )
             if lucks
             else None,
-            alike=max((len(group) - 1 for group in together if i in group), default=0),
+            alike=next((len(group) - 1 for group in together if i in group), 0),
             other_rounds=None
             if decisive is None
             else math.fsum(np.delete(per_round[:, i], decisive)) + 0.0,
@@ -342,15 +333,17 @@ def settle(
             own_share=float(own_shares[i]),
             cents=cents[i],
             withheld=float(withheld[i]),
-            weight_score=scores[-1] if scores else None,
+            weight_score=next(
+                (r.weight_score for r in reversed(own) if r.weight_score is not None), None
+            ),
             refusals=tuple(Counter(r.rejection for r in own if r.rejection).most_common()),
             verdict=judge(facts),
         )
         members.append(member)
     return Account(
         rounds=len(whole.rounds),
-        loss_before=losses[0],
-        loss_after=losses[-1],
+        loss_before=whole.losses[0],
+        loss_after=whole.losses[-1],
         decrease=decrease,
         attributed=math.fsum(row.attributed for row in rounds),
         remainder=remainder,
@@ -364,7 +357,7 @@ def settle(
         nobody_cents=cents[-1],
         unpaid=unpaid,
         completeness=records.completeness,
-        about=" and ".join(kind.about for kind in of_sums),
+        about=" and ".join(kind.about for kind in kinds[0]),
         pay_by=pay_by,
         ties=ties,
         is_drawn=is_drawn,
@@ -407,10 +400,8 @@ def equal_parts(records: RunRecords) -> dict[int, float]:
     """Return each member's contribution if its rounds' were shared equally, by client id."""
     counts = Counter(part.round for part in records.parts)
     equal = {row.round: row.attributed / max(counts[row.round], 1) for row in records.rounds}
-    return {
-        client_id: math.fsum(equal[part.round] for part in parts)
-        for client_id, parts in records.parts_of.items()
-    }
+    of = records.parts_of
+    return {i: math.fsum(equal[part.round] for part in parts) for i, parts in of.items()}
 
 
 def beyond(parts: Sequence[Part]) -> Beyond:

@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedif_consortium.evidence.cells import first_of
+from fedif_consortium.evidence.check_receipts import last_head
 from fedif_consortium.evidence.keys import SigningKey, public_der, public_of
 from fedif_consortium.statement.account import Account, MemberAccount, settle
 from fedif_consortium.statement.manifest import (
@@ -28,8 +30,7 @@ from fedif_consortium.statement.manifest import (
     statement_of,
 )
 from fedif_consortium.statement.pages import made_with, page_names, render
-from fedif_consortium.statement.receipts import last_head
-from fedif_consortium.statement.records import RunRecords, first_of, read_run
+from fedif_consortium.statement.records import RunRecords, read_run
 from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, refused_as

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedif_consortium.evidence.dsse import Signature, read_envelope
+from fedif_consortium.evidence.dsse import read_envelope
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, key_id
 from fedif_consortium.page import MAX_PAGE_BYTES
 from fedif_consortium.statement.manifest import ENVELOPE, OPERATOR, read_signed
@@ -92,7 +92,7 @@ def merge_signatures(
                     key = printable(signature.keyid, 64)
                     raise EvidenceError(f"a signature with key {key!r}, which is no member's")
                 if name != OPERATOR and name not in added:
-                    envelope = envelope.with_signature(Signature(key_id(keys[name]), signature.sig))
+                    envelope = envelope.with_signature(key_id(keys[name]), signature.sig)
                     added[name] = True
         except EvidenceError as error:
             raise StatementError(f"{file}: {error}") from error

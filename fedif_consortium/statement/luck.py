@@ -63,55 +63,45 @@ class Luck:
         return Luck(self.about, *own, self.degrees)
 
 
-def of_examples(contributed: Array, credited: Array, weights: Sequence[float]) -> Luck:
-    """Return the luck of the held-out examples; ``[b, n]``, by block."""
+def of_blocks(about: str, contributed: Array, credited: Array, weights: Sequence[float]) -> Luck:
+    """Return the luck of sums over blocks, ``[b, n]``: of held-out examples, or of rounds."""
     of = np.array(weights)
-    own = deviations(contributed, of), deviations(credited, of)
-    return Luck(EXAMPLES, *own, len(of) - 1)
+    return Luck(about, deviations(contributed, of), deviations(credited, of), len(of) - 1)
 
 
-def of_rounds(contributed: Array, credited: Array, about: str) -> list[Luck]:
-    """Return the luck of a sum over rounds; ``[T, n]``. None where they are too few."""
-    rounds = len(contributed)
-    if rounds < MIN_ROUNDS:
-        return []
-    of = np.full(rounds, 1 / rounds)
-    return [Luck(about, deviations(contributed, of), deviations(credited, of), rounds - 1)]
-
-
-def of_draws(contributed: Array, credited: Array, draws: Array) -> list[Luck]:
+def of_draws(contributed: Array, credited: Array, draws: Array) -> Luck:
     r"""Return the luck of means per draw; ``[T, n]``, and how often members were drawn, ``[n]``.
 
     A member drawn a times has the standard error :math:`\sqrt{\sum_t (c_t - \bar c)^2 / (a (a-1))}`
     with a - 1 degrees of freedom. Who was drawn once might as well have contributed nothing.
     """
     rounds = len(contributed)
-    if rounds < MIN_ROUNDS:
-        return []
-    times = np.maximum(draws, 1.0)
-    more = np.maximum(times - 1, 1.0)
+    more = np.maximum(draws - 1, 1.0)
     wider = np.array([quantile(degrees) for degrees in more]) / quantile(rounds - 1)
 
     def errors(values: Array) -> Array:
-        mean = values.sum(axis=0) / times
-        squares = np.maximum((values**2).sum(axis=0) - times * mean**2, 0.0)
-        own = np.where(times > 1, wider * np.sqrt(squares / (times * more)), np.abs(mean))
+        mean = values.sum(axis=0) / draws
+        squares = np.maximum((values**2).sum(axis=0) - draws * mean**2, 0.0)
+        own = np.where(draws > 1, wider * np.sqrt(squares / (draws * more)), np.abs(mean))
         return np.diag(own)
 
-    return [Luck(DRAW, errors(contributed), errors(credited), rounds - 1)]
+    return Luck(DRAW, errors(contributed), errors(credited), rounds - 1)
 
 
-def between(values: Array, moved: Sequence[tuple[str, Array, int]]) -> list[tuple[Between, ...]]:
+def between(values: Array, kinds: Sequence[Luck]) -> list[tuple[Between, ...]]:
     """Return each member's intervals: one for each kind of luck, and of two, that of both.
 
     Parameters
     ----------
     values : NDArray
-        ``[n]``.
-    moved : sequence of (str, NDArray, int)
-        What each kind is about, its deviations ``[k, n]`` and its degrees of freedom.
+        ``[n]``: what was contributed.
+    kinds : sequence of Luck
+        By how much that could have come out otherwise.
     """
-    widths = {about: quantile(degrees) * np.linalg.norm(z, axis=0) for about, z, degrees in moved}
+    widths = {
+        kind.about: quantile(kind.degrees) * np.linalg.norm(kind.contributed, axis=0)
+        for kind in kinds
+    }
     if len(widths) > 1:
         widths[BOTH] = np.sqrt(sum(own**2 for own in widths.values()))
     return [
@@ -152,26 +142,23 @@ def _range(members: int, degrees: int) -> float:
 
 
 def kinds_of_luck(
-    records: RunRecords,
-    per_round: NDArray[np.float64],
-    credited: NDArray[np.float64],
-    times: NDArray[np.float64],
-    is_drawn: bool,
+    records: RunRecords, per_round: Array, credited: Array, times: Array, is_drawn: bool
 ) -> tuple[list[Luck], list[Luck]]:
     """Return the kinds of luck of members' sums, and of their means per draw.
 
     Where contributions are not split by held-out examples, and nobody was drawn, they are about
     other rounds. Fewer than five rounds tell nothing.
     """
-    if len(per_round) < MIN_ROUNDS:
-        return [], []
-    of_sums, of_means = [], []
-    if records.block_weights:
+    of_sums, of_means, rounds = list[Luck](), list[Luck](), len(per_round)
+    if rounds < MIN_ROUNDS:
+        return of_sums, of_means
+    if weights := records.block_weights:
         parts = ((p.client_id, p.contribution, p.credited, p.by_block) for p in records.parts)
-        sums = block_sums(parts, list(records.members), len(records.block_weights))
-        of_sums = [of_examples(*sums, records.block_weights)]
-        of_means = [of_sums[0].scaled(1 / times)]
-    if is_drawn or not records.block_weights:
-        of_sums += of_rounds(per_round, credited, DRAW if is_drawn else ROUNDS)
-        of_means += of_draws(per_round, credited, times)
+        sums = block_sums(parts, list(records.members), len(weights))
+        of_sums.append(of_blocks(EXAMPLES, *sums, weights))
+        of_means.append(of_sums[0].scaled(1 / times))
+    if is_drawn or not weights:
+        about = DRAW if is_drawn else ROUNDS
+        of_sums.append(of_blocks(about, per_round, credited, [1 / rounds] * rounds))
+        of_means.append(of_draws(per_round, credited, times))
     return of_sums, of_means

@@ -11,16 +11,16 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.alias_generators import to_camel
 
+from fedif_consortium.evidence.cells import first_of
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, key_id
 from fedif_flower.errors import EvidenceError, StatementError
@@ -101,13 +101,9 @@ class Manifest(_Part):
         return key
 
 
-class _Digest(_Part):
-    sha256: Sha256
-
-
 class _Subject(_Part):
     name: _Path
-    digest: _Digest
+    digest: Annotated[dict[Literal["sha256"], Sha256], Field(min_length=1)]
 
 
 class SignedStatement(_Part):
@@ -121,12 +117,12 @@ class SignedStatement(_Part):
     def envelope(self) -> Envelope:
         """Return it in an envelope, without a signature yet."""
         text = json.dumps(self.model_dump(by_alias=True), separators=(",", ":"))
-        return Envelope(PAYLOAD_TYPE, text.encode())
+        return Envelope(payload_type=PAYLOAD_TYPE, payload=text.encode())
 
     @property
     def files(self) -> dict[str, str]:
         """SHA-256 of every file, the model's included, by its path below the run's folder."""
-        return {one.name: one.digest.sha256 for one in self.subject} | self.predicate.files
+        return {one.name: one.digest["sha256"] for one in self.subject} | self.predicate.files
 
 
 def statement_of(model: str, digest: str, manifest: Manifest) -> SignedStatement:
@@ -146,16 +142,14 @@ def hashes_of(provenance: Mapping[str, object]) -> dict[str, str]:
     return {name: str(provenance[f"{name}_sha256"]) for name in ("settings", "validation", "code")}
 
 
-@dataclass(frozen=True)
-class SignedBy:
+class SignedBy(NamedTuple):
     """Who signed: the operator, a member's name, or nobody who is known (empty), and the key."""
 
     name: str
     key: str
 
 
-@dataclass(frozen=True)
-class Signed:
+class Signed(NamedTuple):
     """What was read: the envelope, the statement in it, and whose signatures it has."""
 
     envelope: Envelope
@@ -181,58 +175,26 @@ def read_signed(folder: Path, members: Mapping[str, VerifyingKey] = MappingProxy
     content = read_file(folder, ENVELOPE)
     try:
         envelope = read_envelope(content, ENVELOPE)
-        statement = statement_in(envelope)
-    except EvidenceError as error:
-        raise StatementError(f"{ENVELOPE} was changed: {error}") from error
-    signers = signers_of(envelope, {**members, OPERATOR: statement.predicate.signer})
-    named = key_id(statement.predicate.signer) in [one.keyid for one in envelope.signatures]
-    if OPERATOR not in [signer.name for signer in signers] or not named:
-        raise StatementError(f"{ENVELOPE} was changed: the operator's signature is not there")
-    if envelope.to_bytes() != content:
-        raise StatementError(f"{ENVELOPE} was changed: it is not written as fedif writes it")
-    return Signed(envelope, statement, signers)
-
-
-def statement_in(envelope: Envelope) -> SignedStatement:
-    """Return what an envelope holds.
-
-    Raises
-    ------
-    EvidenceError
-        If it is no statement of this version.
-    """
-    try:
         if envelope.payload_type != PAYLOAD_TYPE:
-            raise ValueError(f"payloadType is {envelope.payload_type!r:.80}")
-        found = SignedStatement.model_validate(parse_json(envelope.payload))
-        _ = found.predicate.signer
+            raise EvidenceError(f"payloadType is {envelope.payload_type!r:.80}")
+        statement = SignedStatement.model_validate(parse_json(envelope.payload))
+        keys = {**members, OPERATOR: statement.predicate.signer}
+        signers = []
+        for one in envelope.signatures:
+            name = envelope.signer(one, keys)
+            key = fingerprint(keys[name]) if name else printable(one.keyid, 64)
+            signers.append(SignedBy(name, key))
+        named = key_id(keys[OPERATOR]) in [one.keyid for one in envelope.signatures]
+        if OPERATOR not in [signer.name for signer in signers] or not named:
+            raise EvidenceError("the operator's signature is not there")
+        if envelope.to_bytes() != content:
+            raise EvidenceError("it is not written as fedif writes it")
     except ValidationError as error:
-        wrong = error.errors()[0]
-        where = ".".join(map(str, wrong["loc"]))
-        why = printable(f"{where}: {wrong['msg']}")
-        raise EvidenceError(f"its content is no statement: {why}") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise EvidenceError(f"its content is no statement: {error}") from error
-    return found
-
-
-def signers_of(envelope: Envelope, keys: Mapping[str, VerifyingKey]) -> tuple[SignedBy, ...]:
-    """Return whose each signature is; ``keys`` are those that are known, by name.
-
-    Raises
-    ------
-    StatementError
-        Naming whose signature is false.
-    """
-    found = []
-    for signature in envelope.signatures:
-        try:
-            name = envelope.signer(signature, keys)
-        except EvidenceError as error:
-            raise StatementError(f"{ENVELOPE} was changed: {error}") from error
-        key = fingerprint(keys[name]) if name else printable(signature.keyid, 64)
-        found.append(SignedBy(name, key))
-    return tuple(found)
+        why = f"its content is no statement: {printable(first_of(error))}"
+        raise StatementError(f"{ENVELOPE} was changed: {why}") from error
+    except (EvidenceError, ValueError, UnsupportedAlgorithm) as error:
+        raise StatementError(f"{ENVELOPE} was changed: {error}") from error
+    return Signed(envelope, statement, tuple(signers))
 
 
 def read_file(folder: Path, name: str) -> bytes:

@@ -56,7 +56,7 @@ def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[st
     """Return every page by its path below the statement's folder."""
     members = account.members
     values = [member.contribution for member in members]
-    bounds = {name: float(records.config.get(f"credit-{name}", 0.0)) for name in CREDIT_BOUNDS}
+    bounds = {name: float(records.config.get(f"credit.{name}", 0.0)) for name in CREDIT_BOUNDS}
     told = {name: f"{v:g} times" if v else "any multiple of" for name, v in bounds.items()}
     advice: dict[str, list[MemberAccount]] = {}
     for member in members:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
+from fedif_consortium.evidence.cells import first_of
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.attribution import BLOCKS_KEY
@@ -351,13 +352,6 @@ def _parse(
         except (KeyError, ValueError) as error:
             raise ConfigError(f"{table.path}, line {line}: {error!r}") from error
     return tuple(parsed)
-
-
-def first_of(error: ValidationError) -> str:
-    """Return the first thing that is wrong, in one line."""
-    wrong = error.errors()[0]
-    where = ".".join(map(str, wrong["loc"]))
-    return f"{where} = {wrong['input']!r:.80}: {wrong['msg']}"
 
 
 def _with_classes(row: Mapping[str, str]) -> object:

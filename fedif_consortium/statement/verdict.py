@@ -50,7 +50,6 @@ class Facts:
     interval: tuple[float, float] | None
     taken_part: int
     refused: int
-    has_twin: bool = False
     has_same_part: bool = False
     uncredited: float = 0.0
     usual: Beyond = Beyond()
@@ -125,15 +124,6 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.contribution < 0,
         "its updates raised the loss",
         _HARM,
-    ),
-    Rule(
-        "review",
-        "in every round that both had a part in, five at least, the contribution is another "
-        "member's",
-        lambda f: f.has_twin,
-        "the same contribution as another member's in every round: the same data, or a copied "
-        "update",
-        "Find out whether two nodes were given the same data by mistake",
     ),
     Rule(
         "review",

@@ -6,10 +6,22 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedif_consortium.evidence.check_receipts import (
+    CheckedReceipts,
+    check_receipts,
+    check_round_chain,
+    check_signed_heads,
+    redone_rounds,
+)
+from fedif_consortium.evidence.check_signatures import (
+    SignedMember,
+    check_signatures,
+    read_signatures,
+)
 from fedif_consortium.evidence.keys import VerifyingKey, fingerprint
 from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.bundle import account_json, read_account
@@ -26,15 +38,7 @@ from fedif_consortium.statement.manifest import (
     read_signed,
 )
 from fedif_consortium.statement.pages import made_with, render
-from fedif_consortium.statement.receipts import (
-    CheckedReceipts,
-    check_receipts,
-    check_round_chain,
-    check_signed_heads,
-    redone_rounds,
-)
 from fedif_consortium.statement.records import RunRecords, read_names, read_run
-from fedif_consortium.statement.signatures import SignedMember, check_signatures
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.run.folder import RunFolder
@@ -94,11 +98,10 @@ def verify(
         The fingerprint that the operator's key must have; empty: any, which the caller compares.
     members : mapping of str to public key, optional
         Who may have signed updates and the statement, by name; see
-        :func:`~fedif_consortium.statement.signatures.check_signatures`. Beside a page there are no
-        updates, and they say who signed the statement alone.
+        :mod:`~fedif_consortium.evidence.check_signatures`. Beside a page there are no updates, and
+        they say who signed the statement alone.
     receipts : sequence of Path
-        Members' ``receipts-dir``, see
-        :func:`~fedif_consortium.statement.receipts.check_receipts`.
+        Members' ``receipts-dir``, see :mod:`~fedif_consortium.evidence.check_receipts`.
 
     Raises
     ------
@@ -120,42 +123,22 @@ def verify(
     if key and key.replace(" ", "") != found.key.replace(" ", ""):
         raise StatementError(f"the statement is signed by another key: {found.key}")
     if is_page:
-        _check_page(path, found.signed.statement)
+        digest = hashlib.sha256(read_file(folder, path.name)).hexdigest()
+        files = found.signed.statement.files.items()
+        if digest not in {own for name, own in files if name.endswith(".html")}:
+            raise StatementError(f"{path.name} was changed: it is no page of this statement")
         return found
     with refused_as(StatementError, "the records cannot be read"):
-        return _checked_against_records(found, run, members, receipts)
-
-
-def _checked_against_records(
-    found: Verified,
-    run: RunFolder,
-    members: Mapping[str, VerifyingKey] | None,
-    receipts: Sequence[Path],
-) -> Verified:
-    not_here = _check_files(run, found.signed.statement)
-    _check_origin(run, found.manifest)
-    _check_salt(run)
-    _check_account(run, found.manifest)
-    names = read_names(run.names.path) if run.names.path.is_file() else {}
-    signed = check_signatures(run, names, members)
-    rounds = check_round_chain(run, found.manifest.head)
-    checked = check_receipts(run, rounds, receipts) if receipts else ()
-    check_signed_heads(run, rounds)
-    return replace(
-        found,
-        not_here=not_here,
-        members=signed,
-        receipts=checked,
-        redone=tuple(redone_rounds(rounds)) if rounds else (),
-    )
-
-
-def _check_page(page: Path, statement: SignedStatement) -> None:
-    """Raise StatementError unless a page is one of the statement's."""
-    digest = hashlib.sha256(read_file(page.parent, page.name)).hexdigest()
-    pages = {h for name, h in statement.files.items() if name.endswith(".html")}
-    if digest not in pages:
-        raise StatementError(f"{page.name} was changed: it is no page of this statement")
+        not_here = _check_files(run, found.signed.statement)
+        _check_origin(run, found.manifest)
+        _check_account(run, found.manifest)
+        names = read_names(run.names.path) if run.names.path.is_file() else {}
+        signed = read_signatures(run)
+        checked = check_signatures(run, signed, names, members)
+        chain = check_round_chain(run, found.manifest.head, signed)
+        held = check_receipts(run, chain, signed, receipts)
+        check_signed_heads(chain, signed)
+        return Verified(found.signed, not_here, checked, held, redone_rounds(chain))
 
 
 def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
@@ -181,15 +164,12 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
 
 
 def _check_origin(run: RunFolder, manifest: Manifest) -> None:
-    """Raise StatementError unless settings, validation set and code are those of the records."""
-    for name, digest in hashes_of(run.provenance.read()).items():
+    """Raise StatementError unless settings, data, code and salt are those of the records."""
+    provenance = run.provenance.read()
+    for name, digest in hashes_of(provenance).items():
         if getattr(manifest, name) != digest:
             raise StatementError(f"{run.provenance.path.name} has another hash of the {name}")
-
-
-def _check_salt(run: RunFolder) -> None:
-    """Raise StatementError unless the salt of secret data is the one committed to."""
-    committed = run.provenance.read().get(COMMITMENT)
+    committed = provenance.get(COMMITMENT)
     if committed is None:
         return
     salt = read_file(run.statement, SALT).decode("utf-8", "replace").strip()
@@ -203,17 +183,7 @@ def _check_account(run: RunFolder, manifest: Manifest) -> None:
     account, names = read_account(content)
     records = read_run(run.path, names)
     counted = records.since(account.first_round)
-    of_rounds: dict[int, list[float]] = {row.round: [] for row in records.rounds}
-    for part in records.parts:
-        of_rounds[part.round].append(part.contribution)
-    for row in records.rounds:
-        total = math.fsum(of_rounds[row.round])
-        scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
-        off = max(abs(row.attributed - total), abs(row.decrease - row.attributed - row.remainder))
-        if off > 1e-6 * scale:
-            name = run.attributed_rounds.path.name
-            raise StatementError(f"{name}: round {row.round} does not add up")
-    _check_credits(run, records)
+    _check_sums(run, records)
     settled = settle(counted, account.budget_cents, account.pay_by, account.ties)
     again = json.loads(account_json(settled, counted))
     for where, told, found in _differences(json.loads(content), again, ACCOUNT):
@@ -225,11 +195,19 @@ def _check_account(run: RunFolder, manifest: Manifest) -> None:
                 raise StatementError(f"{name} does not show what {ACCOUNT} says")
 
 
-def _check_credits(run: RunFolder, records: RunRecords) -> None:
-    """Raise StatementError for a member that is credited with more than it contributed.
-
-    Over the whole run: a step that was taken back has both with the other sign.
-    """
+def _check_sums(run: RunFolder, records: RunRecords) -> None:
+    """Raise StatementError unless rounds add up, and nobody is credited with more than it gave."""
+    of_rounds: dict[int, list[float]] = {row.round: [] for row in records.rounds}
+    for part in records.parts:
+        of_rounds[part.round].append(part.contribution)
+    for row in records.rounds:
+        total = math.fsum(of_rounds[row.round])
+        scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
+        off = max(abs(row.attributed - total), abs(row.decrease - row.attributed - row.remainder))
+        if off > 1e-6 * scale:
+            name = run.attributed_rounds.path.name
+            raise StatementError(f"{name}: round {row.round} does not add up")
+    # Over the whole run: a step that was taken back has both with the other sign.
     for client_id, parts in records.parts_of.items():
         contribution = math.fsum(part.contribution for part in parts)
         scale = math.fsum(abs(part.contribution) for part in parts)

@@ -25,7 +25,7 @@ import pytest
 
 from client_app import app as client_app
 from fedif_consortium.evidence.chained_log import Entry, last_hash, read_log
-from fedif_consortium.evidence.members import read_members
+from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.federation.invitation import make_node_key
 from fedif_consortium.member.app_bundle import build_bundle
 from fedif_consortium.member.node_log import FILE

@@ -11,8 +11,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence import member_receipts as module
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
-from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD
-from fedif_consortium.evidence.receipts import RoundChain, SignedHead
+from fedif_consortium.evidence.receipts import RECEIPTS_RECORD, RoundChain, SignedHead
 
 RUN, NODE = "ab" * 16, 1000
 KEY = Ed25519PrivateKey.generate()
@@ -32,7 +31,7 @@ def told(*rounds, seen=0, key=KEY, run=RUN, client_id=NODE, **changes) -> Record
         root = chain.add(leaves)
         chain.heads.append((number, SignedHead.by(key, run, len(chain.leaves), root)))
     last_seen = {size: root for root, size in chain.sizes.items()}[seen]
-    cells = [each.cells() for each in chain.told(client_id, last_seen, 100)]
+    cells = [each.cells() for each in chain.told(client_id, last_seen)]
     cells[-1] |= changes
     return sent({"run": run, "rounds": json.dumps(cells)})
 

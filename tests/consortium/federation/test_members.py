@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_consortium.evidence.members import read_members
+from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.federation.documents import read_document, to_toml
 from fedif_consortium.federation.flower import FlowerCommandError
 from fedif_consortium.federation.invitation import Answer

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
-from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD
+from fedif_consortium.evidence.receipts import RECEIPTS_RECORD
 from fedif_consortium.masking.boxes import check_signature, open_box, read_header, vector_digest
 from fedif_consortium.masking.masked_reply import content_hash, member_masking, trained_update
 from fedif_consortium.masking.ring import UPDATE_BITS, decode, mask_of

@@ -80,7 +80,7 @@ def test_a_signature_counts_for_its_key_and_its_bundle(tmp_path):
 def test_what_is_no_signature_counts_for_nobody(tmp_path, changed):
     digest, other = read(bundle()).digest, read(bundle("y = 1\n")).digest
     name, content = sign_bundle(digest, KEYS["ada"])
-    foreign = Envelope("another", other.encode()).signed_by(KEYS["ada"])
+    foreign = Envelope(payload_type="another", payload=other.encode()).signed_by(KEYS["ada"])
     entry = {**json.loads(content), changed: json.loads(foreign.to_bytes())[changed]}
     (tmp_path / name).write_text(json.dumps(entry))
     (tmp_path / f"{digest}.text.sig").write_text("no JSON")

@@ -10,8 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedif_consortium.evidence.client_part import SIGNATURES_KEY, TakenReceipts
-from fedif_consortium.evidence.reply_signing import record_digest
-from fedif_consortium.evidence.signed_update import SignedUpdate, UpdateStatement
+from fedif_consortium.evidence.signed_update import SignedUpdate, record_digest
 from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_consortium.member.own_replies import OwnReplies, app_config
 from fedif_flower.errors import RefusedByMemberError
@@ -55,8 +54,8 @@ def check_signature(content: RecordDict) -> None:
     received, sent = record_digest(RECEIVED["arrays"]), record_digest(content["arrays"])
     assert (record["received"], record["sent"]) == (received, sent)
     examples = content["metrics"]["num-examples"]
-    statement = UpdateStatement(RUN, ROUND, NODE, examples, received, sent)
-    SignedUpdate(statement, record["key"], record["signature"]).check()
+    said = {"asked_in": ROUND, "node_id": NODE, "examples": examples}
+    SignedUpdate.read(RUN, {**record, **said}).check()
 
 
 @pytest.mark.parametrize("limits", [{"clip_length": 2.5}, {"metric_digits": 2}, {}])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,8 +89,8 @@ def test_a_member_cannot_deny_what_it_signed(run_dir):
     envelope = read_envelope(envelope_of(run_dir).read_bytes(), "")
     first, own = envelope.signatures
     # Nor does it under another key's id: who takes a signature over is found out.
-    as_b = replace(own, keyid=key_id(MEMBERS["hospital-b"]))
-    put(run_dir, replace(envelope, signatures=(first, as_b)))
+    as_b = own.model_copy(update={"keyid": key_id(MEMBERS["hospital-b"])})
+    put(run_dir, envelope.model_copy(update={"signatures": (first, as_b)}))
     with pytest.raises(StatementError, match="signature of hospital-b does not fit"):
         verify(run_dir, members=MEMBERS)
 
@@ -106,7 +105,7 @@ def test_a_signature_of_another_statement_is_false(run_dir, tmp_path, key):
     with pytest.raises(StatementError, match=r"sent\.json: it is of another statement"):
         merge_signatures(other, [sent], MEMBERS)
     own = read_envelope(envelope_of(other).read_bytes(), "")
-    sent.write_bytes(own.with_signature(copied).to_bytes())
+    sent.write_bytes(own.with_signature(copied.keyid, copied.sig).to_bytes())
     with pytest.raises(StatementError, match=r"sent\.json: the signature of hospital-a does not"):
         merge_signatures(other, [sent], MEMBERS)
     assert names(other) == [OPERATOR]

@@ -99,10 +99,13 @@ def test_pages_say_what_was_gained_paid_and_what_to_do(pages):
     assert "place 3 of 3" in text_of(pages["003.html"])
 
 
-def test_a_round_that_decided_is_said(tmp_path, key):
+def test_a_round_that_decided_and_the_bounds_of_credit_are_said(tmp_path, key):
     rounds = [{0: 4.0, 1: 2.0}, *[{0: 0.5, 1: -0.25}] * 5]
-    folder = make_statement(make_run(tmp_path / "run", rounds), key, contact="Ada <a@b.org>")
+    run_dir = make_run(tmp_path / "run", rounds)
+    (run_dir / "config.json").write_text('{"strategy": "fedif", "credit.length": 1.25}')
+    folder = make_statement(run_dir, key, contact="Ada <a@b.org>")
     whole = text_of((folder / "statement.html").read_text())
+    assert "counts for at most 1.25 times the usual length" in whole
     assert "Round 1 alone brought +6.000 of +7.250." in whole
     assert "Questions. Ada &lt;a@b.org&gt;." in whole
     own = text_of((folder / "members" / "002.html").read_text())

@@ -9,11 +9,16 @@ import shutil
 import pytest
 
 from client_app import app as client_app
-from fedif_consortium.evidence.members import read_members
+from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.evidence.part import Evidence
 from fedif_consortium.evidence.receipt_book import ReceiptBook
-from fedif_consortium.evidence.receipt_messages import RECEIPTS_RECORD, receipts_for
-from fedif_consortium.evidence.receipts import RoundChain, SignedHead, read_leaf
+from fedif_consortium.evidence.receipts import (
+    RECEIPTS_RECORD,
+    RoundChain,
+    SignedHead,
+    read_leaf,
+    to_record,
+)
 from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.page_delivery import deliver
@@ -217,7 +222,7 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
         root = fork.add([leaf.replace(",accepted", ",accepted ") for leaf in book._chain.leaves])
         book._witness.heads.add(root)
         fork.heads.append((1, SignedHead.by(key, book._witness.run, len(fork.leaves), root)))
-        return {RECEIPTS_RECORD: receipts_for(fork, 1002, b"").to_record()}
+        return {RECEIPTS_RECORD: to_record(fork.told(1002, b""))}
 
     monkeypatch.setattr(ReceiptBook, "enclose", enclose)
     run_dir = run_federation(

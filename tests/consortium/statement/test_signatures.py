@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from fedif_consortium.evidence.keys import read_private_key
-from fedif_consortium.evidence.members import read_members
+from fedif_consortium.evidence.check_signatures import SignedMember
+from fedif_consortium.evidence.keys import read_members, read_private_key
 from fedif_consortium.evidence.signed_update import SignedUpdate
 from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
-from fedif_consortium.statement.signatures import SignedMember
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 from fedif_flower.run.federation import run_federation
@@ -145,8 +143,9 @@ def test_members_who_were_sent_different_models_are_found(signed_run, keys, key,
     def sent_another(rows):
         row = next(r for r in rows if (r["round"], r["client_id"]) == ("2", "1001"))
         was = SignedUpdate.read(str(run.provenance.read()["run_id"]), row)
-        told = SignedUpdate.by(bob, replace(was.statement, received=b"x" * 32))
-        other = {"received": told.statement.received.hex(), "signature": told.signature.hex()}
+        said = was.model_dump(exclude={"key", "signature"}) | {"received": b"x" * 32}
+        told = SignedUpdate.by(bob, **said)
+        other = {"received": told.received.hex(), "signature": told.signature.hex()}
         return [{**r, **other} if r is row else r for r in rows]
 
     rewrite(run.signatures, sent_another)

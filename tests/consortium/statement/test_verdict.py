@@ -21,7 +21,6 @@ CASES = [
     (Facts(-0.1, 0.5, None, 3, 0), "review", "raised the loss"),
     (Facts(0.4, 0.5, None, 3, 0), "review", "too few rounds to judge by: 3"),
     (Facts(0.4, 0.5, (0.0, 1.2), 1, 0), "review", "too few rounds to judge by: 1"),
-    (Facts(0.4, 0.5, (0.1, 0.9), 20, 0, True), "review", "the same data, or a copied update"),
     (Facts(0.4, 0.5, (0.1, 0.9), 20, 0, has_same_part=True), "review", "the same own part"),
     (
         Facts(0.4, 0.5, (0.1, 0.9), 20, 0, uncredited=0.3, usual=BORROWED),

@@ -209,7 +209,8 @@ def test_a_manifest_names_files_of_the_run_alone(copy, key, name, words):
 def test_a_key_that_is_there_twice_is_found_though_signed(copy, key, written):
     path = copy / "statement" / ENVELOPE
     payload = read_signed(copy / "statement").envelope.payload.decode().replace(*written, 1)
-    text = Envelope(PAYLOAD_TYPE, payload.encode()).signed_by(key).to_bytes().decode()
+    envelope = Envelope(payload_type=PAYLOAD_TYPE, payload=payload.encode())
+    text = envelope.signed_by(key).to_bytes().decode()
     path.write_text(text.replace(*written, 1))
     with pytest.raises(StatementError, match="there twice"):
         verify(copy)

@@ -5,8 +5,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedif_consortium.evidence.keys import key_digest, public_of
-from fedif_consortium.evidence.members import names_by_digest, read_members
+from fedif_consortium.evidence.keys import key_digest, names_by_digest, public_of, read_members
 from fedif_flower.errors import ConfigError
 
 KEYS = {
