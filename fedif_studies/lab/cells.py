@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,11 +97,3 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
     for cell in cells:
         first.setdefault(cell.digest, cell)
     return list(first.values())
-
-
-def by_num_clients(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """Divide cells into grids: the number of simulated clients is fixed in a simulation."""
-    groups: dict[int, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(cell.config.num_clients, []).append(cell)
-    return list(groups.values())

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from fedif_flower.cli import CpusPerClient, GpusPerClient, cli, door, require_directories
+from fedif_flower.cli import cli, require_directories
 from fedif_flower.errors import ConfigError
 
-if TYPE_CHECKING:
-    from fedif_studies.lab.engine import RayLauncher
-
-Jobs = Annotated[int | None, typer.Option(min=1, help="federations at a time; default: enough")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="federations at a time, a process each; default: cores")
+]
 OutputDir = Annotated[Path, typer.Option(help="where results go")]
 
 
@@ -23,21 +22,19 @@ def sweep(
     spec: Annotated[Path, typer.Argument(help="TOML: settings; lists are axes")],
     output_dir: OutputDir = Path("runs/sweeps"),
     jobs: Jobs = None,
-    cpus_per_client: CpusPerClient = 1,
-    gpus_per_client: GpusPerClient = 0.0,
 ) -> None:
     """Run every combination of a grid of your own."""
     if not spec.is_file():
         raise ConfigError(f"{str(spec)!r} is no file")
     from fedif_flower.run.config import default_run_config
-    from fedif_studies.lab.engine import run_cells
     from fedif_studies.lab.measurements import find_measurements
     from fedif_studies.lab.report import report_sweep
+    from fedif_studies.lab.run import run_cells
     from fedif_studies.lab.spec import read_sweep, swept_keys
 
     console = Console()
     wanted = read_sweep(spec, default_run_config(), output_dir)
-    complete = run_cells(wanted, launcher(cpus_per_client, gpus_per_client), console, jobs=jobs)
+    complete = run_cells(wanted, at_once(jobs))
     own = {cell.config.run_dir.resolve() for cell in wanted}
     measured = [m for m in find_measurements([output_dir]) if m.run_dir in own]
     if measured:
@@ -69,11 +66,11 @@ def compare(
     console.print(f"Table and picture: {path.absolute()}", soft_wrap=True, highlight=False)
 
 
-def launcher(cpus_per_client: int, gpus_per_client: float) -> RayLauncher:
-    """Return what starts a grid's simulation."""
-    from fedif_studies.lab.engine import RayLauncher
+def at_once(jobs: int | None) -> int:
+    """Return how many federations run at a time: as many as there are cores, if nobody says."""
+    from fedif_flower.runtime.processes import available_cpus
 
-    return RayLauncher(door.client_app(), cpus_per_client, gpus_per_client)
+    return jobs or available_cpus()
 
 
 def finish(complete: bool) -> None:

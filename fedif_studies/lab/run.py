@@ -1,4 +1,7 @@
-"""The cells of a study, each a federation of this machine: a row as soon as one is done."""
+"""The one runner: the cells of a grid, each a federation of this machine, several at a time.
+
+A cell that is done is kept, as a row or as a run's folder, and never run again.
+"""
 
 from __future__ import annotations
 
@@ -6,57 +9,77 @@ import logging
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import typer
-from flwr.serverapp import Grid
+from flwr.app import Message
 
-from fedif_flower.client.app import app as client_app
+from fedif_flower.client.app import task_app
 from fedif_flower.devices import torch_threads
 from fedif_flower.errors import FedIFError
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.report import require_last_round
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.processes import StopRequest, own_command
-from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_flower.settings import Scalar
+from fedif_studies.lab.cells import Cell, distinct, find_result
 from fedif_studies.rows import Row, add_rows, committed_revision, machine
 
 Measure = Callable[[Any], Sequence[Row]]
 """Takes a cell and returns what its rows have beside it; a function of a module."""
+C = TypeVar("C")
+R = TypeVar("R")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_is_stopping: Callable[[], bool] = lambda: False  # noqa: E731
+
+
+class GridInterrupted(FedIFError):  # noqa: N818
+    """A grid was stopped; what is complete stays, and the rest goes on with the same command."""
+
+    exit_code = 130  # as a shell reports Ctrl-C
+
+
+class StoppableGrid(LocalGrid):
+    """Clients in this process, of whom none is asked any more once the grid is to be stopped."""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Yield each client's reply as it is asked for."""
+        del timeout
+        for message in messages:
+            if _is_stopping():
+                raise GridInterrupted("stopped")
+            yield from self.pull_messages(self.push_messages([message]))
 
 
 @contextmanager
-def federated(
-    settings: Mapping[str, Scalar], grid: Grid | None = None, **more: Any
-) -> Iterator[RunFolder]:
+def federated(settings: Mapping[str, Scalar]) -> Iterator[RunFolder]:
     """Run a federation in this process and give its folder, which is gone afterwards.
 
     Parameters
     ----------
     settings : mapping
         What differs from the defaults of a run config; the CPU, and no checkpoints.
-    grid : Grid, optional
-        The clients; default: the app's, called in this process.
-    **more
-        Further arguments of :func:`~fedif_flower.run.federation.run_federation`.
     """
     with TemporaryDirectory() as folder:
         usual: dict[str, Scalar] = {"device": "cpu", "checkpoint-every": 0, "run-name": "run"}
         config = RunConfig.from_run_config(
             {**default_run_config(), **usual, **settings, "output-dir": folder}
         )
-        clients = grid or LocalGrid(client_app, config.num_clients)
-        yield RunFolder(run_federation(clients, config, **more))
+        yield RunFolder(run_federation(LocalGrid(task_app(), config.num_clients), config))
 
 
 def last_ten(run: RunFolder, column: str = "test_accuracy") -> list[float]:
@@ -117,18 +140,71 @@ def fill(path: Path, cells: Sequence[Row], measure: Measure, *, jobs: int = 1) -
     todo = missing(path, cells)
     typer.echo(f"{len(cells) - len(todo)} of {len(cells)} cells have a row")
     own = {"revision": committed_revision(), "processor": machine()["processor"]}
+
+    def keep(cell: Row, found: Sequence[Row]) -> None:
+        add_rows(path, [{**cell, **row, **own} for row in found])
+
+    return _carry_out(todo, measure, keep, lambda cell: ", ".join(map(str, cell.values())), jobs)
+
+
+def run_cells(cells: Sequence[Cell], jobs: int) -> bool:
+    """Run every cell that is not complete, and return whether all are complete afterwards.
+
+    One that was stopped goes on at its last checkpoint.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+        In the order in which they are begun.
+    jobs : int
+        As for :func:`fill`.
+
+    Raises
+    ------
+    GridInterrupted
+        If a signal asked for an end; the same call goes on from there.
+    """
+    wanted = distinct(cells)
+    todo = [cell for cell in wanted if find_result(cell) is None]
+    if len(todo) < len(wanted):
+        typer.echo(f"{len(wanted) - len(todo)} of {len(wanted)} cells are complete already")
+    complete = _carry_out(todo, run_cell, lambda *_: None, lambda cell: cell.name, jobs)
+    for cell in wanted:
+        if (run_dir := find_result(cell)) is not None:
+            try:
+                require_last_round(run_dir)
+            except FedIFError as error:
+                complete = False
+                typer.echo(f"failed: {cell.name}: {error}", err=True)
+    return complete
+
+
+def run_cell(cell: Cell) -> None:
+    """Run a cell, or what is left of it."""
+    run_federation(StoppableGrid(task_app(), cell.config.num_clients), cell.config)
+    cell.label()
+
+
+def _carry_out(
+    todo: Sequence[C],
+    call: Callable[[C], R],
+    keep: Callable[[C, R], None],
+    name: Callable[[C], str],
+    jobs: int,
+) -> bool:
+    """Call for each cell, keep what comes of it, and return whether none failed."""
     began, done, failed = time.monotonic(), 0, 0
     with StopRequest() as stop, suppress(GridInterrupted):
-        for cell, found in _measured(todo, measure, jobs, stop):
+        for cell, found in _called(todo, call, jobs, stop):
             done += 1
             if isinstance(found, FedIFError):
                 failed += 1
-                typer.echo(f"failed: {_named(cell)}: {found}", err=True)
+                typer.echo(f"failed: {name(cell)}: {found}", err=True)
                 continue
-            add_rows(path, [{**cell, **row, **own} for row in found])
+            keep(cell, found)
             left = (time.monotonic() - began) / done * (len(todo) - done)
             until = f"{datetime.now() + timedelta(seconds=left):%a %H:%M}"
-            typer.echo(f"[{done}/{len(todo)}, until {until}] {_named(cell)}")
+            typer.echo(f"[{done}/{len(todo)}, until {until}] {name(cell)}")
     if done < len(todo):
         raise GridInterrupted(
             f"stopped: {len(todo) - done} cells are left; go on with: {own_command()}"
@@ -136,35 +212,39 @@ def fill(path: Path, cells: Sequence[Row], measure: Measure, *, jobs: int = 1) -
     return not failed
 
 
-def _measured(
-    todo: Sequence[Row], measure: Measure, jobs: int, stop: StopRequest
-) -> Iterator[tuple[Row, Sequence[Row] | FedIFError]]:
+def _called(
+    todo: Sequence[C], call: Callable[[C], R], jobs: int, stop: StopRequest
+) -> Iterator[tuple[C, R | FedIFError]]:
     """Yield each cell as it is done, until a signal asks for an end."""
+    global _is_stopping
     if jobs == 1:
+        _is_stopping = lambda: stop.signal_number is not None  # noqa: E731
         with torch_threads(1):  # Models as small as these are slower on more.
             for cell in todo:
-                if stop.signal_number is not None:
+                if _is_stopping():
                     return
-                yield cell, _quietly(measure, cell)
+                yield cell, _quietly(call, cell)
         return
     context = multiprocessing.get_context("spawn")
+    stopping = context.Event()
     waiting = list(reversed(todo))
-    running: dict[Future[Sequence[Row] | FedIFError], Row] = {}
-    with ProcessPoolExecutor(jobs, context, _prepare) as pool:
-        while True:
-            while waiting and len(running) < jobs and stop.signal_number is None:
+    running: dict[Future[R | FedIFError], C] = {}
+    with ProcessPoolExecutor(jobs, context, _prepare, (stopping,)) as pool:
+        while waiting or running:
+            if stop.signal_number is not None:
+                stopping.set()
+                waiting.clear()
+            while waiting and len(running) < jobs:
                 cell = waiting.pop()
-                running[pool.submit(_quietly, measure, cell)] = cell
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                running[pool.submit(_quietly, call, cell)] = cell
+            for future in wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
 
 
-def _quietly(measure: Measure, cell: Row) -> Sequence[Row] | FedIFError:
+def _quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:
     logging.disable(logging.WARNING)
     try:
-        return measure(cell)
+        return call(cell)
     except GridInterrupted:
         raise
     except FedIFError as error:
@@ -173,11 +253,10 @@ def _quietly(measure: Measure, cell: Row) -> Sequence[Row] | FedIFError:
         logging.disable(logging.NOTSET)
 
 
-def _prepare() -> None:
+def _prepare(stopping: Event) -> None:
+    """Leave it to the process that started this one when to stop."""
+    global _is_stopping
+    _is_stopping = stopping.is_set
     torch.set_num_threads(1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # The process that started this one decides.
-
-
-def _named(cell: Row) -> str:
-    return ", ".join(map(str, cell.values()))
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

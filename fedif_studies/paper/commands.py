@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedif_flower.cli import CpusPerClient, GpusPerClient, cli, require_directories
+from fedif_flower.cli import cli, require_directories
 from fedif_flower.errors import ConfigError
-from fedif_studies.lab.commands import Jobs, OutputDir, finish, launcher
+from fedif_studies.lab.commands import Jobs, OutputDir, at_once, finish
 
 Cells = Annotated[list[str] | None, typer.Option(help="only cells like 'label-noise*_fedif_*'")]
 
@@ -26,13 +26,11 @@ def paper(
     data_dir: Annotated[str, typer.Option(help="where the data sets are")] = "",
     output_dir: OutputDir = Path("runs/paper"),
     jobs: Jobs = None,
-    cpus_per_client: CpusPerClient = 1,
-    gpus_per_client: GpusPerClient = 0.0,
 ) -> None:
     """Measure tables of the paper and print them beside the paper's figures."""
     from fedif_flower.run.config import default_run_config
-    from fedif_studies.lab.engine import run_cells
     from fedif_studies.lab.measurements import find_measurements
+    from fedif_studies.lab.run import run_cells
     from fedif_studies.paper.cells import (
         Selection,
         cell_name,
@@ -60,7 +58,7 @@ def paper(
     wanted = table_cells(chosen, selection, defaults, output_dir)
     if any(table.sequential for table in chosen):
         jobs = 1
-    complete = run_cells(wanted, launcher(cpus_per_client, gpus_per_client), console, jobs=jobs)
+    complete = run_cells(wanted, at_once(jobs))
     measured = find_measurements([output_dir])
     for table in chosen:
         length = rounds or table.rounds

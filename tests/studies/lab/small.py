@@ -1,36 +1,18 @@
-"""What the tests of grids share: small cells, a grid without Ray, results made by hand."""
+"""What the tests of grids share: small cells, results made by hand."""
 
 from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
-from flwr.app import Message
 from rich.console import Console
 
-from client_app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, make_cell
 
-PROJECT = Path(__file__).parents[3]
 DEFAULTS = default_run_config()
-
-
-class CountingGrid(LocalGrid):
-    """A grid in this process that counts the clients that trained."""
-
-    def __init__(self, num_nodes: int = 5) -> None:
-        super().__init__(client_app, num_nodes)
-        self.trained = 0
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        replies = super().pull_messages(message_ids)
-        self.trained += sum(reply.metadata.message_type == "train" for reply in replies)
-        return replies
 
 
 def small_cell(output_dir: Path, name: str = "cell", **settings: Scalar) -> Cell:

@@ -6,12 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.shared_grid import GridInterrupted
 from fedif_studies.lab import run
-from fedif_studies.lab.run import fill, missing
+from fedif_studies.lab.cells import find_result
+from fedif_studies.lab.run import GridInterrupted, fill, missing, run_cells
 from fedif_studies.rows import Row, add_rows
+from tests.studies.lab.small import small_cell
 
 CELLS: list[Row] = [{"name": name, "share": 0.5} for name in "abc"]
 
@@ -57,3 +60,44 @@ def test_those_who_write_at_once_lose_nothing(tmp_path):
         list(pool.map(lambda row: add_rows(path, [row]), rows))
     found = read_rows(path)
     assert sorted(int(row[f"own {row['of']}"]) for row in found) == list(range(30))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_failed_cell_is_named_and_stops_no_other(tmp_path, capsys, jobs):
+    good, bad = small_cell(tmp_path, "good"), small_cell(tmp_path, "bad", seed=1)
+    bad.config.run_dir.parent.mkdir(parents=True)
+    bad.config.run_dir.write_text("in the way")
+    assert not run_cells([bad, good], jobs)
+    assert RunFolder(good.config.run_dir).is_complete()
+    assert "failed: bad: output-dir" in capsys.readouterr().err
+    # What failed is tried again, and only that.
+    bad.config.run_dir.unlink()
+    assert run_cells([bad, good, small_cell(tmp_path, "also bad", seed=1)], jobs)
+    told = capsys.readouterr().out
+    assert "1 of 2 cells are complete already" in told
+    assert "[1/1, until " in told
+
+
+def test_ctrl_c_leaves_a_grid_that_goes_on(tmp_path, monkeypatch):
+    trained, app = [], task_app()
+
+    def counted(message, context):
+        if message.metadata.message_type == "train":
+            trained.append(message)
+            if len(trained) == 7:
+                os.kill(os.getpid(), signal.SIGINT)
+        return app(message, context)
+
+    monkeypatch.setattr(run, "task_app", lambda: counted)
+    settings = {"num_server_rounds": 3, "checkpoint_every": 1}
+    cells = [small_cell(tmp_path), small_cell(tmp_path, "second", seed=1, **settings)]
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(GridInterrupted, match="stopped: 1 cells are left; go on with: "):
+        run_cells(cells, 1)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert [find_result(cell) is not None for cell in cells] == [True, False]
+    assert run_cells(cells, 1)
+    rows = read_rows(cells[1].config.run_dir / "rounds.csv")
+    assert [row["round"] for row in rows] == ["0", "1", "2", "3"]
+    # The first cell's four, the first round's two, one of the second's, and what was left.
+    assert len(trained) == 4 + 2 + 1 + 4
