@@ -42,15 +42,6 @@ class ResultTable:
         cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
         return [f"| {' | '.join(row)} |" for row in cells]
 
-    def to_rows(self) -> list[dict[str, str]]:
-        """Return a mapping by column for each line, for a CSV file."""
-        # Of two columns with the same name, each is named after the one before it.
-        names = [
-            f"{self.heading[i - 1]}, {name}" if self.heading.count(name) > 1 else name
-            for i, name in enumerate(self.heading)
-        ]
-        return [dict(zip(names, map(plain, line), strict=True)) for line in self.lines]
-
     def print(self, console: Console) -> None:
         """Print it as wide as it is."""
         shown = Table(title=self.title)

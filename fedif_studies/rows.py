@@ -34,7 +34,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"  # of a check
 Row = Mapping[str, object]
 
 
-def add_rows(path: Path, rows: Sequence[Row]) -> None:
+def add_rows(path: Path, rows: Sequence[Row], *, anew: bool = False) -> None:
     """Add rows to a CSV file, all of them or none; two processes that add at once lose nothing.
 
     Parameters
@@ -44,16 +44,18 @@ def add_rows(path: Path, rows: Sequence[Row]) -> None:
         the rows before.
     rows : sequence of mapping
         Values by column.
+    anew : bool
+        They take the place of those that are there.
     """
     make_folder(path.parent)
     lock = cache_root() / "locks" / content_key(str(path.resolve()), 16)
     with exclusive_lock(lock):
-        text = path.read_text() if path.exists() else ""
+        text = path.read_text() if path.exists() and not anew else ""
         head = next(csv.reader([text.partition("\n")[0]]), [])
         columns = list(dict.fromkeys([*head, *(key for row in rows for key in row)]))
         before: list[Row] = []
         if columns != head:
-            before, text = list(read_rows(path)), ""
+            before, text = [] if anew else list(read_rows(path)), ""
         added = StringIO()
         writer = csv.DictWriter(added, columns, restval="", lineterminator="\n")
         if not text:

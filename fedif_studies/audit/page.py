@@ -11,7 +11,7 @@ from fedif_flower.tables import ResultTable
 from fedif_studies.audit.cases import IDENTITIES
 from fedif_studies.audit.findings import Finding, Values, findings
 from fedif_studies.audit.measure import Measurements
-from fedif_studies.lab.measurements import write_csv
+from fedif_studies.rows import add_rows
 
 FINDINGS, PAGE = "findings.csv", "audit.md"
 _WORDS = {
@@ -58,13 +58,8 @@ def write_audit(measurements: Measurements, config: RunConfig) -> Path:
     values, retrained = Values(measurements.values()), measurements.retrained()
     found = findings(values, retrained)
     folder = measurements.folder
-    write_csv(
-        folder / FINDINGS,
-        [
-            {k: str(v) for k, v in f._replace(value=round(f.value, 6))._asdict().items()}
-            for f in found
-        ],
-    )
+    rows = [f._replace(value=round(f.value, 6))._asdict() for f in found]
+    add_rows(folder / FINDINGS, rows, anew=True)
     lines = _head(config, values)
     for start, (title, words) in _WORDS.items():
         own = [line for line in found if line.question.startswith(start)]

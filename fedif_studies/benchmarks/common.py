@@ -12,8 +12,7 @@ from rich.console import Console
 
 from fedif_flower.run.rows import read_rows
 from fedif_flower.tables import ResultTable
-from fedif_studies.lab.measurements import write_csv
-from fedif_studies.rows import RESULTS, machine
+from fedif_studies.rows import RESULTS, add_rows, machine
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def report(
         about = machine()
         path = RESULTS / f"bench-{'' if full else 'quick-'}{name}.csv"
         rows = [{**asdict(figure), **about} for figure in figures]
-        write_csv(path, [{name: str(value) for name, value in row.items()} for row in rows])
+        add_rows(path, rows, anew=True)
 
 
 def read_figures(path: Path) -> list[Figure]:

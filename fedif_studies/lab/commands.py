@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +39,8 @@ def sweep(
     own = {cell.config.run_dir.resolve() for cell in wanted}
     measured = [m for m in find_measurements([output_dir]) if m.run_dir in own]
     if measured:
-        report_sweep(wanted[0].group, measured, output_dir, console, swept_keys(spec))
+        name = wanted[0].group
+        report_sweep(name, measured, output_dir / name, console, swept_keys(spec))
     finish(complete)
 
 
@@ -57,20 +59,16 @@ def compare(
 
     console = Console()
     runs = [load(run_dir) for run_dir in run_dirs]
-    table = beside(runs)
-    table.print(console)
+    table, picture = beside(runs), output_dir / "accuracy.png"
     measured = {run.name: read_measurement(run.folder.path) for run in runs}
     series = {name: [found] for name, found in measured.items() if found is not None}
-    plot_curves(series, output_dir / "accuracy.png", table.title)
-    path = write_table(table, output_dir, after=["![over the rounds](accuracy.png)"])
-    console.print(f"Table and picture: {path.absolute()}", soft_wrap=True, highlight=False)
+    plot_curves(series, picture, table.title)
+    write_table(table, output_dir, console, [], [picture])
 
 
 def at_once(jobs: int | None) -> int:
     """Return how many federations run at a time: as many as there are cores, if nobody says."""
-    from fedif_flower.runtime.processes import available_cpus
-
-    return jobs or available_cpus()
+    return jobs or os.cpu_count() or 1
 
 
 def finish(complete: bool) -> None:

@@ -10,8 +10,8 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.results import Run
 from fedif_flower.strategies.config import configured_bounds, default_clipping
 from fedif_flower.tables import ResultTable, shown_number
-from fedif_studies.lab.measurements import ACCURACY, read_measurement
-from fedif_studies.lab.report import varying
+from fedif_studies.lab.measurements import ACCURACIES, ACCURACY, read_measurement
+from fedif_studies.lab.report import scale_of, varying
 
 
 def compare(runs: Sequence[Run]) -> ResultTable:
@@ -35,28 +35,18 @@ def compare(runs: Sequence[Run]) -> ResultTable:
         metrics = ", ".join(f"{r.name}: {m.metric}" for r, m in zip(runs, measured, strict=True))
         raise ConfigError(f"the runs are measured by different metrics: {metrics}")
     differ = [*varying(measured), *(["seed"] if len({m.seed for m in measured}) > 1 else [])]
-    percent = measured[0].metric == ACCURACY
-    scale, form = (100, ".2f") if percent else (1, ".4g")
+    scale, form = scale_of(measured[0].metric)
     bounds = [_bounds(one.config) for one in measured]
     bounded = ["bounds"] if len(set(bounds)) > 1 else []
-    heading = [
-        "run",
-        *differ,
-        *bounded,
-        "last round",
-        "mean of last ten",
-        "best round",
-        "detection AUC",
-        "s",
-    ]
+    heading = ["run", *differ, *bounded, *ACCURACIES.values(), "detection AUC", "s"]
     lines = []
     for run, one, bound in zip(runs, measured, bounds, strict=True):
         settings = [str(one.config.get(key, "")) for key in differ] + [bound] * len(bounded)
-        test = [format(scale * v, form) for v in (one.test.last, one.test.last_ten, one.test.best)]
+        test = [format(scale * one.figures[f"test-{name}"], form) for name in ACCURACIES]
         auc = one.figures.get("detection-auc")
         seconds = f"{one.figures.get('seconds', math.nan):.1f}"
         lines.append([run.name, *settings, *test, shown_number(auc, ".3f"), seconds])
-    title = f"test {measured[0].metric}" + (", %" if percent else "")
+    title = f"test {measured[0].metric}" + (", %" if measured[0].metric == ACCURACY else "")
     return ResultTable(title, heading, lines, num_labels=1 + len(differ) + len(bounded))
 
 

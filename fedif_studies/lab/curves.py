@@ -17,7 +17,6 @@ def plot_curves(
     title: str,
     *,
     split: str = "test",
-    paper: Mapping[str, float] | None = None,
 ) -> bool:
     """Draw the mean accuracy of each line's seeds, and the range between them.
 
@@ -33,8 +32,6 @@ def plot_curves(
         Above the picture.
     split : {"test", "validation"}
         What the accuracy was measured on.
-    paper : mapping of str to float, optional
-        The paper's accuracy of a line, in percent: a mark at the right margin.
 
     Returns
     -------
@@ -59,13 +56,9 @@ def plot_curves(
         if len(curves) > 1:
             low, high = [min(v) for v in values], [max(v) for v in values]
             axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
-        if paper and name in paper:
-            axes.plot(rounds[-1], paper[name], marker="*", markersize=11, color=colour)
         drawn = True
     if not drawn:
         return False
-    if paper:
-        axes.plot([], [], marker="*", linestyle="", color="grey", label="paper")
     axes.set(
         xlabel="round", ylabel=f"{split} {metric}" + (", %" if scale == 100 else ""), title=title
     )

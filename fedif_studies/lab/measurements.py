@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
-from fedif_flower.run.config import RunConfig, subject_of
+from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import JsonFile, RunFolder
-from fedif_flower.settings import Scalar, Settings
-from fedif_flower.storage import make_folder, write_atomically
-from fedif_flower.strategies.config import PaceSettings
+from fedif_flower.settings import Scalar
 from fedif_flower.tasks.task import metric_key
 from fedif_studies.lab.cells import LABEL
 
@@ -23,40 +19,19 @@ from fedif_studies.lab.cells import LABEL
 PATHS = ("output-dir", "run-name", "data-dir", "pace.timeout", "checkpoint-every", "resume")
 LAST = 10
 ACCURACY = "accuracy"
-_DECLARED: list[type[Settings]] = [RunConfig, PaceSettings, *RunConfig.sections().values()]
-_TEXTS = {
-    str(field.alias)
-    for declared in _DECLARED
-    for field in declared.model_fields.values()
-    if field.annotation not in (bool, int, float)
-}
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """A run's accuracy, in [0, 1], or what its task has in its place.
-
-    Single rounds swing, so three figures are given.
-
-    Attributes
-    ----------
-    last : float
-        After the last round.
-    last_ten : float
-        Mean over the last ten rounds that were evaluated.
-    best : float
-        The highest of any round; the lowest where lower is better.
-    """
-
-    last: float
-    last_ten: float
-    best: float
-
-    @classmethod
-    def of(cls, values: list[float], *, higher_is_better: bool = True) -> Accuracy:
-        """Return the figures of one run's rounds."""
-        best = max(values) if higher_is_better else min(values)
-        return cls(values[-1], statistics.fmean(values[-LAST:]), best)
+# Single rounds swing, so three figures are given of each split, and what a table calls them.
+ACCURACIES: Mapping[str, str] = MappingProxyType(
+    {"last": "last round", "last-ten": "mean of last ten", "best": "best round"}
+)
+SPLITS = ("test", "validation")
+_OF_SPLITS = tuple(f"{split}-{name}" for split in SPLITS for name in ACCURACIES)
+# As summary.json names them, with underscores.
+_OF_SUMMARY = (
+    *("seconds", "train-seconds-per-client", "train-seconds-total"),
+    *("aggregation-seconds-per-round", "evaluations-per-round"),
+    *("malicious-weight-share", "detection-auc"),
+)
+_NO_SETTINGS = {"data", "machine", "metric", "higher-is-better", *_OF_SPLITS, *_OF_SUMMARY}
 
 
 @dataclass(frozen=True)
@@ -69,24 +44,21 @@ class Measurement:
         Its settings under their kebab-case keys.
     data : str
         What its data set is called.
-    test, validation : Accuracy
-        Accuracies on the two parts of the test split.
     figures : Mapping[str, float]
-        Its seconds, counts and shares, by name.
+        Accuracies in [0, 1] on both parts of the test split, or what its task has in their place,
+        as ``test-last-ten``; seconds, counts and shares, by name.
     machine : str
         What it ran on.
     run_dir : Path, optional
         Where its rounds are; ``None`` if only its row was kept.
     metric : str
-        What ``test`` and ``validation`` are about: ``"accuracy"``, or the task's own.
+        What accuracies are of: ``"accuracy"``, or the task's own.
     higher_is_better : bool
         Its direction.
     """
 
     config: Mapping[str, Scalar]
     data: str
-    test: Accuracy
-    validation: Accuracy
     figures: Mapping[str, float]
     machine: str
     run_dir: Path | None = None
@@ -105,25 +77,7 @@ class Measurement:
 
     def curve(self, split: str) -> list[tuple[int, float]]:
         """Return (round, metric) for every evaluated round; split: "test" or "validation"."""
-        key = metric_key(self.metric)
-        return _curve(self.run_dir, f"{split}_{key}") if self.run_dir else []
-
-
-# Names of figures in a row, and where summary.json has them.
-_FIGURES = {
-    "seconds": "seconds",
-    "train-seconds-per-client": "train_seconds_per_client",
-    "train-seconds-total": "train_seconds_total",
-    "aggregation-seconds-per-round": "aggregation_seconds_per_round",
-    "evaluations-per-round": "evaluations_per_round",
-    "malicious-weight-share": "malicious_weight_share",
-    "detection-auc": "detection_auc",
-}
-_ACCURACIES = {
-    f"{split}-{name}": (split, field)
-    for split in ("test", "validation")
-    for name, field in (("last", "last"), ("last-ten", "last_ten"), ("best", "best"))
-}
+        return _curve(self.run_dir, split, self.metric) if self.run_dir else []
 
 
 def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
@@ -141,36 +95,31 @@ def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
 def read_measurement(run_dir: Path) -> Measurement | None:
     """Return what a complete run measured; ``None`` if it never evaluated its model."""
     summary = RunFolder(run_dir).summary.read()
-    metric, higher_is_better = _metric(summary)
-    test, validation = (
-        [v for round_, v in _curve(run_dir, f"{split}_{metric_key(metric)}") if round_ > 0]
-        for split in ("test", "validation")
-    )
-    if not test or not validation:
-        return None
-    config = summary["config"]
-    label = run_dir / LABEL
-    data = JsonFile(label).read()["data"] if label.exists() else subject_of(config)
-    figures = {name: summary.get(key) for name, key in _FIGURES.items()}
+    metric, higher_is_better = ACCURACY, True
+    if summary.get("test_accuracy") is None and (own := summary.get("metrics")):
+        metric = next(iter(own))
+        higher_is_better = own[metric]["higher_is_better"]
+    figures = {name: summary.get(name.replace("-", "_")) for name in _OF_SUMMARY}
+    for split in SPLITS:
+        values = [value for round_, value in _curve(run_dir, split, metric) if round_ > 0]
+        if not values:
+            return None
+        best = max(values) if higher_is_better else min(values)
+        of_split = (values[-1], statistics.fmean(values[-LAST:]), best)
+        figures |= {f"{split}-{n}": v for n, v in zip(ACCURACIES, of_split, strict=True)}
+    label, machine = run_dir / LABEL, summary.get("machine", {})
+    parts = [f"{machine['cores']} cores"] if machine.get("cores") else []
+    parts += [str(machine[key]) for key in ("processor", "gpu") if machine.get(key)]
+    parts += [f"{key} {machine[key]}" for key in ("python", "torch", "flwr") if machine.get(key)]
     return Measurement(
-        config=config,
-        data=data,
-        test=Accuracy.of(test, higher_is_better=higher_is_better),
-        validation=Accuracy.of(validation, higher_is_better=higher_is_better),
+        config=summary["config"],
+        data=JsonFile(label).read()["data"] if label.exists() else subject_of(summary["config"]),
         figures={name: float(value) for name, value in figures.items() if value is not None},
-        machine=_machine(summary.get("machine", {})),
+        machine=", ".join(parts),
         run_dir=run_dir,
         metric=metric,
         higher_is_better=higher_is_better,
     )
-
-
-def _metric(summary: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return by what a run is measured, and whether higher is better."""
-    if summary.get("test_accuracy") is None and (own := summary.get("metrics")):
-        name = next(iter(own))
-        return name, own[name]["higher_is_better"]
-    return ACCURACY, True
 
 
 def to_row(measurement: Measurement) -> dict[str, str]:
@@ -179,11 +128,10 @@ def to_row(measurement: Measurement) -> dict[str, str]:
     if measurement.metric != ACCURACY:
         row["metric"] = measurement.metric
         row["higher-is-better"] = json.dumps(measurement.higher_is_better)
-    for column, (split, field) in _ACCURACIES.items():
-        row[column] = f"{getattr(getattr(measurement, split), field):.6f}"
-    for name in _FIGURES:
-        value = measurement.figures.get(name)
-        row[name] = "" if value is None else f"{value:.6g}"
+    for names, form in ((_OF_SPLITS, ".6f"), (_OF_SUMMARY, ".6g")):
+        for name in names:
+            value = measurement.figures.get(name)
+            row[name] = "" if value is None else format(value, form)
     row["machine"] = measurement.machine
     settings = {k: v for k, v in measurement.config.items() if k not in PATHS}
     return row | {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
@@ -191,48 +139,26 @@ def to_row(measurement: Measurement) -> dict[str, str]:
 
 def from_row(row: Mapping[str, str]) -> Measurement:
     """Read what :func:`to_row` wrote; cells of other columns are taken for settings."""
-    known = {"data", "machine", "metric", "higher-is-better", *_ACCURACIES, *_FIGURES}
-    accuracies: dict[str, dict[str, float]] = {"test": {}, "validation": {}}
-    for column, (split, field) in _ACCURACIES.items():
-        accuracies[split][field] = float(row[column])
+    names = (*_OF_SPLITS, *_OF_SUMMARY)
     return Measurement(
-        config={k: _setting(k, v) for k, v in row.items() if k not in known and v},
+        config={k: _setting(v) for k, v in row.items() if k not in _NO_SETTINGS and v},
         data=row["data"],
-        test=Accuracy(**accuracies["test"]),
-        validation=Accuracy(**accuracies["validation"]),
-        figures={name: float(row[name]) for name in _FIGURES if row[name]},
+        figures={name: float(row[name]) for name in names if row[name]},
         machine=row["machine"],
         metric=row.get("metric") or ACCURACY,
-        higher_is_better=json.loads(row.get("higher-is-better") or "true"),
+        higher_is_better=row.get("higher-is-better") != "false",
     )
 
 
-def _setting(key: str, text: str) -> Scalar:
+def _setting(text: str) -> Scalar:
     try:
-        value: Scalar = text if key in _TEXTS else json.loads(text)
-    except json.JSONDecodeError:  # Of an entry that is not built in.
+        value: Scalar = json.loads(text)
+    except json.JSONDecodeError:
         return text
     return value
 
 
-def write_csv(path: Path, rows: list[dict[str, str]]) -> None:
-    """Write rows as a CSV file; its columns are those of all rows, in order of appearance."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    make_folder(path.parent)
-    write_atomically(path, text.getvalue())
-
-
-def _curve(run_dir: Path, column: str) -> list[tuple[int, float]]:
-    rows = RunFolder(run_dir).rounds.read()
+def _curve(run_dir: Path, split: str, metric: str) -> list[tuple[int, float]]:
+    column = f"{split}_{metric_key(metric)}"
+    rows: Sequence[Mapping[str, str]] = RunFolder(run_dir).rounds.read()
     return [(int(row["round"]), float(row[column])) for row in rows if row.get(column)]
-
-
-def _machine(machine: Mapping[str, Any]) -> str:
-    parts = [f"{machine[key]} {key}" for key in ("cores",) if machine.get(key)]
-    parts += [str(machine[key]) for key in ("processor", "gpu") if machine.get(key)]
-    parts += [f"{key} {machine[key]}" for key in ("python", "torch", "flwr") if machine.get(key)]
-    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Reports on grids that are no table of the paper."""
+"""A table of a sweep: a line for each combination of the settings that differ."""
 
 from __future__ import annotations
 
@@ -8,64 +8,51 @@ from pathlib import Path
 from rich.console import Console
 
 from fedif_flower.settings import Scalar
-from fedif_flower.storage import make_folder
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.curves import plot_curves
-from fedif_studies.lab.measurements import ACCURACY, PATHS, Measurement, to_row, write_csv
-from fedif_studies.lab.table import FIGURES, MeanStd, write_table
+from fedif_studies.lab.measurements import ACCURACIES, ACCURACY, PATHS, Measurement, to_row
+from fedif_studies.lab.table import MeanStd, write_table
+from fedif_studies.rows import add_rows
 
-Point = tuple[tuple[str, Scalar], ...]
-_HEADING = ("seeds", *FIGURES.values(), "detection AUC")
+Point = tuple[Scalar, ...]
 
 
 def report_sweep(
     name: str,
     measurements: Sequence[Measurement],
-    output_dir: Path,
+    folder: Path,
     console: Console,
-    swept: Collection[str] | None = None,
-) -> Path:
-    """Write and print a line per combination of the settings that differ; return the directory.
+    swept: Collection[str],
+) -> None:
+    """Write and print a line per combination of the settings that differ.
 
     Parameters
     ----------
     name : str
-        The sweep; its report goes to ``<output>/<name>/``.
+        The sweep.
     measurements : sequence of Measurement
         Its runs, one or more.
-    output_dir : Path
-        As above.
+    folder : Path
+        Its report goes there.
     console : Console
         Where it is shown.
-    swept : collection of str, optional
-        The keys that were varied; others that differ follow from them. ``None``: all that differ.
+    swept : collection of str
+        The keys that were varied; others that differ follow from them.
     """
-    axes = [key for key in varying(measurements) if swept is None or key in swept]
-    points = by_point(measurements, axes)
+    axes = [key for key in varying(measurements) if key in swept]
+    points: dict[Point, list[Measurement]] = {}
+    for one in sorted(measurements, key=lambda m: m.seed):
+        points.setdefault(tuple(one.config.get(axis, "") for axis in axes), []).append(one)
+    heading = [*axes, "seeds", *ACCURACIES.values(), "detection AUC"]
     lines = [_line(point, found) for point, found in points.items()]
-    table = ResultTable(name, [*axes, *_HEADING], lines, num_labels=len(axes))
-    folder = output_dir / name
-    make_folder(folder)
-    drawn = plot_curves(
-        {_label(p): found for p, found in points.items()}, folder / "accuracy.png", name
-    )
-    picture = [f"![{measurements[0].metric} over rounds](accuracy.png)"] if drawn else []
-    about = dict.fromkeys(_about(measurement) for measurement in measurements)
-    path = write_table(table, folder, [" ".join(about), ""], picture)
-    write_csv(folder / "results.csv", [to_row(m) for found in points.values() for m in found])
-    table.print(console)
-    console.print(f"Report: {path.absolute()}", soft_wrap=True, highlight=False)
-    return folder
-
-
-def report_sweeps(measurements: Sequence[Measurement], output_dir: Path, console: Console) -> None:
-    """Report on the runs of each folder as on a sweep; see :func:`report_sweep`."""
-    folders: dict[str, list[Measurement]] = {}
-    for measurement in measurements:
-        folder = measurement.run_dir.parent.name if measurement.run_dir else "runs"
-        folders.setdefault(folder, []).append(measurement)
-    for name, found in folders.items():
-        report_sweep(name, found, output_dir, console)
+    series = {", ".join(map(str, p)) or "all runs": found for p, found in points.items()}
+    picture = folder / "accuracy.png"
+    drawn = plot_curves(series, picture, name)
+    about = " ".join(dict.fromkeys(map(_about, measurements)))
+    table = ResultTable(name, heading, lines, num_labels=len(axes))
+    write_table(table, folder, console, [about], [picture] * drawn)
+    rows = [to_row(one) for found in points.values() for one in found]
+    add_rows(folder / "results.csv", rows, anew=True)
 
 
 def varying(measurements: Sequence[Measurement]) -> list[str]:
@@ -80,24 +67,18 @@ def _values(key: str, measurements: Sequence[Measurement]) -> set[str]:
     return {repr(m.config.get(key)) for m in measurements if "." not in key or key in m.config}
 
 
-def by_point(
-    measurements: Sequence[Measurement], axes: Sequence[str]
-) -> dict[Point, list[Measurement]]:
-    """Return the runs of each combination of the axes' values, ordered by seed."""
-    points: dict[Point, list[Measurement]] = {}
-    for measurement in sorted(measurements, key=lambda m: m.seed):
-        point = tuple((axis, measurement.config.get(axis, "")) for axis in axes)
-        points.setdefault(point, []).append(measurement)
-    return points
+def scale_of(metric: str) -> tuple[int, str]:
+    """Return by what a metric is multiplied in tables, and its format; accuracies: percent."""
+    return (100, ".2f") if metric == ACCURACY else (1, ".4g")
 
 
 def _line(point: Point, found: Sequence[Measurement]) -> list[str]:
-    line = [str(value) for _, value in point] + [str(len(found))]
-    percent = found[0].metric == ACCURACY
-    scale, form = (100, ".2f") if percent else (1, ".4g")
-    line += [_shown([scale * getattr(m.test, f) for m in found], form) for f in FIGURES]
+    scale, form = scale_of(found[0].metric)
+    line = [*map(str, point), str(len(found))]
+    means = (MeanStd.of([scale * m.figures[f"test-{n}"] for m in found]) for n in ACCURACIES)
+    line += [mean.shown(form) for mean in means]
     aucs = [m.figures["detection-auc"] for m in found if "detection-auc" in m.figures]
-    return [*line, _shown(aucs, ".3f")]
+    return [*line, MeanStd.of(aucs).shown(".3f") if aucs else "-"]
 
 
 def _about(measurement: Measurement) -> str:
@@ -106,11 +87,3 @@ def _about(measurement: Measurement) -> str:
         return "Test accuracies in percent."
     better = "higher" if measurement.higher_is_better else "lower"
     return f"Test {measurement.metric}; {better} is better."
-
-
-def _shown(values: Sequence[float], form: str) -> str:
-    return MeanStd.of(values).shown(form) if values else "-"
-
-
-def _label(point: Point) -> str:
-    return ", ".join(str(value) for _, value in point) or "all runs"

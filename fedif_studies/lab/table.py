@@ -1,21 +1,16 @@
-"""Means over seeds, and a table as files."""
+"""Means over seeds, and a table as a page."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
-from fedif_flower.storage import write_atomically
+from rich.console import Console
+
+from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.tables import ResultTable
-from fedif_studies.lab.measurements import write_csv
-
-# The fields of an Accuracy, and what a table calls them.
-FIGURES: Mapping[str, str] = MappingProxyType(
-    {"last": "last round", "last_ten": "mean of last ten", "best": "best round"}
-)
 
 
 @dataclass(frozen=True)
@@ -37,11 +32,17 @@ class MeanStd:
 
 
 def write_table(
-    table: ResultTable, folder: Path, before: Sequence[str] = (), after: Sequence[str] = ()
-) -> Path:
-    """Write ``table.md``, with lines before and after the table, and ``table.csv``."""
-    path = folder / "table.md"
-    text = [f"# {table.title}", "", *before, *table.to_markdown(), "", *after]
-    write_atomically(path, "\n".join(text).rstrip() + "\n")
-    write_csv(folder / "table.csv", table.to_rows())
-    return path
+    table: ResultTable,
+    folder: Path,
+    console: Console,
+    said: Sequence[str],
+    pictures: Sequence[Path] = (),
+) -> None:
+    """Print a table and what is to be said of it; write both and its pictures, ``table.md``."""
+    make_folder(folder)
+    shown = [f"![{picture.stem}]({picture.name})" for picture in pictures]
+    paragraphs = [f"# {table.title}", "\n".join(table.to_markdown()), *said, *shown]
+    write_atomically(folder / "table.md", "\n\n".join(paragraphs) + "\n")
+    table.print(console)
+    for line in (*said, f"Report: {(folder / 'table.md').absolute()}"):
+        console.print(line, highlight=False, soft_wrap=True)

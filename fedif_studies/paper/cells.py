@@ -139,14 +139,9 @@ class TableCell:
     measurements: tuple[Measurement, ...]
     paper: MeanStd | None
 
-    def accuracy(self, split: str, figure: str) -> MeanStd | None:
-        """Return an accuracy in percent; ``None`` if the cell is missing."""
-        values = [100 * getattr(getattr(m, split), figure) for m in self.measurements]
-        return MeanStd.of(values) if values else None
-
-    def figure(self, name: str) -> MeanStd | None:
-        """Return seconds or counts; ``None`` where no measurement has them."""
-        values = [m.figures[name] for m in self.measurements if name in m.figures]
+    def mean(self, name: str, scale: int = 1) -> MeanStd | None:
+        """Return a figure over seeds, times ``scale``; ``None`` where nobody has it."""
+        values = [scale * m.figures[name] for m in self.measurements if name in m.figures]
         return MeanStd.of(values) if values else None
 
 

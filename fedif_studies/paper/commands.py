@@ -70,21 +70,13 @@ def paper(
 @cli.command()
 def report(
     directories: Annotated[list[Path] | None, typer.Argument(help="with results")] = None,
-    output_dir: OutputDir = Path("runs/report"),
-    docs: Annotated[Path | None, typer.Option(help="update this docs folder instead")] = None,
+    docs: Annotated[Path, typer.Option(help="with results.md and results/")] = Path("docs"),
 ) -> None:
-    """Rebuild tables and plots from results alone."""
+    """Add complete runs to the rows of docs/results, and write the page's tables anew."""
     from fedif_flower.run.config import default_run_config
     from fedif_studies.lab.measurements import find_measurements
-    from fedif_studies.paper.report import report_all, update_docs
+    from fedif_studies.paper.report import update_docs
 
-    console = Console()
-    require_directories(directories or [])
-    measured = find_measurements(directories or ())
-    if not measured and docs is None:
-        raise ConfigError("no complete run in the directories given")
-    if docs is not None:
-        page = update_docs(docs, measured, default_run_config())
-        console.print(f"Written: {page.absolute()}", soft_wrap=True, highlight=False)
-    else:
-        report_all(measured, default_run_config(), output_dir, console)
+    require_directories([docs, *(directories or [])])
+    page = update_docs(docs, find_measurements(directories or ()), default_run_config())
+    Console().print(f"Written: {page.absolute()}", soft_wrap=True, highlight=False)

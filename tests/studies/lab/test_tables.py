@@ -29,10 +29,3 @@ def test_markdown_shows_a_repeated_first_column_once():
         "|  | FedIF | **63.00 ± 1.41** | 63 | 64 | 65 |",
         "| noisy | FedAvg | - | 1 | 2 | 3 |",
     ]
-
-
-def test_rows_are_whole_and_columns_of_the_same_name_told_apart():
-    rows = TABLE.to_rows()
-    assert rows[1]["column"] == "clean"
-    assert rows[1]["last"] == "63.00 ± 1.41"
-    assert (rows[1]["last, paper"], rows[1]["best, paper"]) == ("63", "65")

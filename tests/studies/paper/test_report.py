@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-import csv
-
 import pytest
 
+from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.measurements import find_measurements
 from fedif_studies.lab.table import MeanStd
 from fedif_studies.paper.cells import (
     fill_table,
 )
-from fedif_studies.paper.report import report_all
+from fedif_studies.paper.report import report_table
 from fedif_studies.paper.tables import TABLES
 from tests.studies.lab.small import DEFAULTS, printed, silent_console, write_result
 
@@ -46,12 +45,12 @@ def clean_cells(measurements, rounds=None):
 
 def test_means_and_deviations_over_seeds(results):
     cells = clean_cells(find_measurements([results]))
-    assert cells["fedavg"].accuracy("test", "last") == MeanStd(pytest.approx(60.0), None)
-    fedif = cells["fedif"].accuracy("test", "last")
+    assert cells["fedavg"].mean("test-last", 100) == MeanStd(pytest.approx(60.0), None)
+    fedif = cells["fedif"].mean("test-last", 100)
     assert fedif.mean == pytest.approx(63.0)
     assert fedif.std == pytest.approx(2**0.5)  # of 62 and 64
-    assert cells["fedif"].accuracy("test", "best").mean == pytest.approx(64.5)
-    assert cells["krum"].accuracy("test", "last") is None
+    assert cells["fedif"].mean("test-best", 100).mean == pytest.approx(64.5)
+    assert cells["krum"].mean("test-last", 100) is None
     assert [m.seed for m in cells["fedif"].measurements] == [0, 1]
 
 
@@ -68,30 +67,22 @@ def test_a_run_with_another_setting_is_no_cell_of_the_table(tmp_path, changed):
     assert not clean_cells(find_measurements([tmp_path]))["fedif"].measurements
 
 
-def test_a_report_from_results_alone(results, tmp_path):
-    console = silent_console()
-    report_all(find_measurements([results]), DEFAULTS, tmp_path / "out", console)
+def test_a_table_is_written_with_its_rows_and_pictures(results, tmp_path):
+    console, table = silent_console(), TABLES["cifar10"]
+    cells = fill_table(table, find_measurements([results]), DEFAULTS)
+    report_table(table, cells, tmp_path / "out", console, 100)
     folder = tmp_path / "out" / "cifar10"
     text = (folder / "table.md").read_text()
     fedavg = "| clean | FedAvg | 1 | 60.00 | 60.00 | 63.00 "
     assert fedavg + "| 62.52 ± 0.13 | -2.52 |" in text
     fedif = "|  | FedIF | 2 | **63.00 ± 1.41** | **63.00 ± 1.41** | **64.50 ± 0.71** "
     assert fedif + "| **63.60 ± 0.43** | -0.60 |" in text
-    assert "Missing, 43 of 45 cells: clean (fedprox, krum, afedsv), " in text
-    assert "label-noise_0.5_0.5-0.6 (all), " in text
+    assert "Rounds: 100; seeds: 0, 1; missing: 43 of 45 cells." in text
     assert (folder / "clean.png").stat().st_size > 1000
     assert not (folder / "label-noise_0.5_0.5-0.6.png").exists()
-    with (folder / "table.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 45
-    assert (rows[0]["row"], rows[0]["last round"], rows[0]["paper"]) == (
-        "FedAvg",
-        "60.00",
-        "62.52 ± 0.13",
-    )
-    with (folder / "results.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["row"], row["seed"], row["test-last"]) for row in rows] == [
+    assert [
+        (row["row"], row["seed"], row["test-last"]) for row in read_rows(folder / "results.csv")
+    ] == [
         ("fedavg", "0", "0.600000"),
         ("fedif", "0", "0.620000"),
         ("fedif", "1", "0.640000"),
