@@ -70,7 +70,6 @@ def fedif(monkeypatch, capsys):
     ("words", "error"),
     [
         (["run", "-c", "seed=[2]"], "seed = [2]; allowed: "),
-        (["report", "{here}"], "no complete run"),
         (["report", "{here}/x"], "'{here}/x' is no directory"),
         (["keeper", "--policy", "{here}/none.toml"], "{here}/none.toml: "),
         (["arena", "--shares", 2], "shares = '2'; allowed: numbers above 0 and below 1"),
