@@ -77,18 +77,16 @@ def audit(
     """Measure which valuations are right: agreement, removal, detection, manipulation."""
     from fedif_flower.errors import require
     from fedif_studies.audit.cases import CASES
-    from fedif_studies.audit.measure import Measurements, measure
+    from fedif_studies.audit.measure import measure
     from fedif_studies.audit.members import AUDITED, AuditTask
     from fedif_studies.audit.page import write_audit
 
     parsed = parse_config([AUDITED, *(config or [])], {})
     for case in cases or ():
         require(case in CASES, "case", case, ", ".join(CASES))
-    measurements = Measurements(output_dir.expanduser().absolute(), parsed)
-    task = AuditTask(parsed)
-    chosen = tuple(cases or CASES)
-    complete = measure(task, measurements, cases=chosen, seeds=seeds, retrain=retrain)
-    Console().print(f"Audit: {write_audit(measurements, task.config)}", soft_wrap=True)
+    task, folder = AuditTask(parsed), output_dir.expanduser().absolute()
+    complete = measure(task, folder, cases=cases or tuple(CASES), seeds=seeds, retrain=retrain)
+    Console().print(f"Audit: {write_audit(folder, task.config)}", soft_wrap=True)
     finish(complete)
 
 

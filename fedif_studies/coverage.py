@@ -114,12 +114,7 @@ def measure(data_dir: str, cell: Row) -> list[Row]:
         for rows in (np.sort(chosen), np.sort(rest))
     )
     rule, found = STRATEGIES[strategy](held_out), Contributions(held_out, others)
-    federate(
-        *(task, task.members),
-        seed=draw,
-        rule=lambda updates, _: rule(updates, held_out),
-        watchers=[found],
-    )
+    federate(task, task.members, seed=draw, rule=rule, watchers=[found])
     by_block, weights = found.by_block.numpy(), found.weights.numpy()
     widths, share_widths = (
         half_widths(by_block, weights),

@@ -1,53 +1,122 @@
-"""The federations that an audit looks at: honest ones, attacks, and attempts to gain more."""
+"""The federations that an audit looks at: honest ones, attacks, and games for a larger share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+import torch
+
+from fedif_flower.attacks import Behaviour
+from fedif_flower.attacks.free_riders import RepeatStep
+from fedif_flower.attacks.label_noise import flip_labels
 from fedif_flower.attacks.scaling import HonestScaling
-from fedif_studies.audit.games import GAMES, Game
+from fedif_flower.seeding import torch_generator
+from fedif_flower.tasks.data import to_pixels
+from fedif_studies.attacks.borrowed_steps import (
+    AlternatingStep,
+    BorrowedStep,
+    NoisyStep,
+    OlderStep,
+    SharedNoise,
+    UndoneStep,
+)
+from fedif_studies.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
+from fedif_studies.attacks.opposed import OpposedSteps, OpposedUpdates
+from fedif_studies.attacks.predicted_step import PredictedStep
 from fedif_studies.audit.members import AuditTask, Member
+from fedif_studies.audit.play import GradientAndLastStep, MoreOfLastSteps, NoisyUpdate
 
 Case = Callable[[AuditTask, int], list[Member]]
 """Returns the members of a federation for a task and a seed."""
-
+Play = Callable[[AuditTask, Sequence[Member]], list[Member]]
+"""Takes those who play a game, and returns what they are instead: as many, or more."""
 IDENTITIES = 5  # Of one owner.
-SCALED, SHRUNK = 10.0, 0.01
 
 
-def owner(task: AuditTask, seed: int) -> int:
-    """Return the member that tries to gain more with this seed."""
-    return seed % task.config.num_clients
+def game(play: Play, count: int = 1) -> Case:
+    """Let ``count`` members play, from the seed's on; whom they add comes last."""
+
+    def members(task: AuditTask, seed: int) -> list[Member]:
+        m = task.config.num_clients
+        players = [(seed + i) % m for i in range(min(count, m))]
+        found = list(task.members)
+        playing = [replace(m, is_marked=True) for m in play(task, [found[i] for i in players])]
+        for index, member in zip(players, playing, strict=False):
+            found[index] = member
+        return found + playing[len(players) :]
+
+    return members
+
+
+def sends(build: Callable[[], Behaviour], count: int = 1, *, alike: bool = False) -> Case:
+    """Let the players share one behaviour; ``alike``: and claim the mean of their examples."""
+
+    def play(_: AuditTask, own: Sequence[Member]) -> list[Member]:
+        behaviour, mean = build(), sum(member.claimed for member in own) / len(own)
+        return [
+            replace(member, behaviour=behaviour, claimed=mean if alike else member.claimed)
+            for member in own
+        ]
+
+    return game(play, count)
+
+
+def _claim(factor: float, task: AuditTask, own: Sequence[Member]) -> list[Member]:
+    """Claim so many times the examples, at most ten times the median as strategies bound it."""
+    most = 10.0 * float(torch.tensor([member.claimed for member in task.members]).median())
+    return [replace(member, claimed=min(factor * member.claimed, most)) for member in own]
+
+
+def _first_rounds(count: int, claim: float = 1.0, length: float = 1.0) -> Case:
+    """Take part in the first rounds only, claim more there and send longer updates."""
+    return game(
+        lambda task, own: [
+            replace(member, rounds=count, behaviour=HonestScaling(length))
+            for member in _claim(claim, task, own)
+        ]
+    )
+
+
+def _three_identities(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+    """Appear as three, each with all the data and noise of its own, half as long as its update."""
+    count = len(task.members)
+    ids = (own[0].identity, count, count + 1)
+    return [replace(own[0], identity=identity, behaviour=NoisyUpdate()) for identity in ids]
+
+
+def _five_identities(_: AuditTask, own: Sequence[Member]) -> list[Member]:
+    """Appear as five, which send its update and share its examples."""
+    return [replace(own[0], claimed=own[0].claimed / IDENTITIES)] * IDENTITIES
+
+
+def _copy(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+    """Train on the neighbour's examples instead of one's own."""
+    identity = own[0].identity
+    return [replace(task.members[(identity + 1) % len(task.members)], identity=identity)]
+
+
+def _take_validation(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+    """Train on the server's validation split, which data set and seed give away."""
+    images, labels = task.public_validation
+    pixels = to_pixels(images, task.dataset.max_value)
+    return [replace(member, pixels=pixels, labels=labels) for member in own]
+
+
+def _mislabelled(build: Callable[[], Behaviour]) -> Case:
+    """Give the player wrong labels alone, and a behaviour."""
+
+    def play(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+        drawn = torch_generator("audit-mislabelled", task.config.seed, own[0].identity)
+        labels = flip_labels(own[0].labels, len(task.dataset.classes), 1.0, drawn)
+        return [replace(own[0], labels=labels, behaviour=build())]
+
+    return game(play)
 
 
 def _attack(name: str) -> Case:
     return lambda task, seed: task.with_attack(name, task.marked(seed))
-
-
-def _split(task: AuditTask, seed: int) -> list[Member]:
-    """One member appears as five, which send its update and share its examples."""
-    index, members = owner(task, seed), task.members
-    whole = members[index]
-    part = replace(whole, claimed=whole.claimed / IDENTITIES, is_marked=True)
-    return [*members[:index], *members[index + 1 :], *[part] * IDENTITIES]
-
-
-def _copied(task: AuditTask, seed: int) -> list[Member]:
-    """One member trains on its neighbour's examples instead of its own."""
-    index, members = owner(task, seed), task.members
-    other = members[(index + 1) % len(members)]
-    copied = replace(other, identity=members[index].identity, is_marked=True)
-    return [*members[:index], copied, *members[index + 1 :]]
-
-
-def _scaled(factor: float) -> Case:
-    def members(task: AuditTask, seed: int) -> list[Member]:
-        index, honest = owner(task, seed), task.members
-        scaled = replace(honest[index], behaviour=HonestScaling(factor), is_marked=True)
-        return [*honest[:index], scaled, *honest[index + 1 :]]
-
-    return members
 
 
 HONEST = "honest"
@@ -61,26 +130,45 @@ THREATS: Mapping[str, Case] = {
     "few examples": lambda task, seed: task.with_few_examples(task.marked(seed)),
     "backdoor": _attack("pixel-trigger"),
 }
-
-
-def _game(game: Game) -> Case:
-    def members(task: AuditTask, seed: int) -> list[Member]:
-        first, m = owner(task, seed), task.config.num_clients
-        return game.members(task, [(first + i) % m for i in range(min(game.num_players, m))])
-
-    return members
-
-
 MANIPULATIONS: Mapping[str, Case] = {
-    "five identities": _split,
-    "a neighbour's data": _copied,
-    f"update times {SCALED:g}": _scaled(SCALED),
-    f"update times {SHRUNK:g}": _scaled(SHRUNK),
-    **{name: _game(game) for name, game in GAMES.items()},
+    "five identities": game(_five_identities),
+    "a neighbour's data": game(_copy),
+    **{
+        f"update times {factor:g}": sends(partial(HonestScaling, factor))
+        for factor in (10.0, 0.01, 1.5, 4.0)
+    },
+    **{
+        f"opposed updates, k = {factor:g}": sends(partial(OpposedUpdates, factor), 2, alike=True)
+        for factor in (1.0, 10.0, 100.0, 1000.0)
+    },
+    "opposed updates, k = 100, one round in five": sends(
+        partial(OpposedUpdates, 100.0, every=5), 2, alike=True
+    ),
+    "opposed updates, one against three, k = 10": sends(OpposedUpdates, 4, alike=True),
+    "opposed steps, k = 1": sends(partial(OpposedSteps, 1.0), 2, alike=True),
+    "opposed steps, k = 10": sends(OpposedSteps, 2, alike=True),
+    "opposed steps, one against three, k = 10": sends(OpposedSteps, 4, alike=True),
+    "harm for repair": sends(HarmForRepair, 2),
+    **{f"last step, k = {k:g}": sends(partial(RepeatStep, k)) for k in (1.0, 2.0, 4.0)},
+    "step before last, k = 2": sends(OlderStep),
+    "fifth step back, k = 2": sends(partial(OlderStep, back=5)),
+    "last step and noise": sends(NoisyStep),
+    "last step and shared noise": sends(SharedNoise, 4),
+    "last step in odd rounds, own update in even": sends(AlternatingStep),
+    "own update and last step": sends(partial(BorrowedStep, 1.0)),
+    "own update and last step, twice as long": sends(BorrowedStep),
+    "last step undone and done again": sends(UndoneStep),
+    "harm and repair": sends(HarmAndRepair),
+    "claims ten times its examples": game(partial(_claim, 10.0)),
+    "claims twice its examples": game(partial(_claim, 2.0)),
+    "three identities, same data, noise": game(_three_identities),
+    "first 5 rounds": _first_rounds(5),
+    "first 10 rounds, claims twice, update times 1.2": _first_rounds(10, 2.0, 1.2),
+    "twice its part of the last steps": sends(MoreOfLastSteps),
+    "own gradient and last step": sends(GradientAndLastStep),
+    "trains on the validation split": game(_take_validation),
+    "all labels wrong": _mislabelled(Behaviour),
+    "all labels wrong, predicted step (ACE)": _mislabelled(PredictedStep),
 }
-CASES: Mapping[str, Case] = {
-    HONEST: lambda task, seed: list(task.members),  # noqa: ARG005
-    **THREATS,
-    **MANIPULATIONS,
-}
+CASES: Mapping[str, Case] = {HONEST: lambda task, _: list(task.members), **THREATS, **MANIPULATIONS}
 RETRAINED = (HONEST, "label noise")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedif_flower.aggregators.rfa import geometric_median_weights
+from fedif_flower.aggregators import RFA
 from fedif_flower.attacks import ClientRound, Colluder
 from fedif_flower.client.training import train_local
 from fedif_flower.errors import ValuationError
@@ -25,13 +25,7 @@ from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.influence import (
-    Projections,
-    influence_from,
-    influence_resolution,
-    project_updates,
-)
-from fedif_flower.valuation.ledger import ScoreLedger, min_max
+from fedif_flower.valuation.influence import Projections, project_updates
 from fedif_flower.valuation.past_steps import PastSteps
 from fedif_flower.valuation.path import QUADRATURES
 from fedif_studies.audit.members import AuditTask, Member
@@ -90,64 +84,38 @@ class Watcher(Protocol):
         ...
 
 
-Rule = Callable[[RoundUpdates, Validation], Aggregation]
+Rule = Callable[[RoundUpdates], Aggregation]
 """Gives a round's updates weights ``[m]``; without ``applied`` they are what is applied."""
 
 
-def by_examples(updates: RoundUpdates, validation: Validation) -> Aggregation:  # noqa: ARG001
-    """Return FedAvg's weights."""
-    return Aggregation(updates.num_examples / updates.num_examples.sum())
+def as_run(strategy: ScreenedStrategy) -> Rule:
+    """Return a strategy's coefficients as a run of it applies them, with its bounds."""
+    strategy.stages.begin(strategy.judge)
 
-
-def geometric_median(updates: RoundUpdates, validation: Validation) -> Aggregation:
-    """Return RFA's weights."""
-    shares = by_examples(updates, validation).weights
-    return Aggregation(geometric_median_weights(updates.client_updates, shares).double())
-
-
-class ByInfluence:
-    """FedIF's weights, with a ledger of its own."""
-
-    def __init__(self, gamma: float = 0.3) -> None:
-        self.ledger = ScoreLedger(gamma)
-
-    def __call__(self, updates: RoundUpdates, validation: Validation) -> Aggregation:
-        """Return the weights of a round."""
-        gradient = validation.gradient(updates.global_params)
-        found = project_updates(updates.client_updates, gradient)
-        normalized = min_max(influence_from(found), influence_resolution(found))
-        self.ledger.update(updates.client_ids, normalized)
-        return Aggregation(self.ledger.weights(updates.client_ids))
-
-
-class AsRun:
-    """A strategy's coefficients as a run of it applies them, with its bounds."""
-
-    def __init__(self, strategy: ScreenedStrategy) -> None:
-        self._strategy = strategy
-        strategy.stages.begin(strategy.judge)
-
-    def __call__(self, updates: RoundUpdates, validation: Validation) -> Aggregation:  # noqa: ARG002
-        """Return the weights, and what updates are multiplied by in the end."""
+    def rule(updates: RoundUpdates) -> Aggregation:
         try:
-            _, aggregation = self._strategy.aggregate(updates)
+            _, aggregation = strategy.aggregate(updates)
         except ValuationError:  # The round fails and the model stays.
             return Aggregation(torch.zeros(updates.num_clients, dtype=torch.float64))
         return aggregation
 
+    return rule
+
+
+def _on(validation: Validation) -> Setup:
+    return Setup(device=validation.device)
+
 
 STRATEGIES: Mapping[str, Callable[[Validation], Rule]] = {
-    "FedAvg": lambda validation: AsRun(FedAvg(setup=Setup(device=validation.device))),
-    "FedIF": lambda validation: AsRun(FedIF(validation, setup=Setup(device=validation.device))),
-    "influence descent": lambda validation: AsRun(
-        InfluenceDescent(validation, setup=Setup(device=validation.device))
-    ),
+    "FedAvg": lambda of: as_run(FedAvg(setup=_on(of))),
+    "FedIF": lambda of: as_run(FedIF(of, setup=_on(of))),
+    "influence descent": lambda of: as_run(InfluenceDescent(of, setup=_on(of))),
 }
-
-RULES: Mapping[str, Callable[[], Rule]] = {
-    "FedAvg": lambda: by_examples,
-    "FedIF": ByInfluence,
-    "RFA": lambda: geometric_median,
+# Without bounds, so that they differ by their weights alone.
+RULES: Mapping[str, Callable[[Validation], Rule]] = {
+    "FedAvg": STRATEGIES["FedAvg"],
+    "FedIF": lambda of: as_run(FedIF(of, stages=(), setup=_on(of))),
+    "RFA": lambda _: RFA(),
 }
 
 
@@ -156,7 +124,7 @@ def federate(
     members: Sequence[Member],
     *,
     seed: int,
-    rule: Rule = by_examples,
+    rule: Rule | None = None,
     watchers: Sequence[Watcher] = (),
     per_round: int | None = None,
 ) -> Tensor:
@@ -171,7 +139,7 @@ def federate(
     seed : int
         The model's first parameters and the order of the members' examples.
     rule : callable
-        How a round is combined.
+        How a round is combined; default: by FedAvg.
     watchers : sequence of Watcher
         Look at every round.
     per_round : int, optional
@@ -182,7 +150,7 @@ def federate(
     params = vector_of(model)
     trainers = [Trainer(task, member, model, seed) for member in members]
     claimed = torch.tensor([member.claimed for member in members], dtype=torch.float64)
-    past = PastSteps()
+    past, weigh = PastSteps(), rule or STRATEGIES["FedAvg"](task.server.validation)
     for server_round in range(1, config.num_server_rounds + 1) if trainers else ():
         drawn = tuple(
             index
@@ -202,7 +170,7 @@ def federate(
             buffer_updates=rows.new_zeros(len(drawn), 0),
             counters=({},) * len(drawn),
         )
-        found = rule(updates, task.server.validation)
+        found = weigh(updates)
         weights = found.weights.double().cpu()
         coefficients = weights if found.applied is None else found.applied.double().cpu()
         step = AuditStep(
@@ -228,13 +196,11 @@ def collude(
     members: Sequence[Member], received: Tensor, rows: Tensor, generator: torch.Generator
 ) -> None:
     """Replace the updates ``[m, d]`` of members in league, who share one behaviour, in place."""
-    leagues: dict[int, list[int]] = {}
+    leagues: dict[int, tuple[Colluder, list[int]]] = {}
     for index, member in enumerate(members):
-        if isinstance(member.behaviour, Colluder):
-            leagues.setdefault(id(member.behaviour), []).append(index)
-    for own in leagues.values():
-        acting = members[own[0]].behaviour
-        assert isinstance(acting, Colluder)
+        if isinstance(acting := member.behaviour, Colluder):
+            leagues.setdefault(id(acting), (acting, []))[1].append(index)
+    for acting, own in leagues.values():
         rows[own] = acting.collude(received, rows[own], generator)
 
 

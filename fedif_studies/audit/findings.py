@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,10 +13,10 @@ from torch import Tensor
 
 from fedif_studies.audit.cases import HONEST, MANIPULATIONS, RETRAINED, THREATS
 from fedif_studies.audit.federation import RULES
-from fedif_studies.audit.measure import RetrainedLine, ValueLine, coalition_utilities
 from fedif_studies.audit.valuations import EXACT, shapley_of
 
 CEILING = "another seed's retraining"
+Lines = Iterable[Mapping[str, str]]
 
 
 class Finding(NamedTuple):
@@ -29,167 +30,146 @@ class Finding(NamedTuple):
 
 
 class Values:
-    """The members' values by federation and valuation."""
+    """The members' values by federation and valuation, and who is marked."""
 
-    def __init__(self, lines: Iterable[ValueLine]) -> None:
-        self._lines: dict[tuple[str, str, int, str], list[ValueLine]] = {}
+    def __init__(self, lines: Lines) -> None:
+        found = defaultdict(list)
         for line in lines:
-            key = (line.case, line.rule, line.seed, line.valuation)
-            self._lines.setdefault(key, []).append(line)
-        names = dict.fromkeys(key[3] for key in self._lines)
+            key = (line["valuation"], line["case"], int(line["seed"]), line["rule"])
+            found[key].append((int(line["member"]), float(line["value"]), int(line["marked"])))
+        tables = {key: torch.tensor(sorted(own)).double() for key, own in found.items()}  # [m, 3]
+        self._values = {key: table[:, 1] for key, table in tables.items()}
+        self._marked = {key: table[:, 2].bool() for key, table in tables.items()}
+        names = dict.fromkeys(key[0] for key in found)
         self.valuations = [name for name in names if name != EXACT] + [EXACT]
-        self.seeds = sorted({key[2] for key in self._lines})
+        self.seeds = sorted({key[2] for key in found})
 
     def of(self, valuation: str, case: str, seed: int, rule: str = "FedAvg") -> Tensor | None:
         """Return the values ``[m]`` of a federation's members, if they are there."""
-        lines = self._lines.get((case, rule, seed, valuation))
-        if lines is None:
-            return None
-        by_member = sorted(lines, key=lambda line: line.member)
-        return torch.tensor([line.value for line in by_member], dtype=torch.float64)
+        return self._values.get((valuation, case, seed, rule))
 
-    def of_seeds(self, valuation: str, case: str, seeds: Iterable[int]) -> list[Tensor]:
+    def of_seeds(self, valuation: str, case: str, seeds: Iterable[int]) -> dict[int, Tensor]:
         """Return the values of every seed's federation that is there."""
-        found = (self.of(valuation, case, seed) for seed in seeds)
-        return [own for own in found if own is not None]
+        found = {seed: self.of(valuation, case, seed) for seed in seeds}
+        return {seed: own for seed, own in found.items() if own is not None}
 
     def marked(self, valuation: str, case: str, seed: int) -> Tensor:
         """Return which members are marked, ``[m]`` bool."""
-        lines = sorted(self._lines[case, "FedAvg", seed, valuation], key=lambda line: line.member)
-        return torch.tensor([bool(line.marked) for line in lines])
+        return self._marked[valuation, case, seed, "FedAvg"]
 
 
-def findings(values: Values, retrained: Sequence[RetrainedLine]) -> list[Finding]:
+def findings(values: Values, retrained: Lines) -> list[Finding]:
     """Return every figure that the measurements are enough for."""
     found: list[Finding] = []
     for valuation in values.valuations:
-        found += _in_run(values, valuation)
+        if valuation != EXACT:
+            found += _in_run(values, valuation)
         found += _detection(values, valuation)
         found += _manipulation(values, valuation)
         found += _stability(values, valuation)
     for case in RETRAINED:
-        lines = [line for line in retrained if line.case == case]
-        found += _retraining(values, case, coalition_utilities(lines, "test_loss"))
-        found += removal(values, case, coalition_utilities(lines, "test_accuracy"))
+        lines = [line for line in retrained if line["case"] == case]
+        if losses := _by_coalition(lines, "test_loss"):
+            found += _retraining(values, case, losses)
+            found += _removal(values, case, _by_coalition(lines, "test_accuracy"))
     return found
 
 
-def _in_run(values: Values, valuation: str) -> list[Finding]:
+def _by_coalition(lines: Lines, column: str) -> dict[int, Tensor]:
+    """Return by seed the figure ``[2**m]`` of every coalition, where all are there."""
+    by_seed: dict[int, dict[int, float]] = defaultdict(dict)
+    for line in lines:
+        by_seed[int(line["seed"])][int(line["coalition"])] = float(line[column])
+    return {
+        seed: torch.tensor([found[i] for i in range(len(found))], dtype=torch.float64)
+        for seed, found in sorted(by_seed.items())
+        if max(found) + 1 == len(found) and len(found) & (len(found) - 1) == 0
+    }
+
+
+def _in_run(values: Values, valuation: str) -> Iterable[Finding]:
     """Correlate with the exact Shapley values of the same rounds."""
-    if valuation == EXACT:
-        return []
-    found = []
     for case in RETRAINED:
-        pairs = [(values.of(valuation, case, s), values.of(EXACT, case, s)) for s in values.seeds]
-        both = [(a, b) for a, b in pairs if a is not None and b is not None]
+        own, exact = (values.of_seeds(name, case, values.seeds) for name in (valuation, EXACT))
         for name, correlation in CORRELATIONS.items():
-            scores = [correlation(a, b) for a, b in both]
-            found += _mean(f"in-run, {name}", case, valuation, scores)
-    return found
+            scores = [correlation(own[seed], exact[seed]) for seed in own.keys() & exact.keys()]
+            yield from _mean(f"in-run, {name}", case, valuation, scores)
 
 
-def _retraining(values: Values, case: str, losses: Mapping[int, Tensor]) -> list[Finding]:
+def _retraining(values: Values, case: str, losses: Mapping[int, Tensor]) -> Iterable[Finding]:
     """Correlate with the Shapley values of the game of federations trained from scratch."""
-    if not losses:
-        return []
-    exact = {seed: shapley_of(-table) for seed, table in losses.items()}
-    mean = torch.stack(list(exact.values())).mean(dim=0)
-    found = []
+    exact = [shapley_of(-table) for table in losses.values()]
+    mean = torch.stack(exact).mean(dim=0)
     # Other seeds mark other members; where nobody is marked, all may be compared.
     seeds = values.seeds if case == HONEST else [0]
     for name, correlation in CORRELATIONS.items():
         for valuation in values.valuations:
-            there = values.of_seeds(valuation, case, seeds)
+            there = values.of_seeds(valuation, case, seeds).values()
             scores = [correlation(own, mean) for own in there]
-            found += _mean(f"retraining, {name}", case, valuation, scores)
-        pairs = itertools.combinations(exact.values(), 2)
-        scores = [correlation(a, b) for a, b in pairs]
-        found += _mean(f"retraining, {name}", case, CEILING, scores)
-    return found
+            yield from _mean(f"retraining, {name}", case, valuation, scores)
+        scores = [correlation(a, b) for a, b in itertools.combinations(exact, 2)]
+        yield from _mean(f"retraining, {name}", case, CEILING, scores)
 
 
-def removal(values: Values, case: str, accuracies: Mapping[int, Tensor]) -> list[Finding]:
-    """Return the area between the curves of dropping the lowest and the highest values first."""
-    if not accuracies:
-        return []
+def _removal(values: Values, case: str, accuracies: Mapping[int, Tensor]) -> Iterable[Finding]:
+    """Give the area between the curves of dropping the lowest and the highest values first."""
     accuracy = torch.stack(list(accuracies.values())).mean(dim=0)  # [2**m]
-    found = []
     for valuation in values.valuations:
         own = values.of(valuation, case, 0)
         if own is not None:
-            lowest, highest = curve(own, accuracy), curve(-own, accuracy)
-            area = float((lowest - highest).mean())
-            found.append(Finding("area between removal curves", case, valuation, area, 1))
-    return found
+            area = float((_curve(own, accuracy) - _curve(-own, accuracy)).mean())
+            yield Finding("area between removal curves", case, valuation, area, 1)
 
 
-def curve(values: Tensor, accuracy: Tensor) -> Tensor:
+def _curve(values: Tensor, accuracy: Tensor) -> Tensor:
     """Return the accuracy after dropping the k lowest valued members, k = 1 .. m - 1."""
-    order = values.argsort(stable=True).tolist()
-    left = accuracy.numel() - 1  # Everybody.
-    found = []
-    for member in order[:-1]:
-        left &= ~(1 << member)
-        found.append(accuracy[left])
-    return torch.stack(found)
+    dropped = torch.cumsum(2 ** values.argsort(stable=True)[:-1], dim=0)
+    return accuracy[len(accuracy) - 1 - dropped]
 
 
-def _detection(values: Values, valuation: str) -> list[Finding]:
-    """Return how well low values point to those who misbehave: ROC-AUC by threat."""
-    found = []
+def _detection(values: Values, valuation: str) -> Iterable[Finding]:
+    """Tell how well low values point to those who misbehave: ROC-AUC by threat."""
     for case in THREATS:
-        aucs = []
-        for seed in values.seeds:
-            own = values.of(valuation, case, seed)
-            if own is not None:
-                aucs.append(auc(own, values.marked(valuation, case, seed)))
-        found += _mean("detection, ROC-AUC", case, valuation, aucs)
-    return found
+        found = values.of_seeds(valuation, case, values.seeds)
+        aucs = [_auc(own, values.marked(valuation, case, seed)) for seed, own in found.items()]
+        yield from _mean("detection, ROC-AUC", case, valuation, aucs)
 
 
-def _manipulation(values: Values, valuation: str) -> list[Finding]:
-    """Return by which factor a member changes its share: 1 is no gain."""
-    found = []
+def _manipulation(values: Values, valuation: str) -> Iterable[Finding]:
+    """Tell by which factor a member changes its share: 1 is no gain."""
+    honest = values.of_seeds(valuation, HONEST, values.seeds)
     for case in MANIPULATIONS:
         ratios = []
-        for seed in values.seeds:
-            own, honest = values.of(valuation, case, seed), values.of(valuation, HONEST, seed)
-            if own is None or honest is None:
-                continue
+        for seed, own in values.of_seeds(valuation, case, honest).items():
             players = values.marked(valuation, case, seed)
             after = _share(own, players)
-            if len(own) != len(honest):  # Identities of one owner.
-                players = torch.arange(len(honest)) == seed % len(honest)
-            before = _share(honest, players)
+            # Identities that an owner adds come last.
+            before = _share(honest[seed], players[: len(honest[seed])])
             if before > 0:
                 ratios.append(after / before)
         if ratios:
             middle = statistics.median(ratios)
-            found.append(Finding("share after / before", case, valuation, middle, len(ratios)))
-    return found
+            yield Finding("share after / before", case, valuation, middle, len(ratios))
 
 
-def _stability(values: Values, valuation: str) -> list[Finding]:
-    """Return rank correlations between seeds, and between aggregation rules."""
-    of_seeds = values.of_seeds(valuation, HONEST, values.seeds)
-    between_seeds = [spearman(a, b) for a, b in itertools.combinations(of_seeds, 2)]
-    between_rules = []
+def _stability(values: Values, valuation: str) -> Iterable[Finding]:
+    """Give rank correlations between seeds, and between aggregation rules."""
+    of_seeds = values.of_seeds(valuation, HONEST, values.seeds).values()
+    seeds = [spearman(a, b) for a, b in itertools.combinations(of_seeds, 2)]
+    rules = []
     for seed in values.seeds:
         by_rule = [values.of(valuation, HONEST, seed, rule) for rule in RULES]
         there = [own for own in by_rule if own is not None]
-        between_rules += [spearman(a, b) for a, b in itertools.combinations(there, 2)]
-    return [
-        *_mean("stability, Spearman", "between seeds", valuation, between_seeds),
-        *_mean("stability, Spearman", "between aggregation rules", valuation, between_rules),
-    ]
+        rules += [spearman(a, b) for a, b in itertools.combinations(there, 2)]
+    for case, scores in (("between seeds", seeds), ("between aggregation rules", rules)):
+        yield from _mean("stability, Spearman", case, valuation, scores)
 
 
-def _mean(question: str, case: str, valuation: str, scores: Sequence[float]) -> list[Finding]:
-    """Return the mean of what is defined; nothing where nothing is."""
+def _mean(question: str, case: str, valuation: str, scores: Sequence[float]) -> Iterable[Finding]:
+    """Give the mean of what is defined; nothing where nothing is."""
     defined = [score for score in scores if score == score]
-    if not defined:
-        return []
-    return [Finding(question, case, valuation, statistics.fmean(defined), len(defined))]
+    if defined:
+        yield Finding(question, case, valuation, statistics.fmean(defined), len(defined))
 
 
 def _share(values: Tensor, chosen: Tensor) -> float:
@@ -199,7 +179,7 @@ def _share(values: Tensor, chosen: Tensor) -> float:
     return float(positive[chosen].sum()) / total if total > 0 else 0.0
 
 
-def auc(values: Tensor, marked: Tensor) -> float:
+def _auc(values: Tensor, marked: Tensor) -> float:
     """Return how well low values ``[m]`` point to the marked ``[m]``, by ROC-AUC; NaN: to none."""
     from sklearn.metrics import roc_auc_score  # takes a second, which only an audit should cost
 
@@ -214,15 +194,11 @@ def pearson(a: Tensor, b: Tensor) -> float:
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """Return the correlation of ranks; NaN if one of them does not vary."""
-    return pearson(_ranks(a), _ranks(b))
+    """Return the correlation of ranks, the mean one of equal values; NaN if one does not vary."""
+    from scipy.stats import rankdata
 
-
-def _ranks(values: Tensor) -> Tensor:
-    """Return ranks; equal values share the mean of theirs."""
-    below = (values[None, :] < values[:, None]).sum(dim=1)
-    equal = (values[None, :] == values[:, None]).sum(dim=1)
-    return below + (equal - 1) / 2.0
+    ranks = (torch.from_numpy(rankdata(values.numpy())) for values in (a, b))
+    return pearson(*ranks)
 
 
 CORRELATIONS: Mapping[str, Callable[[Tensor, Tensor], float]] = {

@@ -7,17 +7,14 @@ at any time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.config import RunConfig
-from fedif_flower.run.rows import read_rows
-from fedif_flower.storage import write_atomically
+from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.cases import CASES, HONEST, RETRAINED
 from fedif_studies.audit.federation import RULES, federate
@@ -33,79 +30,9 @@ RETRAINING_SEEDS = 2
 _AT_ONCE = 256  # Coalitions side by side.
 
 
-class ValueLine(NamedTuple):
-    """What a valuation says of one member of one federation."""
-
-    case: str
-    rule: str
-    seed: int
-    valuation: str
-    member: int
-    marked: int
-    value: float
-
-
-class RetrainedLine(NamedTuple):
-    """How a coalition does that was trained from scratch; bit i of ``coalition``: member i."""
-
-    case: str
-    seed: int
-    coalition: int
-    test_loss: float
-    test_accuracy: float
-
-
-class Measurements:
-    """The two files of an audit.
-
-    Parameters
-    ----------
-    folder : Path
-        Created if it is not there; lines that are there already are kept.
-    config : RunConfig
-        What was measured; kept beside the lines.
-
-    Raises
-    ------
-    ConfigError
-        If the lines that are there are of another configuration.
-    """
-
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        settings = json.dumps(config.identity(), indent=2, sort_keys=True) + "\n"
-        if not (folder / CONFIG).exists():
-            write_atomically(folder / CONFIG, settings)
-        elif (folder / CONFIG).read_text() != settings:
-            raise ConfigError(f"{folder} holds an audit of other settings; take another folder")
-        self.values_path = folder / VALUES
-        self.retrained_path = folder / RETRAINING
-
-    def values(self) -> list[ValueLine]:
-        """Return what is there of the members' values."""
-        return [
-            ValueLine(
-                *(row["case"], row["rule"], int(row["seed"]), row["valuation"]),
-                *(int(row["member"]), int(row["marked"]), float(row["value"])),
-            )
-            for row in read_rows(self.values_path)
-        ]
-
-    def retrained(self) -> list[RetrainedLine]:
-        """Return what is there of the coalitions trained from scratch."""
-        return [
-            RetrainedLine(
-                *(row["case"], int(row["seed"]), int(row["coalition"])),
-                *(float(row["test_loss"]), float(row["test_accuracy"])),
-            )
-            for row in read_rows(self.retrained_path)
-        ]
-
-
 def measure(
     task: AuditTask,
-    measurements: Measurements,
+    folder: Path,
     *,
     valuations: Sequence[str] = tuple(VALUATIONS),
     cases: Sequence[str] = tuple(CASES),
@@ -118,8 +45,8 @@ def measure(
     ----------
     task : AuditTask
         What the federations are about.
-    measurements : Measurements
-        Where lines go.
+    folder : Path
+        Where lines go, and beside them the configuration.
     valuations : sequence of str
         Names in :data:`~fedif_studies.audit.valuations.VALUATIONS`.
     cases : sequence of str
@@ -132,7 +59,8 @@ def measure(
     Raises
     ------
     ConfigError
-        If there are too many members to look at all coalitions, or the code is not committed.
+        If there are too many members to look at all coalitions, the lines that are there are of
+        another configuration, or the code is not committed.
     GridInterrupted
         If a signal asked for an end; the same call goes on from there.
     """
@@ -141,17 +69,23 @@ def measure(
             f"num-clients = {task.config.num_clients}; allowed: at most {MOST_MEMBERS}, since an "
             "audit looks at all coalitions"
         )
+    make_folder(folder)
+    settings = json.dumps(task.config.identity(), indent=2, sort_keys=True) + "\n"
+    if not (folder / CONFIG).exists():
+        write_atomically(folder / CONFIG, settings)
+    elif (folder / CONFIG).read_text() != settings:
+        raise ConfigError(f"{folder} holds an audit of other settings; take another folder")
     others = [(HONEST, rule) for rule in RULES if rule != "FedAvg" and HONEST in cases]
     runs = [*((case, "FedAvg") for case in cases), *others]
     wanted: list[Row] = [
         {"case": case, "rule": rule, "seed": seed} for seed in range(seeds) for case, rule in runs
     ]
-    complete = fill(measurements.values_path, wanted, partial(_values, task, valuations))
+    complete = fill(folder / VALUES, wanted, partial(_values, task, valuations))
     trained: list[Row] = [
         {"case": case, "seed": seed} for seed in range(RETRAINING_SEEDS) for case in RETRAINED
     ]
     if retrain:
-        complete &= fill(measurements.retrained_path, trained, partial(_retrained, task))
+        complete &= fill(folder / RETRAINING, trained, partial(_retrained, task))
     return complete
 
 
@@ -163,7 +97,7 @@ def _values(task: AuditTask, valuations: Sequence[str], cell: Row) -> list[Row]:
     if len(members) > MOST_MEMBERS:
         names = [name for name in names if name not in ALL_COALITIONS]
     watchers = {name: WATCHERS[name]() for name in names}
-    rule = RULES[str(cell["rule"])]()
+    rule = RULES[str(cell["rule"])](task.server.validation)
     federate(task, members, seed=seed, rule=rule, watchers=list(watchers.values()))
     return [
         {"valuation": name, "member": index, "marked": int(member.is_marked), "value": value}
@@ -173,7 +107,7 @@ def _values(task: AuditTask, valuations: Sequence[str], cell: Row) -> list[Row]:
 
 
 def _retrained(task: AuditTask, cell: Row) -> list[Row]:
-    """Train all coalitions of a case, and return what they reach."""
+    """Train all coalitions of a case, and return what they reach; bit i: member i."""
     # The same members misbehave with every seed: what differs is the training alone.
     members = CASES[str(cell["case"])](task, 0)
     found = [
@@ -185,16 +119,3 @@ def _retrained(task: AuditTask, cell: Row) -> list[Row]:
         {"coalition": index, "test_loss": one.loss, "test_accuracy": one.accuracy}
         for index, one in enumerate(found)
     ]
-
-
-def coalition_utilities(lines: Iterable[RetrainedLine], column: str) -> dict[int, torch.Tensor]:
-    """Return by seed the figure ``[2**m]`` of every coalition, where all are there."""
-    by_seed: dict[int, dict[int, float]] = {}
-    for line in lines:
-        by_seed.setdefault(line.seed, {})[line.coalition] = float(getattr(line, column))
-    complete = {}
-    for seed, values in sorted(by_seed.items()):
-        count = max(values) + 1
-        if len(values) == count and count & (count - 1) == 0:
-            complete[seed] = torch.tensor([values[i] for i in range(count)], dtype=torch.float64)
-    return complete

@@ -6,82 +6,72 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.rows import read_rows
 from fedif_flower.storage import write_atomically
 from fedif_flower.tables import ResultTable
 from fedif_studies.audit.cases import IDENTITIES
+from fedif_studies.audit.federation import RULES
 from fedif_studies.audit.findings import Finding, Values, findings
-from fedif_studies.audit.measure import Measurements
+from fedif_studies.audit.measure import RETRAINING, VALUES
 from fedif_studies.rows import add_rows
 
 FINDINGS, PAGE = "findings.csv", "audit.md"
 _WORDS = {
     "in-run": (
         "Agreement within the run",
-        "Correlation with the exact Shapley values of the rounds themselves: in every round a "
-        "coalition puts its members' parts of the step in, with the weights that were applied, and "
-        "is worth by how much the validation loss falls. Mean over seeds.",
+        "Correlation with the exact Shapley values of the rounds: a coalition puts its members' "
+        "parts of the step in, and is worth by how much the validation loss falls.",
     ),
     "retraining": (
         "Agreement with federations trained from scratch",
         "Correlation with the Shapley values of the game in which each coalition trains a "
-        "federation of its own, and is worth its (negative) test loss. The last line is the "
-        "ceiling: how well two such tables of different seeds agree.",
+        "federation of its own. The last line is how well two seeds of it agree.",
     ),
     "area between removal curves": (
         "Removal and addition",
-        "Members are dropped one by one and the others trained from scratch: lowest values first, "
-        "or highest first. The figure is the mean difference in test accuracy between the two; in "
-        "random order it is 0. More is better.",
+        "Others train without the members of lowest values, or of highest: the mean difference in "
+        "test accuracy. In random order it is 0; more is better.",
     ),
     "detection": (
         "Detection",
-        "ROC-AUC of low values as a sign of those who misbehave: 1 is perfect, 0.5 chance. This is "
-        "another claim than that the values are right: a member with few examples, say, "
-        "contributes less, but does nothing wrong.",
+        "ROC-AUC of low values as a sign of who misbehaves: 1 is perfect, 0.5 chance. Whether the "
+        "values are right is another question.",
     ),
     "share": (
         "Manipulation",
         "By which factor a member's share of all that is positive changes: 1 is no gain. Median "
-        f"over seeds. The {IDENTITIES} identities send their owner's update and divide its "
-        "examples between them.",
+        f"over seeds. {IDENTITIES} identities send their owner's update and divide its examples.",
     ),
     "stability": (
         "Stability",
-        "Spearman correlation of the honest members' values between seeds of the training, and "
-        "between aggregation rules (FedAvg, FedIF, RFA).",
+        "Spearman correlation of honest members' values between seeds, and between rules "
+        f"({', '.join(RULES)}).",
     ),
 }
 
 
-def write_audit(measurements: Measurements, config: RunConfig) -> Path:
-    """Write findings and the page from what is measured; return the page's path."""
-    values, retrained = Values(measurements.values()), measurements.retrained()
-    found = findings(values, retrained)
-    folder = measurements.folder
-    rows = [f._replace(value=round(f.value, 6))._asdict() for f in found]
+def write_audit(folder: Path, config: RunConfig) -> Path:
+    """Write findings and the page from what is measured in a folder; return the page's path."""
+    values = Values(read_rows(folder / VALUES))
+    found = findings(values, read_rows(folder / RETRAINING))
+    rows = [one._replace(value=round(one.value, 6))._asdict() for one in found]
     add_rows(folder / FINDINGS, rows, anew=True)
-    lines = _head(config, values)
+    lines = [
+        f"# Audit of valuations: {config.dataset}",
+        "",
+        f"Written by `fedif audit`; the lines behind it: `{VALUES}`, `{RETRAINING}`, `{FINDINGS}`.",
+        f"{config.num_clients} members, all of them in {config.num_server_rounds} rounds of "
+        f"FedAvg, Dirichlet({config.dirichlet_alpha:g}) parts, model `{config.model}`, epochs: "
+        f"{config.local_epochs}, seeds: {len(values.seeds)}.",
+        "All valuations look at the same rounds.",
+        "",
+    ]
     for start, (title, words) in _WORDS.items():
         own = [line for line in found if line.question.startswith(start)]
         if own:
             lines += [f"## {title}", "", words, "", *_table(title, own), ""]
     write_atomically(folder / PAGE, "\n".join(lines))
     return folder / PAGE
-
-
-def _head(config: RunConfig, values: Values) -> list[str]:
-    return [
-        f"# Audit of valuations: {config.dataset}",
-        "",
-        "Written by `fedif audit`; the lines behind it are in `values.csv`, `retraining.csv` and",
-        "`findings.csv`.",
-        "",
-        f"{config.num_clients} members, all of them in {config.num_server_rounds} rounds of",
-        f"FedAvg, Dirichlet({config.dirichlet_alpha:g}) parts, model `{config.model}`, epochs: "
-        f"{config.local_epochs}, seeds: {len(values.seeds)}.",
-        "All valuations look at the same rounds.",
-        "",
-    ]
 
 
 def _table(title: str, found: Sequence[Finding]) -> list[str]:
