@@ -137,6 +137,18 @@ def take_rows(batch: Any, rows: Tensor) -> Any:
     return map_tensors(lambda tensor: tensor[rows.to(tensor.device)], batch)
 
 
+def take_of_all(batches: Sequence[Any], rows: Tensor) -> list[Any]:
+    """Return the examples at ``rows`` [k], ascending, as numbered through all batches, by batch."""
+    taken, start = [], 0
+    for batch in batches:
+        end = start + (num_rows(batch) or 0)
+        own = rows[(rows >= start) & (rows < end)] - start
+        if len(own):
+            taken.append(take_rows(batch, own))
+        start = end
+    return taken
+
+
 def join(batches: Sequence[Any]) -> Any:
     """Return batches of one structure as a single one."""
     joined = iter([torch.cat(pieces) for pieces in zip(*map(tensors_of, batches), strict=True)])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from fedif_flower.tasks.batches import join, num_rows, take_rows
+from fedif_flower.tasks.batches import join, num_rows, take_of_all
 from fedif_flower.valuation.validation import Validation
 
 BLOCKS = 20
@@ -57,18 +56,11 @@ def block_validations(validation: Validation, blocks: int = BLOCKS) -> list[Vali
     if count < blocks:
         logger.info("%d held-out examples: %d blocks, not %d", total, count, blocks)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(_SEED))
-    starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
     found = []
     for k in range(count):
         rows = order[k::count].sort().values
-        taken = [
-            take_rows(batch, own)
-            for batch, (start, end) in zip(batches, pairwise(starts), strict=True)
-            if len(own := rows[(rows >= start) & (rows < end)] - start)
-        ]
-        size = max(lengths)
-        merged = join(taken) if len(rows) <= size else None
-        found.append(validation.part(taken if merged is None else [merged]))
+        taken = take_of_all(batches, rows)
+        found.append(validation.part([join(taken)] if len(rows) <= max(lengths) else taken))
     if not all(block.total_weight for block in found):
         logger.warning("no intervals for another held-out set: in a block, no target counts")
         return []

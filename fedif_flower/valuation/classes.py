@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
-
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import describe, first_few, map_tensors
+from fedif_flower.tasks.batches import first_few, take_rows
 from fedif_flower.valuation.trial import FEW
 from fedif_flower.valuation.validation import Validation
 
@@ -41,7 +37,15 @@ def class_validations(validation: Validation) -> list[Validation]:
             f"the validation set has no example of the classes {sorted(missing)}; contributions "
             "by class need one of each"
         )
-    return [_only(validation, label) for label in sorted(present)]
+    contents = [batch.content for batch in validation.batches]
+    return [
+        validation.part(
+            take_rows(content, chosen)
+            for content in contents
+            if bool((chosen := content[-1] == label).any())
+        )
+        for label in sorted(present)
+    ]
 
 
 def missing_classes(validation: Validation) -> list[int]:
@@ -63,25 +67,3 @@ def _present(validation: Validation) -> set[int]:
     """Return the classes that have an example; a target that is ignored is none."""
     labels = [set(batch.content[-1].unique().tolist()) for batch in validation.batches]
     return set().union(*labels) - {validation.judge.objective.ignored}
-
-
-def _only(validation: Validation, label: int) -> Validation:
-    """Return the validation on the examples of one class."""
-    return validation.part(
-        [
-            _rows(batch.content, chosen)
-            for batch in validation.batches
-            if bool((chosen := batch.content[-1] == label).any())
-        ]
-    )
-
-
-def _rows(content: Any, chosen: Tensor) -> Any:
-    """Return the chosen examples of a batch."""
-
-    def pick(tensor: Tensor) -> Tensor:
-        if len(tensor) != len(chosen):
-            raise ValuationError(f"a batch has {describe(tensor)} beside {len(chosen)} targets")
-        return tensor[chosen]
-
-    return map_tensors(pick, content)

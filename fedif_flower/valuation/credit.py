@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedif_flower.client_table import ClientTable
 from fedif_flower.errors import require
 
 ENOUGH_MEMBERS = 8  # With fewer, nobody's update can be explained by others'.
@@ -111,9 +113,9 @@ class CreditBounds:
         self.length = length
         self.borrowed = borrowed
         self.weight = weight
-        # By client: sum of the logarithms of relative lengths, how many, examples.
-        self._seen: dict[int, tuple[float, int, float]] = {}
-        self._weights: dict[int, tuple[float, int]] = {}  # By client: sum of ratios, how many.
+        # Of a member: the sum of the logarithms of its relative lengths, in how many rounds it
+        # moved, its examples; the sum of its relative weights, in how many rounds.
+        self._clients = ClientTable(logarithms=0, moved=0, examples=0, weights=0, rounds=0)
 
     def bound(self, geometry: RoundGeometry) -> Credit:
         """Return how much of each of the round's updates counts, and remember their lengths."""
@@ -146,43 +148,42 @@ class CreditBounds:
 
     def _usual(self, geometry: RoundGeometry, lengths: Tensor) -> Tensor:
         """Return the usual length of each participant's update, ``[m]``."""
-        moving = lengths[lengths > 0]
-        if not len(moving):
+        moving = lengths > 0
+        if not bool(moving.any()):
             return torch.ones_like(lengths)
-        scale = float(moving.median())
-        examples: list[float] = geometry.examples.tolist()
-        for i, n, own in zip(geometry.client_ids, examples, lengths.tolist(), strict=True):
-            if own > 0:
-                total, rounds, _ = self._seen.get(i, (0.0, 0, n))
-                self._seen[i] = (total + math.log(own / scale), rounds + 1, n)
-        known = torch.tensor(
-            [(n, total / rounds) for total, rounds, n in self._seen.values()], dtype=torch.float64
+        scale = float(lengths[moving].median())
+        table = self._clients
+        ids = [i for i, own in zip(geometry.client_ids, moving.tolist(), strict=True) if own]
+        added = np.array([math.log(own / scale) for own in lengths[moving].tolist()])
+        table.write(
+            ids,
+            logarithms=table.read(ids, "logarithms") + added,
+            moved=table.read(ids, "moved") + 1,
+            examples=geometry.examples[moving].cpu(),
         )
-        return scale * usual_lengths(known[:, 0], known[:, 1].exp(), geometry.examples)
+        moved = torch.tensor(table.column("moved"))
+        known = moved > 0
+        examples = torch.tensor(table.column("examples"))[known]
+        means = torch.tensor(table.column("logarithms"))[known] / moved[known]
+        return scale * usual_lengths(examples, means.exp(), geometry.examples)
 
     def _mean_weights(self, geometry: RoundGeometry, weights: Tensor) -> Tensor:
         """Return each participant's mean weight so far, in shares of the median member: ``[m]``."""
-        examples = geometry.examples.double()
+        examples, ids = geometry.examples.double(), geometry.client_ids
         usual = float(weights.sum()) * _median(examples) / float(examples.sum())
         ratios = weights / usual if usual > 0 else torch.zeros_like(weights)
-        means = []
-        for i, ratio in zip(geometry.client_ids, ratios.tolist(), strict=True):
-            total, rounds = self._weights.get(i, (0.0, 0))
-            self._weights[i] = (total + ratio, rounds + 1)
-            means.append((total + ratio) / (rounds + 1))
-        return torch.tensor(means, dtype=torch.float64)
+        total = self._clients.read(ids, "weights") + ratios.numpy()
+        rounds = self._clients.read(ids, "rounds") + 1
+        self._clients.write(ids, weights=total, rounds=rounds)
+        return torch.from_numpy(total / rounds)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        return {
-            "seen": {client_id: list(seen) for client_id, seen in self._seen.items()},
-            "weights": {client_id: list(seen) for client_id, seen in self._weights.items()},
-        }
+        return {"clients": self._clients.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._seen = {i: (float(s), int(c), float(n)) for i, (s, c, n) in state["seen"].items()}
-        self._weights = {i: (float(s), int(c)) for i, (s, c) in state["weights"].items()}
+        self._clients.load_state_dict(state["clients"])
 
 
 def usual_lengths(examples: Tensor, lengths: Tensor, asked: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -116,8 +116,8 @@ def descend_weights(
     """
     require(steps >= 0, "steps", steps, ">= 0")
     require(math.isfinite(step_size) and step_size > 0, "step_size", step_size, "a number > 0")
-    own = _ServerDirections(global_params, last_step) if relative else None
-    landscape = _Landscape(global_params, client_updates, loss_gradient, loss, own)
+    known = None if not relative else () if last_step is None else (last_step,)
+    landscape = _Landscape(global_params, client_updates, loss_gradient, loss, known)
     here = _start(landscape, _checked(initial_weights, len(client_updates)))
     losses = [here.loss]
     rounding = math.sqrt(torch.finfo(client_updates.dtype).eps)
@@ -179,9 +179,7 @@ def descend_round(
         return {**updates.named_buffers, **updates.split_buffers(combined)}
 
     return descend_weights(
-        updates.global_params,
-        shortened,
-        initial_weights,
+        *(updates.global_params, shortened, initial_weights),
         lambda params, weights: validation.loss_and_gradient(params, buffers(weights)),
         loss=lambda params, weights: validation.loss(params, buffers(weights)),
         steps=steps,
@@ -198,25 +196,12 @@ class _Place(NamedTuple):
     slopes: Tensor
 
 
-class _ServerDirections:
-    """Takes out of a gradient what the server could do itself: step length, and momentum."""
-
-    def __init__(self, global_params: Tensor, last_step: Tensor | None) -> None:
-        self._start, self._last = global_params, last_step
-
-    def without(self, gradient: Tensor, params: Tensor) -> Tensor:
-        """Return a gradient ``[d]`` at ``params`` [d] less its part along these directions."""
-        rest = gradient.double()
-        known = [params - self._start, *([] if self._last is None else [self._last])]
-        for unit in orthonormal([direction.to(rest) for direction in known], least=1e-6):
-            rest = rest - (rest @ unit) * unit
-        if rest.norm() <= 1e-6 * gradient.double().norm():  # Rounding is no direction.
-            return torch.zeros_like(gradient)
-        return rest.to(gradient)
-
-
 class _Landscape:
-    """The validation loss as a function of the weights."""
+    """The validation loss as a function of the weights.
+
+    ``known``: directions [d] that gradients are told without, beside that of the step to where
+    they are taken; ``None``: gradients are told whole.
+    """
 
     def __init__(
         self,
@@ -224,13 +209,11 @@ class _Landscape:
         client_updates: Tensor,
         loss_gradient: LossGradient,
         loss: Loss | None,
-        own: _ServerDirections | None = None,
+        known: Sequence[Tensor] | None,
     ) -> None:
-        self._own = own
-        self.global_params = global_params
-        self.client_updates = client_updates
+        self.global_params, self.client_updates = global_params, client_updates
         self.squared_norms = torch.linalg.vecdot(client_updates, client_updates).double()  # [m]
-        self._loss_gradient, self._loss = loss_gradient, loss
+        self._loss_gradient, self._loss, self._known = loss_gradient, loss, known
         self.evaluations = 0
 
     def look(self, weights: Tensor, *, slopes: bool = True) -> _Place:
@@ -241,13 +224,23 @@ class _Landscape:
             loss = self._loss(params, weights)
             return _Place(weights, loss if math.isfinite(loss) else math.inf, weights)
         loss, gradient = self._loss_gradient(params, weights)
-        if self._own is not None:
-            gradient = self._own.without(gradient, params)
+        if self._known is not None:
+            gradient = _less(gradient, [params - self.global_params, *self._known])
         inner = -project_updates(
             self.client_updates, gradient.to(self.client_updates.device), self.squared_norms
         ).inner.cpu()
         finite = math.isfinite(loss) and bool(inner.isfinite().all())
         return _Place(weights, loss if finite else math.inf, inner)
+
+
+def _less(gradient: Tensor, directions: Sequence[Tensor]) -> Tensor:
+    """Return a gradient ``[d]`` less its part along what the server could do itself."""
+    rest = gradient.double()
+    for unit in orthonormal([direction.to(rest) for direction in directions], least=1e-6):
+        rest = rest - (rest @ unit) * unit
+    if rest.norm() <= 1e-6 * gradient.double().norm():  # Rounding is no direction.
+        return torch.zeros_like(gradient)
+    return rest.to(gradient)
 
 
 def _start(landscape: _Landscape, weights: Tensor) -> _Place:

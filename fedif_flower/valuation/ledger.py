@@ -25,8 +25,6 @@ Gamma = Annotated[float, Setting("rate of the smooth update", gt=0, le=1)]
 
 logger = logging.getLogger(__name__)
 
-_SHOWN = 10  # Clients in a ledger's repr.
-
 
 def min_max(scores: Tensor, resolution: float = 0.0) -> Tensor:
     r"""Map a round's scores to [0, 1].
@@ -122,13 +120,8 @@ class ScoreLedger:
         self._clients = ClientTable(score=math.nan, rounds=0, accumulative=math.nan)
 
     def __repr__(self) -> str:
-        """Name the rate, and the weight scores from the highest to the lowest."""
-        ranked = sorted(self._column("score").items(), key=lambda item: -item[1])
-        shown = [f"{client_id}: {score:.3f}" for client_id, score in ranked]
-        if len(shown) > _SHOWN:
-            shown = [*shown[: _SHOWN // 2], "...", *shown[-_SHOWN // 2 :]]
-        listed = f", {{{', '.join(shown)}}}" if shown else ""
-        return f"ScoreLedger(gamma={self.gamma}, {len(ranked)} clients{listed})"
+        """Name the rate, and how many clients there are."""
+        return f"ScoreLedger(gamma={self.gamma}, {len(self._clients)} clients)"
 
     @property
     def scores(self) -> dict[int, float]:
@@ -164,7 +157,7 @@ class ScoreLedger:
         Raises
         ------
         ValuationError
-            If lengths differ, a client appears twice or a score is not finite.
+            If a score is not finite.
         """
         values = _checked(client_ids, normalized_scores)
         if self.smooth_update:
@@ -258,12 +251,9 @@ def _normalized(values: Tensor) -> Tensor:
 
 
 def _checked(client_ids: Sequence[int], values: Tensor) -> NDArray[np.float64]:
-    if values.shape != (len(client_ids),):
-        raise ValuationError(f"{len(client_ids)} clients, but scores of shape {list(values.shape)}")
-    if len(set(client_ids)) != len(client_ids):
-        raise ValuationError("a client appears twice in one round")
+    """Return scores as an array; raise ValuationError naming whose is not finite."""
     checked: NDArray[np.float64] = values.detach().cpu().double().numpy()
-    if not (finite := np.isfinite(checked)).all():
-        first = int(finite.argmin())
-        raise ValuationError(f"client {client_ids[first]} has score {checked[first]}")
+    for client_id, value in zip(client_ids, checked.tolist(), strict=True):
+        if not math.isfinite(value):
+            raise ValuationError(f"client {client_id} has score {value}")
     return checked

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,6 @@ from fedif_flower.valuation.subsample import draw_batches
 
 _MOST = 64  # Examples it is tried on.
 _ROUNDINGS = 1000  # A sum of so few terms is off by much less.
-
-
-class _Split(NamedTuple):
-    """A loss over some examples, over two parts of them, and by how much rounding moves it."""
-
-    whole: float
-    parts: tuple[float, ...]
-    sizes: tuple[int, ...]
-    mean: float
-    rounding: float
 
 
 def require_mean(model: nn.Module, objective: Objective, batches: Sequence[Any]) -> None:
@@ -48,33 +38,35 @@ def require_mean(model: nn.Module, objective: Objective, batches: Sequence[Any])
     if not isinstance(objective, PairObjective) or objective.class_mean is not None:
         return
     try:
-        splits = list(_splits(model, objective, batches))
+        *inputs, targets = _some(batches)
+        with evaluation_mode(model)():
+            judged = map_tensors(_at_least_single, (model(*inputs), targets))
+            count = num_rows(judged) or 0
+            if (labels := class_labels(judged)) is not None:
+                judged = take_rows(judged, labels.argsort(stable=True))  # Unlike parts differ most.
+            whole = objective.loss_fn(*judged)
+            tolerance = _ROUNDINGS * torch.finfo(whole.dtype).eps
+            splits = [[first, count - first] for first in sorted({count // 3, count // 2} - {0})]
+            parts = [
+                [
+                    float(objective.loss_fn(*take_rows(judged, rows)))
+                    for rows in torch.split(torch.arange(count), sizes)
+                ]
+                for sizes in splits
+            ]
     except Exception:  # A model may take one batch size alone; what it takes was tried before.
         return
-    for split in splits:
-        tolerance = split.rounding * max(map(abs, (split.whole, *split.parts)))
-        if math.isfinite(split.whole) and not abs(split.whole - split.mean) <= tolerance:
-            raise ConfigError(_words(split))
-
-
-def _splits(model: nn.Module, objective: PairObjective, batches: Sequence[Any]) -> Iterator[_Split]:
-    """Divide the outputs and targets of some examples in two, in two ways."""
-    *inputs, targets = _some(batches)
-    with evaluation_mode(model)():
-        judged = map_tensors(_at_least_single, (model(*inputs), targets))
-        count = num_rows(judged) or 0
-        if (labels := class_labels(judged)) is not None:
-            judged = take_rows(judged, labels.argsort(stable=True))  # Unlike parts differ most.
-        whole = objective.loss_fn(*judged)
-        for first in sorted({count // 3, count // 2} - {0}):
-            rows = torch.split(torch.arange(count), [first, count - first])
-            losses = [objective.loss_fn(*take_rows(judged, part)) for part in rows]
-            yield _Split(
-                float(whole),
-                tuple(map(float, losses)),
-                tuple(map(len, rows)),
-                sum(float(x) * len(part) for x, part in zip(losses, rows, strict=True)) / count,
-                _ROUNDINGS * torch.finfo(whole.dtype).eps,
+    for (size, rest), (first, second) in zip(splits, parts, strict=True):
+        found, mean = float(whole), (size * first + rest * second) / count
+        allowed = tolerance * max(abs(found), abs(first), abs(second))
+        if math.isfinite(found) and not abs(found - mean) <= allowed:
+            raise ConfigError(
+                f"loss_fn gives {found:.6g} for {count} examples, but {first:.6g} and "
+                f"{second:.6g} for {size} and {rest} of them, whose mean is {mean:.6g}: results "
+                "would depend on the batch size. Allowed: a mean over the examples; torch's "
+                "cross_entropy, nll_loss, CrossEntropyLoss or NLLLoss (or a partial of one) for "
+                "class weights and targets to ignore; else batch_loss(model, batch) -> (loss, "
+                "what it divides by)"
             )
 
 
@@ -94,15 +86,3 @@ def _some(batches: Sequence[Any]) -> Any:
 def _at_least_single(tensor: Tensor) -> Tensor:
     """Return half precision as float32: three digits would not tell a mean from another figure."""
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor
-
-
-def _words(split: _Split) -> str:
-    first, second = split.parts
-    return (
-        f"loss_fn gives {split.whole:.6g} for {sum(split.sizes)} examples, but {first:.6g} and "
-        f"{second:.6g} for {split.sizes[0]} and {split.sizes[1]} of them, whose mean is "
-        f"{split.mean:.6g}: results would depend on the batch size. Allowed: a mean over the "
-        "examples; torch's cross_entropy, nll_loss, CrossEntropyLoss or NLLLoss (or a partial of "
-        "one) for class weights and targets to ignore; else batch_loss(model, batch) -> (loss, "
-        "what it divides by)"
-    )

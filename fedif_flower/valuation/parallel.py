@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
 from threading import Barrier, Lock
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.gradients import LossAndGradient
 from fedif_flower.valuation.objective import Objective, PairObjective
 
-Replica = TypeVar("Replica")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -26,54 +25,6 @@ Answer = TypeVar("Answer")
 _WORTH_SHARING = 10_000_000
 # Parameters of all replicas together for one pass: larger models keep the cores busy by themselves.
 _MOST_REPLICATED = 32_000_000
-
-
-class ReplicaPool(Generic[Replica]):
-    """Threads that each use one core and work with a replica of their own.
-
-    Whole models in parallel keep all cores busy where the operations inside one model are too
-    small to be split, and no thread waits for a core that another process has taken.
-
-    Parameters
-    ----------
-    replicas : sequence
-        What the threads work with, at least one; no two threads use one at a time.
-    """
-
-    def __init__(self, replicas: Sequence[Replica]) -> None:
-        self.replicas = tuple(replicas)
-        self._free: SimpleQueue[Replica] = SimpleQueue()
-        for replica in replicas:
-            self._free.put(replica)
-        self._executor = ThreadPoolExecutor(len(replicas), "validation-replica")
-        threads, begun = torch.get_num_threads(), Barrier(len(replicas) + 1)
-        for _ in replicas:
-            self._executor.submit(_use_one_core, begun)
-        begun.wait()
-        # The call in a thread also set what later threads begin with.
-        torch.set_num_threads(threads)
-
-    @property
-    def size(self) -> int:
-        """How many replicas work at once."""
-        return len(self.replicas)
-
-    def map(self, work: Callable[[Replica, Item], Answer], items: Iterable[Item]) -> list[Answer]:
-        """Return ``work(replica, item)`` for each item, in their order."""
-
-        def call(item: Item) -> Answer:
-            replica = self._free.get()
-            try:
-                return work(replica, item)
-            finally:
-                self._free.put(replica)
-
-        return list(self._executor.map(call, items))
-
-
-def _use_one_core(begun: Barrier) -> None:
-    fix_threads(1)
-    begun.wait()
 
 
 class Judge:
@@ -113,31 +64,70 @@ class Judge:
 
     def sum(self, batches: Sequence[Batch], metrics: Sequence[str]) -> Tensor:
         """Return each metric's sum over these batches, ``[len(metrics)]``."""
-        module = self.model.module
+        module, dtype = self.model.module, widest_float(self.device)
         with self.model.evaluation_mode():
             found = [self.objective.figures(module, b.content, metrics) for b in batches]
-            sums = [
-                self._total(metric, batches, [f[i] for f in found])
-                for i, metric in enumerate(metrics)
-            ]
-        return torch.stack(sums) if sums else torch.zeros(0, dtype=widest_float(self.device))
+            sums = torch.zeros(len(metrics), dtype=dtype, device=self.device)
+            for i, metric in enumerate(metrics):
+                # Right answers are counted; of losses and scores there are means.
+                weights = [
+                    1 if metric == "accuracy" else b.weight if metric == "loss" else b.size
+                    for b in batches
+                ]
+                # Where no target counts, the mean is 0 / 0.
+                pairs = [(f[i], w) for f, w in zip(found, weights, strict=True) if w]
+                if pairs:  # No half precision rounds their sum.
+                    values = torch.stack([value for value, _ in pairs]).to(self.device, dtype)
+                    sums[i] = torch.dot(values, values.new_tensor([w for _, w in pairs]))
+        return sums
 
-    def _total(self, metric: str, batches: Sequence[Batch], figures: Sequence[Tensor]) -> Tensor:
-        """Return a metric's sum over batches from its mean over each."""
-        if metric == "accuracy":  # Right answers are counted.
-            return self._weighted_sum(figures, [1] * len(batches))
-        weights = [batch.weight if metric == "loss" else batch.size for batch in batches]
-        # Where no target counts, the mean is 0 / 0.
-        pairs = [(figure, w) for figure, w in zip(figures, weights, strict=True) if w]
-        return self._weighted_sum([figure for figure, _ in pairs], [w for _, w in pairs])
 
-    def _weighted_sum(self, values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """Return a sum of scalars times weights, which no half precision rounds."""
-        dtype = widest_float(self.device)
-        if not values:
-            return torch.zeros((), dtype=dtype, device=self.device)
-        factors = torch.tensor(weights, dtype=dtype, device=self.device)
-        return torch.dot(torch.stack(list(values)).to(self.device, dtype), factors)
+class JudgePool:
+    """Threads that each use one core and work with a judge of their own.
+
+    Whole models in parallel keep all cores busy where the operations inside one model are too
+    small to be split, and no thread waits for a core that another process has taken.
+
+    Parameters
+    ----------
+    judges : sequence of Judge
+        At least one; no two threads use one at a time.
+    """
+
+    def __init__(self, judges: Sequence[Judge]) -> None:
+        self.judges = tuple(judges)
+        self._free: SimpleQueue[Judge] = SimpleQueue()
+        for judge in judges:
+            self._free.put(judge)
+        self._executor = ThreadPoolExecutor(len(judges), "validation-replica")
+        threads, begun = torch.get_num_threads(), Barrier(len(judges) + 1)
+        for _ in judges:
+            self._executor.submit(_use_one_core, begun)
+        begun.wait()
+        # The call in a thread also set what later threads begin with.
+        torch.set_num_threads(threads)
+
+    @property
+    def size(self) -> int:
+        """How many judges work at once."""
+        return len(self.judges)
+
+    def map(self, work: Callable[[Judge, Item], Answer], items: Iterable[Item]) -> list[Answer]:
+        """Return ``work(judge, item)`` for each item, in their order."""
+
+        def call(item: Item) -> Answer:
+            judge = self._free.get()
+            try:
+                return work(judge, item)
+            finally:
+                self._free.put(judge)
+
+        return list(self._executor.map(call, items))
+
+
+def _use_one_core(begun: Barrier) -> None:
+    fix_threads(1)
+    begun.wait()
 
 
 class Judges:
@@ -152,7 +142,7 @@ class Judges:
     def __init__(self, first: Judge) -> None:
         self._first = first
         self._lock = Lock()
-        self._of_a_pass, self._of_models = _Replicas(first), _Replicas(first)
+        self._pool_lock, self._pools = Lock(), dict[str, JudgePool]()
 
     @contextmanager
     def alone(self) -> Iterator[Judge]:
@@ -209,10 +199,11 @@ class Judges:
                 judge.model.load(model.params, others)
                 return work(judge, part)
 
-            pool = self._of_a_pass.pool(threads)
-            return pool.map(on, [batches[part::threads] for part in range(threads)])
+            return self._pool("pass", threads).map(
+                on, [batches[part::threads] for part in range(threads)]
+            )
 
-    def side_by_side(self, batches: Sequence[Batch], at_most: int) -> ReplicaPool[Judge] | None:
+    def side_by_side(self, batches: Sequence[Batch], at_most: int) -> JudgePool | None:
         """Return judges with a thread each, for many models; ``None`` where one does as well.
 
         Parameters
@@ -226,10 +217,10 @@ class Judges:
         if self._first.device.type != "cpu" or threads == 1:
             return None
         wanted = threads if self._is_worth_sharing(batches) else 1
-        pool = self._of_models.pool(max(min(wanted, at_most), 1))
+        pool = self._pool("models", max(min(wanted, at_most), 1))
         with self.alone() as first:
-            for replica in pool.replicas:
-                replica.model.load(first.model.params, first.model.state)
+            for judge in pool.judges:
+                judge.model.load(first.model.params, first.model.state)
         return pool
 
     def _is_worth_sharing(self, batches: Sequence[Batch]) -> bool:
@@ -237,18 +228,9 @@ class Judges:
         size = self._first.model.params.numel() * sum(batch.size for batch in batches)
         return self._first.device.type == "cpu" and size >= _WORTH_SHARING
 
-
-class _Replicas:
-    """A pool of replicas of one judge, made when it is needed first."""
-
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-        self._made: ReplicaPool[Judge] | None = None
-        self._lock = Lock()
-
-    def pool(self, size: int) -> ReplicaPool[Judge]:
-        """Return ``size`` replicas."""
-        with self._lock:
-            if self._made is None or self._made.size != size:
-                self._made = ReplicaPool([self._judge.replica() for _ in range(size)])
-            return self._made
+    def _pool(self, purpose: str, size: int) -> JudgePool:
+        """Return ``size`` replicas of the first judge, made when they are needed first."""
+        with self._pool_lock:
+            if purpose not in self._pools or self._pools[purpose].size != size:
+                self._pools[purpose] = JudgePool([self._first.replica() for _ in range(size)])
+            return self._pools[purpose]

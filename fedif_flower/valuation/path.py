@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from fedif_flower.round import combine
 from fedif_flower.valuation.influence import project_updates
 
 
-@dataclass(frozen=True)
-class Quadrature:
+class Quadrature(NamedTuple):
     """A rule for integrals over [0, 1]: the sum of ``weights`` times the values at ``nodes``.
 
     Attributes
@@ -24,34 +23,28 @@ class Quadrature:
         In [0, 1], rising; 0 is the model before a step, 1 the one after it.
     weights : tuple of float
         They sum to 1.
-    degree : int
-        Polynomials up to this degree are integrated exactly; the loss along the step may be one
-        of a degree more.
     """
 
     nodes: tuple[float, ...]
     weights: tuple[float, ...]
-    degree: int
-
-
-_GAUSS = math.sqrt(3.0) / 6.0
-
-QUADRATURES: Mapping[str, Quadrature] = {
-    "trapezoid": Quadrature((0.0, 1.0), (0.5, 0.5), degree=1),
-    "simpson": Quadrature((0.0, 0.5, 1.0), (1 / 6, 2 / 3, 1 / 6), degree=3),
-    "gauss2": Quadrature((0.5 - _GAUSS, 0.5 + _GAUSS), (0.5, 0.5), degree=3),
-}
-ADAPTIVE = "adaptive"
-TOLERANCE = 0.02  # Of the sum of the contributions' sizes.
 
 
 def composite_simpson(parts: int) -> Quadrature:
     """Return Simpson's rule on [0, 1] in an even number of parts, >= 2: ``parts + 1`` nodes."""
     inner = [4.0 if k % 2 else 2.0 for k in range(1, parts)]
     weights = [weight / (3 * parts) for weight in (1.0, *inner, 1.0)]
-    return Quadrature(tuple(k / parts for k in range(parts + 1)), tuple(weights), degree=3)
+    return Quadrature(tuple(k / parts for k in range(parts + 1)), tuple(weights))
 
 
+_GAUSS = math.sqrt(3.0) / 6.0
+# Exact for polynomials of degree 1, and 3; the loss along the step may be one of a degree more.
+QUADRATURES: Mapping[str, Quadrature] = {
+    "trapezoid": Quadrature((0.0, 1.0), (0.5, 0.5)),
+    "simpson": composite_simpson(2),
+    "gauss2": Quadrature((0.5 - _GAUSS, 0.5 + _GAUSS), (0.5, 0.5)),
+}
+ADAPTIVE = "adaptive"
+TOLERANCE = 0.02  # Of the sum of the contributions' sizes.
 # Each has the nodes of the one before, and those halfway between them.
 _REFINEMENTS = tuple(composite_simpson(parts) for parts in (2, 4, 8, 16))
 
@@ -86,7 +79,7 @@ def path_attribution(
     coefficients : Tensor
         ``[m]``, finite: what the updates were really multiplied by.
     rule : str
-        ``"trapezoid"``, ``"simpson"`` or ``"gauss2"``.
+        ``"trapezoid"``, ``"simpson"``, ``"gauss2"``, or ``"adaptive"``: Simpson's in 16 parts.
 
     Returns
     -------
@@ -104,7 +97,7 @@ def path_attribution(
     Aumann and Shapley, *Values of Non-Atomic Games*, 1974; Sundararajan et al., "Axiomatic
     Attribution for Deep Networks", 2017 (the same integral over a network's inputs).
     """
-    quadrature = find_quadrature(rule)
+    quadrature = find_refinements(rule)[-1]
     step = combine(torch.zeros_like(global_params), client_updates, coefficients)  # [d]
     found = [
         slopes(client_updates, gradient(global_params + node * step)) for node in quadrature.nodes
@@ -165,10 +158,6 @@ def contributions(slopes: Tensor, coefficients: Tensor, quadrature: Quadrature) 
     quadrature : Quadrature
         The rule.
     """
-    if coefficients.shape != slopes.shape[1:]:
-        raise ValuationError(
-            f"expected coefficients [{slopes.shape[1]}], got {list(coefficients.shape)}"
-        )
     weights = torch.tensor(quadrature.weights, dtype=torch.float64)
     # One node after the other: in a product of matrices, equal clients could be summed unlike.
     mean = (weights[:, None] * slopes.double().cpu()).sum(dim=0)
@@ -205,16 +194,3 @@ def is_settled(found: Tensor, coarser: Tensor | None, decrease: float) -> bool:
     if abs(decrease - float(found.sum())) <= allowed:
         return True
     return coarser is not None and float((found - coarser).abs().sum()) <= allowed
-
-
-def find_quadrature(rule: str) -> Quadrature:
-    """Return the rule of that name.
-
-    Raises
-    ------
-    ValuationError
-        If there is none.
-    """
-    if rule not in QUADRATURES:
-        raise ValuationError(f"rule = {rule!r}; allowed: {', '.join(QUADRATURES)}")
-    return QUADRATURES[rule]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedif_flower.tasks.batches import class_labels, join, num_rows, take_rows
+from fedif_flower.tasks.batches import class_labels, join, num_rows, take_of_all
 
 
 def draw_rows(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -55,20 +55,12 @@ def draw_batches(
         ``None`` where there are no more than ``count``, or where a batch's tensors do not count its
         examples, so that none can be taken out.
     """
-    lengths = [num_rows(batch) for batch in batches]
-    known_lengths = [length for length in lengths if length is not None]
-    if len(known_lengths) < len(lengths) or sum(known_lengths) <= count:
+    lengths = [num_rows(batch) or 0 for batch in batches]
+    if 0 in lengths or sum(lengths) <= count:
         return None
-    sizes = torch.tensor(known_lengths)
     labels = [class_labels(batch) for batch in batches]
     known = [label for label in labels if label is not None]
-    every = torch.cat(known) if len(known) == len(batches) else torch.zeros(int(sizes.sum()))
-    rows = draw_rows(every, count, generator)
-    starts = sizes.cumsum(0) - sizes
-    own = [
-        rows[(rows >= start) & (rows < start + size)] - start
-        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
-    ]
-    taken = [take_rows(b, drawn) for b, drawn in zip(batches, own, strict=True) if len(drawn)]
-    together = max(len(batches) * int(sizes.max()) // max(count, 1), 1)
+    every = torch.cat(known) if len(known) == len(batches) else torch.zeros(sum(lengths))
+    taken = take_of_all(batches, draw_rows(every, count, generator))
+    together = max(len(batches) * max(lengths) // max(count, 1), 1)
     return [join(taken[i : i + together]) for i in range(0, len(taken), together)]

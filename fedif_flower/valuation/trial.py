@@ -69,20 +69,11 @@ def sized(model: nn.Module, objective: Objective, content: Any) -> Batch:
 
 
 def defined_metrics(
-    model: nn.Module, parameters: Sequence[Tensor], objective: Objective, batch: Any
+    module: nn.Module, parameters: Sequence[Tensor], objective: Objective, batch: Any
 ) -> frozenset[str]:
     """Go forward and backward on a batch, and return the metrics that are defined on it.
 
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Its gradients stay as they are.
-    parameters : sequence of Tensor
-        What there is to train.
-    objective : Objective
-        Loss, and perhaps a score.
-    batch : Any
-        A batch; a few of its examples are tried first, all of them where these fail.
+    A few of its examples are tried first, all of them where these fail. Gradients stay as they are.
 
     Raises
     ------
@@ -91,12 +82,19 @@ def defined_metrics(
     """
     try:
         few = first_few(batch, FEW)
-        differentiate(model, parameters, objective, few)
+        differentiate(module, parameters, objective, few)
     except Exception:
         few = batch  # Tensors may share a length that does not count examples.
-        _checked_gradient(model, parameters, objective, batch)
-    metrics = objective.metrics
-    return frozenset(m for m in metrics if _is_defined(model, objective, few, m))
+        try:
+            differentiate(module, parameters, objective, batch)
+        except ValuationError:
+            raise
+        except Exception as error:
+            raise ValuationError(
+                f"{objective.call} fails on the first validation batch, {describe(batch)}"
+                f"{_outputs(module, batch)}: {type(error).__name__}: {error}"
+            ) from error
+    return frozenset(m for m in objective.metrics if _is_defined(module, objective, few, m))
 
 
 def differentiate(
@@ -126,21 +124,6 @@ def differentiate(
             f"the loss of {objective.call} does not depend on a trainable parameter: nothing to "
             "train"
         )
-
-
-def _checked_gradient(
-    model: nn.Module, parameters: Sequence[Tensor], objective: Objective, batch: Any
-) -> None:
-    """Take the gradient on a batch; whatever goes wrong is a ValuationError."""
-    try:
-        differentiate(model, parameters, objective, batch)
-    except ValuationError:
-        raise
-    except Exception as error:
-        raise ValuationError(
-            f"{objective.call} fails on the first validation batch, {describe(batch)}"
-            f"{_outputs(model, batch)}: {type(error).__name__}: {error}"
-        ) from error
 
 
 def _outputs(model: nn.Module, batch: Any) -> str:

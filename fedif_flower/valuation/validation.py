@@ -21,7 +21,7 @@ from fedif_flower.valuation.batch_weight import Batch
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.gradients import LossAndGradient, SharedGradients
 from fedif_flower.valuation.objective import objective_of
-from fedif_flower.valuation.parallel import Judge, Judges, ReplicaPool
+from fedif_flower.valuation.parallel import Judge, JudgePool, Judges
 from fedif_flower.valuation.subsample import draw_batches
 from fedif_flower.valuation.trial import sized, try_batches
 
@@ -253,7 +253,7 @@ class Validation:
         )
         return self._means_of(torch.stack(parts).sum(dim=0), asked, metrics)
 
-    def side_by_side(self, at_most: int) -> ReplicaPool[Judge] | None:
+    def side_by_side(self, at_most: int) -> JudgePool | None:
         """Return judges with a thread each, for many models; ``None`` where one does as well.
 
         Parameters
