@@ -80,37 +80,14 @@ class ClientTable:
         return {"client_ids": torch.from_numpy(self._ids[: len(self)].copy()), **columns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned.
-
-        Raises
-        ------
-        ValueError, KeyError
-            If columns are missing or of another length, or a client has two rows.
-        """
-        ids = _checked(state["client_ids"], torch.uint64)
-        columns = {name: _checked(state[name], torch.float64) for name in self._absent}
-        rows = {client_id: row for row, client_id in enumerate(ids.tolist())}
-        if len(rows) != len(ids) or any(len(column) != len(ids) for column in columns.values()):
-            raise ValueError("its clients are not each there once")
-        self._rows, self._ids, self._columns = rows, ids, columns
+        """Take over what :meth:`state_dict` returned."""
+        self._ids = state["client_ids"].numpy().copy()
+        self._columns = {name: state[name].numpy().copy() for name in self._absent}
+        self._rows = {client_id: row for row, client_id in enumerate(self._ids.tolist())}
         self._make_room(_FIRST_ROWS)
 
     def _make_room(self, needed: int) -> None:
-        if needed <= len(self._ids):
-            return
-        size = max(2 * len(self._ids), needed)
-        self._ids = _enlarged(self._ids, size)
-        self._columns = {name: _enlarged(c, size) for name, c in self._columns.items()}
-
-
-def _enlarged(array: NDArray[Any], size: int) -> NDArray[Any]:
-    larger = np.empty(size, dtype=array.dtype)
-    larger[: len(array)] = array
-    return larger
-
-
-def _checked(value: object, dtype: torch.dtype) -> NDArray[Any]:
-    """Return a tensor ``[n]`` as an array of its own."""
-    if not isinstance(value, torch.Tensor) or value.dtype != dtype or value.dim() != 1:
-        raise ValueError(f"its clients' numbers are no {dtype} [n]")
-    return value.numpy().copy()
+        if needed > len(self._ids):
+            size = max(2 * len(self._ids), needed)
+            self._ids = np.resize(self._ids, size)
+            self._columns = {name: np.resize(c, size) for name, c in self._columns.items()}

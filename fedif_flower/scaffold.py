@@ -77,8 +77,7 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
     }
     templates = files("fedif_flower") / "template"
     targets = [target.format(**names) for target in _FILES]
-    # An empty folder stays the one it is: somebody may stand in it.
-    staged = temporary_sibling((folder if folder.exists() else folder.parent) / folder.name)
+    staged = temporary_sibling(folder)
     try:
         for target, source in zip(targets, _FILES.values(), strict=True):
             template = templates / f"{source.format(**names)}.tmpl"
@@ -86,11 +85,7 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
             text = Template(template.read_text(encoding="utf-8")).substitute(names)
             write_atomically(staged / target, text)
         with writing(folder):
-            if folder.exists():
-                for path in staged.iterdir():
-                    path.replace(folder / path.name)
-            else:
-                staged.replace(folder)
+            staged.replace(folder)  # Also over an empty folder.
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return [folder / target for target in targets]

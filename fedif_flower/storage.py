@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -19,10 +19,19 @@ from fedif_flower.errors import ConfigError, DataError, StorageError
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:
     """Return ``<cache_dir or $XDG_CACHE_HOME or ~/.cache>/fedif-flower``; it need not exist."""
+    base = Path(cache_dir).expanduser() if cache_dir else _xdg("XDG_CACHE_HOME", "~/.cache")
+    return base.absolute() / "fedif-flower"
+
+
+def config_folder() -> Path:
+    """Return ``<$XDG_CONFIG_HOME or ~/.config>/fedif-flower``, where keys lie, not with results."""
+    return _xdg("XDG_CONFIG_HOME", "~/.config") / "fedif-flower"
+
+
+def _xdg(variable: str, usual: str) -> Path:
     # The XDG specification tells programs to ignore a relative path.
-    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    base = cache_dir or (xdg if xdg.is_absolute() else Path("~/.cache"))
-    return Path(base).expanduser().absolute() / "fedif-flower"
+    found = Path(os.environ.get(variable, ""))
+    return found if found.is_absolute() else Path(usual).expanduser()
 
 
 def content_key(content: object, digits: int = 64) -> str:
@@ -122,15 +131,20 @@ def write_private(path: Path, content: bytes) -> None:
         If it cannot be written, or is there already.
     """
     make_folder(path.parent)
+    _write(path, content, 0o600, os.link)  # Unlike a rename, not over a file that is there.
+
+
+def _write(path: Path, content: bytes, mode: int, place: Callable[[Path, Path], None]) -> None:
+    """Write a file beside a path; have it placed there once it is whole and on the disk."""
     temporary = temporary_sibling(path)
     with writing(path):
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.link(temporary, path)  # Unlike a rename, not over a file that is there.
+            place(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         sync_directory(path.parent)
@@ -159,19 +173,7 @@ def write_atomically(path: Path, content: bytes | str, mode: int = 0o666) -> Non
     StorageError
         If it cannot be written.
     """
-    data = content.encode() if isinstance(content, str) else content
-    temporary = temporary_sibling(path)
-    with writing(path):
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_directory(path.parent)
+    _write(path, content.encode() if isinstance(content, str) else content, mode, os.replace)
 
 
 def append_line(path: Path, line: str) -> None:
@@ -215,10 +217,3 @@ def cut_torn_line(path: Path, mode: int = 0o666) -> bool:
             if torn:
                 file.truncate(whole)
     return torn
-
-
-def config_folder() -> Path:
-    """Return ``<$XDG_CONFIG_HOME or ~/.config>/fedif-flower``, where keys lie, not with results."""
-    xdg = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    base = xdg if xdg.is_absolute() else Path("~/.config").expanduser()
-    return base / "fedif-flower"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from io import BytesIO
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,19 +47,3 @@ def test_later_rounds_do_not_change_a_state():
     table.write([2, 3], score=[0.5, 0.6])
     assert state["client_ids"].tolist() == [1, 2]
     assert state["score"].tolist() == [0.1, 0.2]
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"score": torch.zeros(3, dtype=torch.float64)}, "not each there once"),
-        ({"client_ids": torch.tensor([1, 1], dtype=torch.uint64)}, "not each there once"),
-        ({"client_ids": torch.tensor([1, 2])}, "uint64"),
-        ({"score": [0.1, 0.2]}, "float64"),
-    ],
-)
-def test_a_state_that_does_not_fit_is_refused(change, reason):
-    table = ClientTable(score=0.0)
-    table.write([1, 2], score=[0.1, 0.2])
-    with pytest.raises(ValueError, match=reason):
-        table.load_state_dict(table.state_dict() | change)

@@ -36,7 +36,6 @@ from fedif_flower.run.provenance import RUN_ID, provenance
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
 from fedif_flower.run.resume import Again, ResumableRun, require_space
-from fedif_flower.run.server_evaluation import ServerEvaluation
 from fedif_flower.run.strategy import build_strategy, malicious_marker
 from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.base import ScreenedStrategy
@@ -150,14 +149,15 @@ def _run_rounds(
         for listener in listeners:
             listener(row)
 
-    metrics = loaded.task.metrics
     recorder = RunRecorder(
         config,
-        malicious_marker(config),
-        tell,
-        metrics,
-        ServerEvaluation(loaded.validation, loaded.test, metrics, loaded.triggered),
         resumed=run.checkpoint is not None,
+        validation=loaded.validation,
+        test=loaded.test,
+        triggered=loaded.triggered,
+        metrics=loaded.task.metrics,
+        is_malicious=malicious_marker(config),
+        on_row=tell,
     )
     arrays = model_arrays(loaded.model)
     # With checkpoints: two of them, a third while it is written, and model.pt.

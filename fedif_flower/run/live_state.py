@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
-from types import TracebackType
+from copy import deepcopy
 from typing import Any, Literal
 
 from fedif_flower.errors import StorageError
@@ -34,7 +34,7 @@ class Live(RunPart):
 
 
 class LiveState(Callback):
-    """Keeps ``state.json`` up to date while a run goes on; entered before it, left after it.
+    """Keeps ``state.json`` up to date while a run goes on.
 
     The file is replaced whole by a thread of its own, at most once a second and at least every
     ten seconds, so that its age tells whether the run still goes on. It is no record: nothing
@@ -44,36 +44,25 @@ class LiveState(Callback):
     ----------
     folder : RunFolder
         Of the run.
-    stack : ExitStack, optional
-        Enters it where the run begins.
+    stack : ExitStack
+        Left where the run is over.
     """
 
-    def __init__(self, folder: RunFolder, stack: ExitStack | None = None) -> None:
+    def __init__(self, folder: RunFolder, stack: ExitStack) -> None:
         self._stack = stack
         self._file = folder.live
         self._lock = threading.Lock()
         self._changed, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep_writing, name="live state", daemon=True)
-        self._answered: list[int] = []
-        self._failed: list[int] = []
-        self._state: dict[str, Any] = {"started": time.time()}
+        self._state: dict[str, Any] = {"started": time.time(), "answered": [], "failed": []}
         self._set("starting")
-
-    def __enter__(self) -> LiveState:
-        self._thread.start()
-        return self
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Begin to write, until the run is over."""
-        if self._stack is not None:
-            self._stack.enter_context(self)
+        self._thread.start()
+        self._stack.push(self._end)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _end(self, kind: object, error: BaseException | None, trace: object) -> None:  # noqa: ARG002
         if error is None:
             self._set("finished")
         else:
@@ -86,9 +75,11 @@ class LiveState(Callback):
 
     def on_asked(self, question: Question) -> None:
         """Begin a round."""
-        self._answered, self._failed = [], []
+        few = len(question.online) <= MOST_MEMBERS
         self._set(
             "training",
+            answered=[],
+            failed=[],
             round=question.server_round,
             since=time.time(),
             num_asked=len(question.asked),
@@ -97,17 +88,16 @@ class LiveState(Callback):
             asked=_nodes(question.asked),
             at_work=_nodes(question.at_work),
             paused=sorted(question.paused)[:MOST_MEMBERS],
-            online=[n.client_id for n in question.online]
-            if len(question.online) <= MOST_MEMBERS
-            else None,
+            online=[n.client_id for n in question.online] if few else None,
         )
 
     def on_reply(self, server_round: int, node: ClientNode, *, failed: bool) -> None:  # noqa: ARG002
         """Note who answered."""
-        replied = self._failed if failed else self._answered
-        if len(replied) < MOST_MEMBERS:
-            replied.append(node.client_id)
-        self._state["num_answered"] += 1
+        with self._lock:
+            replied = self._state["failed" if failed else "answered"]
+            if len(replied) < MOST_MEMBERS:
+                replied.append(node.client_id)
+            self._state["num_answered"] += 1
         self._changed.set()
 
     def on_round(self, report: RoundReport) -> None:
@@ -117,8 +107,7 @@ class LiveState(Callback):
     def write(self) -> None:
         """Replace the file now; a disk that refuses is told of in the log."""
         with self._lock:
-            replies = {"answered": [*self._answered], "failed": [*self._failed]}
-            content = {**self._state, **replies, "time": time.time()}
+            content = {**deepcopy(self._state), "time": time.time()}
         try:
             self._file.write(content)
         except StorageError as error:

@@ -7,20 +7,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.checkpoint import Checkpoint
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.results import run_title
 from fedif_flower.run.rows import Line
-from fedif_flower.run.server_evaluation import ServerEvaluation
-from fedif_flower.run.writer import OnRow, RunWriter
+from fedif_flower.run.writer import RunWriter
 from fedif_flower.strategies.callbacks import RunningStrategy
-from fedif_flower.tasks.task import Metric
 
 
 class RunRecorder(RunWriter):
@@ -30,17 +27,11 @@ class RunRecorder(RunWriter):
     ----------
     config : RunConfig
         The run; results go to ``config.run_dir``, replacing those of an earlier run there.
-    is_malicious : callable
-        Tells whether a client is known to misbehave, to mark it in the results.
-    on_row : callable, optional
-        Called with each line of ``rounds.csv``.
-    metrics : sequence of Metric
-        What is evaluated beside loss and accuracy: a column each for test and validation.
-    evaluation : ServerEvaluation, optional
-        Measures the models that are due; ``None``: nothing is measured.
     resumed : bool
         Whether the run goes on: what is there is replaced by :meth:`load_state_dict`, once a
         checkpoint's lines have been checked.
+    **arguments
+        Of :class:`RunWriter`: what is measured, and who is told.
 
     Raises
     ------
@@ -48,27 +39,11 @@ class RunRecorder(RunWriter):
         If ``output-dir`` cannot be written to.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        is_malicious: Callable[[ClientNode], bool],
-        on_row: OnRow | None = None,
-        metrics: Sequence[Metric] = (),
-        evaluation: ServerEvaluation | None = None,
-        *,
-        resumed: bool = False,
-    ) -> None:
+    def __init__(self, config: RunConfig, *, resumed: bool = False, **arguments: Any) -> None:
         self.config = config
         self._resumed = resumed
-        super().__init__(
-            config.run_dir,
-            every=config.eval_every,
-            title=run_title(config.to_mapping()),
-            is_malicious=is_malicious,
-            on_row=on_row,
-            metrics=metrics,
-        )
-        self.evaluation = evaluation or self.evaluation
+        title = run_title(config.to_mapping())
+        super().__init__(config.run_dir, every=config.eval_every, title=title, **arguments)
 
     @property
     def _place(self) -> str:

@@ -133,9 +133,12 @@ class ResumableRun(Callback):
 
     def farewell(self, again: Again) -> str:
         """Say after which round the run stopped, and the command that goes on with it."""
-        last = self._saved if self._last is None else self._last[0]
-        name = self.recorder.run_dir.name
-        return farewell(name, last, self.num_rounds, self._saved, again)
+        last = max(self._saved if self._last is None else self._last[0], 0)
+        said = f"stopped after round {last} of {self.num_rounds}"
+        if self._saved < 1:
+            return f"{said}; there is no checkpoint to go on from, the same command begins anew"
+        command = again({"run-name": self.recorder.run_dir.name, "resume": AUTO})
+        return f"{said}; go on at round {self._saved + 1} with: {command}"
 
     def _save(self) -> None:
         assert self._last is not None  # callers have made sure
@@ -162,27 +165,6 @@ class ResumableRun(Callback):
 def as_pairs(values: Mapping[str, Scalar]) -> str:
     """Return settings as ``KEY=VALUE ...``, the way a command line takes them."""
     return " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
-
-
-def farewell(run_name: str, last: int, num_rounds: int, saved: int, again: Again) -> str:
-    """Say after which round a run stopped, and the command that goes on with it.
-
-    Parameters
-    ----------
-    run_name : str
-        The run's folder.
-    last, num_rounds : int
-        The last complete round, and how many there were to be.
-    saved : int
-        The round of the last checkpoint; less than 1: there is none.
-    again : callable
-        Returns the command, given what is added to its run config.
-    """
-    said = f"stopped after round {max(last, 0)} of {num_rounds}"
-    if saved < 1:
-        return f"{said}; there is no checkpoint to go on from, the same command begins anew"
-    command = again({"run-name": run_name, "resume": AUTO})
-    return f"{said}; go on at round {saved + 1} with: {command}"
 
 
 def _shapes(arrays: ArrayRecord) -> dict[str, str]:

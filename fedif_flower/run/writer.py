@@ -22,7 +22,7 @@ from fedif_flower.run.provenance import origin
 from fedif_flower.run.report import write_report
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import Line
-from fedif_flower.run.server_evaluation import Evaluated, ServerEvaluation
+from fedif_flower.run.server_evaluation import Evaluated, evaluate
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
@@ -67,6 +67,8 @@ class RunWriter(Callback):
         Called with each round, once its line is written.
     metrics : sequence of Metric
         What is evaluated beside loss and accuracy: a column each for test and validation.
+    triggered : Validation, optional
+        Test examples with a backdoor's trigger, labelled with its target.
 
     Attributes
     ----------
@@ -94,13 +96,15 @@ class RunWriter(Callback):
         is_malicious: Callable[[ClientNode], bool] | None = None,
         on_row: OnRow | None = None,
         metrics: Sequence[Metric] = (),
+        triggered: Validation | None = None,
     ) -> None:
         self.folder = RunFolder(directory)
         self.title = title
         self.metrics = metrics
-        self.evaluation = ServerEvaluation(validation, test, metrics)
         self.lines: dict[str, list[Line]] = {"rounds": [], "clients": [], "attendance": []}
         self.names: dict[int, str] = {}
+        self._judges = {"validation": validation, "test": test, "triggered": triggered}
+        self._keys = ("accuracy", "loss", *(metric.key for metric in metrics))
         self._own = [f"{s}_{metric.key}" for metric in metrics for s in ("test", "validation")]
         self._strategy: RunningStrategy | None = None
         self._attribution: PathAttribution | None = None
@@ -176,7 +180,7 @@ class RunWriter(Callback):
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
         """Return the metrics of a round's model, where it is to be evaluated."""
         if self.is_due(server_round):
-            self._evaluated = self.evaluation.evaluate(server_round, model)
+            self._evaluated = evaluate(server_round, model, self._judges, self._keys)
         return self._evaluated.metrics
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 
 import pytest
 
@@ -22,7 +23,7 @@ QUESTION = Question(4, asked=NODES[:2], at_work=NODES[2:], online=NODES, paused=
 
 
 def test_it_says_who_was_asked_and_who_answered(tmp_path):
-    live = LiveState(RunFolder(tmp_path))
+    live = LiveState(RunFolder(tmp_path), ExitStack())
     live.on_asked(QUESTION)
     live.on_reply(4, NODES[0], failed=False)
     live.on_reply(4, NODES[1], failed=True)
@@ -51,7 +52,8 @@ def test_it_says_who_was_asked_and_who_answered(tmp_path):
 )
 def test_its_last_word_is_how_the_run_ended(tmp_path, error, phase, reason):
     try:
-        with LiveState(RunFolder(tmp_path)):
+        with ExitStack() as stack:
+            LiveState(RunFolder(tmp_path), stack).on_start(None)
             if error is not None:
                 raise error
     except (StorageError, KeyboardInterrupt):

@@ -60,7 +60,9 @@ def measured(
 
 
 def recorded(tmp_path: Path, rejected: str = "NaN, of course") -> RunRecorder:
-    recorder = RunRecorder(run_config(tmp_path), lambda node: node.partition_id % 2 == 1)
+    recorder = RunRecorder(
+        run_config(tmp_path), is_malicious=lambda node: node.partition_id % 2 == 1
+    )
     recorder.on_metrics(0, measured(2.0, 0.1, 2.0, 0.1))
     recorder.on_round(report(1, {0: 0.3, 1: 0.0, 2: 0.2}, rejected=rejected))
     recorder.on_metrics(1, measured(1.0, 0.6, 1.0, 0.5))
@@ -100,7 +102,7 @@ def test_summary_by_hand(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
 @pytest.mark.parametrize("name", ["clients.csv", "rounds.csv"])
 def test_a_full_disk_is_one_sentence(tmp_path, name):
-    recorder = RunRecorder(run_config(tmp_path), lambda node: False)
+    recorder = RunRecorder(run_config(tmp_path))
     (recorder.run_dir / name).unlink()
     (recorder.run_dir / name).symlink_to("/dev/full")
 
@@ -114,7 +116,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, name):
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t"])
 def test_a_cell_that_a_spreadsheet_would_execute_is_quoted(tmp_path, start):
-    recorder = RunRecorder(run_config(tmp_path), lambda node: False)
+    recorder = RunRecorder(run_config(tmp_path))
     formula = f"{start}HYPERLINK(1)"
     clients = (
         ClientReport(ClientNode(0, 100), score=-0.5, weight=-0.25, note=formula),
@@ -127,7 +129,7 @@ def test_a_cell_that_a_spreadsheet_would_execute_is_quoted(tmp_path, start):
 
 
 def test_failed_rounds_and_unnamed_members_are_counted_and_shown(tmp_path, capsys):
-    recorder = RunRecorder(run_config(tmp_path), lambda node: False)
+    recorder = RunRecorder(run_config(tmp_path))
     recorder.on_metrics(0, measured(2.0, 0.1, 2.0, 0.1))
     recorder.on_round(report(1, {-1: 0.3, 1: 0.1}))
     recorder.on_metrics(1, measured(1.0, 0.6, 1.0, 0.5))
@@ -152,7 +154,7 @@ def test_failed_rounds_and_unnamed_members_are_counted_and_shown(tmp_path, capsy
 def gone_after_a_round(tmp_path, **overrides) -> RunRecorder:
     """Three members, of which one is offline from round 2 of 5 on."""
     settings = {"num-server-rounds": 5, **overrides}
-    recorder = RunRecorder(run_config(tmp_path, **settings), lambda node: False)
+    recorder = RunRecorder(run_config(tmp_path, **settings))
     recorder.on_metrics(0, {})
     for number in range(1, 6):
         told = report(number, {0: 0.3, 1: 0.1, 2: 0.2} if number == 1 else {0: 0.3, 1: 0.1})

@@ -100,7 +100,7 @@ def test_elsewhere_a_partition_id_is_a_claim_and_inherits_nothing(tmp_path):
 
 def test_a_resumed_run_goes_on_without_nodes_that_do_not_come_back(tmp_path):
     def resumable(**base):
-        recorder = RunRecorder(run_config(tmp_path), lambda node: False)
+        recorder = RunRecorder(run_config(tmp_path))
         strategy = FedAvg(min_train_nodes=1, min_available_nodes=CLIENTS, **base)
         return ResumableRun(CheckpointFolder(tmp_path, {}), strategy, recorder, every=1)
 
