@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import pickle
 from io import BytesIO
 from pathlib import Path
 
@@ -84,19 +83,14 @@ def test_a_file_made_to_run_code_does_not(tmp_path):
         def __reduce__(self):
             return (Path.touch, (tmp_path / "executed",))
 
-    for body in (pickle.dumps(Payload()), _saved({"server_round": Payload()})):
-        path = tmp_path / "round-000001.pt"
-        digest = hashlib.sha256(body).hexdigest().encode()
-        path.write_bytes(b"fedif-flower checkpoint 3 sha256 " + digest + b"\n" + body)
-        with pytest.raises(CheckpointError, match="or of another version"):
-            read_checkpoint(path)
+    body = BytesIO()
+    torch.save({"server_round": Payload()}, body)
+    digest = hashlib.sha256(body.getvalue()).hexdigest().encode()
+    path = tmp_path / "round-000001.pt"
+    path.write_bytes(b"fedif-flower checkpoint 3 sha256 " + digest + b"\n" + body.getvalue())
+    with pytest.raises(CheckpointError, match="or of another version"):
+        read_checkpoint(path)
     assert not (tmp_path / "executed").exists()
-
-
-def _saved(content: object) -> bytes:
-    buffer = BytesIO()
-    torch.save(content, buffer)
-    return buffer.getvalue()
 
 
 def test_auto_falls_back_to_the_older_one_with_a_warning(tmp_path, caplog):
@@ -114,13 +108,10 @@ def test_auto_falls_back_to_the_older_one_with_a_warning(tmp_path, caplog):
         kept.find("auto")
 
 
-@pytest.mark.parametrize("resume", ["auto", "path"])
-def test_another_configuration_is_refused_naming_the_keys(tmp_path, resume):
+def test_another_configuration_is_refused_naming_the_keys(tmp_path):
     path = folder(tmp_path).save(checkpoint())
     other = CheckpointFolder(path.parent, SETTINGS | {"gamma": 0.4, "new-key": True})
-    with pytest.raises(CheckpointError) as error:
-        other.find(resume if resume == "auto" else str(path))
-    assert "another configuration" in str(error.value)
-    assert "gamma = 0.3 there, 0.4 here" in str(error.value)
-    assert "new-key = its default there, True here" in str(error.value)
-    assert "seed" not in str(error.value)
+    changed = "gamma = 0.3 there, 0.4 here; new-key = its default there, True here$"
+    for resume in ("auto", str(path)):
+        with pytest.raises(CheckpointError, match=f"is of another configuration: {changed}"):
+            other.find(resume)

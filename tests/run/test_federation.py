@@ -1,3 +1,5 @@
+"""Whole federations in this process, by a run config."""
+
 from __future__ import annotations
 
 import itertools
@@ -53,24 +55,26 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path):
     assert sum(v.numel() for v in model.values()) == 64 * 64 + 64 + 64 * 10 + 10
 
 
-def test_same_seed_same_bits(tmp_path):
-    attack = "gradient-noise"
-    runs = [
-        run(run_config(tmp_path, attack=attack, run_name=name, num_server_rounds=2))
-        for name in ("first", "second")
-    ]
-    models = [torch.load(run_dir / "model.pt", weights_only=True) for run_dir in runs]
-    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
-    columns = ("round", "partition_id", "score", "weight_score", "weight", "train_loss")
-    clients = [
-        [tuple(row[c] for c in columns) for row in read_rows(run_dir / "clients.csv")]
-        for run_dir in runs
-    ]
-    assert clients[0] == clients[1]
-    other = run(run_config(tmp_path, attack=attack, seed=1, num_server_rounds=2))
-    assert not torch.equal(
-        torch.load(other / "model.pt", weights_only=True)["1.weight"], models[0]["1.weight"]
-    )
+def test_a_backdoors_success_is_in_rounds_summary_and_report(tmp_path):
+    own = {"attack": "pixel-trigger", "malicious_fraction": 0.5, "strategy": "fedavg"}
+    run_dir = run(run_config(tmp_path, num_server_rounds=4, eval_every=2, **own))
+    rows = read_rows(run_dir / "rounds.csv")
+    assert [bool(row["attack_success"]) for row in rows] == [True, False, True, False, True]
+    assert float(rows[0]["attack_success"]) < 0.5 < float(rows[-1]["attack_success"])
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["attack_success"] == float(rows[-1]["attack_success"])
+    assert "| attack success rate |" in (run_dir / "report.md").read_text()
+
+
+@pytest.mark.parametrize("attack", ["gradient-noise", "min-max"])
+def test_same_seed_same_bits(tmp_path, attack):
+    def model(seed: int, name: str) -> dict[str, torch.Tensor]:
+        config = run_config(tmp_path, attack=attack, run_name=name, num_server_rounds=2, seed=seed)
+        return torch.load(run(config) / "model.pt", weights_only=True)
+
+    first, second, other = model(0, "first"), model(0, "second"), model(1, "other")
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert not torch.equal(first["1.weight"], other["1.weight"])
 
 
 def test_absurd_metrics_are_left_out(tmp_path):
@@ -97,8 +101,4 @@ def test_clients_that_always_fail_end_the_run_with_an_error(tmp_path):
     assert not (config.run_dir / "summary.json").exists()
     # Half of the ten are asked a round: in the third, more than five failed twice in a row.
     rows = read_rows(config.run_dir / "rounds.csv")
-    assert [(row["round"], row["round_failed"]) for row in rows] == [
-        ("0", "0"),
-        ("1", "1"),
-        ("2", "1"),
-    ]
+    assert [row["round_failed"] for row in rows] == ["0", "1", "1"]
