@@ -28,11 +28,9 @@ def test_every_name_has_one_line_of_its_own(registry):
 
 
 def test_there_is_a_table_for_each_key():
-    assert [len(table.rows) for table in listing()] == [
-        len(r) for r in (TASKS, ATTACKS, LOCAL_METHODS, SCREENS, STRATEGIES)
-    ]
-    attacks = list(listing())[1].columns[0]._cells
-    assert "label-noise" in attacks
+    attacks = list(listing())[1]
+    assert len(attacks.rows) == len(ATTACKS)
+    assert "label-noise" in attacks.columns[0]._cells
 
 
 def test_what_another_package_brings_is_described_and_an_error_hides_nothing():

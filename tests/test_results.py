@@ -70,10 +70,6 @@ def test_tables_are_read_as_numbers_and_frames(tmp_path):
     assert len(run.to_pandas("attribution")) == 11
 
 
-def test_members_are_drawn(tmp_path):
-    assert by_hand(tmp_path).plot(tmp_path / "members.png").read_bytes().startswith(PNG)
-
-
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"holds no run: there is no rounds\.csv"):
         load(tmp_path)

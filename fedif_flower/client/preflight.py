@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import Context, Message
 
 from fedif_flower.client.data import client_site
 from fedif_flower.client.local import train_task
@@ -23,13 +23,7 @@ from fedif_flower.local_methods import build_local_method, require_method_fit
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import FACTS_KEY, TASK_KEY, read_config
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.messages.preflight import (
-    QUESTION,
-    RECORD,
-    Finding,
-    Status,
-    to_record,
-)
+from fedif_flower.messages.preflight import QUESTION, RECORD, Finding, Status, to_record
 from fedif_flower.tasks.batches import class_labels, count_examples, read_batches
 from fedif_flower.tasks.config import TaskConfig
 from fedif_flower.tasks.task import Data, Task
@@ -58,16 +52,9 @@ def describe(
     """
     reply = describe_node(message, context)
     settings = message.content.config_records.get(QUESTION)
-    if settings is not None:
-        node = NodeConfig.from_node_config(context.node_config)
-        found = _answer(settings, node, task)
-        found += [one for part in parts for one in part.checks(node, settings)]
-        reply.content[RECORD] = to_record(found, time.time())
-    return reply
-
-
-def _answer(settings: ConfigRecord, node: NodeConfig, task: Task | None) -> list[Finding]:
-    config = read_config(settings)
+    if settings is None:
+        return reply
+    node, config = NodeConfig.from_node_config(context.node_config), read_config(settings)
 
     def of_run() -> Task:
         require_trusted(config, node)
@@ -78,7 +65,10 @@ def _answer(settings: ConfigRecord, node: NodeConfig, task: Task | None) -> list
             )
         return found
 
-    return check_member(config, node, of_run)
+    found = check_member(config, node, of_run)
+    found += [one for part in parts for one in part.checks(node, settings)]
+    reply.content[RECORD] = to_record(found, time.time())
+    return reply
 
 
 def check_member(config: ClientConfig, node: NodeConfig, task: Callable[[], Task]) -> list[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -17,20 +16,18 @@ TIME = "time"
 CLOCK_SECONDS = 60.0  # Further off is told.
 
 # What is checked, and what to do about each where it is not well.
-ADVICE: Mapping[str, str] = MappingProxyType(
-    {
-        "node": "correct the node config or start the node again; its log says more",
-        "app": "look at the app (fedif app show), then approve it (fedif app approve)",
-        "data": "put the data where data-dir of the node config says; compare classes and shapes "
-        "with the server's",
-        "training": "compare the shapes and classes of the data with what the model takes",
-        "disk": "free some space, or name another folder in the node config",
-        "signing-key": "start the node with a policy, and with a key that its owner alone can read",
-        "masking": "agree with the operator whether the run is masked, and set keeper-key",
-        "clock": "let the host keep its time by a time server (NTP)",
-        "certificate": "ask the operator for a certificate that is valid",
-    }
-)
+ADVICE = {
+    "node": "correct the node config or start the node again; its log says more",
+    "app": "look at the app (fedif app show), then approve it (fedif app approve)",
+    "data": "put the data where data-dir of the node config says; compare classes and shapes "
+    "with the server's",
+    "training": "compare the shapes and classes of the data with what the model takes",
+    "disk": "free some space, or name another folder in the node config",
+    "signing-key": "start the node with a policy, and with a key that its owner alone can read",
+    "masking": "agree with the operator whether the run is masked, and set keeper-key",
+    "clock": "let the host keep its time by a time server (NTP)",
+    "certificate": "ask the operator for a certificate that is valid",
+}
 
 
 class Status(StrEnum):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedif_flower.errors import CheckpointError, StorageError
 from fedif_flower.run.folder import file_of_round, files_of_rounds
-from fedif_flower.run.journal import Journal, JournalEnd, Lines, read_lines
+from fedif_flower.run.journal import JournalEnd, Lines, append_lines, read_lines
 from fedif_flower.storage import temporary_siblings, write_atomically, writing
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 KEPT = 2
 JOURNAL = "records.jsonl"
-_MAGIC = b"fedif-flower checkpoint 3 sha256 "
+_MAGIC = b"fedif-flower checkpoint 4 sha256 "
 
 
 class _DamagedError(CheckpointError):
@@ -83,7 +83,7 @@ class CheckpointFolder:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = folder
         self.settings = dict(settings)
-        self._journal = Journal(folder / JOURNAL)
+        self._end = JournalEnd()  # Of the lines that the last complete checkpoint has.
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, then remove all but the last two.
@@ -99,13 +99,13 @@ class CheckpointFolder:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 for left_behind in temporary_siblings(path):
                     left_behind.unlink()
-                end = self._journal.append(checkpoint.lines)
+                end = append_lines(self.folder / JOURNAL, checkpoint.lines, self._end)
                 buffer = BytesIO()
                 content = {k: v for k, v in vars(checkpoint).items() if k != "source"}
                 torch.save(content | {"lines": end._asdict()}, buffer)
                 digest = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
                 write_atomically(path, b"".join((_MAGIC, digest, b"\n", buffer.getbuffer())))
-                self._journal.keep(end)
+                self._end = end
                 for old in list(files_of_rounds(self.folder).values())[:-KEPT]:
                     old.unlink()
         except StorageError as error:
@@ -146,7 +146,7 @@ class CheckpointFolder:
 
     def begin(self) -> None:
         """Remove the checkpoints of an earlier run."""
-        for path in (*files_of_rounds(self.folder).values(), self._journal.path):
+        for path in (*files_of_rounds(self.folder).values(), self.folder / JOURNAL):
             path.unlink(missing_ok=True)
 
     def go_on(self, checkpoint: Checkpoint) -> None:
@@ -158,7 +158,7 @@ class CheckpointFolder:
             If its lines cannot be copied into this folder.
         """
         assert checkpoint.source is not None
-        path, end = checkpoint.source
+        path, self._end = checkpoint.source
         own = path.parent.resolve() == self.folder.resolve()
         for number, other in files_of_rounds(self.folder).items():
             if not own or number > checkpoint.server_round:
@@ -166,8 +166,10 @@ class CheckpointFolder:
         try:
             with writing(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
-            self._journal.go_on(path.with_name(JOURNAL), end)
-        except (ValueError, StorageError) as error:
+                if not own and self._end.size:
+                    lines = path.with_name(JOURNAL).read_bytes()[: self._end.size]
+                    write_atomically(self.folder / JOURNAL, lines)
+        except StorageError as error:
             raise CheckpointError(str(error)) from error
 
     def _checked(self, path: Path) -> Checkpoint:

@@ -25,11 +25,10 @@ from fedif_flower.run.logs import about, note
 from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.run.parts import run_parts
 from fedif_flower.run.preflight import (
+    KEY,
     Members,
     require_simulated,
     try_clients,
-    wait_for_clients,
-    warn_of_one,
     with_free_folder,
 )
 from fedif_flower.run.provenance import RUN_ID, provenance
@@ -40,6 +39,7 @@ from fedif_flower.run.strategy import build_strategy, malicious_marker
 from fedif_flower.run.writer import OnRow
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.nodes import NODE_TIMEOUT, wait_for_nodes
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.tasks.task import Task
 
@@ -95,7 +95,6 @@ def run_federation(
         part.fits(config)
     loaded = loaded or load_task(with_free_folder(config), task)
     require_simulated(grid, loaded.config)
-    warn_of_one(loaded.config)
     try_clients(grid, loaded)
     folder = RunFolder(loaded.config.run_dir)
     with about(run=folder.path.name), hold_directory(folder.path), ExitStack() as stack:
@@ -114,7 +113,7 @@ def run_federation(
         for part in parts:
             part.refuse(strategy, run)
         if checkpoint is None:  # A resumed run does not wait for members that are gone.
-            wait_for_clients(grid, loaded.config)
+            wait_for_nodes(grid, loaded.config.num_clients, NODE_TIMEOUT, KEY)
         # Nodes are asked who they are before the strategy starts.
         members.ask(grid, loaded, run.joined("asked"), resumed=checkpoint is not None)
         _run_rounds(grid, run, strategy, checkpoints, on_row, callbacks, again)

@@ -137,13 +137,12 @@ def _held(config: RunConfig) -> tuple[str, str] | None:
 
 
 def require_simulated(grid: Grid, config: RunConfig) -> None:
-    """Raise ConfigError if another number of nodes is simulated than the run has clients."""
+    """Raise ConfigError if another number of nodes is simulated than the run has clients.
+
+    Where a round has one of several clients nothing can be weighed: the log says what to do.
+    """
     if is_simulated(grid) and (found := len(simulated_nodes(grid))) != config.num_clients:
         raise other_number_simulated(found, config.num_clients, KEY)
-
-
-def warn_of_one(config: RunConfig) -> None:
-    """Say what to do where a round has one of several clients: nothing can be weighed."""
     if config.clients_per_round == 1 < config.num_clients:
         logger.warning(
             "one of %d clients trains in each round, and its update counts whole, whatever it is "
@@ -151,17 +150,6 @@ def warn_of_one(config: RunConfig) -> None:
             config.num_clients,
             config.fraction_train,
         )
-
-
-def wait_for_clients(grid: Grid, config: RunConfig) -> None:
-    """Wait until as many nodes are online as the run has clients.
-
-    Raises
-    ------
-    TrainingFailedError
-        If they are too few when the time is over.
-    """
-    wait_for_nodes(grid, config.num_clients, NODE_TIMEOUT, KEY)
 
 
 def try_clients(grid: Grid, loaded: LoadedTask) -> None:

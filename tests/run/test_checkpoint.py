@@ -87,7 +87,7 @@ def test_a_file_made_to_run_code_does_not(tmp_path):
     torch.save({"server_round": Payload()}, body)
     digest = hashlib.sha256(body.getvalue()).hexdigest().encode()
     path = tmp_path / "round-000001.pt"
-    path.write_bytes(b"fedif-flower checkpoint 3 sha256 " + digest + b"\n" + body.getvalue())
+    path.write_bytes(b"fedif-flower checkpoint 4 sha256 " + digest + b"\n" + body.getvalue())
     with pytest.raises(CheckpointError, match="or of another version"):
         read_checkpoint(path)
     assert not (tmp_path / "executed").exists()

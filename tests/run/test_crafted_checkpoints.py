@@ -11,6 +11,7 @@ import torch
 from fedif_flower.errors import CheckpointError
 from fedif_flower.run.checkpoint import read_checkpoint
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.journal import JournalEnd
 from tests.run.resuming import run, run_config
 
 
@@ -28,13 +29,12 @@ def crafted(run_dir: Path, change) -> RunConfig:
     if isinstance(content["lines"], dict) and "size" not in content["lines"]:
         written = json.dumps(content["lines"]).encode()
         (run_dir / "records.jsonl").write_bytes(written)
-        sha256 = hashlib.sha256(written).hexdigest()
-        content["lines"] = {"size": len(written), "sha256": sha256}
+        content["lines"] = JournalEnd().after(written)._asdict()
     buffer = BytesIO()
     torch.save(content, buffer)
     digest = hashlib.sha256(buffer.getvalue()).hexdigest().encode()
     path = run_dir / "crafted.pt"
-    path.write_bytes(b"fedif-flower checkpoint 3 sha256 " + digest + b"\n" + buffer.getvalue())
+    path.write_bytes(b"fedif-flower checkpoint 4 sha256 " + digest + b"\n" + buffer.getvalue())
     own = {"num_server_rounds": 3, "checkpoint_every": 1, "resume": str(path)}
     return run_config(run_dir.parent, **own)
 

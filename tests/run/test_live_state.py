@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 
 import pytest
@@ -14,7 +13,7 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.live_state import LiveState
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies.callbacks import Callback, Question
+from fedif_flower.strategies.callbacks import Question
 from fedif_flower.strategies.reports import RoundReport
 from tests.run.test_federation import run_config
 
@@ -62,32 +61,10 @@ def test_its_last_word_is_how_the_run_ended(tmp_path, error, phase, reason):
     assert (said["phase"], said.get("reason")) == (phase, reason)
 
 
-class Watcher(Callback):
-    """Writes and reads the state wherever a strategy tells of something."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-        self.seen: list[tuple[str, int]] = []
-
-    def on_asked(self, question):
-        self.seen.append(("asked", len(question.asked)))
-
-    def on_reply(self, server_round, node, *, failed):
-        assert self.folder.is_complete() is False
-        self.seen.append(("reply", node.client_id))
-
-    def on_round(self, report):
-        self.seen.append(("round", report.num_accepted))
-
-
 def test_a_run_leaves_its_state_and_counts_it_to_no_result(tmp_path):
-    config = run_config(tmp_path, num_server_rounds=2, attribution="simpson")
-    watcher = Watcher(RunFolder(config.run_dir))
-    run_dir = run_federation(LocalGrid(client_app, 10), config, callbacks=[watcher])
-    assert [what for what, _ in watcher.seen] == ["asked", *["reply"] * 5, "round"] * 2
-    assert ("asked", 5) in watcher.seen
-    folder = RunFolder(run_dir)
-    said = json.loads((run_dir / "state.json").read_text())
+    config = run_config(tmp_path, num_server_rounds=2)
+    folder = RunFolder(run_federation(LocalGrid(client_app, 10), config))
+    said = folder.live.read()
     assert (said["phase"], said["round"], said["num_answered"]) == ("finished", 2, 5)
     assert {n["client_id"] for n in said["asked"]} == set(said["answered"])
     assert "state.json" not in folder.results()
