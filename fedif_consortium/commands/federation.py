@@ -55,13 +55,12 @@ def init(
 @federation_cli.command()
 def invite(
     name: Annotated[str, typer.Argument(help="what the member is called")],
-    number: Annotated[int | None, typer.Option(min=0, help="its own; default: the next")] = None,
     folder: Folder = _HERE,
 ) -> None:
     """Write a member's invitation: one file, without a secret, for `fedif node join`."""
     from fedif_consortium.federation.members import invite as write
 
-    write(_folder(folder), name, number)
+    write(_folder(folder), name)
 
 
 @federation_cli.command("add-member")

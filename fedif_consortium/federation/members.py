@@ -24,27 +24,22 @@ An invitation to a federation: `fedif node join FILE` on the member's host.
 It holds no secret. Compare the fingerprints that it shows with the operator's, aloud."""
 
 
-def invite(folder: FederationFolder, name: str, number: int | None) -> Path:
+def invite(folder: FederationFolder, name: str) -> Path:
     """Write a member's invitation, with a number that nobody else has; return its file.
 
     Raises
     ------
     ConfigError
-        If the name is that of a member that was removed, or the number is another's.
+        If the name is that of a member that was removed.
     """
     settings, path = folder.settings(), folder.invitation(name)
     with exclusive_lock(folder.lock):
-        taken = {member.number: member.name for member in folder.members()}
-        wanted = max(taken, default=-1) + 1 if number is None else number
         member = folder.member(name)
         if member is None:
-            if wanted in taken:
-                raise ConfigError(f"number {wanted} is {taken[wanted]}'s; {name} needs its own")
-            member = Member(name=name, number=wanted, invited=_now())
+            number = 1 + max((member.number for member in folder.members()), default=-1)
+            member = Member(name=name, number=number, invited=_now())
         if member.removed:
             raise ConfigError(f"{name} was removed on {member.removed}: choose another name")
-        if number not in (None, member.number):
-            raise ConfigError(f"{name} has number {member.number} already, not {number}")
         invitation = Invitation(
             federation=settings.name,
             member=name,

@@ -161,6 +161,8 @@ def _default(key: str) -> Scalar:
 
 def _is_own_task(key: str, value: object) -> bool:
     """Return whether a message names the task that the approved app itself brings along."""
+    if key != "task":
+        return False
     from fedif_flower.tasks.config import OWN
 
-    return key == "task" and str(value).startswith(OWN)
+    return str(value).startswith(OWN)

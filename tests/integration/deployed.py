@@ -146,8 +146,7 @@ class Deployment:
         """
         answers = []
         for name, config in configs.items():
-            given = re.findall(r"partition-id=(\d+)", config)
-            self.federation("invite", name, *(("--number", *given) if given else ()))
+            self.federation("invite", name)
             invitation = self.server / "invitations" / f"{name}.invitation.toml"
             folder = self.node_folder(name)
             self.fedif("node", "join", invitation, "--in", folder, "-c", config, "--no-check")

@@ -50,7 +50,7 @@ pytestmark = marks
 # Names in another order than partitions. Ada and cyd have no policy, and so no guard that signs.
 # Bob approved the first app alone. Cyd's updates are noise, and in the second run nonsense. Dan
 # approved both apps.
-PARTITIONS = {"ada": 2, "bob": 0, "cyd": 1, "dan": 3}
+PARTITIONS = {"ada": 0, "bob": 1, "cyd": 2, "dan": 3}
 GUARDED = ("bob", "dan")
 NONSENSE = (hostile_client.SPOOFED, hostile_client.UNREADABLE, hostile_client.RAISED)
 # Looking for work five times a second would be a third of all seconds of the processor.

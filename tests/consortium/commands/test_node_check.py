@@ -17,7 +17,7 @@ def test_what_to_do_is_beside_what_is_not_well_and_the_status_says_so(tmp_path, 
     policy = tmp_path / "member-policy.toml"
     policy.write_text("")
     invitation = read_document(
-        invite(make_federation(tmp_path / "server"), "hospital-a", None), Invitation
+        invite(make_federation(tmp_path / "server"), "hospital-a"), Invitation
     )
     given = {"config": {"data-dir": str(data)}, "policy": str(policy)}
     join_as(node, invitation.replace(address="localhost:1"), **given)

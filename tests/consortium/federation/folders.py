@@ -60,7 +60,7 @@ def make_federation(path: Path) -> FederationFolder:
 
 def answer_of(folder: FederationFolder, name: str, host: Path) -> Path:
     """Invite a member and let its host answer; return the answer's file."""
-    join_as(host, read_document(invite(folder, name, None), Invitation))
+    join_as(host, read_document(invite(folder, name), Invitation))
     return NodeFolder(host).answer(name)
 
 

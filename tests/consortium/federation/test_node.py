@@ -19,7 +19,7 @@ from tests.consortium.federation.folders import content, join_as
 
 @pytest.fixture
 def invitation(folder):
-    return read_document(invite(folder, "hospital-a", 3), Invitation)
+    return read_document(invite(folder, "hospital-a"), Invitation)
 
 
 def after(words, option):
@@ -51,7 +51,7 @@ def test_what_a_node_says_of_itself(tmp_path, invitation):
     folder = NodeFolder(tmp_path / "node")
     _, config = folder.read()
     found = NodeConfig(**parse_config_args([node_config_text(config)]))
-    assert (found.partition_id, found.num_partitions) == (3, 9)
+    assert (found.partition_id, found.num_partitions) == (0, 9)
     assert found.data_dir == "/srv/our data"
     assert found.statement_dir == str(folder.path / "statements")
     assert found.keeper_key is None

@@ -24,7 +24,7 @@ def seen_while_serving(folder, registry, status=200):
 def test_members_are_as_the_superlink_knows_them(folder, tmp_path, registry, monkeypatch):
     for name in ("ada", "bob", "cyd", "dan"):
         add(folder, answer_of(folder, name, tmp_path / name), registry)
-    invite(folder, "eve", None)
+    invite(folder, "eve")
     remove(folder, "dan", registry)
     nodes = registry.nodes()
     nodes["1001"] |= {"status": "offline", "offline-at": "2026-10-01 12:00:00Z"}
