@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from threading import Thread
 
 import httpx
@@ -62,9 +63,7 @@ class PollingGrid(ForwardingGrid):
         self._restart_seconds = restart_seconds
         self._sweep_seconds = sweep_seconds
         self._attendance = Attendance()
-        self._late: dict[str, Message] = {}
-        self._late_since: dict[int, str] = {}  # When their nodes came online, as they were sent.
-        self._late_pulls: dict[str, Future[list[Message]]] = {}  # Those being fetched already.
+        self._late: dict[str, _Waiting] = {}
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -81,20 +80,15 @@ class PollingGrid(ForwardingGrid):
         Returns
         -------
         list of Message
-            At most one reply to each message, from the node that the message went to; an error
-            where the reply could not be read or bore another sender's name, and where the node was
-            started again before it answered or is not registered any more.
+            At most one reply to each message; an error where the reply could not be read, and where
+            the node was started again before it answered or is not registered any more.
         """
         return list(self.arrivals(messages, timeout, Closing()))
 
     def outstanding(self, awaited: Collection[int]) -> list[Message]:
         """Return the messages of earlier rounds to these nodes; forget the others."""
-        self._late = {
-            i: message
-            for i, message in self._late.items()
-            if message.metadata.dst_node_id in awaited
-        }
-        return list(self._late.values())
+        self._late = {i: one for i, one in self._late.items() if one.node_id in awaited}
+        return [one.message for one in self._late.values()]
 
     def last_seen(self, node_id: int) -> float | None:
         """Return when a node was last found online, in seconds since 1970, if it ever was."""
@@ -121,54 +115,56 @@ class PollingGrid(ForwardingGrid):
         """
         sent = list(messages)
         pushed = list(zip(self.push_messages(sent), sent, strict=False))
-        round_ = _Round({i: message for i, message in pushed if i})
         # An id is missing where Flower knows no such node any more.
-        round_.replies += [_ended(message) for i, message in pushed if not i]
-        round_.fresh = set(round_.waiting)
+        ended = [_ended(message) for i, message in pushed if not i]
+        waiting = {i: _Waiting(i, message) for i, message in pushed if i}
+        fresh = set(waiting)
         if closing.keeps:  # A question between rounds leaves late replies to the next one.
-            round_.waiting |= self._late
-            # A reply can be fetched once: one that a round began to fetch is in its hands.
-            round_.pulls |= {i: p for i, p in self._late_pulls.items() if i in self._late}
+            waiting |= self._late
         # Only now: a node that was started before this has the message still to come.
-        now = self._activations() if round_.waiting else {}
+        now = self._activations() if waiting else {}
+        for one in waiting.values():
+            one.since = one.since or now.get(one.node_id, "")
         closing.begin(timeout, time.monotonic)
-        since = now
-        if closing.keeps and self._late:
-            since = now | self._late_since
-            self._give_up_lost(round_, since, now)  # Started again since an earlier round.
-        return self._arrivals(round_, since, closing)
+        return self._arrivals(ended, waiting, fresh, now, closing)
 
     def _arrivals(
-        self, round_: _Round, activations: dict[int, str], closing: Closing
+        self,
+        ended: list[Message],
+        waiting: dict[str, _Waiting],
+        fresh: set[str],
+        now: dict[int, str],
+        closing: Closing,
     ) -> Iterator[Message]:
-        yield from round_.taken()
+        yield from ended
+        yield from self._lost(waiting, now)  # Started again since an earlier round.
         began = looked = time.monotonic()
         due = began + REPORT_SECONDS
-        while round_.is_open(closing) and not closing.is_over():
-            if (now := time.monotonic()) >= due:
-                missing = [message.metadata.dst_node_id for message in round_.waiting.values()]
-                self._attendance.waiting(missing, now - began)
+        # Late replies alone are waited for where the round needs them.
+        while waiting and (not fresh.isdisjoint(waiting) or closing.wants_late):
+            if closing.is_over():
+                break
+            if time.monotonic() >= due:
+                missing = [one.node_id for one in waiting.values()]
+                self._attendance.waiting(missing, time.monotonic() - began)
                 due += REPORT_SECONDS
             if time.monotonic() - looked >= self._restart_seconds:
-                self._give_up_lost(round_, activations, self._activations())
+                yield from self._lost(waiting, self._activations())
                 looked = time.monotonic()
-                yield from round_.taken()
                 continue
-            message_id = next(iter(round_.waiting))
-            if not self._look(round_, message_id, self._poll_seconds):
+            message_id, one = next(iter(waiting.items()))
+            del waiting[message_id]
+            if reply := self._fetched(one, self._poll_seconds):
+                yield reply
+            else:
                 # To the end of the queue. Looking costs the SuperLink some 10 ms: only what is
                 # not there is paused for, so that the last reply is found after one pause at most.
-                round_.waiting[message_id] = round_.waiting.pop(message_id)
+                waiting[message_id] = one
                 time.sleep(self._poll_seconds)
-            yield from round_.taken()
-        if not closing.has_quorum:
-            self._sweep(round_)
+        swept = [] if closing.has_quorum else self._swept(waiting)
         if closing.keeps:
-            self._late = dict(round_.waiting)
-            self._late_pulls = {i: p for i, p in round_.pulls.items() if i in self._late}
-            nodes = {message.metadata.dst_node_id for message in self._late.values()}
-            self._late_since = {i: at for i, at in activations.items() if i in nodes}
-        yield from round_.taken()
+            self._late = waiting
+        yield from swept
 
     def _activations(self) -> dict[int, str]:
         """Return when each node that is online came online; tell the log who went and came."""
@@ -176,90 +172,66 @@ class PollingGrid(ForwardingGrid):
         self._attendance.look(nodes)
         return {node.node_id: node.last_activated_at for node in nodes}
 
-    def _give_up_lost(self, round_: _Round, before: dict[int, str], now: dict[int, str]) -> None:
-        """Take the messages to nodes that were started again out of those waiting."""
-        for message_id, message in list(round_.waiting.items()):
-            node_id = message.metadata.dst_node_id
-            if node_id not in now or now[node_id] == before.get(node_id, now[node_id]):
-                continue
-            if not self._look(round_, message_id, self._poll_seconds):
+    def _lost(self, waiting: dict[str, _Waiting], now: dict[int, str]) -> Iterator[Message]:
+        """Take out what nodes that were started again were sent, and say so for each."""
+        for message_id, one in list(waiting.items()):
+            if one.since and now.get(one.node_id, one.since) != one.since:
+                del waiting[message_id]
                 reason = "the node was started again before it answered"
-                round_.take(message_id, _refusal(message, reason, NODE_UNAVAILABLE))
+                reply = self._fetched(one, self._poll_seconds)
+                yield reply or _refusal(one.message, reason, NODE_UNAVAILABLE)
 
-    def _sweep(self, round_: _Round) -> None:
+    def _swept(self, waiting: dict[str, _Waiting]) -> list[Message]:
         """Look for all that is missing once more, whatever the others do meanwhile."""
-        pulls = [round_.pull(message_id, self) for message_id in round_.waiting]
-        if round_.waiting:
+        pulls = [one.fetch(self) for one in waiting.values()]
+        if pulls:
             wait(pulls, self._sweep_seconds)
-        for message_id in list(round_.waiting):
-            self._look(round_, message_id, 0.0)
+        found = {i: self._fetched(one, 0.0) for i, one in waiting.items()}
+        for message_id in (i for i, reply in found.items() if reply):
+            del waiting[message_id]
+        return [reply for reply in found.values() if reply]
 
-    def _look(self, round_: _Round, message_id: str, seconds: float) -> bool:
-        """Fetch a reply, or go on doing so, for some time; return whether it is there."""
-        pull = round_.pull(message_id, self)
+    def _fetched(self, one: _Waiting, seconds: float) -> Message | None:
+        """Fetch a reply, or go on doing so, for some time; ``None``: it is not there yet."""
+        pull = one.fetch(self)
         if not wait([pull], seconds).done:
-            return False
-        del round_.pulls[message_id]
+            return None
+        one.pull = None
         try:
             replies = pull.result()
         except _CONNECTION_ERRORS:
             raise
         except Exception as error:  # nothing that a client sends may stop the server
             self.get_node_ids()  # But a run that is over does: this says so.
-            replies = [_refusal(round_.waiting[message_id], f"the reply cannot be read: {error!r}")]
-        if not replies:
-            return False
-        reply = self._told_apart(replies[0], round_.waiting[message_id])
-        round_.take(message_id, reply)
-        return True
-
-    def _told_apart(self, reply: Message, message: Message) -> Message:
-        """Return a reply; where a node is gone, say whether it is offline or not registered."""
-        code = reply.error.code if reply.has_error() else None
-        if code not in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
-            return reply
-        if self.unregistered([message.metadata.dst_node_id]):
-            return _ended(message)
-        return Message(Error(NODE_UNAVAILABLE, reply.error.reason), reply_to=message)
+            return _refusal(one.message, f"the reply cannot be read: {error!r}")
+        if not replies or not replies[0].has_error():
+            return replies[0] if replies else None
+        error = replies[0].error
+        if error.code in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
+            if self.unregistered([one.node_id]):
+                return _ended(one.message)
+            error = Error(NODE_UNAVAILABLE, error.reason)
+        return Message(error, reply_to=one.message)
 
 
-class _Round:
-    """The messages that wait for a reply, those being fetched, and the replies."""
+@dataclass
+class _Waiting:
+    """A message without a reply; when its node had come online, and what fetches the reply."""
 
-    def __init__(self, waiting: dict[str, Message]) -> None:
-        self.waiting = waiting
-        self.pulls: dict[str, Future[list[Message]]] = {}
-        self.replies: list[Message] = []
-        self.fresh: set[str] = set()  # The ids of this round's own messages.
+    message_id: str
+    message: Message
+    since: str = ""
+    pull: Future[list[Message]] | None = None
 
-    def is_open(self, closing: Closing) -> bool:
-        """Tell whether a reply is missing that the round waits for."""
-        if not self.waiting or not self.fresh.isdisjoint(self.waiting):
-            return bool(self.waiting)
-        # Only late ones are missing: they are waited for where the round needs them.
-        return closing.wants_late
+    @property
+    def node_id(self) -> int:
+        return self.message.metadata.dst_node_id
 
-    def taken(self) -> Iterator[Message]:
-        """Hand on the replies that were taken so far."""
-        while self.replies:
-            yield self.replies.pop(0)
-
-    def pull(self, message_id: str, grid: PollingGrid) -> Future[list[Message]]:
-        """Begin to fetch a reply, unless that has begun."""
-        if message_id not in self.pulls:
-            self.pulls[message_id] = _in_a_thread(grid, message_id)
-        return self.pulls[message_id]
-
-    def take(self, message_id: str, reply: Message) -> None:
-        """Take a reply as the answer to a message, if its sender is whom the message went to."""
-        message = self.waiting.pop(message_id)
-        self.pulls.pop(message_id, None)
-        if reply.has_error():
-            reply = Message(reply.error, reply_to=message)
-        claimed = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
-        if claimed != (message.metadata.dst_node_id, message_id):
-            reply = _refusal(message, f"the reply says that it comes from node {claimed[0]}")
-        self.replies.append(reply)
+    def fetch(self, grid: PollingGrid) -> Future[list[Message]]:
+        """Begin to fetch the reply, which can be done once, unless that has begun."""
+        if self.pull is None:
+            self.pull = _in_a_thread(grid, self.message_id)
+        return self.pull
 
 
 def _in_a_thread(grid: PollingGrid, message_id: str) -> Future[list[Message]]:

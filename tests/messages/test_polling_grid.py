@@ -144,22 +144,6 @@ def test_the_end_of_a_registration_is_told_apart_from_a_crash(code, is_registere
         assert (error.code, error.reason) == told
 
 
-def test_a_reply_under_another_name_is_an_error_of_its_sender():
-    def as_victim(message, reply):
-        reply.metadata.__dict__["_src_node_id"] = 1002
-        return reply
-
-    def to_other_message(message, reply):
-        reply.metadata.__dict__["_reply_to_message_id"] = "someone else's"
-        return reply
-
-    replies = ask(SlowGrid(3, {1000: as_victim, 1001: to_other_message}))
-    assert set(replies) == {1000, 1001, 1002}
-    assert replies[1000].error.reason == "the reply says that it comes from node 1002"
-    assert replies[1001].has_error()
-    assert replies[1002].has_content()
-
-
 def test_a_reply_that_cannot_be_read_stands_alone():
     def explode(message, reply):
         raise KeyError("object")
