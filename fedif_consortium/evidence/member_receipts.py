@@ -21,9 +21,9 @@ from fedif_consortium.evidence.cells import Hex
 from fedif_consortium.evidence.receipts import ToldRound, read_leaf, read_receipts
 from fedif_consortium.evidence.signed_update import SignedUpdate, record_digest
 from fedif_flower.errors import EvidenceError, FedIFError, StorageError
+from fedif_flower.messages.arrays import arrays_of
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.messages.reply_arrays import model_arrays_of
 from fedif_flower.messages.text import printable
 from fedif_flower.storage import make_folder, write_atomically
 
@@ -188,7 +188,7 @@ def note_sent(content: RecordDict, settings: ConfigRecord, context: Context) -> 
     except EvidenceError as error:
         logger.warning("%s", error)
         return
-    sent = record_digest(model_arrays_of(content))
+    sent = record_digest(arrays_of(content))
     keeper.note_sent(cast(int, settings[ROUND_KEY]), sent, None)
 
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from fedif_consortium.evidence.cells import Hex, Signed
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, is_signed, public_der, sign
 from fedif_flower.errors import EvidenceError
-from fedif_flower.messages.arrays import view_array
-from fedif_flower.messages.reply_arrays import model_arrays_of
+from fedif_flower.messages.arrays import arrays_of, view_array
 
 SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
 _KIND = b"fedif-flower update 2\n"
@@ -117,7 +116,7 @@ def sign_reply(
         key,
         examples=claimed_examples(content),
         received=record_digest(received),
-        sent=record_digest(model_arrays_of(content)),
+        sent=record_digest(arrays_of(content)),
         **about,
     )
     names = ("key", "signature", "received", "sent", "head")

@@ -39,12 +39,11 @@ from fedif_consortium.masking.sketches import SignSketch, estimated_lengths
 from fedif_consortium.masking.terms import BOX, LENGTH, MASK_RECORD, VECTOR, MaskingTerms
 from fedif_flower.errors import BoxError, ConfigError, KeeperError, MaskingError, ReplyError
 from fedif_flower.local_methods import LocalMethod
-from fedif_flower.messages.arrays import ArraySpec
+from fedif_flower.messages.arrays import ArraySpec, arrays_of
+from fedif_flower.messages.buffers import is_statistic
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
-from fedif_flower.messages.reply_arrays import arrays_of
 from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace, empty_rows
-from fedif_flower.messages.statistics import is_statistic
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.strategies.base import ScreenedStrategy
 

@@ -20,8 +20,8 @@ from fedif_consortium.member.node_log import PRIVACY, NodeLog
 from fedif_consortium.member.privacy import Floats, PrivacyBudget, add_noise
 from fedif_flower.errors import ConfigError, RefusedByMemberError, ReplyError
 from fedif_flower.messages.arrays import pack_array, view_array
+from fedif_flower.messages.buffers import is_statistic
 from fedif_flower.messages.instructions import VECTOR_RECORD
-from fedif_flower.messages.statistics import is_statistic
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import RefusedValueError, Settings, setting
 

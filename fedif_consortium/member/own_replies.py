@@ -14,9 +14,9 @@ from fedif_consortium.evidence.keys import SigningKey
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
 from fedif_consortium.evidence.signed_update import record_digest, sign_reply
 from fedif_flower.errors import ConfigError, EvidenceError, ReplyError
+from fedif_flower.messages.arrays import arrays_of
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
 from fedif_flower.messages.preflight import RECORD, Status
-from fedif_flower.messages.reply_arrays import model_arrays_of
 from fedif_flower.settings import Scalar
 
 RECEIPTS_DIR, SIGNING_KEY, KEEPER_KEY = "receipts-dir", "signing-key", "keeper-key"
@@ -80,7 +80,7 @@ class OwnReplies:
             return _nothing
         run, server_round = str(settings.get(RUN_ID_KEY, "")), settings.get(ROUND_KEY)
         try:
-            arrays = model_arrays_of(leaving)
+            arrays = arrays_of(leaving)
         except ReplyError:
             return _nothing
         if not run or not isinstance(server_round, int):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import BytesIO
 
 import numpy as np
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from fedif_flower.errors import ReplyError
+from fedif_flower.messages.instructions import VECTOR_RECORD
 
 NUMPY_SERIALIZATION = "numpy.ndarray"
 
@@ -30,7 +32,7 @@ class ArraySpec:
         """Return the specification of an array like ``values``."""
         return cls(name, tuple(values.shape), values.dtype, _header(values))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
@@ -70,6 +72,22 @@ class ArraySpec:
         if view.shape != self.shape:
             raise ReplyError(f"array {self.name!r} has shape {view.shape}, not {self.shape}")
         return view
+
+
+def arrays_of(content: RecordDict) -> ArrayRecord:
+    """Return a reply's arrays of the model, beside which a local method's may stand.
+
+    Raises
+    ------
+    ReplyError
+        If there are none, or more.
+    """
+    # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays,
+    # until the garbage collector comes by.
+    found = [r for k, r in content.items() if isinstance(r, ArrayRecord) and k != VECTOR_RECORD]
+    if len(found) != 1:
+        raise ReplyError(f"expected one ArrayRecord, got {len(found)}")
+    return found[0]
 
 
 def view_array(array: Array) -> NDArray[np.generic]:

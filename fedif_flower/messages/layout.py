@@ -21,8 +21,7 @@ from torch import Tensor
 
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.arrays import ArraySpec, pack_array, view_array
-from fedif_flower.messages.integers import measure_advance
-from fedif_flower.messages.statistics import check_variance, is_statistic, is_variance
+from fedif_flower.messages.buffers import check_variance, is_statistic, is_variance, measure_advance
 from fedif_flower.round import ModelVectors
 
 # A block of a model and of an update stay in the cache between two passes over them.
@@ -138,12 +137,14 @@ class ParameterLayout:
         wide = any(spec.dtype == np.float64 for spec in (*self.trainable, *self.buffers))
         return torch.float64 if wide else torch.float32
 
-    def check(self, arrays: Mapping[str, Array]) -> None:
-        """Raise ReplyError unless ``arrays`` has exactly this layout's names, shapes, dtypes."""
-        expected, received = set(self.order), set(arrays)
-        if missing := sorted(expected - received):
+    def check(self, arrays: Mapping[str, Array], received: ModelVectors | None = None) -> None:
+        """Raise ReplyError unless ``arrays`` has exactly this layout's names, shapes, dtypes.
+
+        Beside the model that was ``received``, a batch norm's ``running_var`` has to be one.
+        """
+        if missing := sorted(set(self.order) - set(arrays)):
             raise ReplyError(f"arrays missing: {_shorten(missing)}")
-        if extra := sorted(received - expected):
+        if extra := sorted(set(arrays) - set(self.order)):
             raise ReplyError(f"unexpected arrays: {_shorten(extra)}")
         for spec in (*self.trainable, *self.buffers, *self.counters):
             spec.view(arrays[spec.name])
@@ -153,9 +154,8 @@ class ParameterLayout:
         for name, first in self.tied.items():
             if not _same(view_array(arrays[name]), view_array(arrays[first])):
                 raise ReplyError(f"array {name!r} differs from {first!r}, to which it is tied")
-
-    def check_variances(self, arrays: Mapping[str, Array], received: ModelVectors) -> None:
-        """Raise ReplyError if a batch norm's ``running_var`` cannot be one."""
+        if received is None:
+            return
         sent = self.split_buffers(received.buffers)
         for spec in (*self.trainable, *self.buffers):
             if is_variance(spec.name) and spec.size:
@@ -190,7 +190,7 @@ class ParameterLayout:
         ------
         ReplyError
             If a value is NaN, infinite or larger than ``max_magnitude``, or an integer array
-            changed as no counter does (see :mod:`fedif_flower.messages.integers`).
+            changed as no counter does (see :mod:`fedif_flower.messages.buffers`).
         """
         squared_norms = [
             _subtract(specs, arrays, reference, target, max_magnitude)

@@ -38,14 +38,11 @@ class ReplyLimits:
         A reply that claims more is refused.
     max_examples_ratio : float
         No client counts for more than so many times the round's median; 0: no such bound.
-    required_metrics : tuple of str
-        Further metrics that a reply must have, each a number >= 0.
     """
 
     weighted_by_key: str
     max_num_examples: float
     max_examples_ratio: float = 0.0
-    required_metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ConfigError for bounds that no reply can keep."""
@@ -111,8 +108,7 @@ def screen_records(
     Raises
     ------
     ReplyError
-        If the number of examples or a required metric is missing or not allowed, or if the
-        records are too large.
+        If the number of examples is missing or not allowed, or if the records are too large.
     """
     # Not ``content.metric_records``: that leaves a cycle of references, and with it the arrays,
     # until the garbage collector comes by.
@@ -137,10 +133,6 @@ def screen_records(
             screened.setdefault(printable(name), MetricRecord(credible))
         else:
             screened.setdefault(printable(name), record)
-    for name in limits.required_metrics:
-        value = scalar(metrics, name)
-        if value is None or value < 0:
-            raise ReplyError(f"metric {name!r} is {value}; required: a number >= 0")
     return ClientRecords(num_examples, metrics, RecordDict(screened), tuple(notes))
 
 

@@ -206,12 +206,12 @@ class PollingGrid(ForwardingGrid):
             return _refusal(one.message, f"the reply cannot be read: {error!r}")
         if not replies or not replies[0].has_error():
             return replies[0] if replies else None
-        error = replies[0].error
-        if error.code in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
+        told = replies[0].error
+        if told.code in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
             if self.unregistered([one.node_id]):
                 return _ended(one.message)
-            error = Error(NODE_UNAVAILABLE, error.reason)
-        return Message(error, reply_to=one.message)
+            told = Error(NODE_UNAVAILABLE, told.reason)
+        return Message(told, reply_to=one.message)
 
 
 @dataclass

@@ -16,10 +16,12 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
+from fedif_flower.aggregators.spread import bound_by_spread
 from fedif_flower.errors import ReplyError
+from fedif_flower.messages.arrays import arrays_of
+from fedif_flower.messages.buffers import refuse_advances
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.closing import Closing
-from fedif_flower.messages.integers import refuse_advances
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
 from fedif_flower.messages.metrics import (
     ClientRecords,
@@ -27,7 +29,6 @@ from fedif_flower.messages.metrics import (
     bound_examples,
     screen_records,
 )
-from fedif_flower.messages.reply_arrays import arrays_of
 from fedif_flower.messages.text import printable
 from fedif_flower.round import ModelVectors, RoundUpdates
 
@@ -141,16 +142,6 @@ class Workspace:
     def instruct(self, config: ConfigRecord, server_round: int) -> None:
         """Tell members in a round's config what they need to know beside the model."""
 
-    def arrays(self, content: RecordDict) -> ArrayRecord:
-        """Return the model's arrays in a reply.
-
-        Raises
-        ------
-        ReplyError
-            If there are none, or more.
-        """
-        return arrays_of(content)
-
     def completed(self, updates: RoundUpdates) -> RoundUpdates:
         """Return a round's updates with what the workspace knows of them; here, as they are."""
         return updates
@@ -182,9 +173,8 @@ class Workspace:
         ReplyError
             If they are not the model's, or not finite.
         """
-        arrays = self.arrays(content)
-        self.layout.check(arrays)
-        self.layout.check_variances(arrays, received)
+        arrays = arrays_of(content)
+        self.layout.check(arrays, received)
         update = self.update(row)
         unpacked = self.layout.unpack_update(
             arrays,
@@ -197,9 +187,11 @@ class Workspace:
             return unpacked
         return unpacked._replace(squared_norm=arrive(update, unpacked.squared_norm))
 
-    def unfit(self, accepted: Mapping[int, AcceptedReply]) -> dict[int, str]:  # noqa: ARG002
+    def unfit(self, accepted: Mapping[int, AcceptedReply]) -> dict[int, str]:
         """Return, by row, why replies are refused that were accepted on their own."""
-        return {}
+        rows = sorted(accepted)
+        reasons = refuse_advances([accepted[row].advances for row in rows])
+        return {rows[position]: reason for position, reason in reasons.items()}
 
     def kept(self, rows: int) -> Tensor:
         """Return the first ``rows`` clients' updates, ``[rows, d]``."""
@@ -211,6 +203,49 @@ class Workspace:
             if row != source:
                 self.updates[row] = self.updates[source]
                 self.buffer_updates[row] = self.buffer_updates[source]
+
+    def round_updates(
+        self,
+        server_round: int,
+        accepted: Sequence[AcceptedReply],
+        received: ModelVectors,
+        device: torch.device,
+        seed: int = 0,
+    ) -> RoundUpdates:
+        """Return a round's accepted replies as tensors on a device.
+
+        Changes of buffers are bounded here, in place.
+
+        Parameters
+        ----------
+        server_round : int
+            The round t.
+        accepted : sequence of AcceptedReply
+            The m replies.
+        received : ModelVectors
+            The model that the clients were sent.
+        device : torch.device
+            Where the round is weighed.
+        seed : int
+            The run's, for rules that draw.
+        """
+        m = len(accepted)
+        bound_by_spread(self.buffer_updates[:m])
+        updates = RoundUpdates(
+            server_round=server_round,
+            client_ids=tuple(reply.node.client_id for reply in accepted),
+            num_examples=torch.tensor([r.num_examples for r in accepted], dtype=torch.float64),
+            model=ModelVectors(
+                received.params.to(device), received.buffers.to(device), received.counters
+            ),
+            client_updates=self.kept(m).to(device),
+            squared_norms=torch.tensor([r.squared_norm for r in accepted], dtype=torch.float64),
+            buffer_updates=self.buffer_updates[:m].to(device),
+            counters=[reply.counters for reply in accepted],
+            names=self.layout,
+            seed=seed,
+        )
+        return self.completed(updates)
 
 
 def empty_rows(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
@@ -294,17 +329,20 @@ def screen_replies(
             return
         row = rows[node.node_id]
         try:
+            content, arrays = reply.content, arrays_of(reply.content)
             if look is not None:
-                look(reply.content, workspace.arrays(reply.content), node, one.server_round)
-            accepted[row] = _screen(reply, one, workspace, row, limits, arrive)
-            if one.server_round != server_round:
-                accepted[row] = _discounted(accepted[row], one, workspace, row)
+                look(content, arrays, node, one.server_round)
+            # One hundredth and a second more, for a clock that runs fast.
+            max_seconds = 1.01 * (time.perf_counter() - one.at) + 1.0
+            reported = screen_records(content, limits, max_seconds)
+            unpacked = workspace.unpack(content, node, row, one.received, arrive)
+            found = AcceptedReply(node, reported, arrays if keep_arrays else None, *unpacked)
+            is_late = one.server_round != server_round
+            accepted[row] = _discounted(found, one, workspace, row) if is_late else found
         except ReplyError as error:
             refused.append(RefusedReply(node, str(error)))
         except Exception as error:  # nothing a client sends may stop the server
             refused.append(RefusedReply(node, f"unreadable reply: {error!r}"))
-        if row in accepted and not keep_arrays:
-            accepted[row] = replace(accepted[row], arrays=None)
         if row in accepted and closing is not None:
             closing.count()
 
@@ -315,10 +353,6 @@ def screen_replies(
         seconds += time.perf_counter() - started
     for row, reason in workspace.unfit(accepted).items():
         refused.append(RefusedReply(accepted.pop(row).node, reason))
-    rows_accepted = sorted(accepted)
-    unfit = refuse_advances([accepted[row].advances for row in rows_accepted])
-    for position, reason in unfit.items():
-        refused.append(RefusedReply(accepted.pop(rows_accepted[position]).node, reason))
     silent = [
         one.node
         for node_id, one in asked.items()
@@ -342,27 +376,3 @@ def _discounted(reply: AcceptedReply, work: Asked, workspace: Workspace, row: in
     rounds = f"trained on the model of round {work.server_round}"
     reported = replace(reply.reported, notes=(*reply.reported.notes, rounds))
     return replace(reply, reported=reported, squared_norm=reply.squared_norm * work.factor**2)
-
-
-def _screen(
-    reply: Message,
-    one: Asked,
-    workspace: Workspace,
-    row: int,
-    limits: ReplyLimits,
-    arrive: Arrive | None,
-) -> AcceptedReply:
-    content = reply.content
-    arrays = workspace.arrays(content)
-    # One hundredth and a second more, for a clock that runs fast.
-    max_seconds = 1.01 * (time.perf_counter() - one.at) + 1.0
-    reported = screen_records(content, limits, max_seconds)
-    unpacked = workspace.unpack(content, one.node, row, one.received, arrive)
-    return AcceptedReply(
-        node=one.node,
-        reported=reported,
-        arrays=arrays,
-        squared_norm=unpacked.squared_norm,
-        counters=unpacked.counters,
-        advances=unpacked.advances,
-    )

@@ -15,7 +15,6 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import VECTOR_KEY, VECTOR_RECORD
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
 from fedif_flower.messages.models import tensor_arrays
-from fedif_flower.messages.reply_arrays import model_arrays_of
 from fedif_flower.messages.screening import MAX_MAGNITUDE, Arrive, Workspace
 from fedif_flower.round import ModelVectors
 
@@ -62,10 +61,6 @@ class VectorWorkspace(Workspace):
         for name, own in self.beside.items():
             if rows > len(own):
                 self.beside[name] = own.new_empty(rows, own.shape[1])
-
-    def arrays(self, content: RecordDict) -> ArrayRecord:
-        """Return the model's arrays: those that are not beside it."""
-        return model_arrays_of(content)
 
     def unpack(
         self,

@@ -37,7 +37,6 @@ from fedif_flower.messages.screening import (
     screen_replies,
 )
 from fedif_flower.messages.text import printable
-from fedif_flower.messages.updates import round_updates
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.stages import Stage, Stages
 from fedif_flower.strategies.callbacks import Callback, Question, announced, tell
@@ -436,8 +435,8 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
             nonsense = not accepted and any(r.status == "refused" for r in screening.refused)
             return self._failed(server_round, reason, suspect=nonsense, level=logging.WARNING)
         try:
-            updates = round_updates(
-                server_round, accepted, self.workspace, self.model.vectors, self.device, self.seed
+            updates = self.workspace.round_updates(
+                server_round, accepted, self.model.vectors, self.device, self.seed
             )
             vectors, aggregation = self.aggregate(updates, accepted)
         except Exception as error:  # out of a user's model or loss, as likely as not

@@ -4,10 +4,11 @@ import io
 
 import numpy as np
 import pytest
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
 from fedif_flower.errors import ReplyError
-from fedif_flower.messages.arrays import ArraySpec, pack_array, view_array
+from fedif_flower.messages.arrays import ArraySpec, arrays_of, pack_array, view_array
+from fedif_flower.messages.instructions import VECTOR_RECORD
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,24 @@ def test_spec_views_what_fits_and_names_what_does_not():
         spec.view(pack_array(values.T))
     with pytest.raises(ReplyError, match="'w': length"):
         spec.view(array_with(pack_array(values).data + b"more"))
+
+
+MODEL, VECTOR = (ArrayRecord({"w": Array(np.full(2, v))}) for v in (1.0, 2.0))
+
+
+def reply(**records):
+    return RecordDict({**records, "metrics": MetricRecord({"loss": 1.0})})
+
+
+def test_the_vector_beside_the_model_is_not_the_models():
+    for order in (
+        {"arrays": MODEL, VECTOR_RECORD: VECTOR},
+        {VECTOR_RECORD: VECTOR, "arrays": MODEL},
+    ):
+        assert arrays_of(reply(**order)) == MODEL
+
+
+@pytest.mark.parametrize("records", [{}, {VECTOR_RECORD: VECTOR}, {"a": MODEL, "b": VECTOR}])
+def test_none_and_two_are_refused(records):
+    with pytest.raises(ReplyError, match="expected one ArrayRecord"):
+        arrays_of(reply(**records))

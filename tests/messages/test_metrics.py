@@ -97,14 +97,6 @@ def test_a_reply_holds_only_so_much_beside_the_model():
         screen(metrics=MetricRecord({"n": 1}), config=big)
 
 
-def test_a_required_metric():
-    limits = ReplyLimits("n", 1000.0, required_metrics=("train-loss",))
-    assert screen(limits, metrics=MetricRecord({"n": 1, "train_loss": 0.0})).num_examples == 1
-    for value in (-1.0, math.nan, [1.0]):
-        with pytest.raises(ReplyError, match="metric 'train-loss' is"):
-            screen(limits, metrics=MetricRecord({"n": 1, "train-loss": value}))
-
-
 def test_nobody_counts_for_more_than_a_multiple_of_the_median():
     limits = ReplyLimits("n", 1e9, max_examples_ratio=10.0)
     reported = [screen(limits, metrics=MetricRecord({"n": n})) for n in (1, 2, 3, 20, 10**6)]

@@ -1,4 +1,4 @@
-"""What a reply may change in integer and boolean arrays: counters advance, indices stay."""
+"""What a reply may change beside parameters: counters advance, indices stay, variances are some."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ COUNTER_NAMES = frozenset({"num_batches_tracked"})
 MAX_ADVANCE = 10**9
 # Clients' data differ in size, and so do their steps.
 MAX_TIMES_MEDIAN = 100
+# No round of training does more, even from fresh statistics (1) on raw pixels (about 10^4).
+MAX_VARIANCE_GROWTH = 1e6
 
 
 def measure_advance(name: str, received: NDArray[np.generic], returned: NDArray[np.generic]) -> int:
@@ -77,3 +79,38 @@ def refuse_advances(advances: Sequence[Mapping[str, int]]) -> dict[int, str]:
                 reason = f"integer array {name!r} advances by {own[name]}; the median is {median}"
                 reasons.setdefault(position, reason)
     return reasons
+
+
+def is_statistic(name: str) -> bool:
+    """Return whether an array is a running mean or variance of batch norm."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
+
+
+def is_variance(name: str) -> bool:
+    """Return whether an array is a running variance of batch norm."""
+    return name.rpartition(".")[2] == "running_var"
+
+
+def check_variance(name: str, returned: NDArray[np.generic], sent: float) -> None:
+    """Raise ReplyError if ``returned`` cannot be variances, ``sent`` being the largest before.
+
+    The model takes their square root: a single one below 0 would make every output NaN. 0 is what
+    a dead channel has.
+
+    Parameters
+    ----------
+    name : str
+        The array's, for the error.
+    returned : NDArray
+        The running variances that a client returned.
+    sent : float
+        The largest of those that the server sent.
+    """
+    smallest = float(returned.min(initial=np.inf))
+    largest = float(returned.max(initial=-np.inf))
+    if smallest < 0:
+        raise ReplyError(f"array {name!r} has negative variances")
+    if largest > MAX_VARIANCE_GROWTH * max(1.0, sent):
+        raise ReplyError(
+            f"array {name!r} has a variance of {largest:g}, where the model sent had {sent:g}"
+        )
