@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,18 +29,6 @@ from fedif_flower.valuation.batch_weight import BatchSize
 from fedif_flower.valuation.objective import Objective
 
 NO_EXAMPLES = "local training needs at least one example; this client has none"
-
-
-class BatchSource(Protocol):
-    """Gives local training its batches, and says what a model loses on one of them."""
-
-    def epoch(self, generator: torch.Generator) -> Iterable[Any]:
-        """Return the batches of one epoch, in an order drawn from the generator."""
-        ...
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, BatchSize]:
-        """Return the mean loss over a batch, and its size; of weight 0 if nothing counts."""
-        ...
 
 
 class PreparedBatches:
@@ -101,7 +89,7 @@ class PreparedBatches:
         torch.index_select(self._labels, 0, order, out=self._shuffled_labels)
         return self._batches
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, BatchSize]:
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, BatchSize]:
         """Return the mean loss over a batch, and the number of its examples."""
         inputs, labels = batch
         count = len(labels)
@@ -155,9 +143,7 @@ class BatchesAsTheyCome:
                 "client_data gives its batches once; local training needs them in every epoch"
             )
 
-    def loss(
-        self, model: nn.Module, batch: tuple[Any, BatchSize | None]
-    ) -> tuple[Tensor, BatchSize]:
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, BatchSize]:
         """Return the mean loss over a batch, and its size.
 
         Raises

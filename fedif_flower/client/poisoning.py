@@ -18,9 +18,7 @@ def poisoned_data(
     model: nn.Module,
     data: Any,
     acting: Behaviour,
-    *,
-    seed: int,
-    partition_id: int,
+    ids: tuple[int, int],
     server_round: int,
 ) -> Any:
     """Return a client's data as its model takes them; a pair of tensors on the model's device.
@@ -35,15 +33,17 @@ def poisoned_data(
         What the task gave this client: tensors, or batches of any structure.
     acting : Behaviour
         Changes labels, inputs or whole examples, or nothing.
-    seed, partition_id, server_round : int
-        What is drawn depends on them: data that are changed once, on the first two alone.
+    ids : tuple of int
+        The run's seed and the partition, on which what is drawn depends.
+    server_round : int
+        The same, of inputs; other data are changed once.
 
     Raises
     ------
     DataError
         If the behaviour or the task's ``transform`` needs tensors, and the data are none.
     """
-    device, ids = next(model.parameters()).device, (seed, partition_id)
+    device = next(model.parameters()).device
     data = acting.poison_data(data, torch_generator("poison-data", *ids))
     pair = tensor_pair(data)
     if pair is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -24,8 +25,7 @@ from fedif_flower.attacks import (
     require_fit,
 )
 from fedif_flower.client.data import client_site
-from fedif_flower.client.local import Trained, train_task
-from fedif_flower.client.memory import node_memory
+from fedif_flower.client.local import train_task
 from fedif_flower.client.poisoning import poisoned_data
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.devices import select_device, torch_threads
@@ -92,38 +92,46 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
         acting = Behaviour()
     method = build_local_method(config, task, config.seed)
     _require_fit(acting, task, settings, attack=node.attack or config.attack)
-    started = time.perf_counter()
-    with torch_threads(config.threads_per_client):
+    started, run = time.perf_counter(), str(settings[RUN_KEY])
+    ids = config.seed, node.partition_id
+    with (
+        torch_threads(config.threads_per_client),
+        node_memory(context.state, "attack", run) as memory,
+        node_memory(context.state, "method", run) as of_method,
+    ):
         data = task.load("client_data", client_site(config, node))
         require_method_fit(method, task, data, config.local_method)
         model = model_of(task)
         model.to(select_device(config.device))
         load_arrays(model, arrays)
-        run = str(settings[RUN_KEY])
-        with (
-            node_memory(context.state, "attack", run) as memory,
-            node_memory(context.state, "method", run) as of_method,
-        ):
-            local = LocalRound(
-                model=model,
-                received=_trainable_vector(model),
-                training=config.part(TrainingConfig),
-                memory=of_method,
-                vector=_received_vector(message, method),
-                told=cast(Told, message.content.get(GUIDE_RECORD, {})),
-            )
-            trained, beside = train_model(
-                local,
-                task,
-                data,
-                config,
-                acting,
-                method,
-                partition_id=node.partition_id,
-                server_round=server_round,
-                memory=memory,
-                proximal_mu=cast(float, settings.get(PROXIMAL_KEY, 0.0)),
-            )
+        local = LocalRound(
+            model=model,
+            received=_trainable_vector(model),
+            training=config.part(TrainingConfig),
+            memory=of_method,
+            vector=_received_vector(message, method),
+            told=cast(Told, message.content.get(GUIDE_RECORD, {})),
+            data=poisoned_data(task, model, data, acting, ids, server_round),
+        )
+        local = replace(local, data=method.examples(local))
+        term = method.term(local)
+        trained = train_task(
+            task,
+            model,
+            local.data,
+            config,
+            torch_generator("local-training", *ids, server_round),
+            proximal_mu=cast(float, settings.get(PROXIMAL_KEY, 0.0)),
+            term=term,
+        )
+        with torch.no_grad():
+            vector = _trainable_vector(model)
+            generator = torch_generator("poison-update", *ids, server_round)
+            own = ClientRound(local.received, vector, server_round, generator, memory)
+            poisoned = acting.poison_update(own)
+            if poisoned is not vector:
+                vector_to_parameters(poisoned.to(vector), _trainable(model))
+            change = method.finish(local, term, poisoned.to(vector))
     metrics = MetricRecord(
         {
             "num-examples": trained.num_examples,
@@ -132,7 +140,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
         }
     )
     content = RecordDict({"metrics": metrics, "arrays": model_arrays(model)})
-    if beside:
+    if beside := ({} if change is None else {VECTOR_KEY: change}) | term.report:
         content[VECTOR_RECORD] = tensor_arrays(beside)
     if isinstance(acting, Colluder):
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
@@ -149,13 +157,7 @@ def _received_vector(message: Message, method: LocalMethod) -> Tensor | None:
     return vector
 
 
-def _require_fit(
-    acting: Behaviour,
-    task: Task,
-    settings: ConfigRecord,
-    *,
-    attack: str,
-) -> None:
+def _require_fit(acting: Behaviour, task: Task, settings: ConfigRecord, *, attack: str) -> None:
     """Raise ConfigError if a client cannot do what it is to do."""
     if isinstance(acting, Colluder) and not settings.get(COLLUSION_KEY):
         raise ConfigError(
@@ -183,84 +185,6 @@ def behaviour(config: ClientConfig, node: NodeConfig) -> Behaviour:
     )
 
 
-def train_model(
-    local: LocalRound,
-    task: Task,
-    data: Any,
-    config: ClientConfig,
-    acting: Behaviour,
-    method: LocalMethod,
-    *,
-    partition_id: int,
-    server_round: int,
-    memory: MutableMapping[str, Tensor],
-    proximal_mu: float = 0.0,
-) -> tuple[Trained, Mapping[str, Tensor]]:
-    """Train the model in place as this node does in this round.
-
-    Parameters
-    ----------
-    local : LocalRound
-        The model with the parameters received, and what the local method knows of the round.
-    task : Task
-        What the federation is about.
-    data : Data
-        This client's: tensors, or batches of any structure.
-    config : ClientConfig
-        Epochs, batches, learning rate and the rest of local training.
-    acting : Behaviour
-        What it does to its data, its training and its update.
-    method : LocalMethod
-        What it adds to plain SGD.
-    partition_id, server_round : int
-        Together with ``config.seed``, what is drawn depends on them.
-    memory : mutable mapping of str to Tensor
-        What the behaviour keeps from round to round.
-    proximal_mu : float
-        FedProx's mu, >= 0; 0: there is no proximal term.
-
-    Returns
-    -------
-    trained : Trained
-        Loss and examples.
-    beside : mapping of str to Tensor
-        What the local method sends beside the model: its vector ``[d]``, and what it reports.
-    """
-    ids = (config.seed, partition_id)
-    model, received = local.model, local.received
-    data = poisoned_data(
-        task,
-        model,
-        data,
-        acting,
-        seed=config.seed,
-        partition_id=partition_id,
-        server_round=server_round,
-    )
-    data = method.examples(replace(local, data=data))
-    local = replace(local, data=data)
-    term = method.term(local)
-    trained = train_task(
-        task,
-        model,
-        data,
-        config,
-        torch_generator("local-training", *ids, server_round),
-        proximal_mu=proximal_mu,
-        term=term,
-    )
-    with torch.no_grad():
-        vector = _trainable_vector(model)
-        generator = torch_generator("poison-update", *ids, server_round)
-        own = ClientRound(received, vector, server_round, generator, memory)
-        poisoned = acting.poison_update(own)
-        if poisoned is not vector:
-            vector_to_parameters(poisoned.to(vector), _trainable(model))
-        change = method.finish(local, term, poisoned.to(vector))
-    beside = {} if change is None else {VECTOR_KEY: change}
-    return trained, beside | term.report
-
-
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -281,3 +205,25 @@ def model_of(task: Task) -> nn.Module:
     """Return the model that this process trains for a task."""
     # Every weight is overwritten by the server's: the seed does not matter.
     return task.build_model(seed=0)
+
+
+@contextmanager
+def node_memory(state: RecordDict, kind: str, run: str) -> Iterator[dict[str, Tensor]]:
+    """Lend a client its memory of one run, and keep what it holds afterwards.
+
+    Parameters
+    ----------
+    state : RecordDict
+        The node's state.
+    kind : str
+        Who remembers: ``"attack"`` or ``"method"``.
+    run : str
+        The run: a simulated node may work for several at a time.
+    """
+    key = f"{kind}-memory.{run}"
+    record = state.get(key)
+    memory = dict(record.to_torch_state_dict()) if isinstance(record, ArrayRecord) else {}
+    before = dict(memory)
+    yield memory
+    if memory.keys() != before.keys() or any(memory[k] is not v for k, v in before.items()):
+        state[key] = tensor_arrays(memory)

@@ -12,7 +12,6 @@ from torch.nn import functional
 from fedif_flower.client.batch_sources import (
     NO_EXAMPLES,
     BatchesAsTheyCome,
-    BatchSource,
     PreparedBatches,
 )
 from fedif_flower.client.flat_sgd import FlatSGD, accumulating_linear_layers
@@ -136,7 +135,7 @@ def train_batches(
 
 def _train(
     model: nn.Module,
-    source: BatchSource,
+    source: PreparedBatches | BatchesAsTheyCome,
     config: TrainingConfig,
     generator: torch.Generator,
     proximal_mu: float,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from flwr.app import RecordDict
 
-from fedif_flower.client.memory import node_memory
+from fedif_flower.client.reply import node_memory
 
 
 def test_a_run_finds_what_it_left_and_no_other_does():

@@ -72,8 +72,8 @@ def test_an_attack_on_labels_needs_them_as_tensors_and_one_on_data_takes_any():
         def poison_data(self, data, generator):
             return data[::-1]
 
-    ids = {"seed": 0, "partition_id": 0, "server_round": 1}
+    ids = (0, 0), 1
     model = nn.Linear(1, 2)
-    assert poisoned_data(task(), model, [1, 2], Backwards(), **ids) == [2, 1]
+    assert poisoned_data(task(), model, [1, 2], Backwards(), *ids) == [2, 1]
     with pytest.raises(DataError, match=r"LabelNoise changes tensors .* of task 't' are list"):
-        poisoned_data(task(num_classes=2), model, [1, 2], LabelNoise(0.5), **ids)
+        poisoned_data(task(num_classes=2), model, [1, 2], LabelNoise(0.5), *ids)
