@@ -73,6 +73,14 @@ def require_fields(made: Any) -> None:
     require_settings(type(made), vars(made))
 
 
+class CheckedFields:
+    """A dataclass's base: raises ConfigError for a field that is a setting and out of range."""
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        require_fields(self)
+
+
 def setting_of(maker: Maker, argument: str) -> Any:
     """Return a constructor's argument as a field of a :class:`Settings` class."""
     return FieldInfo.from_annotated_attribute(*_declared(maker)[argument])

@@ -8,14 +8,15 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.aggregators.linear_algebra import inner_products, product_error
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 
 @dataclass(frozen=True)
-class AlignIns:
+class AlignIns(CheckedFields):
     """Average the updates whose direction and signs are those of the others, at bounded length.
 
     Formula: :func:`align_ins_coefficients`.
@@ -38,17 +39,11 @@ class AlignIns:
         float, Setting("of the coordinates, that count as an update's largest", gt=0, le=1)
     ] = 0.3
 
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
-
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
+        sent, params = updates.client_updates, updates.global_params
         coefficients = align_ins_coefficients(
-            updates.client_updates,
-            updates.global_params,
-            threshold=self.threshold,
-            share=self.share,
+            sent, params, threshold=self.threshold, share=self.share
         )
         return Aggregation(weights=coefficients.cpu())
 
@@ -99,11 +94,8 @@ def align_ins_coefficients(
     # Products are taken in float64; the updates themselves are rounded as their own dtype is.
     rounding = product_error(cosines.dtype, len(global_params)) + torch.finfo(updates.dtype).eps
     kept = (_distance(cosines, 4 * rounding) <= threshold) & (_distance(aligned) <= threshold)
-    if not bool(kept.any()):
-        return torch.zeros_like(norms)
-    bound = norms[kept].median()
-    clipped = torch.where(norms > bound, bound / norms, 1.0)
-    return kept * clipped / kept.sum()
+    bound = norms[kept].median() if bool(kept.any()) else norms.new_zeros(())
+    return bounded_mean(norms, kept, bound)
 
 
 def sign_alignment(updates: Tensor, share: float) -> Tensor:

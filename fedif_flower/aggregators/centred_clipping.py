@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fedif_flower.round import RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 
 @dataclass
-class CentredClipping:
+class CentredClipping(CheckedFields):
     """Move by the mean of updates that are clipped around the last round's step.
 
     Formula: :func:`centred_clipping`, whose centre is 0 before the first round.
@@ -36,10 +36,6 @@ class CentredClipping:
     ] = None
     iterations: Annotated[int, Setting("of clipping, each around the mean so far", ge=1)] = 3
     last_step: Tensor | None = field(default=None, init=False, repr=False)  # [d], on the CPU
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Tensor:
         """Return the clipped mean ``[d]``."""

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import ValuationError
-
 ROUNDS_REMEMBERED = 20
 
 
@@ -54,6 +52,18 @@ def clipping_factors(squared_norms: Tensor, bound: float) -> Tensor:
     return torch.where(norms > bound, bound / norms, 1.0)
 
 
+def bounded_mean(norms: Tensor, kept: Tensor, bound: Tensor) -> Tensor:
+    r"""Return coefficients ``[m]`` of a mean of some updates, none of which is longer than S.
+
+    .. math:: a_i = \frac{1}{|A|} \min\left(1, \frac{S}{\lVert u_i \rVert}\right)
+              \text{ for } i \in A, \text{ otherwise } 0
+
+    with A those that are ``kept`` [m] and S the ``bound``. Where A is empty, the model stays.
+    """
+    shortened = torch.where(norms > bound, bound / norms, 1.0)  # [m]
+    return kept * shortened.double() / kept.sum().clamp_min(1)
+
+
 class LengthMemory:
     r"""Bounds a round's updates by the lengths of the updates that clients sent until now.
 
@@ -75,16 +85,9 @@ class LengthMemory:
         :math:`\lambda` > 0.
     rounds : int
         How many rounds a length is remembered, >= 1.
-
-    Raises
-    ------
-    ValuationError
-        If ``multiple`` is not positive or not finite.
     """
 
     def __init__(self, multiple: float, rounds: int = ROUNDS_REMEMBERED) -> None:
-        if not 0.0 < multiple < math.inf:
-            raise ValuationError(f"multiple is {multiple}; allowed: finite, > 0")
         self.multiple = multiple
         self.rounds = rounds
         self._seen: dict[int, tuple[int, float]] = {}  # By client: last round, length.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.aggregators.flame import cosine_distances
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import Aggregation, RoundUpdates
@@ -72,7 +73,8 @@ class DeepSight:
         self.samples, self.draws, self.tolerated = samples, draws, tolerated
         self._model = copy_module(model)
         self._names = trainable_names(model)
-        self._shapes = [parameter.shape for parameter in self._parameters()]
+        named = dict(self._model.named_parameters())
+        self._shapes = [named[name].shape for name in self._names]
         self._weight, self._bias = self._output_layer()
         self._shape, self._low, self._high = _kind_of_input(root_data)
 
@@ -96,10 +98,6 @@ class DeepSight:
             tolerated=self.tolerated,
         )
         return Aggregation(weights=coefficients)
-
-    def _parameters(self) -> list[nn.Parameter]:
-        named = dict(self._model.named_parameters())
-        return [named[name] for name in self._names]
 
     def _output_layer(self) -> tuple[slice, slice | None]:
         """Return where weights and bias of the output layer lie in the vector ``[d]``."""
@@ -134,22 +132,11 @@ class DeepSight:
             drawn = torch.rand((self.samples, *self._shape), generator=generator)
             inputs = (self._low + (self._high - self._low) * drawn).to(params)
             before = self._log_probabilities(updates.global_params, updates.named_buffers, inputs)
-            found.append(
-                torch.stack(
-                    [
-                        probability_ratios(
-                            self._log_probabilities(
-                                params[k],
-                                {name: value[k] for name, value in buffers.items()},
-                                inputs,
-                            ),
-                            before,
-                        )
-                        for k in range(updates.num_clients)
-                    ]
-                )
-            )
-        return torch.stack(found)
+            for k, own in enumerate(params):
+                named = {name: value[k] for name, value in buffers.items()}
+                after = self._log_probabilities(own, named, inputs)
+                found.append(probability_ratios(after, before))
+        return torch.stack(found).view(self.draws, len(params), -1)
 
     @torch.no_grad()
     def _log_probabilities(
@@ -279,11 +266,7 @@ def deep_sight_coefficients(
     """
     together = _apart(clusters) == 0  # [m, m]
     shares = (together & suspicious).double().sum(dim=1) / together.sum(dim=1)
-    kept = shares < tolerated
-    if not bool(kept.any()):
-        return torch.zeros_like(norms, dtype=torch.float64)
-    bound = norms.median()
-    return kept * torch.where(norms > bound, bound / norms, 1.0).double() / kept.sum()
+    return bounded_mean(norms, shares < tolerated, norms.median())
 
 
 def _clusters(points: Tensor, metric: str) -> Tensor:

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
-from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import MaliciousFraction, Setting
 
 
 @dataclass(frozen=True)
-class DnC:
+class DnC(CheckedFields):
     """Average the updates that do not stand out along the main direction of their spread.
 
     Formula: :func:`dnc_weights`.
@@ -33,10 +32,6 @@ class DnC:
 
     malicious_fraction: MaliciousFraction = 0.2
     iterations: Annotated[int, Setting("random sets of coordinates that are looked at", ge=1)] = 1
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return equal weights ``[m]`` for those that are kept."""
@@ -90,8 +85,6 @@ def dnc_weights(
     ----------
     Shejwalkar & Houmansadr, 2021 (Manipulating the Byzantine), algorithm 2.
     """
-    if num_malicious < 0:
-        raise ValuationError(f"num_malicious is {num_malicious}; allowed: >= 0")
     m, d = updates.shape
     kept = max(m - -int(-filtered * num_malicious // 1), 1)
     good = torch.ones(m, dtype=torch.bool)

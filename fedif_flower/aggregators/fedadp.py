@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
@@ -10,13 +11,13 @@ from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
 from fedif_flower.client_table import ClientTable
-from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import require_settings
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 
-class FedAdp:
+@dataclass
+class FedAdp(CheckedFields):
     r"""Weigh by the running mean of each client's angle to the global update.
 
     .. math:: \theta_i = \arccos \cos(\Delta_i, \Delta), \quad
@@ -44,16 +45,10 @@ class FedAdp:
 
     gives_weights = True
 
-    def __init__(
-        self, alpha: Annotated[float, Setting("how much angles count", gt=0)] = 5.0
-    ) -> None:
-        require_settings(FedAdp, {"alpha": alpha})
-        self.alpha = alpha
-        self._clients = ClientTable(angle=0, rounds=0)
-
-    def __repr__(self) -> str:
-        """Name the rule and its setting."""
-        return f"FedAdp(alpha={self.alpha:g})"
+    alpha: Annotated[float, Setting("how much angles count", gt=0)] = 5.0
+    _clients: ClientTable = field(
+        default_factory=lambda: ClientTable(angle=0, rounds=0), init=False, repr=False
+    )
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]``; a smaller mean angle is the larger weight score."""
@@ -90,13 +85,9 @@ class FedAdp:
         Raises
         ------
         ValuationError
-            If lengths differ, a client appears twice, or a value is not allowed.
+            If a value is not allowed.
         """
-        if len(set(client_ids)) != len(client_ids):
-            raise ValuationError("a client appears twice in one round")
         angles = update_angles(updates, num_examples)
-        if len(angles) != len(client_ids):
-            raise ValuationError(f"{len(client_ids)} clients, but {len(angles)} updates")
         rounds = self._clients.read(client_ids, "rounds") + 1
         mean = self._clients.read(client_ids, "angle")
         mean += (angles.cpu().double().numpy() - mean) / rounds
@@ -105,7 +96,7 @@ class FedAdp:
         contribution = self.alpha * -torch.expm1(-torch.exp(-self.alpha * (smoothed - 1.0)))
         # The largest factor is 1: the weights are the same, and no alpha overflows.
         factors = torch.exp(contribution - contribution.max())
-        return shares(num_examples.cpu() * factors, len(client_ids))
+        return shares(num_examples.cpu() * factors)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
@@ -134,10 +125,10 @@ def update_angles(updates: Tensor, num_examples: Tensor) -> Tensor:
     Raises
     ------
     ValuationError
-        If lengths differ, or a value is not allowed.
+        If a value is not allowed.
     """
     gram = gram_matrix(updates)  # [m, m]
-    share = shares(num_examples, gram.shape[0]).to(gram.device)
+    share = shares(num_examples).to(gram.device)
     to_mean = gram @ share  # [m]: <Delta_i, Delta>
     norms = gram.diagonal().sqrt() * (share @ to_mean).clamp_min(0.0).sqrt()
     cosine = torch.where(norms > 0, to_mean / norms, 0.0)

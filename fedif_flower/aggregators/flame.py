@@ -8,14 +8,15 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
+from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.aggregators.linear_algebra import gram_matrix, product_error
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 
 @dataclass(frozen=True)
-class Flame:
+class Flame(CheckedFields):
     r"""Average the largest cluster of models with bounded updates, and add noise.
 
     Formula: :func:`flame_coefficients`. The noise is :math:`N(0, (\lambda S)^2)` for each
@@ -30,10 +31,6 @@ class Flame:
     gives_weights = True
 
     noise: Annotated[float, Setting("lambda: of the noise, in median lengths", ge=0)] = 0.001
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the cluster's updates, 0 for the others; noise."""
@@ -74,8 +71,7 @@ def flame_coefficients(client_params: Tensor, squared_norms: Tensor) -> FlameCoe
     norms = squared_norms.double().cpu().sqrt()  # [m]
     bound = norms.median()
     admitted = largest_cluster(cosine_distances(client_params))
-    clipped = torch.where(norms > bound, bound / norms, 1.0)
-    return FlameCoefficients(admitted.double() * clipped / admitted.sum(), float(bound))
+    return FlameCoefficients(bounded_mean(norms, admitted, bound), float(bound))
 
 
 def cosine_distances(points: Tensor) -> Tensor:

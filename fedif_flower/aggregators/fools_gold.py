@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 
 @dataclass
-class FoolsGold:
+class FoolsGold(CheckedFields):
     """Average the updates, less of those whose sums over the rounds point the same way.
 
     Formula: :func:`fools_gold_weights`, of each client's sum of updates so far.
@@ -34,10 +34,6 @@ class FoolsGold:
         float, Setting("kappa: how sharply like and unlike are told apart", gt=0)
     ] = 1.0
     sums: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)  # [d], CPU
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return weights ``[m]``; all 0 where every client has a like."""

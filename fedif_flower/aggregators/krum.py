@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
-from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import MaliciousFraction, Setting
 
 logger = logging.getLogger(__name__)
@@ -21,7 +20,7 @@ Distances = Literal["parameters", "state"]
 
 
 @dataclass(frozen=True)
-class Krum:
+class Krum(CheckedFields):
     r"""Take over the one model that lies nearest to its neighbours.
 
     Formula: :func:`krum_scores`. Of m replies, f = round(malicious_fraction * m) are assumed to be
@@ -55,10 +54,6 @@ class Krum:
     _warned: set[tuple[int, int]] = field(
         default_factory=set, init=False, repr=False, compare=False
     )
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
 
     @property
     def takes_one_model(self) -> bool:
@@ -107,15 +102,13 @@ def krum_scores(updates: Tensor, num_malicious: int) -> Tensor:
     Raises
     ------
     ValuationError
-        If f is negative, or ``updates`` has NaN or Inf.
+        If ``updates`` has NaN or Inf.
 
     References
     ----------
     Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
     NeurIPS 2017.
     """
-    if num_malicious < 0:
-        raise ValuationError(f"num_malicious is {num_malicious}; allowed: >= 0")
     distances = pairwise_squared_distances(updates)  # [m, m]
     m = distances.shape[0]
     num_neighbours = min(max(m - num_malicious - 2, 1), m - 1)
@@ -137,15 +130,8 @@ def select_lowest(scores: Tensor, num_selected: int = 1) -> Tensor:
     -------
     Tensor
         ``[m]``, float64, >= 0, sums to 1.
-
-    Raises
-    ------
-    ValuationError
-        If ``num_selected`` is out of range.
     """
     m = scores.shape[0]
-    if not 1 <= num_selected <= m:
-        raise ValuationError(f"num_selected is {num_selected}; allowed: 1 to {m}")
     weights = torch.zeros(m, dtype=torch.float64, device=scores.device)
     weights[scores.argsort(stable=True)[:num_selected]] = 1.0 / num_selected
     return weights
@@ -167,10 +153,5 @@ def krum_weights(updates: Tensor, num_malicious: int, num_selected: int = 1) -> 
     -------
     Tensor
         ``[m]``, float64: 1 / ``num_selected`` for the best scores, 0 for the others.
-
-    Raises
-    ------
-    ValuationError
-        See :func:`krum_scores` and :func:`select_lowest`.
     """
     return select_lowest(krum_scores(updates, num_malicious), num_selected)

@@ -51,9 +51,8 @@ def pairwise_squared_distances(points: Tensor) -> Tensor:
     Raises
     ------
     ValuationError
-        If ``points`` is not a matrix, or has NaN or Inf.
+        If ``points`` has NaN or Inf.
     """
-    _require_matrix(points)
     m = points.shape[0]
     condensed = torch.zeros(m * (m - 1) // 2, dtype=torch.float64, device=points.device)
     for block in _blocks(points):
@@ -83,9 +82,8 @@ def gram_matrix(points: Tensor) -> Tensor:
     Raises
     ------
     ValuationError
-        If ``points`` is not a matrix, or has NaN or Inf.
+        If ``points`` has NaN or Inf.
     """
-    _require_matrix(points)
     m = points.shape[0]
     gram = torch.zeros(m, m, dtype=torch.float64, device=points.device)
     for block in _blocks(points):
@@ -112,21 +110,14 @@ def inner_products(points: Tensor, vector: Tensor) -> InnerProducts:
     Raises
     ------
     ValuationError
-        If the shapes do not fit together, or a value is NaN or Inf.
+        If ``points`` has NaN or Inf.
     """
-    _require_matrix(points)
-    if vector.shape != points.shape[1:]:
-        raise ValuationError(
-            f"the vector has shape {list(vector.shape)}, not {list(points.shape[1:])}"
-        )
     inner = torch.zeros(points.shape[0], dtype=torch.float64, device=points.device)
     squared_norms, squared_norm = torch.zeros_like(inner), inner.new_zeros(())
     for block, piece in zip(_blocks(points), _blocks(vector), strict=True):
         inner.addmv_(block, piece)
         squared_norms += torch.linalg.vecdot(block, block)
         squared_norm += piece.dot(piece)
-    if not bool(torch.isfinite(squared_norm)):
-        raise ValuationError("the vector has NaN or Inf")
     _require_finite(squared_norms, points)
     return InnerProducts(inner, squared_norms, squared_norm)
 
@@ -160,16 +151,14 @@ def product_error(dtype: torch.dtype, terms: int) -> float:
     return _DEVIATIONS * math.sqrt(terms) * torch.finfo(dtype).eps / 2
 
 
-def shares(weights: Tensor, num_clients: int) -> Tensor:
+def shares(weights: Tensor) -> Tensor:
     """Return ``weights`` [m] divided by their sum, float64.
 
     Raises
     ------
     ValuationError
-        If their shape is not ``[m]``, one is negative or not finite, or their sum is 0.
+        If one is negative or not finite, or their sum is 0.
     """
-    if weights.shape != (num_clients,):
-        raise ValuationError(f"{num_clients} clients, but weights of shape {list(weights.shape)}")
     values = weights.to(torch.float64)
     total = values.sum()
     if not bool((values >= 0).all() & torch.isfinite(total) & (total > 0)):
@@ -182,11 +171,6 @@ def shares(weights: Tensor, num_clients: int) -> Tensor:
 def _blocks(values: Tensor) -> Iterator[Tensor]:
     for start in range(0, values.shape[-1], _COLUMNS_AT_ONCE):
         yield values[..., start : start + _COLUMNS_AT_ONCE].to(torch.float64)
-
-
-def _require_matrix(points: Tensor) -> None:
-    if points.dim() != 2 or points.shape[0] == 0:
-        raise ValuationError(f"expected [m, d] with m >= 1, got {list(points.shape)}")
 
 
 def _require_finite(result: Tensor, points: Tensor) -> None:

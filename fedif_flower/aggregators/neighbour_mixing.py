@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
-from fedif_flower.errors import ValuationError
 
 
 def neighbour_mixing(updates: Tensor, num_malicious: int) -> Tensor:
@@ -35,9 +34,6 @@ def neighbour_mixing(updates: Tensor, num_malicious: int) -> Tensor:
     Allouah et al., 2023 (Fixing by mixing), algorithm 2.
     """
     distances = pairwise_squared_distances(updates)  # [m, m]
-    m = len(distances)
-    if not 0 <= num_malicious < m:
-        raise ValuationError(f"num_malicious is {num_malicious}; allowed: 0 to {m - 1}")
-    kept = m - num_malicious
+    kept = len(distances) - num_malicious
     nearest = distances.argsort(dim=1, stable=True)[:, :kept]  # [m, kept]
     return torch.zeros_like(distances).scatter_(1, nearest, 1.0 / kept)

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 
 @dataclass(frozen=True)
-class RFA:
+class RFA(CheckedFields):
     """Take the geometric median of the clients' models, beginning at FedAvg's mean.
 
     Formula: :func:`geometric_median_weights`.
@@ -33,10 +33,6 @@ class RFA:
         int, Setting("steps of the smoothed Weiszfeld algorithm; 0: FedAvg", ge=0)
     ] = 3
     nu: Annotated[float, Setting("smoothing of distances", gt=0)] = 1e-6
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return weights ``[m]`` whose mean is the median."""
@@ -89,7 +85,7 @@ def geometric_median_weights(
     Pillutla et al., "Robust Aggregation for Federated Learning", IEEE TSP 2022, algorithm 2.
     """
     gram = gram_matrix(client_params)  # [m, m]
-    alpha = shares(weights, gram.shape[0]).to(gram.device)
+    alpha = shares(weights).to(gram.device)
     mean_weights = alpha  # [m]
     for _ in range(iterations):
         to_mean = gram @ mean_weights  # [m]

@@ -9,13 +9,14 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 
 @dataclass(frozen=True)
-class SignGuard:
+class SignGuard(CheckedFields):
     """Average the updates that are neither of unusual length nor of unusual signs.
 
     Formula: :func:`sign_guard_coefficients`.
@@ -35,10 +36,6 @@ class SignGuard:
     share: Annotated[
         float, Setting("of the coordinates, whose signs are looked at", gt=0, le=1)
     ] = 0.1
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
@@ -96,8 +93,7 @@ def sign_guard_coefficients(
     median = lengths.quantile(0.5)
     usual = (shortest * median <= lengths) & (lengths <= longest * median)  # [m]
     kept = usual & _largest_cluster(shares / shares.amax(dim=0).clamp_min(1e-8))
-    shortened = torch.where(lengths > median, median / lengths, 1.0)
-    return kept * shortened / kept.sum().clamp_min(1)
+    return bounded_mean(lengths, kept, median)
 
 
 def _largest_cluster(points: Tensor) -> Tensor:

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedif_flower.errors import ValuationError
 from fedif_flower.round import RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import MaliciousFraction
 
 
 @dataclass(frozen=True)
-class TrimmedMean:
+class TrimmedMean(CheckedFields):
     """Move each parameter by the mean of the updates without the least and the largest.
 
     Formula: :func:`trimmed_mean`.
@@ -26,10 +25,6 @@ class TrimmedMean:
     """
 
     malicious_fraction: MaliciousFraction = 0.2
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
 
     def __call__(self, updates: RoundUpdates) -> Tensor:
         """Return the trimmed mean ``[d]``."""
@@ -53,18 +48,11 @@ def trimmed_mean(updates: Tensor, num_trimmed: int) -> Tensor:
     Tensor
         ``[d]``, same dtype.
 
-    Raises
-    ------
-    ValuationError
-        If nothing would be left.
-
     References
     ----------
     Yin et al., 2018 (Byzantine-robust distributed learning), definition 2.
     """
     m = len(updates)
-    if not 0 <= 2 * num_trimmed < m:
-        raise ValuationError(f"num_trimmed is {num_trimmed}; allowed: 0 to {(m - 1) // 2}")
     if not num_trimmed:
         return updates.mean(dim=0)
     ordered = updates.sort(dim=0).values  # [m, d]

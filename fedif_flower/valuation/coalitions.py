@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import ValuationError
 from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.parallel import Judge
 from fedif_flower.valuation.validation import Validation
@@ -85,14 +84,8 @@ def coalition_scores(
     -------
     Tensor
         ``[c]``, float64, on the CPU.
-
-    Raises
-    ------
-    ValuationError
-        If shapes or dtypes do not fit together.
     """
     client_buffers, global_buffers = client_buffers or {}, global_buffers or {}
-    _check(client_params, masks, global_params, client_buffers)
     if not len(masks):
         return torch.empty(0, dtype=torch.float64)
     affordable = memory_budget // (client_params[0].numel() * client_params.itemsize)
@@ -130,19 +123,3 @@ def _mean_buffers(
     }
     for row in range(masks.shape[0]):
         yield {name: values[row] for name, values in means.items()}
-
-
-def _check(
-    client_params: Tensor, masks: Tensor, global_params: Tensor, buffers: Mapping[str, Tensor]
-) -> None:
-    m = client_params.shape[0]
-    if client_params.dim() != 2 or global_params.shape != client_params.shape[1:]:
-        raise ValuationError(
-            f"expected client_params [m, d] and global_params [d], got "
-            f"{list(client_params.shape)} and {list(global_params.shape)}"
-        )
-    if masks.dim() != 2 or masks.shape[1] != m or masks.dtype != torch.bool:
-        raise ValuationError(f"masks is {masks.dtype} {list(masks.shape)}, not bool [c, {m}]")
-    for name, values in buffers.items():
-        if values.shape[0] != m:
-            raise ValuationError(f"buffer {name!r} has {values.shape[0]} rows for {m} clients")

@@ -104,7 +104,7 @@ def descend_weights(
     ConfigError
         If ``steps`` or ``step_size`` lies outside its range.
     ValuationError
-        If the weights are no weights, or if no update leads to a finite loss.
+        If no update leads to a finite loss.
     DivergedError
         If the loss at ``global_params`` itself is not finite either.
 
@@ -118,7 +118,8 @@ def descend_weights(
     require(math.isfinite(step_size) and step_size > 0, "step_size", step_size, "a number > 0")
     known = None if not relative else () if last_step is None else (last_step,)
     landscape = _Landscape(global_params, client_updates, loss_gradient, loss, known)
-    here = _start(landscape, _checked(initial_weights, len(client_updates)))
+    initial = initial_weights.double().cpu()
+    here = _start(landscape, initial / initial.sum())
     losses = [here.loss]
     rounding = math.sqrt(torch.finfo(client_updates.dtype).eps)
     for left in range(steps, 0, -1):
@@ -276,14 +277,3 @@ def _without(weights: Tensor, left_out: Tensor) -> Tensor:
     """Return weights ``[m]`` that sum to 1 without some clients; as they are where none is left."""
     kept = torch.where(left_out, 0.0, weights)
     return kept / kept.sum() if bool(left_out.any()) and bool(kept.any()) else weights
-
-
-def _checked(weights: Tensor, num_clients: int) -> Tensor:
-    """Return weights ``[m]`` that sum to 1, float64, on the CPU."""
-    weights = weights.double().cpu()
-    fit = weights.shape == (num_clients,) and bool((weights.isfinite() & (weights >= 0)).all())
-    if not fit or not bool(weights.any()):
-        raise ValuationError(
-            f"initial_weights is {weights.tolist()}; allowed: {num_clients} numbers >= 0, not all 0"
-        )
-    return weights / weights.sum()

@@ -56,7 +56,7 @@ def example_influence(
     Raises
     ------
     ValuationError
-        If the gradient is not of the model, or a batch cannot be taken apart.
+        If a batch cannot be taken apart.
 
     References
     ----------
@@ -65,11 +65,6 @@ def example_influence(
     names = trainable_names(model)
     named = dict(model.named_parameters(remove_duplicate=False))
     weights = {f"model.{name}": named[name].detach() for name in names}
-    total = sum(weight.numel() for weight in weights.values())
-    if gradient.shape != (total,):
-        raise ValuationError(
-            f"the gradient has shape {list(gradient.shape)}; the model has {total} parameters"
-        )
     pieces = torch.split(gradient, [weight.numel() for weight in weights.values()])
     direction = {
         name: piece.view_as(weight).to(weight)
@@ -90,8 +85,6 @@ def example_influence(
             loss, product = _by_rows(along, weights, direction)
         losses.append(loss.detach().double().cpu())
         products.append(product.detach().double().cpu())
-    if not losses:
-        raise ValuationError("there are no examples")
     return ExampleInfluence(torch.cat(losses), torch.cat(products))
 
 

@@ -72,19 +72,7 @@ class FlatModel:
 
     @torch.no_grad()
     def load(self, params: Tensor, others: Mapping[str, Tensor]) -> None:
-        """Take over parameters ``[d]``, and buffers and frozen parameters by name.
-
-        Raises
-        ------
-        ValuationError
-            If the length of ``params`` is not d, or a name is unknown.
-        """
-        if params.shape != self.params.shape:
-            raise ValuationError(
-                f"params has shape {list(params.shape)}, not [{self.params.numel()}]"
-            )
-        if unknown := [name for name in others if name not in self.state]:
-            raise ValuationError(f"buffers {unknown} are not in the model")
+        """Take over parameters ``[d]``, and buffers and frozen parameters by name."""
         self.params.copy_(params)
         for name, value in others.items():
             self.state[name].copy_(value)

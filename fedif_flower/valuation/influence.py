@@ -53,17 +53,7 @@ def project_updates(
     Projections
         Inner products with the *negative* updates, and squared norms; sums in float64 over
         blocks of columns.
-
-    Raises
-    ------
-    ValuationError
-        If the shapes do not fit together.
     """
-    if client_updates.dim() != 2 or validation_gradient.shape != client_updates.shape[1:]:
-        raise ValuationError(
-            f"expected client_updates [m, d] and validation_gradient [d], got "
-            f"{list(client_updates.shape)} and {list(validation_gradient.shape)}"
-        )
     projections = _project(client_updates, validation_gradient, squared_norms, None)
     squared = projections.squared_norm
     # Squares below or beyond the range of float32 need the wider type; models rarely do.
@@ -134,10 +124,11 @@ def round_influence(
     ----------
     FedIF, equation for the round influence.
     """
-    if global_params.dim() != 1 or client_params.shape[1:] != global_params.shape:
+    d = global_params.shape
+    if len(d) != 1 or not client_params.shape[1:] == d == validation_gradient.shape:
         raise ValuationError(
-            f"expected global_params [d] and client_params [m, d], got "
-            f"{list(global_params.shape)} and {list(client_params.shape)}"
+            "expected global_params [d], client_params [m, d] and validation_gradient [d], got "
+            f"{list(d)}, {list(client_params.shape)} and {list(validation_gradient.shape)}"
         )
     projections = project_updates(client_params - global_params, validation_gradient)
     return influence_from(projections, weight_normalization=weight_normalization)

@@ -175,11 +175,6 @@ class Judges:
             Given a judge with these parameters.
         metrics : iterable of str
             What it takes.
-
-        Raises
-        ------
-        ValuationError
-            If the length of ``params`` is not d, or a buffer is unknown.
         """
         threads = min(torch.get_num_threads(), len(batches))
         with self.alone() as first:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import ValuationError
-
 
 def class_contributions(last_layer_updates: Tensor, weights: Tensor) -> Tensor:
     r"""Return each client's contribution to each class.
@@ -29,25 +27,12 @@ def class_contributions(last_layer_updates: Tensor, weights: Tensor) -> Tensor:
     Tensor
         ``[m, classes]``, float64, in [-1, 1].
 
-    Raises
-    ------
-    ValuationError
-        If the shapes do not fit together, or a value is NaN or Inf.
-
     References
     ----------
     Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024.
     """
-    shape = list(last_layer_updates.shape)
-    if len(shape) != 3 or weights.shape != (shape[0],):
-        raise ValuationError(
-            "expected last_layer_updates [m, classes, features] and weights [m], got "
-            f"{shape} and {list(weights.shape)}"
-        )
     updates = last_layer_updates.to(torch.float64)
     aggregate = torch.einsum("m,mcf->cf", weights.to(updates), updates)  # [classes, features]
-    if not bool(torch.isfinite(updates).all() & torch.isfinite(aggregate).all()):
-        raise ValuationError("last_layer_updates or weights have NaN or Inf")
     lengths = torch.linalg.vector_norm(updates, dim=2) * torch.linalg.vector_norm(aggregate, dim=1)
     inner = torch.einsum("mcf,cf->mc", updates, aggregate)
     return torch.where(lengths > 0, inner / lengths, 0.0).clamp(-1.0, 1.0)

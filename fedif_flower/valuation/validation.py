@@ -189,8 +189,6 @@ class Validation:
 
         Raises
         ------
-        ValuationError
-            If the length of ``params`` is not d, or a buffer is unknown.
         DivergedError
             If the gradient is not finite.
         """

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.aggregators import fltrust_coefficients
-from fedif_flower.errors import ValuationError
 
 
 def test_by_hand() -> None:
@@ -29,17 +27,12 @@ def test_nobody_trusted_means_no_step() -> None:
     assert coefficients.tolist() == [0.0, 0.0]
 
 
-def test_a_zero_update_counts_for_nothing() -> None:
+def test_a_zero_update_counts_for_nothing_and_a_zero_server_update_moves_nothing() -> None:
     updates = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
     coefficients, trust = fltrust_coefficients(updates, torch.tensor([1.0, 0.0]))
     assert trust.tolist() == [0.0, 1.0]
     assert coefficients.tolist() == [0.0, 0.5]
-
-
-def test_a_zero_server_update_moves_nothing() -> None:
-    coefficients, trust = fltrust_coefficients(torch.ones(2, 3), torch.zeros(3))
-    assert trust.tolist() == [0.0, 0.0]
-    assert coefficients.tolist() == [0.0, 0.0]
+    assert not fltrust_coefficients(updates, torch.zeros(2)).coefficients.any()
 
 
 def test_a_huge_update_is_cut_to_the_servers_length() -> None:
@@ -65,8 +58,3 @@ def test_properties(data: st.DataObject) -> None:
     # The length that a client gives its update is without effect.
     scaled = fltrust_coefficients(4.0 * updates, server)
     torch.testing.assert_close(scaled.coefficients * 4.0, coefficients)
-
-
-def test_a_server_update_of_another_length() -> None:
-    with pytest.raises(ValuationError, match=r"shape \[2\], not \[3\]"):
-        fltrust_coefficients(torch.ones(2, 3), torch.ones(2))

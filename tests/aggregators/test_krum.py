@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.aggregators import krum_scores, krum_weights, select_lowest
-from fedif_flower.errors import ValuationError
 
 LINE = torch.tensor([[0.0], [1.0], [3.0], [10.0]])
 
@@ -43,10 +42,6 @@ def test_too_few_clients_for_any_neighbourhood(m: int) -> None:
     assert krum_weights(updates, 0).tolist() == [1.0] + [0.0] * (m - 1)
 
 
-def test_models_and_updates_have_the_same_scores() -> None:
-    assert krum_scores(LINE + 64.0, 1).tolist() == krum_scores(LINE, 1).tolist()
-
-
 def test_huge_attackers_do_not_disturb_the_choice() -> None:
     attackers = torch.tensor([[3e38], [-3e38]])
     weights = krum_weights(torch.cat([attackers, LINE]), 2)  # two neighbours
@@ -77,11 +72,3 @@ def test_permutation_equivariance(data: st.DataObject) -> None:
     num_malicious = data.draw(st.integers(0, m))
     scores = krum_scores(updates, num_malicious)
     torch.testing.assert_close(krum_scores(updates[order], num_malicious), scores[order])
-
-
-def test_parameters_out_of_range() -> None:
-    with pytest.raises(ValuationError, match="num_malicious is -1; allowed: >= 0"):
-        krum_scores(LINE, -1)
-    for num_selected in (0, 5):
-        with pytest.raises(ValuationError, match=f"num_selected is {num_selected}.*1 to 4"):
-            krum_weights(LINE, 0, num_selected)

@@ -57,12 +57,6 @@ def test_a_minority_cannot_carry_it_away() -> None:
     assert float((weights @ points.double()).norm()) < 2.0
 
 
-def test_a_client_without_weight_gets_none() -> None:
-    points = torch.tensor([[0.0], [1.0], [5.0]])
-    weights = geometric_median_weights(points, torch.tensor([0.0, 1.0, 1.0]))
-    assert float(weights[0]) == 0.0
-
-
 def test_parameters_out_of_range() -> None:
     points = torch.ones(2, 3)
     with pytest.raises(ConfigError, match="iterations = -1"):

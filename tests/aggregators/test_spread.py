@@ -23,11 +23,6 @@ def test_an_outlier_is_replaced_by_the_median():
     assert bounded([1.0, 2.0, -100.0], multiple=2.0) == [1.0, 2.0, 0.5]
 
 
-def test_clients_that_agree_are_left_as_they_are():
-    values = [1.0, 1.25, 1.5, 1.75, 0.75]
-    assert bounded(values) == values
-
-
 def test_what_most_leave_alone_stays_exactly():
     assert bounded([0.0, 0.0, 5.0, 0.0]) == [0.0] * 4
     # One of two: the received value has a vote.

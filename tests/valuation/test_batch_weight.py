@@ -64,7 +64,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 12, 100])
+@pytest.mark.parametrize("batch_size", [1, 12, 100])
 @pytest.mark.parametrize("are_some_ignored", [False, True])
 @pytest.mark.parametrize("loss_fn", LOSSES, ids=range(len(LOSSES)))
 def test_the_mean_does_not_depend_on_the_batches(loss_fn, are_some_ignored, batch_size):
@@ -147,35 +147,16 @@ def test_where_every_target_is_ignored_there_is_nothing_to_judge_by():
         Validation(model(), ROWS, LABELS.clamp_max(1), loss_fn=nothing, device="cpu")
 
 
-def test_a_class_of_weight_0_counts_for_accuracy_alone():
-    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1.0, 1.0]))
-    module = model()
-    validation = Validation(module, ROWS, LABELS, loss_fn=loss_fn, device="cpu", batch_size=3)
-    same(validation, *whole(module, loss_fn, ROWS, LABELS), module)
-    right = (module(ROWS).argmax(1) == LABELS).double().mean().item()
-    assert validation.accuracy(flat(module)) == right
-
-
 # -- losses of the user's own -------------------------------------------------------------------
 
 
-def of_weights(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(outputs, targets, weight=WEIGHTS)
-
-
-def of_some(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(outputs, targets, ignore_index=1)
-
-
-def in_all(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(outputs, targets, reduction="sum")
-
-
-def spread(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(outputs, targets) + outputs.std()
-
-
-REFUSED = {"weights": of_weights, "ignored": of_some, "sum": in_all, "spread": spread, "own": Own()}
+REFUSED = {
+    "weights": lambda o, t: functional.cross_entropy(o, t, weight=WEIGHTS),
+    "ignored": lambda o, t: functional.cross_entropy(o, t, ignore_index=1),
+    "sum": lambda o, t: functional.cross_entropy(o, t, reduction="sum"),
+    "spread": lambda o, t: functional.cross_entropy(o, t) + o.std(),
+    "own": Own(),
+}
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 7, 100])
@@ -183,12 +164,7 @@ REFUSED = {"weights": of_weights, "ignored": of_some, "sum": in_all, "spread": s
 def test_a_loss_that_is_no_mean_is_refused_at_construction(name, batch_size):
     with pytest.raises(ConfigError, match=r"loss_fn gives .* batch_loss\(model, batch\)"):
         Validation(
-            model(),
-            ROWS,
-            LABELS,
-            loss_fn=REFUSED[name],
-            device="cpu",
-            batch_size=batch_size,
+            model(), ROWS, LABELS, loss_fn=REFUSED[name], device="cpu", batch_size=batch_size
         )
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedif_flower.errors import ValuationError
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.coalitions import coalition_means, coalition_scores
 from fedif_flower.valuation.shapley.exact import all_coalitions
@@ -129,30 +128,3 @@ def test_means_by_hand():
     masks = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]]).bool()
     means = coalition_means(clients, masks, torch.tensor([-1.0, -2.0]))
     torch.testing.assert_close(means, torch.tensor([[4.5, 45.0], [-1.0, -2.0], [4.0, 40.0]]))
-
-
-def test_without_class_labels_there_is_no_accuracy_but_a_loss():
-    line = nn.Linear(1, 1)
-    judge = Validation(
-        line, torch.ones(2, 1), torch.ones(2, 1), loss_fn=functional.mse_loss, device="cpu"
-    )
-    clients = torch.tensor([[1.0, 0.0], [3.0, 0.0]])
-    masks = torch.tensor([[True, False], [True, True]])
-    assert coalition_accuracy(judge, clients, masks, clients[0]).isnan().all()
-    assert coalition_loss(judge, clients, masks, clients[0]).tolist() == [0.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((PARAMS[0], MASKS, PARAMS[0]), r"client_params \[m, d\] and global_params \[d\]"),
-        ((PARAMS, MASKS, PARAMS[0][:3]), r"global_params \[d\]"),
-        ((PARAMS, MASKS.float(), PARAMS[0]), rf"float32 \[16, {M}\], not bool \[c, {M}\]"),
-        ((PARAMS, MASKS[:, 1:], PARAMS[0]), rf"not bool \[c, {M}\]"),
-        ((PARAMS, MASKS[0], PARAMS[0]), rf"not bool \[c, {M}\]"),
-        ((PARAMS[:, 1:], MASKS, PARAMS[0][1:]), "params has shape"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_named(arguments, message):
-    with pytest.raises(ValuationError, match=message):
-        coalition_accuracy(validation(), *arguments)

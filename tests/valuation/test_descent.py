@@ -80,27 +80,6 @@ def test_the_loss_never_rises(seed, m, steps):
     assert bowl(centre)(model, found.weights)[0] == pytest.approx(found.losses[-1])
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_it_reaches_the_optimum(seed):
-    updates, initial, centre = drawn(seed, 4)
-    found = descend_weights(torch.zeros(5).double(), updates, initial, bowl(centre), steps=1000)
-    # At the optimum of a convex loss nobody's slope is below the weighted mean's.
-    away = updates.T @ found.weights - centre
-    slopes = updates @ away
-    gap = float(found.weights @ slopes - slopes.min())
-    assert gap <= 1e-3 * found.losses[0]
-
-
-@given(seed=seeds)
-def test_the_order_of_clients_does_not_matter(seed):
-    updates, initial, centre = drawn(seed, 6)
-    order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
-    start = torch.zeros(5).double()
-    one = descend_weights(start, updates, initial, bowl(centre)).weights
-    other = descend_weights(start, updates[order], initial[order], bowl(centre)).weights
-    assert other.tolist() == pytest.approx(one[order].tolist(), abs=1e-6)
-
-
 @given(seed=seeds, share=st.floats(0.05, 0.95))
 def test_splitting_a_client_changes_nothing(seed, share):
     updates, initial, centre = drawn(seed, 5)
@@ -199,17 +178,8 @@ def test_a_step_into_nan_is_not_taken():
     assert found.evaluations == 9
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "words"),
-    [
-        ({"steps": -1}, ConfigError, "steps = -1"),
-        ({"step_size": 0.0}, ConfigError, "step_size = 0.0"),
-        ({"initial": [1.0, -1.0]}, ValuationError, "initial_weights"),
-        ({"initial": [0.0, 0.0]}, ValuationError, "not all 0"),
-        ({"initial": [1.0]}, ValuationError, "2 numbers"),
-        ({"initial": [math.nan, 1.0]}, ValuationError, "initial_weights"),
-    ],
-)
-def test_what_is_no_descent_is_refused(changes, error, words):
-    with pytest.raises(error, match=words):
+@pytest.mark.parametrize("changes", [{"steps": -1}, {"step_size": 0.0}])
+def test_what_is_no_descent_is_refused(changes):
+    (name,) = changes
+    with pytest.raises(ConfigError, match=f"{name} = "):
         descend([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0], **changes)

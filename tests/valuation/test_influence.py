@@ -22,14 +22,11 @@ CLIENTS = torch.tensor([[-2.0, -3.0], [4.0, 5.0], [1.0, 1.0]])
 GRADIENT = torch.tensor([3.0, 4.0])
 
 
-def test_round_influence_by_hand():
+@pytest.mark.parametrize(("normalized", "expected"), [(True, [5, -5, 0]), (False, [25, -25, 0])])
+def test_round_influence_by_hand(normalized, expected):
     # (w - w_0) / 5 = (0.6, 0.8), times (3, 4) = 5.
-    assert round_influence(GLOBAL, CLIENTS, GRADIENT).tolist() == pytest.approx([5.0, -5.0, 0.0])
-
-
-def test_without_weight_normalization():
-    influence = round_influence(GLOBAL, CLIENTS, GRADIENT, weight_normalization=False)
-    assert influence.tolist() == [25.0, -25.0, 0.0]
+    found = round_influence(GLOBAL, CLIENTS, GRADIENT, weight_normalization=normalized)
+    assert found.tolist() == pytest.approx(expected)
 
 
 def test_projections_by_hand():

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.coalitions import coalition_scores
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.valuation.models import EXAMPLES, LABELS, ROWS, build, dict_loss, flat
 
@@ -86,7 +85,6 @@ def every(outputs, targets):
         (nn.Linear(3, 2), (EXAMPLES,), {}, r"\{'img': .*expected \(inputs, targets\).*batch_loss"),
         (nn.Linear(4, 2), (ROWS, LABELS), {}, r"float32 \[5, 3\].*RuntimeError: "),
         (nn.Linear(3, 2), (ROWS, LABELS), {"loss_fn": every}, r"float32 \[5\]; expected a scalar"),
-        (nn.Linear(3, 2), (ROWS, LABELS), {"loss_fn": lambda o, t: 0.5}, "float; expected a sca"),
         (ReturnsDict(3, 2), (ROWS, LABELS), {}, r"the model gives \{'logits': float32 \[5, 2\]\}"),
         (Detached(3, 2), (ROWS, LABELS), {}, "does not depend on a trainable parameter"),
         (frozen(), (ROWS, LABELS), {}, "nothing to train"),
@@ -94,7 +92,6 @@ def every(outputs, targets):
         (mixed(), (ROWS, LABELS), {}, "float32 and float64; allowed: one dtype"),
         (nn.Linear(3, 2, dtype=torch.complex64), (ROWS, LABELS), {}, "'weight' is complex64"),
         (nn.Linear(3, 2), (ROWS, {"a": LABELS[1:]}), {}, r"5 inputs.*\{'a': int64 \[4\]\}"),
-        (nn.Linear(3, 2), ((ROWS, ROWS[1:]), LABELS), {}, "one number of examples"),
         (nn.Linear(3, 2), (EXAMPLES,), {"batch_loss": lambda m, b: 1.0}, r"\(mean loss, size\)"),
         (
             nn.Linear(3, 2),
@@ -147,18 +144,6 @@ def test_the_trial_leaves_no_trace():
 # -- utilities ----------------------------------------------------------------------------------
 
 
-def regression(**settings) -> Validation:
-    model = build(nn.Linear, 3, 1)
-    return Validation(
-        model,
-        ROWS,
-        ROWS.sum(1, keepdim=True),
-        loss_fn=functional.mse_loss,
-        device="cpu",
-        **settings,
-    )
-
-
 @pytest.mark.parametrize(
     "targets",
     [ROWS[:, :2], torch.ones(5, 2, dtype=torch.int64)],
@@ -177,19 +162,3 @@ def test_accuracy_is_refused_where_targets_are_no_classes(targets):
     ShapleyValuation(validation, utility="loss")
     with pytest.raises(ConfigError, match=r"utility = 'score' needs Validation\(\.\.\., score="):
         ShapleyValuation(validation, utility="score")
-
-
-def test_a_score_of_the_user_s_own_judges_coalitions():
-    def score(outputs, targets):
-        return -(outputs - targets).abs().mean()
-
-    validation = regression(score=score, batch_size=2)
-    good = torch.tensor([1.0, 1.0, 1.0, 0.0])
-    bad = torch.tensor([1.0, 1.0, 1.0, 4.0])
-    assert validation.evaluate(bad).score == pytest.approx(-4.0)
-    assert ShapleyValuation(validation, utility="score").utility == "score"
-    masks = torch.tensor([[True, False], [True, True]])
-    found = coalition_scores(
-        validation, torch.stack([good, bad]), masks, torch.zeros(4), metric="score"
-    )
-    assert found.tolist() == pytest.approx([0.0, -2.0], abs=1e-5)
