@@ -14,7 +14,6 @@ import pytest
 
 from fedif_consortium.evidence.chained_log import read_log
 from fedif_consortium.masking.boxes import open_box
-from fedif_consortium.masking.checks import check_step, check_sum
 from fedif_consortium.masking.keeper_client import HttpKeeper
 from fedif_consortium.masking.keeper_service import MOST_BOXES
 from fedif_consortium.masking.products import (
@@ -24,7 +23,6 @@ from fedif_consortium.masking.products import (
     encode_weights,
     products,
 )
-from fedif_consortium.masking.sketches import SignSketch
 from fedif_flower.errors import (
     KeeperError,
     RefusedByPolicyError,
@@ -55,12 +53,11 @@ def opened(keeping, served):
     masked = keeping.mask_all(UPDATES, server_round)
     answer = served.open_round(RUN, server_round, 1000, boxes(masked))
     assert answer.nodes == tuple(masked)
-    return server_round, np.array([one.vector for one in masked.values()]), answer
+    return server_round, np.array([one.vector for one in masked.values()])
 
 
 def test_a_whole_round(keeping, served, opened):
-    server_round, vectors, answer = opened
-    sketch = SignSketch(answer.seed, 62, 1000)
+    server_round, vectors = opened
     encoded, exponents = encode_vectors(DIRECTIONS[:3])
     answers = served.products(RUN, server_round, encoded)
     own = np.array([products(vector, encoded) for vector in vectors])
@@ -68,10 +65,8 @@ def test_a_whole_round(keeping, served, opened):
     np.testing.assert_allclose(scores, UPDATES @ DIRECTIONS[:3].T, atol=1e-3)
     weights, total = encode_weights(np.arange(1.0, 6.0))
     masks = served.weighted_sum(RUN, server_round, weights)
-    check_sum(masks, weights, sketch, answer.sketches, encoded, answers)
     step = decode_step(np.sum(weights[:, None] * vectors, axis=0) - masks, total)
     np.testing.assert_allclose(step, np.arange(1.0, 6.0) @ UPDATES, atol=1e-4)
-    check_step(step, np.arange(1.0, 6.0), np.linalg.norm(UPDATES, axis=1))
     head = served.close_round(RUN, server_round)
     entries = read_log(keeping.store.log)
     assert head == entries[-1]["hash"]
