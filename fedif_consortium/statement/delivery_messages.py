@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flwr.app import ConfigRecord, RecordDict
 
@@ -14,20 +14,7 @@ ACTION = "statement"  # Messages of type ``query.statement``.
 _RECORD = "statement"
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """A member's page, and the signed manifest that shows that it is as it was made."""
-
-    page: bytes
-    manifest: bytes
-
-    def to_content(self) -> RecordDict:
-        """Return the content of a message."""
-        return RecordDict({_RECORD: ConfigRecord(dict(vars(self)))})
-
-
-@dataclass(frozen=True)
-class Receipt:
+class Receipt(NamedTuple):
     """A node's answer: ``kept``; not, for ``reason``; or not ``wanted``, now or later."""
 
     kept: bool
@@ -36,11 +23,16 @@ class Receipt:
 
     def to_content(self) -> RecordDict:
         """Return the content of a reply."""
-        return RecordDict({_RECORD: ConfigRecord(dict(vars(self)))})
+        return RecordDict({_RECORD: ConfigRecord(self._asdict())})
 
 
-def read_delivery(content: RecordDict) -> Delivery:
-    """Return what a server sent, if a node may keep it.
+def delivery(page: bytes, manifest: bytes) -> RecordDict:
+    """Return what brings a member its page, and the signed manifest that shows that it is whole."""
+    return RecordDict({_RECORD: ConfigRecord({"page": page, "manifest": manifest})})
+
+
+def read_delivery(content: RecordDict) -> tuple[bytes, bytes]:
+    """Return page and manifest that a server sent, if a node may keep them.
 
     Raises
     ------
@@ -55,16 +47,13 @@ def read_delivery(content: RecordDict) -> Delivery:
         raise ReplyError(reason)
     if len(manifest) > MAX_PAGE_BYTES:
         raise ReplyError(f"the manifest has {len(manifest)} bytes; allowed: {MAX_PAGE_BYTES}")
-    return Delivery(page, manifest)
+    return page, manifest
 
 
 def read_receipt(content: RecordDict) -> Receipt:
     """Return a node's answer; one that is unreadable keeps nothing."""
-    try:
-        record = content.config_records[_RECORD]
-        kept, wanted = record["kept"], record["wanted"]
-        if isinstance(kept, bool) and isinstance(wanted, bool):
-            return Receipt(kept, wanted, printable(record["reason"]))
-    except Exception as error:  # a hostile answer must not stop the server
-        return Receipt(kept=False, reason=printable(f"unreadable answer: {error!r}"))
-    return Receipt(kept=False, reason="unreadable answer")
+    record = content.config_records.get(_RECORD, ConfigRecord())
+    kept, wanted = record.get("kept"), record.get("wanted")
+    if not (isinstance(kept, bool) and isinstance(wanted, bool)):
+        return Receipt(kept=False, reason="unreadable answer")
+    return Receipt(kept, wanted, printable(record.get("reason", "")))

@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 
 from fedif_consortium.evidence.member_receipts import take_receipts
-from fedif_consortium.statement.delivery_messages import Delivery, Receipt, read_delivery
+from fedif_consortium.statement.delivery_messages import Receipt, read_delivery
 from fedif_flower.errors import FedIFError, StorageError
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.storage import make_folder, temporary_sibling, writing
@@ -34,7 +34,7 @@ def _keep(message: Message, context: Context) -> Receipt:
         return Receipt(kept=False, wanted=False, reason="this node has no statement-dir")
     folder = Path(node.statement_dir).expanduser().absolute()
     try:
-        kept = write_statement(read_delivery(message.content), folder)
+        kept = write_statement(*read_delivery(message.content), folder)
     except FedIFError as error:
         logger.warning("a statement was not kept: %s", error)
         return Receipt(kept=False, reason=str(error))
@@ -42,7 +42,7 @@ def _keep(message: Message, context: Context) -> Receipt:
     return Receipt(kept=True)
 
 
-def write_statement(delivery: Delivery, folder: Path) -> Path:
+def write_statement(page: bytes, manifest: bytes, folder: Path) -> Path:
     """Write a statement into a new folder below ``folder``, and return its page's path.
 
     The new folder is called after this host's clock. The server chooses no name, and nothing that
@@ -61,8 +61,8 @@ def write_statement(delivery: Delivery, folder: Path) -> Path:
     try:
         with writing(target):
             fresh.mkdir()
-            (fresh / "statement.html").write_bytes(delivery.page)
-            (fresh / "manifest.intoto.json").write_bytes(delivery.manifest)
+            (fresh / "statement.html").write_bytes(page)
+            (fresh / "manifest.intoto.json").write_bytes(manifest)
             fresh.rename(target)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

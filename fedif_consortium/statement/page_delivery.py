@@ -11,12 +11,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedif_consortium.evidence.receipt_book import last_receipts
 from fedif_consortium.statement.bundle import make_statement, parse_budget
-from fedif_consortium.statement.delivery_messages import ACTION, Delivery, read_receipt
+from fedif_consortium.statement.delivery_messages import ACTION, delivery, read_receipt
 from fedif_consortium.statement.manifest import ACCOUNT, ENVELOPE
 from fedif_consortium.statement.settings import StatementSettings
 from fedif_consortium.statement.signing import default_key_path, load_or_make_key
@@ -39,21 +39,18 @@ def state_and_deliver(grid: Grid, config: RunConfig, run_dir: Path) -> None:
     """
     if is_simulated(grid):
         return
-    run = RunFolder(run_dir)
+    run, own = RunFolder(run_dir), config.section(StatementSettings)
     if run.attribution.path.is_file():
         try:
-            own = config.section(StatementSettings)
-            budget = parse_budget(own.budget) if own.budget else None
             folder = make_statement(
                 *(run_dir, load_or_make_key(default_key_path())),
-                budget_cents=budget,
+                budget_cents=parse_budget(own.budget) if own.budget else None,
                 contact=own.contact,
                 pay_by=own.pay_by or "sum",
                 ties=own.ties or "apart",
                 again=True,
             )
-            pages = {str(member["client_id"]): member["page"] for member in _members(folder)}
-            run.undelivered.write(pages)
+            run.undelivered.write({str(m["client_id"]): m["page"] for m in _members(folder)})
             logger.info("Statement: %s", folder)
         except FedIFError as error:
             logger.error("the run has no statement: %s", error)
@@ -88,19 +85,11 @@ def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
     envelope = (folder / ENVELOPE).read_bytes()
     online = (set(grid.get_node_ids()) & left.keys()) - silent
     receipts = last_receipts(run, online)
-    messages = [
-        Message(
-            RecordDict(
-                {
-                    **Delivery((folder / left[node_id]).read_bytes(), envelope).to_content(),
-                    **receipts.get(node_id, {}),
-                }
-            ),
-            node_id,
-            f"{MessageType.QUERY}.{ACTION}",
-        )
-        for node_id in sorted(online)
-    ]
+    messages = []
+    for node_id in sorted(online):
+        content = delivery((folder / left[node_id]).read_bytes(), envelope)
+        content.update(receipts[node_id])
+        messages.append(Message(content, node_id, f"{MessageType.QUERY}.{ACTION}"))
     answered = set()
     for reply in grid.send_and_receive(messages, timeout=TIMEOUT) if messages else ():
         node_id = reply.metadata.src_node_id

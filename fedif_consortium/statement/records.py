@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
+import pyarrow as pa
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
 
 from fedif_consortium.evidence.cells import first_of
 from fedif_flower.errors import ConfigError
@@ -18,10 +25,9 @@ from fedif_flower.messages.screening import Status
 from fedif_flower.run.attribution import BLOCKS_KEY
 from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.folder import JsonFile, RunFolder, Table
-from fedif_flower.strategies.presence import Presence
+from fedif_flower.run.rows import Line, read_table
 from fedif_flower.strategies.scoring import Scoring
 
-MAX_NAME = 80
 _CLASS = "contribution_class_"
 _BLOCK = "contribution_block_"
 USUAL = ("length", "weight", "borrowed", "opposed")
@@ -34,6 +40,15 @@ _Loss = Annotated[
     AfterValidator(lambda v: v if math.isfinite(v) else math.nan),
 ]
 _Optional = BeforeValidator(lambda text: text or None)
+_ROUNDS = dict.fromkeys(("round", "online", "accepted", "rejected", "failed"), pa.int64())
+_PRESENCE = dict.fromkeys(("round", "partition_id"), pa.int64()) | {"client_id": pa.uint64()}
+_PRESENCE |= dict.fromkeys(("presence", "at"), pa.string())
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("allowed: printable characters")
+    return text
 
 
 @dataclass(frozen=True)
@@ -85,35 +100,15 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class OwnPart:
-    """A line of ``own_parts.csv``: a sketch of what a member's updates have of their own."""
+class Named:
+    """A line of ``names.csv``: what the operator calls a member."""
 
-    client_id: int
-    rounds: int
-    sketch: tuple[_Finite, ...]
-
-
-@dataclass(frozen=True)
-class RoundLine:
-    """A line of ``rounds.csv``: how many members were online, and whether the round failed."""
-
-    round: int
-    online: int
-    accepted: int
-    rejected: int
-    failed: int
-    round_failed: bool
-
-
-@dataclass(frozen=True)
-class AttendanceLine:
-    """A line of ``attendance.csv``: what a member is from a round on, until its next line."""
-
-    round: int
-    partition_id: int
-    client_id: int
-    presence: Presence
-    at: str = ""
+    client_id: Annotated[int, Field(ge=0)]
+    name: Annotated[
+        str,
+        StringConstraints(strip_whitespace=True, min_length=1, max_length=80),
+        AfterValidator(_printable),
+    ]
 
 
 @dataclass(frozen=True)
@@ -140,8 +135,8 @@ class RunRecords:
         Members of rounds that are left out: partition by client id.
     masking : mapping, optional
         Who kept the masks, and the last hash of that keeper's log, if updates were masked.
-    lines, attendance : tuple of RoundLine, of AttendanceLine
-        How many members were there, and who was not.
+    lines, attendance : sequence of mapping
+        How many members were there, and who was not: lines of ``rounds.csv``, ``attendance.csv``.
     completeness : Completeness
         Whether what the whole run asked for came.
     block_weights : tuple of float
@@ -163,17 +158,16 @@ class RunRecords:
     earlier: Mapping[int, int] = field(default_factory=dict)
     masking: Mapping[str, Any] | None = None
     signed: frozenset[tuple[int, int]] = frozenset()
-    lines: tuple[RoundLine, ...] = ()
-    attendance: tuple[AttendanceLine, ...] = ()
+    lines: Sequence[Line] = ()
+    attendance: Sequence[Line] = ()
     completeness: Completeness | None = None
     block_weights: tuple[float, ...] = ()
     own_parts: Mapping[int, tuple[int, tuple[float, ...]]] = field(default_factory=dict)
 
     def judged(self) -> Completeness:
         """Return whether what was asked for in these rounds came."""
-        rounds, replies = map(vars, self.lines), map(vars, self.replies)
-        changes = map(vars, self.attendance)
-        return completeness(rounds, replies, changes, self.names, self.config)
+        replies = map(vars, self.replies)
+        return completeness(self.lines, replies, self.attendance, self.names, self.config)
 
     @property
     def name(self) -> str:
@@ -228,7 +222,7 @@ class RunRecords:
             rounds=self.rounds[first_round - 1 :],
             parts=tuple(part for part in self.parts if part.round >= first_round),
             replies=tuple(reply for reply in self.replies if reply.round >= first_round),
-            lines=tuple(line for line in self.lines if line.round >= first_round),
+            lines=[line for line in self.lines if line["round"] >= first_round],
             earlier=self.members,
         )
 
@@ -259,8 +253,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         raise ConfigError(
             f"{str(run_dir)!r} was run without attribution: run it with attribution = 'simpson'"
         )
-    needed = (folder.config, folder.provenance, folder.clients, folder.attributed_rounds)
-    for file in needed:
+    for file in (folder.config, folder.provenance, folder.clients, folder.attributed_rounds):
         if not file.path.is_file():
             raise ConfigError(f"{str(file.path)!r} is missing")
     if names is None:
@@ -269,9 +262,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     parts = _parse(folder.attribution, Part, _with_classes)
     replies = _parse(folder.clients, Reply)
     numbers = [row.round for row in rounds]
-    if not rounds:
-        raise ConfigError(f"{folder.attributed_rounds.path} holds no round")
-    if numbers != list(range(1, len(rounds) + 1)):
+    if not rounds or numbers != list(range(1, len(rounds) + 1)):
         raise ConfigError(f"{folder.attributed_rounds.path}: its rounds are not 1, 2, 3 ...")
     # A second reply of a node is recorded too, as refused; a contribution is there once.
     if len({(part.round, part.client_id) for part in parts}) < len(parts):
@@ -283,6 +274,13 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         if strange := of_rounds - set(numbers):
             raise ConfigError(f"{table.path}: this run has no round {min(strange)}")
     provenance = folder.provenance.read()
+    places = dict.fromkeys(("round", "client_id"), pa.uint64())
+    own_parts = {
+        client_id: (rounds, tuple(sketch))
+        for client_id, rounds, *sketch in (
+            row.values() for row in read_table(folder.own_parts.path, more=True).to_pylist()
+        )
+    }
     records = RunRecords(
         folder=folder,
         config=folder.config.read(),
@@ -294,13 +292,13 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         names=dict(names),
         scoring=_scoring(summary),
         masking=folder.masking.read() if folder.masking.path.is_file() else None,
-        lines=_parse(folder.rounds, RoundLine),
-        own_parts={
-            own.client_id: (own.rounds, own.sketch)
-            for own in _parse(folder.own_parts, OwnPart, _with_sketch)
-        },
-        attendance=_parse(folder.attendance, AttendanceLine),
-        signed=frozenset(_parse(folder.signatures, tuple[int, int], _place)),
+        lines=read_table(folder.rounds.path, {**_ROUNDS, "round_failed": pa.int64()}).to_pylist(),
+        own_parts=own_parts,
+        attendance=read_table(folder.attendance.path, _PRESENCE).to_pylist(),
+        signed=frozenset(
+            (row["round"], row["client_id"])
+            for row in read_table(folder.signatures.path, places).to_pylist()
+        ),
     )
     return replace(records, completeness=records.judged())
 
@@ -314,24 +312,13 @@ def read_names(path: Path) -> dict[int, str]:
         Naming the file and the line: an id that is no whole number or is there twice, a name that
         is empty, longer than 80 characters or not printable.
     """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{str(path)!r} cannot be read: {error}") from error
+    if not path.is_file():
+        raise ConfigError(f"{str(path)!r} cannot be read: it is no file")
     names: dict[int, str] = {}
-    for line, row in enumerate(rows, start=2):
-        if set(row) != {"client_id", "name"}:
-            raise ConfigError(f"{path}: its columns must be client_id and name")
-        key, name = row["client_id"] or "", (row["name"] or "").strip()
-        if not (key.isascii() and key.isdigit()) or int(key) in names:
-            raise ConfigError(f"{path}, line {line}: client_id = {key!r}; allowed: a new number")
-        if not (0 < len(name) <= MAX_NAME and name.isprintable()):
-            raise ConfigError(
-                f"{path}, line {line}: name = {name[:MAX_NAME]!r}; allowed: 1 to {MAX_NAME} "
-                "printable characters"
-            )
-        names[int(key)] = name
+    for line, named in enumerate(_parse(Table(path, ("client_id", "name")), Named), start=2):
+        if named.client_id in names:
+            raise ConfigError(f"{path}, line {line}: client_id = {named.client_id} is there twice")
+        names[named.client_id] = named.name
     return names
 
 
@@ -372,15 +359,6 @@ def _weights(folder: RunFolder, provenance: Mapping[str, Any], parts: Sequence[P
     if any(len(part.by_block) != len(weights) for part in parts):
         raise ConfigError(f"{folder.attribution.path}: a line has not {len(weights)} blocks")
     return tuple(weights)
-
-
-def _with_sketch(row: Mapping[str, str]) -> object:
-    sketch = tuple(value for key, value in row.items() if key.startswith("sketch_"))
-    return {**row, "sketch": sketch}
-
-
-def _place(row: Mapping[str, str]) -> object:
-    return row["round"], row["client_id"]
 
 
 def _scoring(summary: JsonFile) -> Scoring | None:

@@ -6,10 +6,9 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 
-from fedif_consortium.statement.records import USUAL, AttendanceLine
+from fedif_consortium.statement.records import USUAL
 
 CLIENT_COLUMNS = (
     "round",
@@ -29,6 +28,7 @@ CLIENT_COLUMNS = (
     "note",
     "asked_in",
 )
+ATTENDANCE_COLUMNS = ("round", "partition_id", "client_id", "presence", "at")
 ROUND_COLUMNS = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
 
 
@@ -117,7 +117,7 @@ def make_run(
     counts = dict.fromkeys(("accepted", "rejected", "failed", "round_failed", "online"), 0)
     lines = [{"round": 0}, *({"round": row["round"], "online": 0} for row in rounds)]
     write_rows(run_dir / "rounds.csv", ["round", *counts], [counts | line for line in lines])
-    write_rows(run_dir / "attendance.csv", [f.name for f in fields(AttendanceLine)], attendance)
+    write_rows(run_dir / "attendance.csv", ATTENDANCE_COLUMNS, attendance)
     config = {"strategy": "fedif", "gamma": 0.3, "attribution": "simpson"}
     (run_dir / "config.json").write_text(json.dumps(config))
     (run_dir / "summary.json").write_text(json.dumps({"scoring": scoring}))

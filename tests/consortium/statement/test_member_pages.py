@@ -6,7 +6,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from client_app import app as client_app
 from fedif_consortium.page import MAX_PAGE_BYTES, PAGE_HEAD
 from fedif_consortium.statement import member_pages as module
-from fedif_consortium.statement.delivery_messages import ACTION, Delivery, read_receipt
+from fedif_consortium.statement.delivery_messages import ACTION, delivery, read_receipt
 from fedif_consortium.statement.member_pages import MAX_STATEMENTS, write_statement
 from fedif_flower.errors import StorageError
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -24,7 +24,7 @@ def send(content: RecordDict, **node_config: str):
 
 def test_a_node_keeps_its_page_and_what_checks_it(tmp_path):
     folder = tmp_path / "statements"
-    content = Delivery(PAGE, b"{}").to_content()
+    content = delivery(PAGE, b"{}")
     for _ in range(2):
         assert send(content, **{"statement-dir": str(folder)}).kept
     first, second = sorted(folder.iterdir())
@@ -67,7 +67,7 @@ def test_a_full_folder_takes_no_more_and_loses_nothing(tmp_path):
     for number in range(MAX_STATEMENTS):
         (tmp_path / f"statement-{number}").mkdir()
     with pytest.raises(StorageError, match="holds 100 statements: move some away"):
-        write_statement(Delivery(PAGE, b"{}"), tmp_path)
+        write_statement(PAGE, b"{}", tmp_path)
     assert len(list(tmp_path.iterdir())) == MAX_STATEMENTS
 
 
@@ -77,11 +77,11 @@ def test_a_disk_that_is_full_leaves_nothing_half_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     with pytest.raises(StorageError, match="No space left"):
-        module.write_statement(Delivery(PAGE, b"{}"), tmp_path)
+        module.write_statement(PAGE, b"{}", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_node_keeps_nothing_without_a_folder_or_a_page(tmp_path):
-    receipt = send(Delivery(PAGE, b"{}").to_content())
+    receipt = send(delivery(PAGE, b"{}"))
     assert (receipt.kept, receipt.wanted) == (False, False)
     assert not send(RecordDict(), **{"statement-dir": str(tmp_path)}).kept
