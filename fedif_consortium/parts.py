@@ -16,8 +16,8 @@ def run_parts(evidence: Evidence | None = None) -> Sequence[RunPart]:
 
     ``evidence`` says with which key receipts are signed; ``None``: there are no receipts.
     """
+    from fedif_consortium.evidence.gradients import PublishGradients
     from fedif_consortium.evidence.part import Evidence
-    from fedif_consortium.evidence.published_gradients import PublishGradients
     from fedif_consortium.masking.part import MaskedRounds
     from fedif_consortium.statement.own_parts import OwnPartsOfRun
     from fedif_consortium.watch.served_metrics import ServedMetrics

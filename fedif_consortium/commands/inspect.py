@@ -38,18 +38,20 @@ def inspect(
     from rich.table import Table
     from rich.text import Text
 
-    from fedif_consortium.evidence.kept_gradients import kept_rounds, read_kept
+    from fedif_consortium.evidence.gradients import kept_rounds, read_kept
     from fedif_consortium.member.inspection import (
+        Line,
         files_of,
         inspect_examples,
         member_data,
         table_lines,
-        write_table,
     )
     from fedif_flower.errors import ConfigError
     from fedif_flower.messages.node_config import NodeConfig
     from fedif_flower.messages.text import printable
+    from fedif_flower.run.rows import csv_text
     from fedif_flower.settings import parse_overrides
+    from fedif_flower.storage import make_folder, write_atomically
     from fedif_flower.tables import print_whole
 
     node = NodeConfig.from_node_config(parse_overrides(node_config))
@@ -63,7 +65,8 @@ def inspect(
     findings = inspect_examples(own_task, data, map(read_kept, paths), device, neighbours)
     files = files_of(last, node, len(findings.losses))
     lines = table_lines(findings, list(own_task.facts.get("classes", ())), files)
-    write_table(output.absolute(), lines)
+    make_folder(output.absolute().parent)
+    write_atomically(output, csv_text([Line._fields, *lines]), 0o600)
     table = Table("rank", "example", "class", "loss", "influence", "agreement")
     for line in lines[:show]:
         agreement = "" if line.agreement is None else f"{line.agreement:.0%}"

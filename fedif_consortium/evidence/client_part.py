@@ -7,6 +7,7 @@ Nothing is signed here: an app is the operator's. The member's guard signs what 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from flwr.app import ConfigRecord, Context, Message
@@ -62,9 +63,12 @@ def take(message: Message, context: Context, call_next: ClientAppCallable) -> Me
 
 
 def keep(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Keep the gradient in a message, and train."""
-    from fedif_consortium.evidence.kept_gradients import keep_gradient
+    """Keep the gradient in a message where this node has a folder for it, and train."""
     from fedif_flower.messages.node_config import NodeConfig
 
-    keep_gradient(message.content, NodeConfig.from_node_config(context.node_config))
+    folder = NodeConfig.from_node_config(context.node_config).gradients_dir
+    if folder:
+        from fedif_consortium.evidence.gradients import keep_gradient
+
+        keep_gradient(message.content, Path(folder).expanduser().absolute())
     return call_next(message, context)

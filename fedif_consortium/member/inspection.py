@@ -12,15 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from fedif_consortium.evidence.kept_gradients import KeptGradient
+from fedif_consortium.evidence.gradients import KeptGradient
 from fedif_flower.client.data import client_site
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.run.rows import csv_text
-from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.tasks.batches import class_labels, read_batches, to_device
 from fedif_flower.tasks.config import IMAGES, OWN, TaskConfig
 from fedif_flower.tasks.data.sources.image_folder import list_images
@@ -66,11 +64,6 @@ class Findings:
     def order(self) -> Tensor:
         """The examples ``[n]``, the likeliest mislabelled first: those of largest own loss."""
         return (-self.losses).argsort(stable=True)
-
-    @property
-    def harmful(self) -> Tensor:
-        """Which examples ``[n]`` raised the server's loss."""
-        return self.influence < 0
 
 
 def inspect_examples(
@@ -224,30 +217,15 @@ def table_lines(
     files : sequence of Path, optional
         Each example's.
     """
-    count = len(findings.losses)
-    numbers = [None] * count if findings.labels is None else findings.labels.tolist()
+    unknown = [None] * len(findings.losses)
+    numbers = unknown if findings.labels is None else findings.labels.tolist()
+    agreement = unknown if findings.agreement is None else findings.agreement.tolist()
+    influence, losses = findings.influence.tolist(), findings.losses.tolist()
     names: dict[int | None, str] = {None: "", **dict(enumerate(classes))}
-    rows = list(
-        zip(
-            range(count),
-            [""] * count if files is None else map(str, files),
-            [names.get(number, str(number)) for number in numbers],
-            findings.influence.tolist(),
-            findings.losses.tolist(),
-            [None] * count if findings.agreement is None else findings.agreement.tolist(),
-            strict=True,
+    return [
+        Line(
+            *(rank, i, str(files[i]) if files else "", names.get(numbers[i], str(numbers[i]))),
+            *(influence[i], losses[i], agreement[i]),
         )
-    )
-    return [Line(rank, *rows[i]) for rank, i in enumerate(findings.order.tolist(), start=1)]
-
-
-def write_table(path: Path, lines: Sequence[Line]) -> None:
-    """Write all lines as CSV, readable for their owner alone; an earlier table is replaced.
-
-    Raises
-    ------
-    StorageError
-        If it cannot be written.
-    """
-    make_folder(path.parent)
-    write_atomically(path, csv_text([Line._fields, *lines]), 0o600)
+        for rank, i in enumerate(findings.order.tolist(), start=1)
+    ]

@@ -196,13 +196,6 @@ class Watched:
         return next(filter(None, map(headline, reversed(self.rounds))), "")
 
     @cached_property
-    def names(self) -> dict[int, str]:
-        """What the operator calls members, by client id."""
-        named = {"client_id": pa.uint64(), "name": pa.string()}
-        lines = read_table(self.folder.names.path, named).to_pylist()
-        return {line["client_id"]: line["name"] for line in lines}
-
-    @cached_property
     def members(self) -> list[WatchedMember]:
         """Everybody known, who needs a look first."""
         lines = read_table(self.folder.clients.path, _CLIENTS)
@@ -218,25 +211,27 @@ class Watched:
         contributed = {row["client_id"]: row["contribution_sum"] for row in sums.to_pylist()}
         named = [*self.live.asked, *self.live.at_work] if self.live else []
         nodes = {node.client_id: node for node in named}
+        texts = {"client_id": pa.uint64(), "name": pa.string()}
+        lines = read_table(self.folder.names.path, texts).to_pylist()
+        names = {line["client_id"]: line["name"] for line in lines}
         weight = math.fsum(line["weight_sum"] or 0.0 for line in known.values())
-        found = []
-        for i in dict.fromkeys([*known, *nodes, *contributed]):
-            line, node = known.get(i, {}), nodes.get(i)
-            statuses: Sequence[str] = line.get("status_list", ())
+        ids = list(dict.fromkeys([*known, *nodes, *contributed]))
+        past = {i: known[i]["status_list"] if i in known else [] for i in ids}
+        states, found = self._states(past), []
+        for i in ids:
+            line, node, statuses = known.get(i, {}), nodes.get(i), past[i]
             counted = [number for number, s in enumerate(statuses, 1) if s == "accepted"]
-            last, partition = statuses[-1] if statuses else "", node.partition_id if node else -1
-            if last and last not in get_args(Status):
-                raise ConfigError(f"{self.folder.clients.path}: status = {last!r}")
+            partition = node.partition_id if node else -1
             own = called(i, line.get("partition_id_last", partition), node.name if node else "")
             found.append(
                 WatchedMember(
                     id=i,
-                    label=self.names.get(i) or own,
-                    state=self._state_of(i, last),
+                    label=names.get(i) or own,
+                    state=states[i],
                     asked=len(statuses),
                     accepted=len(counted),
                     misses=len(statuses) - (counted[-1] if counted else 0),
-                    last_status=last,
+                    last_status=statuses[-1] if statuses else "",
                     reason=line.get("rejection_last") or "",
                     share=(line.get("weight_sum") or 0.0) / weight if 0 < weight < 1e30 else None,
                     weight_score=line.get("weight_score_last"),
@@ -246,41 +241,33 @@ class Watched:
             )
         return sorted(found, key=lambda m: (STATES.index(m.state), -m.misses, m.label))
 
-    @cached_property
-    def _left_out(self) -> set[int]:
-        """Who is in quarantine in the present round."""
+    def _states(self, past: Mapping[int, Sequence[str]]) -> dict[int, str]:
+        """Return what becomes of members in the present round, else what became of them."""
+        last = {i: statuses[-1] if statuses else "new" for i, statuses in past.items()}
+        if strange := set(last.values()) - {"new", *get_args(Status)}:
+            raise ConfigError(f"{self.folder.clients.path}: status = {strange.pop()!r}")
         whom = {"client_id": pa.uint64(), "until_round": pa.int64()}
-        present = max(self.last_round, self.live.round if self.live else 0)
         lines = read_table(self.folder.quarantine.path, whom).to_pylist()
         until = {line["client_id"]: line["until_round"] for line in lines}
-        return {i for i, end in until.items() if end > present}
-
-    @cached_property
-    def _in_round(self) -> dict[int, str]:
-        """What becomes of those asked for the present round, or still at work for another."""
+        present = max(self.last_round, self.live.round if self.live else 0)
+        revoked = [i for i, status in last.items() if status == "revoked"]
+        left_out = dict.fromkeys((i for i, end in until.items() if end > present), "quarantined")
+        left_out |= dict.fromkeys(revoked, "revoked")
         live = self.training
         if live is None:
-            return {}
-        late = (n.client_id for n in live.at_work if n.client_id not in live.answered)
+            return last | left_out
         asked = [n.client_id for n in live.asked] if live.phase == "training" else []
+        # What comes later says more.
         return {
-            **dict.fromkeys(late, "late"),
+            **last,
+            **dict.fromkeys(() if live.online is None else last.keys() - live.online, "offline"),
+            **dict.fromkeys(live.paused, "paused"),
+            **left_out,
+            **dict.fromkeys({n.client_id for n in live.at_work} - live.answered, "late"),
             **dict.fromkeys(asked, "training"),
             **dict.fromkeys(live.answered.intersection(asked), "answered"),
             **dict.fromkeys(live.failed.intersection(asked), "failed"),
         }
-
-    def _state_of(self, client_id: int, last: str) -> str:
-        """Return what becomes of a member in the present round, else what became of it."""
-        live, state = self.training, self._in_round.get(client_id)
-        if state is None and last != "revoked":
-            if client_id in self._left_out:
-                return "quarantined"
-            if live and client_id in live.paused:
-                return "paused"
-            if live and live.online is not None and client_id not in live.online:
-                return "offline"
-        return state or last or "new"
 
 
 def seconds_of(row: Line) -> float:

@@ -15,10 +15,9 @@ from torch.nn import functional
 from typer.testing import CliRunner
 
 from fedif_consortium.commands.inspect import inspect_cli
-from fedif_consortium.evidence import kept_gradients as keeping
-from fedif_consortium.evidence.kept_gradients import (
+from fedif_consortium.evidence import gradients as keeping
+from fedif_consortium.evidence.gradients import (
     KeptGradient,
-    gradient_record,
     keep_gradient,
     kept_rounds,
     read_gradient,
@@ -32,6 +31,7 @@ from fedif_flower.attacks.label_noise import flip_labels
 from fedif_flower.client.data import client_site
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
@@ -59,7 +59,6 @@ def test_influence_and_loss_are_means_over_the_rounds():
     assert found.influence.tolist() == pytest.approx([(2 * 3 + 2 * 4) / 5 / 2, 0.0])
     assert found.agreement is None
     assert found.order.tolist() == [0, 1]
-    assert not found.harmful.any()
 
 
 def content(server_round: int, gradient: torch.Tensor | None) -> RecordDict:
@@ -71,22 +70,18 @@ def content(server_round: int, gradient: torch.Tensor | None) -> RecordDict:
         }
     )
     if gradient is not None:
-        found["validation-gradient"] = gradient_record(gradient)
+        found["validation-gradient"] = tensor_arrays({"validation-gradient": gradient})
     return found
-
-
-def node(folder: Path) -> NodeConfig:
-    return NodeConfig(partition_id=0, num_partitions=1, gradients_dir=str(folder))
 
 
 def test_a_node_keeps_what_is_published_and_no_more_than_it_may(tmp_path):
     folder = tmp_path / "gradients"
-    keep_gradient(content(1, None), node(folder))
+    keep_gradient(content(1, None), folder)
     assert not folder.exists()
     with pytest.raises(ConfigError, match=r"gradients\.publish=true"):
         kept_rounds(folder)
     for server_round in range(1, 41):
-        keep_gradient(content(server_round, torch.full((3,), float(server_round))), node(folder))
+        keep_gradient(content(server_round, torch.full((3,), float(server_round))), folder)
     names = [int(path.stem.split("-")[1]) for path in kept_rounds(folder)]
     assert len(names) == keeping.MOST_ROUNDS == len(list(folder.iterdir()))
     assert (names[0], names[-1]) == (1, 40)
@@ -104,7 +99,7 @@ def test_a_node_keeps_what_is_published_and_no_more_than_it_may(tmp_path):
 def test_a_gradient_that_is_none_is_not_kept_and_stops_nothing(tmp_path, gradient, caplog):
     with pytest.raises(FedIFError, match="the published gradient is"):
         read_gradient(content(1, gradient), 3)
-    keep_gradient(content(1, gradient), node(tmp_path / "kept"))
+    keep_gradient(content(1, gradient), tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
     assert "was not kept" in caplog.text
 
