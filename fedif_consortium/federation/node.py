@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedif_consortium.evidence.keys import read_private_key
+from fedif_consortium.evidence.keys import read_key_file
 from fedif_consortium.federation.documents import a_name, an_address, to_toml
 from fedif_consortium.federation.files import new, private_folder, secret
 from fedif_consortium.federation.flower import Program
@@ -88,11 +88,8 @@ class NodeFolder:
         ConfigError
             If others may read it, or it is none of an elliptic curve.
         """
-        try:
-            require_private(self.key, "the key")
-            key = read_private_key(self.key.read_bytes(), str(self.key))
-        except OSError as error:
-            raise ConfigError(f"{self.key}: {error.strerror}") from error
+        key = read_key_file(self.key, "key")
+        require_private(self.key, "the key")
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ConfigError(f"{self.key} is of another kind; allowed: an elliptic curve of NIST")
         return key

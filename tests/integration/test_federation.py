@@ -310,7 +310,7 @@ def test_it_completes_with_the_report_of_a_simulation(story: Story) -> None:
     run = story.run("credit")
     assert run.summary.read()["rounds"] == CREDIT["num-server-rounds"]
     assert {"report.md", "model.pt", "accuracy.png"} <= {p.name for p in run.path.iterdir()}
-    assert f"| ada | {story.deployment.node_ids['ada']} |" in run.report.read_text()
+    assert all(f"\n| {name}" in run.report.read_text() for name in PARTITIONS)
 
 
 def test_scores_belong_to_the_right_members(story: Story) -> None:
