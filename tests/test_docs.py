@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import fedif_flower
-import fedif_studies.benchmarks.__main__ as all_benchmarks
 from fedif_consortium.member.policy import read_member_policy
 from fedif_consortium.parts import server_parts
 from fedif_flower import aggregators, attacks, stages, valuation
@@ -163,9 +162,3 @@ def test_results_are_those_of_the_committed_rows(tmp_path):
     shutil.copy(DOCS / "results.md", tmp_path)
     page = update_docs(tmp_path, [], default_run_config())
     assert page.read_text() == (DOCS / "results.md").read_text()
-
-
-def test_benchmarks_that_are_there_have_their_rows_on_one_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(all_benchmarks, "PROJECT", tmp_path)
-    page = all_benchmarks.write_page().read_text()
-    assert {"## aggregation", "## valuation"} <= set(page.splitlines())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import statistics
 import subprocess
 import sys
 import time
@@ -26,22 +25,12 @@ from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.products import encode_vectors, products
 from fedif_consortium.masking.ring import mask_of
 from fedif_consortium.masking.sketches import SignSketch
-from fedif_studies.benchmarks.common import Figure, Timing, report
+from fedif_studies.benchmarks.common import Figure, repeat, report
 
 SIZES = {"CIFAR-10 CNN, d = 1,059,306": 1_059_306, "ResNet-18, d = 11.2 M": 11_173_962}
 LARGEST = {"d = 100 M": 100_000_000}
 MEMORY = 1_059_306  # Parameters where peak memory is taken.
 MANY = (10, 1_000)  # Members.
-
-
-def cpu_seconds(call: Callable[[], object], times: int) -> Timing:
-    """Return the CPU seconds of a call, which other work on the machine hardly changes."""
-    seconds = []
-    for _ in range(times + 1):
-        started = time.process_time()
-        call()
-        seconds.append(time.process_time() - started)
-    return Timing(statistics.median(seconds[1:]), min(seconds[1:]), max(seconds[1:]))
 
 
 def steps(name: str, length: int, times: int) -> list[Figure]:
@@ -89,7 +78,8 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
     }  # fmt: skip
     found = []
     for step, (own, peer, what) in pairs.items():
-        ours, theirs = cpu_seconds(own, times), cpu_seconds(peer, times)
+        # CPU seconds, which other work on the machine hardly changes.
+        ours, theirs = (repeat(call, times, time.process_time) for call in (own, peer))
         found.append(
             Figure(
                 f"{name}: {step} / {what}",
@@ -109,13 +99,8 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
 
 def apart(members: int, length: int) -> dict[str, float]:
     """Keep a round in a process of its own, whose peak is that of nothing else."""
-    command = [
-        sys.executable,
-        "-m",
-        "fedif_studies.benchmarks.masked_keeper",
-        str(members),
-        str(length),
-    ]
+    module = "fedif_studies.benchmarks.masked_keeper"
+    command = [sys.executable, "-m", module, str(members), str(length)]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     found: dict[str, float] = json.loads(answer.stdout)
     return found

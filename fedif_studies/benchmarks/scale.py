@@ -7,13 +7,22 @@ FedIF's with scores, records, an evaluation and a checkpoint in every round.
 
 from __future__ import annotations
 
+import itertools
 import json
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Event, Thread
 from typing import Annotated
 
 import numpy as np
+import psutil
 import torch
 import typer
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -32,8 +41,6 @@ from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
 from fedif_studies.benchmarks.common import Figure, report
-from fedif_studies.benchmarks.memory import MemoryWatch
-from fedif_studies.benchmarks.rounds import Cost, cost_of, measure_alone
 
 MILLION = 10**6
 MODULE = "fedif_studies.benchmarks.scale"  # This one: its name is __main__ where it is run.
@@ -51,6 +58,68 @@ class Case:
     recorded: bool = False
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Milliseconds of a round but the first, and peak bytes: of the driver, of Ray, of both."""
+
+    median: float
+    low: float
+    high: float
+    driver: int
+    others: int
+    together: int
+
+
+class Watch:
+    """Notes when rounds end, and samples proportional memory meanwhile.
+
+    Of PSS, pages that processes share count once; Ray's object store lies in such pages.
+    """
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self._peaks = [0, 0, 0]
+        self._stop = Event()
+        self._thread = Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def note(self, *_: object) -> None:
+        """Note the end of a round, or of the first model's evaluation."""
+        self.ends.append(time.perf_counter())
+
+    def cost(self) -> Cost:
+        """Return what the rounds cost; Ray starts during the first."""
+        found = [1e3 * (end - start) for start, end in itertools.pairwise(self.ends[1:])]
+        return Cost(statistics.median(found), min(found), max(found), *self._peaks)
+
+    def _watch(self) -> None:
+        driver = psutil.Process()
+        while not self._stop.wait(0.2):
+            own, others = _pss(driver), sum(map(_pss, driver.children(recursive=True)))
+            self._peaks = list(map(max, self._peaks, (own, others, own + others)))
+
+
+def _pss(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        return int(process.memory_full_info().pss)
+    return 0
+
+
+def measure_alone(case: Case) -> Cost:
+    """Measure a case in a process of its own."""
+    command = [sys.executable, "-m", MODULE, "--case", json.dumps(asdict(case))]
+    project = Path(__file__).parents[2]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=project)
+    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+
+
 @app.train()
 def lengthen(message: Message, _: Context) -> Message:
     """Return the model a thousandth longer."""
@@ -64,11 +133,16 @@ def lengthen(message: Message, _: Context) -> Message:
 
 def measure(case: Case) -> Cost:
     """Run one case in this process, whose peak memory it needs for itself."""
-    if case.recorded:
-        return measure_recorded(case)
-    ends: list[float] = []
+    with tempfile.TemporaryDirectory() as folder, Watch() as watch:
+        rounds = _recorded(case, folder, watch) if case.recorded else _bare(case, watch)
+        run_on_ray(rounds, app, num_clients=case.clients)
+    return watch.cost()
 
-    def main(grid: Grid) -> None:
+
+def _bare(case: Case, watch: Watch) -> Callable[[Grid], None]:
+    """Return FedAvg's rounds without records."""
+
+    def rounds(grid: Grid) -> None:
         strategy = FedAvg(
             fraction_train=case.sampled / case.clients,
             fraction_evaluate=0.0,
@@ -77,45 +151,32 @@ def measure(case: Case) -> Cost:
             setup=Setup(identify=identify_clients, device="cpu"),
         )
         model = ArrayRecord({"weight": pack_array(np.zeros(case.size, dtype=np.float32))})
+        strategy.start(grid, model, num_rounds=case.rounds, evaluate_fn=watch.note)
 
-        def on_round(_round: int, _arrays: ArrayRecord) -> None:
-            ends.append(time.perf_counter())
-
-        strategy.start(grid, model, num_rounds=case.rounds, evaluate_fn=on_round)
-
-    with MemoryWatch() as watch:
-        run_on_ray(main, app, num_clients=case.clients)
-    return cost_of(ends, watch)
+    return rounds
 
 
-def measure_recorded(case: Case) -> Cost:
-    """Run a whole federation of FedIF, whose clients lengthen the model."""
-    inputs, labels = torch.rand(100, case.size // 10), torch.arange(100) % 10
+def _recorded(case: Case, folder: str, watch: Watch) -> Callable[[Grid], None]:
+    """Return a whole federation of FedIF, whose clients lengthen the model."""
+    data = torch.rand(100, case.size // 10), torch.arange(100) % 10
     task = Task(
         name="scale",
         model=lambda: nn.Linear(case.size // 10, 10),
-        client_data=lambda _: (inputs, labels),
-        validation_data=lambda _: (inputs, labels),
-        test_data=lambda _: (inputs, labels),
+        client_data=lambda _: data,
+        validation_data=lambda _: data,
+        test_data=lambda _: data,
     )
-    ends: list[float] = []
-    with tempfile.TemporaryDirectory() as folder, MemoryWatch() as watch:
-        settings: dict[str, Scalar] = {
-            "task": OWN + task.name,
-            "num-clients": case.clients,
-            "fraction-train": case.sampled / case.clients,
-            "num-server-rounds": case.rounds,
-            "checkpoint-every": 1,
-            "device": "cpu",
-            "output-dir": folder,
-        }
-        config = RunConfig.from_run_config(settings)
+    settings: dict[str, Scalar] = {
+        **{"task": OWN + task.name, "device": "cpu", "output-dir": folder, "checkpoint-every": 1},
+        **{"num-clients": case.clients, "fraction-train": case.sampled / case.clients},
+        "num-server-rounds": case.rounds,
+    }
+    config = RunConfig.from_run_config(settings)
 
-        def main(grid: Grid) -> None:
-            run_federation(grid, config, lambda _: ends.append(time.perf_counter()), task=task)
+    def rounds(grid: Grid) -> None:
+        run_federation(grid, config, watch.note, task=task)
 
-        run_on_ray(main, app, num_clients=case.clients)
-    return cost_of(ends, watch)
+    return rounds
 
 
 def figures_of(full: bool, rounds: int) -> list[Figure]:
@@ -126,45 +187,32 @@ def figures_of(full: bool, rounds: int) -> list[Figure]:
     if full:
         grids += [(1_000, (10_000, MILLION), "<= 2", recorded) for recorded in (False, True)]
     for sampled, counts, aim, recorded in grids:
-        costs = {
-            n: measure_alone(MODULE, Case(n, sampled, 10_000, rounds, recorded)) for n in counts
-        }
+        costs = {n: measure_alone(Case(n, sampled, 10_000, rounds, recorded)) for n in counts}
         least = costs[counts[0]]
         for clients, cost in costs.items():
             name = f"{clients:,} clients, {sampled:,} a round{', recorded' * recorded}"
             spread = f"{cost.low:.0f} to {cost.high:.0f} ms"
-            ratio, memory = cost.median / least.median, cost.together / least.together
+            ratio = cost.median / least.median
             figures += [
                 Figure(f"{name}: round", cost.median, least.median, "ms", ratio, aim, spread),
-                Figure(
-                    f"{name}: peak memory",
-                    cost.together / 1e9,
-                    least.together / 1e9,
-                    "GB",
-                    memory,
-                    "<= 2" if clients == MILLION else "flat",
-                    f"driver {cost.driver / 1e9:.2f}, Ray {cost.others / 1e9:.2f} GB",
-                ),
+                _memory(name, cost, least.together, "<= 2" if clients == MILLION else "flat"),
             ]
     for millions in (1, 11, 100) if full else (1, 11):
-        cost = measure_alone(
-            MODULE, Case(10, 10, millions * MILLION, 4 if millions == 100 else rounds)
-        )
-        floats = 4e-9 * millions * MILLION * 10
+        size = millions * MILLION
+        cost = measure_alone(Case(10, 10, size, 4 if millions == 100 else rounds))
         name, spread = f"10 clients, {millions} M parameters", f"{cost.low:.0f} to {cost.high:.0f}"
         figures += [
-            Figure(f"{name}: round / m x d floats", cost.median, floats, "ms, GB", 0.0, "", spread),
-            Figure(
-                f"{name}: peak memory / m x d floats",
-                cost.together / 1e9,
-                floats,
-                "GB",
-                cost.together / 1e9 / floats,
-                "<= 12 GB at 100 M",
-                f"driver {cost.driver / 1e9:.2f}, Ray {cost.others / 1e9:.2f} GB",
-            ),
+            Figure(f"{name}: round", cost.median, 0.0, "ms", 0.0, "", spread),
+            _memory(f"{name}, beside m x d floats", cost, 40 * size, "<= 12 GB at 100 M"),
         ]
     return figures
+
+
+def _memory(name: str, cost: Cost, peer: float, aim: str) -> Figure:
+    parts = f"driver {cost.driver / 1e9:.2f}, Ray {cost.others / 1e9:.2f} GB"
+    together = cost.together
+    title = f"{name}: peak memory"
+    return Figure(title, together / 1e9, peer / 1e9, "GB", together / peer, aim, parts)
 
 
 def main(
@@ -177,9 +225,8 @@ def main(
     if case:
         print(json.dumps(asdict(measure(Case(**json.loads(case))))))
         return
-    report(
-        "Scale: clients that do nothing", "scale", figures_of(full, rounds), write=write, full=full
-    )
+    title = "Scale: clients that do nothing"
+    report(title, "scale", figures_of(full, rounds), write=write, full=full)
 
 
 if __name__ == "__main__":

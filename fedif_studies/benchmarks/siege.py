@@ -9,7 +9,6 @@ priority: they would have hosts of their own.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import statistics
@@ -20,14 +19,10 @@ from typing import Annotated
 import typer
 
 from fedif_flower.run.rows import read_rows
+from fedif_studies.rows import RESULTS, Row, add_rows
 from tests.integration.siege import Phase, Siege
 from tests.integration.strangers import ATTACKS, FIREWALLS
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results" / "siege.csv"
-COLUMNS = (
-    *("superlink", "attack", "seconds", "rounds", "round-seconds", "usual-round-seconds", "times"),
-    *("peak-mib", "usual-peak-mib", "attacker"),
-)
 QUIET = 0.5  # Of an attack's seconds: a span in which nobody attacks.
 
 
@@ -58,7 +53,7 @@ def main(
     """Measure, and print a line for each attack."""
     attacks = only.split(",") if only else [*ATTACKS, *FIREWALLS]
     superlink = "Flower's" if flower else "behind nginx"
-    rows = []
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, Siege(Path(name), guarded=not flower) as siege:
         quiet = [siege.phase(seconds=QUIET * seconds, rounds=2)]
         for attack in attacks:
@@ -67,15 +62,9 @@ def main(
             rows.append({"superlink": superlink, **row_of(attack, seconds, beside, quiet[-2:])})
             print(rows[-1], flush=True)
     if write:
-        kept = [
-            row
-            for row in (read_rows(RESULTS) if RESULTS.exists() else [])
-            if (row["superlink"], row["attack"]) not in {(superlink, a) for a in attacks}
-        ]
-        with RESULTS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows([*kept, *rows])
+        path, new = RESULTS / "siege.csv", {(superlink, attack) for attack in attacks}
+        kept = [row for row in read_rows(path) if (row["superlink"], row["attack"]) not in new]
+        add_rows(path, [*kept, *rows], anew=True)
 
 
 if __name__ == "__main__":

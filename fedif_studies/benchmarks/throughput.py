@@ -1,143 +1,166 @@
-"""Seconds a round and to start: ours on Ray beside bare processes and a stock Flower app, in turns.
+"""Seconds a round: ours on Ray beside the same SGD steps in as many bare processes, in turns.
 
-The paper's CIFAR-10 protocol. A round of the stock app, whose clients are drawn otherwise, is
-scaled to our number of local steps. Start-up is a process's whole time less its rounds.
+The paper's CIFAR-10 protocol, of an image folder: 100 clients, 10 a round, B = 16, Dirichlet(1).
+Every contender has a process of its own.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
+import torch
+import torch.multiprocessing as processes
 import typer
+from torch import Tensor
 
+from fedif_flower.client.training import train_local
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.settings import Scalar
+from fedif_flower.strategies.sampling import sample_clients
+from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.tasks.data import (
+    Normalization,
+    dirichlet_partition,
+    load_dataset,
+    to_pixels,
+)
+from fedif_flower.tasks.models import build_model
 from fedif_studies.benchmarks.common import Figure, report
-from fedif_studies.benchmarks.workload import PROJECT, RoundClock, Workload, synthetic_images
 
-FLOOR, OURS, OURS_FEDIF, STOCK = "floor", "ours", "ours, FedIF", "stock Flower app"
-_OWN = ("fedif_studies.benchmarks.throughput", "--ours")
-CONTENDERS: Mapping[str, tuple[str, ...]] = {
-    FLOOR: ("fedif_studies.benchmarks.floor",),
-    OURS: (*_OWN, "fedavg"),
-    OURS_FEDIF: (*_OWN, "fedif"),
-    STOCK: ("fedif_studies.benchmarks.stock_app",),
-}
+CLIENTS, FLOOR = 100, "floor"
+AIMS = {"fedavg": "<= 1.10", "fedif": "<= 1.10"}
+_model = build_model("cnn", (3, 32, 32), 10, seed=0)
 
 
-@dataclass(frozen=True)
-class Pace:
-    """Milliseconds per local step in each timed round, steps a round, seconds besides rounds."""
+class Workload:
+    """What every contender trains: the same clients, examples and steps."""
 
-    step_ms: list[float]
-    steps: float
-    start_up: float
+    def __init__(self, data_dir: str, rounds: int, epochs: int) -> None:
+        self.data_dir, self.rounds = data_dir, rounds
+        self.training = TrainingConfig(
+            local_epochs=epochs, batch_size=16, learning_rate=0.001, momentum=0.9
+        )
+        self.dataset = load_dataset("image-folder", data_dir)
+
+    @cached_property
+    def partitions(self) -> list[Tensor]:
+        """Which images each client has."""
+        return [torch.from_numpy(p) for p in dirichlet_partition(self.dataset, CLIENTS, 1.0, 0)]
+
+    def config(self, strategy: str, output_dir: str) -> RunConfig:
+        """Return our run config for it, without evaluation in the rounds that are timed."""
+        own: dict[str, Scalar] = {
+            **{"dataset": "image-folder", "data-dir": self.data_dir, "output-dir": output_dir},
+            **{"num-server-rounds": self.rounds, "num-clients": CLIENTS, "fraction-train": 0.1},
+            **{"local-epochs": self.training.local_epochs, "batch-size": self.training.batch_size},
+            **{"learning-rate": self.training.learning_rate, "momentum": self.training.momentum},
+            **{"model": "cnn", "strategy": strategy, "eval-every": self.rounds, "device": "cpu"},
+        }
+        return RunConfig.from_run_config(default_run_config() | own)
+
+    def sampled(self, server_round: int) -> list[int]:
+        """Return the clients that our strategies draw in a round."""
+        nodes = [ClientNode(i, i) for i in range(CLIENTS)]
+        return [node.partition_id for node in sample_clients(nodes, 0.1, 1, 0, server_round)]
+
+    def steps(self, server_round: int) -> int:
+        """Return the local steps of a round."""
+        batches = (
+            math.ceil(len(self.partitions[client]) / self.training.batch_size)
+            for client in self.sampled(server_round)
+        )
+        return self.training.local_epochs * sum(batches)
+
+    def examples(self, client: int) -> tuple[Tensor, Tensor]:
+        """Return a client's normalised images ``[n, 3, 32, 32]`` and labels ``[n]``."""
+        data, chosen = self.dataset, self.partitions[client].numpy()
+        pixels = to_pixels(data.train.images[chosen], data.max_value)
+        labels = torch.from_numpy(data.train.labels[chosen])
+        return Normalization(data.mean, data.std)(pixels), labels
 
 
-def run_ours(strategy: str, workload: Workload) -> None:
-    """Simulate in this process and print the clock."""
+def run_ours(strategy: str, work: Workload) -> list[float]:
+    """Simulate in this process; return each round's seconds."""
     from client_app import app
     from fedif_flower.runtime.simulation import simulate
-    from fedif_flower.strategies.reports import RoundReport
 
-    clock = RoundClock()
-
-    def on_row(row: RoundReport) -> None:
-        if row.round == 0:
-            clock.start()
-        else:
-            clock.end(sum(map(workload.steps_of, workload.sampled(row.round))))
-
+    ends: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        simulate(workload.config(strategy, folder), app, on_row=on_row)
-    clock.print()
+        config = work.config(strategy, folder)
+        simulate(config, app, on_row=lambda _: ends.append(time.perf_counter()))
+    return [end - start for start, end in itertools.pairwise(ends)]
 
 
-def pace_of(command: tuple[str, ...], workload: Workload) -> Pace:
-    """Run a contender in a process of its own."""
+def run_floor(work: Workload) -> list[float]:
+    """Train every round's clients, first come first served; preparing data does not count."""
+    seconds = []
+    with processes.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
+        for server_round in range(1, work.rounds + 1):
+            jobs = [(*work.examples(c), work.training) for c in work.sampled(server_round)]
+            for inputs, _, _ in jobs:
+                inputs.share_memory_()  # type: ignore[no-untyped-call]
+            started = time.perf_counter()
+            pool.starmap(_train, jobs, chunksize=1)
+            seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def _train(inputs: Tensor, labels: Tensor, config: TrainingConfig) -> float:
+    torch.set_num_threads(1)
+    return train_local(_model, inputs, labels, config, torch.Generator().manual_seed(0))
+
+
+def measure(contender: str, options: list[str]) -> list[float]:
+    """Run a contender in a process of its own; return milliseconds of a step by round."""
+    command = [sys.executable, "-m", "fedif_studies.benchmarks.throughput", *options]
     # A file, not a pipe: Ray's helpers keep it open after the process itself has ended.
     with tempfile.TemporaryFile("w+") as output:
-        started = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", *command, workload.to_json()],
-            stdout=output,
-            check=True,
-            cwd=PROJECT,
-        )
-        wall = time.perf_counter() - started
+        project = Path(__file__).resolve().parents[2]
+        subprocess.run([*command, "--only", contender], stdout=output, check=True, cwd=project)
         output.seek(0)
-        clock = json.loads(output.read().splitlines()[-1])
-    seconds, steps = clock["seconds"], clock["steps"]
-    step_ms = [1e3 * s / n for s, n in zip(seconds, steps, strict=True)]
-    rounds = workload.rounds * statistics.median(seconds)
-    return Pace(step_ms, statistics.fmean(steps), wall - rounds)
-
-
-def measure(workload: Workload, times: int, contenders: Iterable[str]) -> dict[str, list[Pace]]:
-    """Run the contenders in turns, ``times`` times each."""
-    paces: dict[str, list[Pace]] = {name: [] for name in contenders}
-    for _ in range(times):
-        for name, found in paces.items():
-            found.append(pace_of(CONTENDERS[name], workload))
-    return paces
-
-
-def figures_of(paces: Mapping[str, list[Pace]]) -> list[Figure]:
-    """Compare the medians over all repetitions, for rounds of as many steps as ours have."""
-    steps = paces[OURS][0].steps
-    seconds = {
-        name: [1e-3 * steps * ms for pace in found for ms in pace.step_ms]
-        for name, found in paces.items()
-    }
-    median = {name: statistics.median(values) for name, values in seconds.items()}
-    figures = []
-    for name, aim in ((OURS, "<= 1.05"), (OURS_FEDIF, "<= 1.10")):
-        spread = f"{min(seconds[name]):.2f} to {max(seconds[name]):.2f} s"
-        title = f"round of {steps:.0f} steps: {name} / {FLOOR}"
-        ours, peer = median[name], median[FLOOR]
-        figures.append(Figure(title, ours, peer, "s", ours / peer, aim, spread))
-    if STOCK in paces:
-        ours, peer = median[OURS], median[STOCK]
-        spread = f"peer {min(seconds[STOCK]):.2f} to {max(seconds[STOCK]):.2f} s"
-        title = f"round: speed over {STOCK}"
-        figures.append(Figure(title, ours, peer, "s", peer / ours, ">= 1.5", spread))
-        ours, peer = (statistics.median(p.start_up for p in paces[n]) for n in (OURS, STOCK))
-        figures.append(Figure(f"start-up: ours / {STOCK}", ours, peer, "s", ours / peer, ""))
-    return figures
+        found: list[float] = json.loads(output.read().splitlines()[-1])
+    return found
 
 
 def main(
-    workload: Annotated[str, typer.Argument(help="internal")] = "",
-    ours: Annotated[str, typer.Option(help="internal: run this strategy, print JSON")] = "",
-    data_dir: Annotated[str, typer.Option(help="image folder of CIFAR-10; else random")] = "",
+    data_dir: Annotated[str, typer.Option(help="image folder of CIFAR-10")],
     full: Annotated[bool, typer.Option(help="the paper's E = 5, three repetitions")] = False,
-    times: Annotated[int | None, typer.Option(help="repetitions")] = None,
-    bare: Annotated[bool, typer.Option(help="ours beside bare processes alone")] = False,
     write: Annotated[bool, typer.Option(help="write docs/results")] = False,
+    only: Annotated[str, typer.Option(help="run this contender alone, print JSON")] = "",
 ) -> None:
     """Print the table."""
-    if ours:
-        run_ours(ours, Workload.from_json(workload))
+    work = Workload(data_dir, rounds=8 if full else 5, epochs=5 if full else 1)
+    if only:
+        seconds = run_floor(work) if only == FLOOR else run_ours(only, work)
+        # The first round warms up; after the last, some evaluate or shut down.
+        kept = range(2, work.rounds)
+        print(json.dumps([1e3 * seconds[t - 1] / work.steps(t) for t in kept]))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        if not data_dir:
-            os.environ["XDG_CACHE_HOME"] = folder
-            data_dir = f"{folder}/images"
-            synthetic_images(Path(data_dir), 50_000 if full else 10_000, 1_000)
-        work = Workload(data_dir, rounds=8 if full else 5, epochs=5 if full else 1)
-        contenders = [name for name in CONTENDERS if not (bare and name == STOCK)]
-        paces = measure(work, times or (3 if full else 1), contenders)
-    name = "rounds" if bare else "throughput"
-    title = "Simulation throughput: CIFAR-10 CNN"
-    report(title, name, figures_of(paces), write=write, full=full)
+    options = ["--data-dir", data_dir, *(["--full"] if full else [])]
+    step_ms: dict[str, list[float]] = {FLOOR: [], **{name: [] for name in AIMS}}
+    for _ in range(3 if full else 1):
+        for name, found in step_ms.items():
+            found += measure(name, options)
+    steps = statistics.fmean(map(work.steps, range(2, work.rounds)))
+    figures, peer = [], 1e-3 * steps * statistics.median(step_ms[FLOOR])
+    for name, aim in AIMS.items():
+        seconds = [1e-3 * steps * ms for ms in step_ms[name]]
+        ours, spread = statistics.median(seconds), f"{min(seconds):.2f} to {max(seconds):.2f} s"
+        title = f"round of {steps:.0f} steps: {name} / {FLOOR}"
+        figures.append(Figure(title, ours, peer, "s", ours / peer, aim, spread))
+    report("Simulation throughput: CIFAR-10 CNN", "rounds", figures, write=write, full=full)
 
 
 if __name__ == "__main__":

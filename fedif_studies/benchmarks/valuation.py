@@ -1,7 +1,7 @@
 """What it costs to value ten clients: FedIF, AFedSV as its authors run it, AFedSV and exact here.
 
 All judge the same replies on the same 2,000 images in one run. The authors' loop evaluates each
-of its 950 coalitions; with ``--quick`` it evaluates a stated few, and the rest is extrapolated.
+of its 950 coalitions; without ``--full`` it evaluates a stated few, and the rest is extrapolated.
 """
 
 from __future__ import annotations
@@ -98,8 +98,6 @@ def compare(name: str, case: Case, quick: bool) -> Iterator[Figure]:
     exact = measure_shapley(case, "exact")
     naive = measure_naive(case, _QUICK_DRAWS if quick else NUM_SAMPLES * NUM_CLIENTS)
     extrapolated = f" (extrapolated from {naive.evaluations} passes)" if quick else ""
-    # One core's time is its own whatever else the machine does; that of several is not.
-    one = torch.get_num_threads() == 1
     for ours, title, aim, peer, peer_name in (
         (sampled, "AFedSV here", ">= 6", naive, "authors' loop"),
         (exact, "exact here", ">= 1", naive, "authors' loop"),
@@ -107,12 +105,12 @@ def compare(name: str, case: Case, quick: bool) -> Iterator[Figure]:
         (influence, "FedIF", "", sampled, "AFedSV here"),
         (influence, "FedIF", "", exact, "exact here"),
     ):
-        here, there = (c.cpu_seconds if one else c.seconds for c in (ours, peer))
+        here, there = ours.cpu_seconds, peer.cpu_seconds
         yield Figure(
             f"{name}: {title} / {peer_name}",
             here,
             there,
-            "CPU s" if one else "s",
+            "CPU s",
             there / here,
             aim,
             ours.spread,
@@ -123,19 +121,18 @@ def compare(name: str, case: Case, quick: bool) -> Iterator[Figure]:
 
 
 def main(
-    quick: Annotated[bool, typer.Option(help="200 images, 19 passes of the authors' loop")] = False,
-    threads: Annotated[int, typer.Option(help="torch threads; 0: torch's own choice")] = 0,
-    write: Annotated[bool, typer.Option(help="write docs/results (not with --quick)")] = False,
+    full: Annotated[bool, typer.Option(help="2,000 images, the authors' whole loop")] = False,
+    write: Annotated[bool, typer.Option(help="write docs/results")] = False,
 ) -> None:
     """Print the table."""
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     figures = [
         figure
         for name, of in MODELS.items()
-        for figure in compare(name, build_case(*of, 200 if quick else 2000), quick)
+        for figure in compare(name, build_case(*of, 2000 if full else 200), not full)
     ]
-    report(f"Valuation, m = {NUM_CLIENTS}", "valuation", figures, write=write and not quick)
+    title = f"Valuation, m = {NUM_CLIENTS}"
+    report(title, "valuation", figures, write=write, full=full)
 
 
 if __name__ == "__main__":
