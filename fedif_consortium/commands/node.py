@@ -120,9 +120,9 @@ def node_check(
     from rich.table import Table
 
     from fedif_consortium.evidence.part import EvidenceSettings
+    from fedif_consortium.federation.host_check import check_server, guard_findings, own_findings
     from fedif_consortium.federation.node import NodeFolder
     from fedif_consortium.masking.settings import MaskingSettings
-    from fedif_consortium.member.host_check import check_server, guard_findings, own_findings
     from fedif_consortium.parts import server_parts
     from fedif_flower.messages.node_config import NodeConfig
     from fedif_flower.messages.preflight import ADVICE, Status

@@ -11,7 +11,7 @@ import importlib, os, pkgutil, sys
 # What a room rests on, beside the library; commands rest on what they are given.
 RESTS_ON = {
     "evidence": "", "watch": "", "superlink": "", "masking": "evidence", "statement": "evidence",
-    "member": "evidence masking", "federation": "evidence statement superlink",
+    "member": "evidence masking", "federation": "evidence masking member statement superlink",
 }
 import fedif_consortium
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedif_consortium.federation import certificates
-from fedif_consortium.member.host_check import check_key, check_server
+from fedif_consortium.federation.host_check import check_key, check_server
 from fedif_flower.client.preflight import tried
 from tests.consortium.federation.serving import https
 from tests.consortium.member.bundles import node_key
