@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -121,17 +122,17 @@ class ParameterLayout:
             tied=tied,
         )
 
-    @property
+    @cached_property
     def num_params(self) -> int:
         """Length d of the vector of trainable parameters."""
         return sum(spec.size for spec in self.trainable)
 
-    @property
+    @cached_property
     def num_buffers(self) -> int:
         """Length b of the vector of floating-point buffers."""
         return sum(spec.size for spec in self.buffers)
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """float64 where the model has it, float32 otherwise."""
         wide = any(spec.dtype == np.float64 for spec in (*self.trainable, *self.buffers))
@@ -224,17 +225,6 @@ class ParameterLayout:
         params, buffers = torch.empty_like(zero.params), torch.empty_like(zero.buffers)
         self.unpack_update(arrays, zero, params, buffers)
         return ModelVectors(params, buffers, counters)
-
-    def cast(self, arrays: Mapping[str, Array]) -> ModelVectors:
-        """Copy a record with this layout's names and shapes, whatever its dtypes, into vectors."""
-        dtypes = {
-            spec.name: spec.dtype for spec in (*self.trainable, *self.buffers, *self.counters)
-        }
-        packed = {
-            name: pack_array(view_array(arrays[name]).astype(dtype, copy=False))
-            for name, dtype in dtypes.items()
-        }
-        return self.to_vectors(packed | self._others(packed))
 
     def to_arrays(self, vectors: ModelVectors) -> ArrayRecord:
         """Copy vectors into a new record with the layout's own dtypes and order."""

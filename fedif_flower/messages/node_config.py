@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Self
 
 from pydantic import model_validator
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.registry import Registry
 from fedif_flower.settings import RefusedValueError, Scalar, Settings, setting
 
 _HUB_DATA = "data-path"  # What apps on Flower Hub call data-dir.
-
-
-class _Attacks(Collection[str]):
-    """The attacks' names, read when one is checked: a SuperNode without any needs no PyTorch."""
-
-    also = Registry.also
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._registry()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._registry())
-
-    def __len__(self) -> int:
-        return len(self._registry())
-
-    @staticmethod
-    def _registry() -> Registry:
-        from fedif_flower.attacks import ATTACKS
-
-        return ATTACKS
 
 
 class NodeConfig(Settings):
@@ -94,7 +72,7 @@ class NodeConfig(Settings):
     attack: str | None = setting(
         None,
         "this node misbehaves in this way, whatever the run config says (for tests and demos)",
-        choices=_Attacks(),
+        allowed="an attack's name",
     )
 
     import_from: str = setting(
@@ -131,11 +109,6 @@ class NodeConfig(Settings):
             if "data-dir" in node_config:
                 raise ConfigError(f"data-dir and {_HUB_DATA} are both given; allowed: one of them")
             node_config["data-dir"] = node_config.pop(_HUB_DATA)
-        if unknown := sorted(set(node_config) - set(cls.key_names())):
-            known = ", ".join(cls.key_names())
-            raise ConfigError(f"unknown node-config key {unknown[0]!r}; known: {known}")
-        if "partition-id" not in node_config:
-            raise ConfigError("node-config needs partition-id: which client this is, from 0")
         node = cls(**node_config)  # type: ignore[arg-type]
         if node.num_partitions is None and not node.data_dir:
             raise ConfigError(

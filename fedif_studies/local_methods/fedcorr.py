@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.errors import DataError
-from fedif_flower.local_methods.classifier import classifier_misfit
 from fedif_flower.local_methods.guide import Guide, Told, Turn
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
 from fedif_flower.sections import require_fields
@@ -22,6 +21,7 @@ from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import describe, tensor_pair
 from fedif_flower.tasks.modules import module_mode
 from fedif_flower.tasks.task import Data, Task
+from fedif_studies.local_methods.classifier import classifier_misfit
 from fedif_studies.local_methods.mixture import in_higher, on_one_scale
 
 FIGURES = "dimension-and-level"

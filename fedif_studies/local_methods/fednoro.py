@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
 from fedif_flower.errors import DataError
-from fedif_flower.local_methods.classifier import classifier_misfit, labelled_batches
 from fedif_flower.local_methods.guide import Guide, Told, Turn
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
 from fedif_flower.round import RoundUpdates
@@ -24,6 +23,7 @@ from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.modules import copy_module, module_mode
 from fedif_flower.tasks.task import Data, Task
+from fedif_studies.local_methods.classifier import classifier_misfit, labelled_batches
 from fedif_studies.local_methods.mixture import in_higher, on_one_scale
 
 CLASS_LOSSES = "class-losses"

@@ -10,18 +10,6 @@ from torch.nn import functional
 from fedif_flower.client.flat_sgd import FlatSGD, accumulating_linear_layers
 
 
-def test_the_first_two_steps_by_hand():
-    # Gradient of 3 w is 3; lr = 0.1, momentum = 0.5: w = 1 - 0.3, then - 0.1 * (1.5 + 3).
-    weight = nn.Parameter(torch.tensor([1.0]))
-    with FlatSGD([weight], learning_rate=0.1, momentum=0.5) as sgd:
-        for expected in (0.7, 0.25):
-            sgd.before_backward()
-            (3 * weight).sum().backward()
-            sgd.after_backward()
-            assert weight.item() == pytest.approx(expected)
-    assert weight.item() == pytest.approx(0.25)
-
-
 def test_parameters_of_any_shape_and_length_do_not_touch_each_other():
     shapes = [(3,), (), (2, 17), (16,), (5, 1, 2)]
     parameters = [nn.Parameter(torch.full(shape, float(i))) for i, shape in enumerate(shapes)]
@@ -64,14 +52,3 @@ def test_accumulating_layers_add_the_gradient_autograd_computes(bias, batch_shap
     torch.testing.assert_close(inputs.grad, reference_inputs.grad)
     for parameter, expected in zip(layer.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, expected.grad)
-
-
-def test_small_frozen_and_subclassed_layers_are_left_to_autograd():
-    class Scaled(nn.Linear):
-        def forward(self, inputs):
-            return 2 * super().forward(inputs)
-
-    small, frozen, scaled = nn.Linear(4, 4), nn.Linear(400, 300), Scaled(400, 300)
-    frozen.weight.requires_grad_(False)
-    with accumulating_linear_layers(nn.ModuleList([small, frozen, scaled])):
-        assert not any("forward" in vars(layer) for layer in (small, frozen, scaled))

@@ -124,12 +124,6 @@ def test_a_run_is_the_published_algorithm(tmp_path, share):
     assert (state["weight"] - other["weight"]).abs().max() > 1e-3
 
 
-def test_it_runs_under_fedif_s_weights_and_momentum(tmp_path):
-    run_dir = run(tmp_path, task(), local_method="scaffold", num_server_rounds=5)
-    errors = [float(r["test_mean_absolute_error"]) for r in read_rows(run_dir / "rounds.csv")]
-    assert errors[-1] < errors[0] / 3
-
-
 def content(vector: torch.Tensor | None, name: str = "local-method") -> RecordDict:
     arrays = tensor_arrays({"weight": torch.ones(1, 2)})
     records = {"arrays": arrays}

@@ -44,11 +44,3 @@ def test_later_replies_do_not_move_the_end():
     for clock.now in (102.0, 106.0):
         closing.count()
     assert closing.deadline == 107.0
-
-
-def test_a_round_in_which_only_late_replies_are_missing_waits_for_what_it_needs():
-    closing = Closing(quorum=2)
-    assert closing.wants_late
-    closing.usable = 2
-    assert not closing.wants_late
-    assert Closing().wants_late

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 from torch import nn
 
 from fedif_flower.errors import ReplyError
@@ -24,6 +24,7 @@ def layout_of(model: nn.Module) -> ParameterLayout:
 
 def test_layout_tells_parameters_buffers_and_counters_apart():
     layout = layout_of(batch_norm_model())
+    assert ParameterLayout.from_arrays(model_arrays(batch_norm_model())) == layout
     assert [spec.name for spec in layout.trainable] == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert [spec.name for spec in layout.buffers] == ["1.running_mean", "1.running_var"]
     assert [spec.name for spec in layout.counters] == ["1.num_batches_tracked"]
@@ -39,12 +40,6 @@ def test_round_trip_keeps_names_order_dtypes_and_bits():
     assert all(back[name].data == arrays[name].data for name in arrays)
 
 
-def test_running_statistics_are_not_trained_whoever_says_nothing():
-    layout = ParameterLayout.from_arrays(model_arrays(batch_norm_model()))
-    assert [spec.name for spec in layout.trainable] == ["0.weight", "0.bias", "1.weight", "1.bias"]
-    assert [spec.name for spec in layout.buffers] == ["1.running_mean", "1.running_var"]
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -53,12 +48,6 @@ def test_running_statistics_are_not_trained_whoever_says_nothing():
         (lambda a: a.update({"0.bias": pack_array(np.ones(3, np.int32))}), "dtype int32"),
         (lambda a: a.update({"0.bias": pack_array(np.ones(4, np.float32))}), r"shape \(4,\)"),
         (lambda a: a.update({"0.bias": pack_array(np.ones((1, 3), np.float32))}), "shape"),
-        (
-            lambda a: a.update(
-                {"0.bias": Array(dtype="float32", shape=(3,), stype="numpy.ndarray", data=b"x")}
-            ),
-            "'0.bias': not a NumPy array",
-        ),
     ],
 )
 def test_check_names_what_does_not_fit(change, reason):
@@ -162,8 +151,6 @@ def test_masks_of_infinity_and_complex_arrays_stay_as_they_were_sent(name):
     ):
         with pytest.raises(ReplyError, match=f"'{name}' is not as it was sent"):
             layout.check({**arrays, name: pack_array(changed)})
-    # What a rule of Flower's makes of it does not matter.
-    assert layout.cast({"w": arrays["w"], name: pack_array(np.zeros(9))}).params.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(

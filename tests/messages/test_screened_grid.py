@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedif_flower.messages.polling_grid import PollingGrid
-from fedif_flower.messages.screened_grid import SPARE_BYTES, ScreenedGrid, screened
+from fedif_flower.messages.screened_grid import SPARE_BYTES, ScreenedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.strategies.hostile import Clients, step_reply
 
@@ -120,15 +119,3 @@ def test_a_reply_weighs_what_the_message_weighs(spoil, accepted):
     (reply,) = ask(LocalGrid(answer, 1), [1000]).values()
     assert reply.has_content() == accepted, reply
     assert accepted or "the reply holds" in reply.error.reason
-
-
-def test_any_grid_is_wrapped_once_and_real_ones_are_polled():
-    class Remote(LocalGrid):
-        reliable = False
-
-    local, remote = LocalGrid(Clients(), 1), Remote(Clients(), 1)
-    assert screened(screened(local)).inner is local
-    assert ScreenedGrid(local)._transport is local
-    polling = ScreenedGrid(remote)._transport
-    assert isinstance(polling, PollingGrid)
-    assert ScreenedGrid(polling)._transport is polling

@@ -54,13 +54,6 @@ def read(replies) -> list[tuple[int, int, int]]:
     return sorted(found)
 
 
-def test_each_node_answers_for_its_partition_and_keeps_its_state():
-    grid = RayGrid(client_app, 5, Threads(answer))
-    assert read(grid.send_and_receive(messages(1003, 1001))) == [(1001, 1, 1), (1003, 3, 1)]
-    assert read(grid.send_and_receive(messages(1003))) == [(1003, 3, 2)]
-    grid.close()
-
-
 @pytest.mark.parametrize(
     ("error", "code", "reason"),
     [(ClientAppException("no data"), 2, "no data"), (OSError("actor died"), 0, "actor died")],
