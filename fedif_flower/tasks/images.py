@@ -85,7 +85,7 @@ def task_of_folder(settings: TaskConfig, folder: str) -> Task:
     DataError, ConfigError
         If it cannot be read, or the model does not take such images.
     """
-    dataset = _dataset("image-folder", folder, False)
+    dataset = _dataset("image-folder", folder, require_test=False)
     if settings.model == AUTO:
         settings = settings.replace(model=default_model(dataset.image_shape))
     return _task(settings, _facts(settings, dataset))
@@ -144,8 +144,8 @@ def _client_images(
     """Return a data set and which of its training images are the client's; ``None``: all."""
     data_dir = str(site.data_dir or "")
     if site.num_partitions is None:
-        return _dataset("image-folder", data_dir, False), None
-    dataset = _dataset(settings.dataset, data_dir, True)
+        return _dataset("image-folder", data_dir, require_test=False), None
+    dataset = _dataset(settings.dataset, data_dir)
     if site.num_partitions > len(dataset.train):
         raise ConfigError(
             f"num-clients = {site.num_partitions}; allowed: at most the {len(dataset.train)} "
@@ -179,9 +179,7 @@ def _examples(
     return to_pixels(images, dataset.max_value), torch.from_numpy(labels.copy())
 
 
-@lru_cache(maxsize=4)
-def _dataset(name: str, data_dir: str, require_test: bool) -> Dataset:
-    return load_dataset(name, data_dir, require_test=require_test)
+_dataset = lru_cache(maxsize=4)(load_dataset)
 
 
 @lru_cache(maxsize=4)
@@ -189,7 +187,7 @@ def _parts(
     name: str, data_dir: str, num_partitions: int, dirichlet_alpha: float, seed: int
 ) -> list[NDArray[np.int64]]:
     """Return who has which images; read once, since a process may play many clients."""
-    dataset = _dataset(name, data_dir, True)
+    dataset = _dataset(name, data_dir)
     return dirichlet_partition(dataset, num_partitions, dirichlet_alpha, seed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, NamedTuple
 
 import torch
@@ -159,6 +160,7 @@ def influence_resolution(projections: Projections, *, weight_normalization: bool
     return 3 * projections.error * longest
 
 
+@dataclass(eq=False, repr=False)
 class InfluenceValuation:
     """FedIF's valuation on a validation set; the gradient is taken while the clients train.
 
@@ -173,31 +175,25 @@ class InfluenceValuation:
         ``False``: when the replies are here. The result is the same, bit for bit.
     """
 
-    def __init__(
-        self,
-        validation: Validation,
-        *,
-        weight_normalization: Annotated[
-            bool, Setting("divide by the norm of the update (off: an ablation)")
-        ] = True,
-        overlap: bool = True,
-    ) -> None:
-        self.validation = validation
-        self.weight_normalization = weight_normalization
-        self.overlap = overlap
-        self._gradients = validation.gradients
-        self._begun: Future[LossAndGradient] | None = None
+    validation: Validation
+    _: KW_ONLY
+    weight_normalization: Annotated[
+        bool, Setting("divide by the norm of the update (off: an ablation)")
+    ] = True
+    overlap: bool = True
+    _begun: Future[LossAndGradient] | None = field(default=None, init=False)
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Begin with the validation gradient at ``params`` [d]."""
         if self.overlap:
-            self._begun = self._gradients.begin(params, buffers)
+            self._begun = self.validation.gradients.begin(params, buffers)
 
     def gradient(self, params: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
         """Return the validation gradient ``[d]`` at the model that the clients received."""
         begun, self._begun = self._begun, None
-        _, gradient = begun.result() if begun is not None else self._gradients.at(params, buffers)
-        return gradient
+        if begun is not None:
+            return begun.result().gradient
+        return self.validation.gradients.at(params, buffers).gradient
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""

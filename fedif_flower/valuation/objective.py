@@ -59,10 +59,6 @@ class PairObjective:
         """Return the number of targets that are not ignored, and the sum of their weights."""
         return batch_size(self.class_mean, batch[-1])
 
-    def size(self, model: nn.Module, batch: Any) -> BatchSize:  # noqa: ARG002
-        """Return what :meth:`known_size` does."""
-        return self.known_size(batch)
-
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss over the batch."""
         *inputs, targets = batch
@@ -107,23 +103,6 @@ class BatchObjective:
 
     def known_size(self, batch: Any) -> None:
         """Return nothing: ``batch_loss`` tells it with the loss."""
-
-    def size(self, model: nn.Module, batch: Any) -> BatchSize:
-        """Return the size that ``batch_loss`` tells.
-
-        Raises
-        ------
-        ValuationError
-            If the loss is NaN although the size is not 0.
-        """
-        loss, size = self.loss_and_size(model, batch)
-        if size.weight and bool(loss.isnan().any()):
-            raise ValuationError(
-                f"{self.call} gives NaN on a batch of the validation set, and the size "
-                f"{size.weight:g}: {describe(batch)}; expected a number, or the size 0 where no "
-                "example counts"
-            )
-        return size
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss over the batch."""

@@ -64,8 +64,22 @@ def try_batches(
 
 
 def sized(model: nn.Module, objective: Objective, content: Any) -> Batch:
-    """Return a batch with its size."""
-    return Batch(content, *objective.size(model, content))
+    """Return a batch with its size.
+
+    Raises
+    ------
+    ValuationError
+        If the loss that tells the size is NaN, although the size is not 0.
+    """
+    if (size := objective.known_size(content)) is None:
+        loss, size = objective.loss_and_size(model, content)
+        if size.weight and bool(loss.isnan().any()):
+            raise ValuationError(
+                f"{objective.call} gives NaN on a batch of the validation set, and the size "
+                f"{size.weight:g}: {describe(content)}; expected a number, or the size 0 where no "
+                "example counts"
+            )
+    return Batch(content, *size)
 
 
 def defined_metrics(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import RoundUpdates
-from fedif_flower.sections import require_settings
+from fedif_flower.sections import CheckedFields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
 from fedif_flower.valuation.coalitions import coalition_scores
@@ -32,7 +33,8 @@ _NEEDED = {
 }
 
 
-class ShapleyValuation:
+@dataclass(eq=False, repr=False)
+class ShapleyValuation(CheckedFields):
     r"""Score each client by its Shapley value in the round's game.
 
     .. math:: \phi_i = \sum_{C \subseteq S_t \setminus i}
@@ -60,38 +62,30 @@ class ShapleyValuation:
         If an argument is not allowed, or the utility is not defined on this validation set.
     """
 
-    def __init__(
-        self,
-        validation: Validation,
-        *,
-        estimator: Annotated[
-            str, Setting("how Shapley values are estimated", choices=ESTIMATORS)
-        ] = "complementary",
-        num_samples: Annotated[
-            int,
-            Setting(
-                "complementary: samples per stratum; permutation: orders; gtg: most orders; owen: "
-                "antithetic pairs",
-                ge=1,
-            ),
-        ] = 50,
-        utility: Annotated[
-            Metric,
-            Setting("what a coalition is worth; `score`: the first metric of a task of your own"),
-        ] = "accuracy",
-        seed: int = 0,
-    ) -> None:
-        require_settings(
-            ShapleyValuation,
-            {"estimator": estimator, "num_samples": num_samples, "utility": utility},
-        )
-        if utility not in validation.metrics:
-            raise ConfigError(f"utility = {utility!r} {_NEEDED[utility]}")
-        self.validation = validation
-        self.estimator = ESTIMATORS[estimator]
-        self.num_samples = num_samples
-        self.utility = utility
-        self.seed = seed
+    validation: Validation
+    _: KW_ONLY
+    estimator: Annotated[str, Setting("how Shapley values are estimated", choices=ESTIMATORS)] = (
+        "complementary"
+    )
+    num_samples: Annotated[
+        int,
+        Setting(
+            "complementary: samples per stratum; permutation: orders; gtg: most orders; owen: "
+            "antithetic pairs",
+            ge=1,
+        ),
+    ] = 50
+    utility: Annotated[
+        Metric,
+        Setting("what a coalition is worth; `score`: the first metric of a task of your own"),
+    ] = "accuracy"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range, or not defined on the validation set."""
+        super().__post_init__()
+        if self.utility not in self.validation.metrics:
+            raise ConfigError(f"utility = {self.utility!r} {_NEEDED[self.utility]}")
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Do nothing: coalitions can be evaluated only when the clients have trained."""
@@ -115,7 +109,7 @@ class ShapleyValuation:
             return -scores if self.utility == "loss" else scores
 
         memo = CoalitionMemo(utility)
-        values = self.estimator(
+        values = ESTIMATORS[self.estimator](
             memo,
             updates.num_clients,
             num_samples=self.num_samples,

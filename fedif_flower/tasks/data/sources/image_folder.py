@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,7 @@ SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".
 _MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB"}
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """The image files of one split, sorted by class and name."""
 
     classes: tuple[str, ...]
@@ -81,7 +80,13 @@ class ImageFolder(Source):
         def split(listing: Listing) -> RawSplit:
             def blocks() -> Iterator[NDArray[np.uint8]]:
                 for path in listing.paths:
-                    yield _checked(_decode(path), path, first.shape, train.paths[0])[None]
+                    if (image := _decode(path)).shape != first.shape:
+                        raise DataError(
+                            f"{path} has (channels, height, width) = {image.shape} but "
+                            f"{train.paths[0]} has {first.shape}; all images must have one size, "
+                            "and be greyscale or all colour"
+                        )
+                    yield image[None]
 
             own = np.array([labels[name] for name in listing.classes], dtype=np.int64)
             return RawSplit(own[np.array(listing.labels, dtype=np.int64)], blocks)
@@ -109,11 +114,10 @@ def list_images(folder: Path) -> Listing:
                 paths.append(entry.path)
                 labels.append(label)
                 digest.update(os.fsencode(f"{entry.path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"))
-    except FileNotFoundError as error:
-        if Path(error.filename) != folder:  # a dangling link, or a file that has just gone
-            raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
-        return Listing((), (), (), "missing")
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and Path(error.filename) == folder:
+            return Listing((), (), (), "missing")
+        # Else a dangling link, say, or a file that has just gone.
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
     return Listing(classes, tuple(paths), tuple(labels), digest.hexdigest())
 
@@ -133,22 +137,12 @@ def _decode(path: str) -> NDArray[np.uint8]:
     """Return one image ``[c, h, w]``, c = 1 for greyscale and 3 otherwise."""
     try:
         with Image.open(path) as image:
-            mode = _MODES.get(image.mode)
-            if mode is not None:
-                pixels = np.asarray(image.convert(mode), dtype=np.uint8)
+            if (mode := _MODES.get(image.mode)) is None:
+                allowed = ", ".join(_MODES)
+                raise DataError(f"{path} has Pillow's mode {image.mode!r}; allowed: {allowed}")
+            pixels = np.asarray(image.convert(mode), dtype=np.uint8)
+    except DataError:
+        raise
     except Exception as error:  # a damaged image raises whatever its decoder stumbled over
         raise DataError(f"cannot read the image {path}: {error}") from error
-    if mode is None:
-        raise DataError(f"{path} has Pillow's mode {image.mode!r}; allowed: {', '.join(_MODES)}")
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
-
-
-def _checked(
-    image: NDArray[np.uint8], path: str, shape: tuple[int, ...], first_path: str
-) -> NDArray[np.uint8]:
-    if image.shape != shape:
-        raise DataError(
-            f"{path} has (channels, height, width) = {image.shape} but {first_path} has {shape}; "
-            "all images must have one size, and be greyscale or all colour"
-        )
-    return image
