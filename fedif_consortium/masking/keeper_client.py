@@ -13,6 +13,7 @@ import httpx
 from fedif_consortium.masking.interface import OpenedRound, RoundBoxes
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import Ring, to_bytes, to_ring
+from fedif_consortium.masking.settings import MaskingSettings
 from fedif_flower.errors import ConfigError, KeeperError, RefusedByPolicyError
 from fedif_flower.foreign import refused_as
 
@@ -31,12 +32,8 @@ class HttpKeeper:
 
     Parameters
     ----------
-    url : str
-        ``https://HOST:PORT``.
-    keeper_certificate : Path
-        The keeper's certificate, which alone is trusted.
-    certificate, certificate_key : Path
-        With which this server shows who it is.
+    settings : MaskingSettings
+        Where the keeper is; its certificate alone is trusted.
     seconds : float
         For one answer, tries and all, > 0.
     on_answer : callable, optional
@@ -49,27 +46,22 @@ class HttpKeeper:
     """
 
     def __init__(
-        self,
-        url: str,
-        keeper_certificate: Path,
-        certificate: Path,
-        certificate_key: Path,
-        seconds: float = 600.0,
-        on_answer: OnAnswer | None = None,
+        self, settings: MaskingSettings, seconds: float = 600.0, on_answer: OnAnswer | None = None
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url = settings.keeper_url.rstrip("/")
         self._seconds = seconds
         self._on_answer = on_answer
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        names = settings.keeper_certificate, settings.client_certificate, settings.client_key
+        authority, own, key = (Path(name).expanduser() for name in names)
         try:
-            context.load_verify_locations(keeper_certificate)
-            context.load_cert_chain(certificate, certificate_key)
+            context.load_verify_locations(authority)
+            context.load_cert_chain(own, key)
         except OSError as error:  # SSLError is one, and says nothing of the file.
             raise ConfigError(
-                f"the keeper's certificate {str(keeper_certificate)!r}, or this server's own "
-                f"{str(certificate)!r} and {str(certificate_key)!r}: {error}"
+                f"masking.keeper-certificate, client-certificate, client-key = {names}: {error}"
             ) from error
         # Each request has a connection of its own: none was closed meanwhile by a keeper at rest.
         limits = httpx.Limits(max_keepalive_connections=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 from fedif_consortium.masking.client_part import MASKING_KEY
 from fedif_consortium.masking.keeper_client import HttpKeeper
@@ -74,15 +73,8 @@ class MaskedRounds(RunPart):
         if own.mode == "trial":
             masking = trial_masking()
         else:
-            keeper = HttpKeeper(
-                own.keeper_url,
-                keeper_certificate=Path(own.keeper_certificate).expanduser(),
-                certificate=Path(own.client_certificate).expanduser(),
-                certificate_key=Path(own.client_key).expanduser(),
-                seconds=min(config.pace.timeout, MOST_KEEPER_SECONDS),
-                on_answer=run.waited,
-            )
-            masking = Masking(keeper)
+            seconds = min(config.pace.timeout, MOST_KEEPER_SECONDS)
+            masking = Masking(HttpKeeper(own, seconds, run.waited))
         _require_answers(masking.keeper.policy(), config, run.loaded.validation.num_params)
         title = own.keeper_url or "beside the server, for trial"
         logger.info("masked: who has the masks is %s", title)

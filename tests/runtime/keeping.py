@@ -29,6 +29,7 @@ from fedif_consortium.masking.keeper_config import KeeperConfig, read_keeper_con
 from fedif_consortium.masking.keeper_service import keeper_app, keeper_server
 from fedif_consortium.masking.keeper_store import KeeperStore
 from fedif_consortium.masking.member import MaskedUpdate, mask_update
+from fedif_consortium.masking.settings import MaskingSettings
 
 RUN = 2**63 + 5
 
@@ -116,9 +117,17 @@ class Keeping:
             thread.join()
             listening.close()
 
-    def client(self, name: str = "keeper-client", seconds: float = 60.0) -> HttpKeeper:
-        files = (self.folder / each for each in ("keeper.crt", f"{name}.crt", f"{name}.key"))
-        return HttpKeeper(f"https://127.0.0.1:{self.port}", *files, seconds=seconds)
+    def client(
+        self, name: str = "keeper-client", seconds: float = 60.0, keeper: str = "keeper"
+    ) -> HttpKeeper:
+        settings = MaskingSettings(
+            mode="keeper",
+            keeper_url=f"https://127.0.0.1:{self.port}",
+            keeper_certificate=str(self.folder / f"{keeper}.crt"),
+            client_certificate=str(self.folder / f"{name}.crt"),
+            client_key=str(self.folder / f"{name}.key"),
+        )
+        return HttpKeeper(settings, seconds)
 
     def mask(self, member: int, update, server_round: int = 1, **other) -> MaskedUpdate:
         bound = {"run": RUN, "server_round": server_round, "node": 100 + member, **other}

@@ -14,7 +14,6 @@ import pytest
 
 from fedif_consortium.evidence.chained_log import read_log
 from fedif_consortium.masking.boxes import open_box
-from fedif_consortium.masking.keeper_client import HttpKeeper
 from fedif_consortium.masking.keeper_service import MOST_BOXES
 from fedif_consortium.masking.products import (
     decode_products,
@@ -92,12 +91,9 @@ def test_nobody_else_is_answered(keeping, served):
 
 
 def test_a_keeper_with_another_certificate_is_not_believed(keeping, served):
-    files = (
-        keeping.folder / f"{n}" for n in ("stranger.crt", "keeper-client.crt", "keeper-client.key")
-    )
     before = time.monotonic()
     with pytest.raises(KeeperError, match="certificates is not the one that is expected"):
-        HttpKeeper(served.url, *files, seconds=60.0).policy()
+        keeping.client(keeper="stranger").policy()
     assert time.monotonic() - before < 30
 
 
