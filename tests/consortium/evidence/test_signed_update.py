@@ -57,14 +57,12 @@ def test_what_was_signed_is_told_from_anything_else(kind):
         "received": b"s" * 32,
         "sent": b"r" * 32,
         "head": b"h" * 32,
+        "key": SignedUpdate.by(Ed25519PrivateKey.generate(), **SAID).key,
+        "signature": b"",
     }
     for name, value in changes.items():
         with pytest.raises(EvidenceError, match="signature"):
             signed.model_copy(update={name: value}).check()
-    other = SignedUpdate.by(KEYS["ed25519" if kind != "ed25519" else "p256"], **SAID)
-    for wrong in ({"key": other.key}, {"signature": b""}):
-        with pytest.raises(EvidenceError, match="signature"):
-            signed.model_copy(update=wrong).check()
 
 
 def test_a_key_that_is_none_is_named():

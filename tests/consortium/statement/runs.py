@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedif_consortium.statement.records import USUAL
-
-CLIENT_COLUMNS = (
-    "round",
-    "partition_id",
-    "client_id",
-    "malicious",
-    "score",
-    "normalized",
-    "weight_score",
-    "weight",
-    "accumulative_influence",
-    "num_examples",
-    "train_seconds",
-    "train_loss",
-    "status",
-    "rejection",
-    "note",
-    "asked_in",
-)
-ATTENDANCE_COLUMNS = ("round", "partition_id", "client_id", "presence", "at")
-ROUND_COLUMNS = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
-
-
-def write_rows(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+from fedif_flower.run.folder import RunFolder
 
 
 def make_run(
@@ -69,36 +41,33 @@ def make_run(
     clients, parts, rounds = [], [], []
     loss = 2.0
     refused = rejections or {}
+
+    def who(number: int, partition: int) -> dict[str, object]:
+        named = {"partition_id": partition, "client_id": ids.get(partition, partition)}
+        return {"round": number, "malicious": False} | named
+
     for number, values in enumerate(contributions, start=1):
         for partition, value in values.items():
-            who = {
-                "round": number,
-                "partition_id": partition,
-                "client_id": ids.get(partition, partition),
-            }
             clients.append(
-                who
-                | {"malicious": 0, "weight_score": 0.5, "weight": 1 / len(values)}
+                who(number, partition)
+                | {"weight_score": 0.5, "weight": 1 / len(values)}
                 | {"num_examples": float(100 + partition), "status": "accepted"}
-                | {"asked_in": (late or {}).get((number, partition), "")}
+                | {"asked_in": (late or {}).get((number, partition))}
             )
-            classes = {f"contribution_class_{k}": value / by_class for k in range(by_class)}
-            if blocks:
-                own = enumerate(blocks[partition])
-                classes |= {f"contribution_block_{k}": value * part for k, part in own}
-            part = who | {"coefficient": 1 / len(values), "contribution": value} | classes
-            part["credited"] = value * (credited or {}).get(partition, 1.0)
-            parts.append(part | dict.fromkeys(USUAL, 0.0))
+            own = blocks[partition] if blocks else ()
+            parts.append(
+                who(number, partition)
+                | {"coefficient": 1 / len(values), "contribution": value}
+                | {"credited": value * (credited or {}).get(partition, 1.0)}
+                | dict.fromkeys(USUAL, 0.0)
+                | {f"contribution_class_{k}": value / by_class for k in range(by_class)}
+                | {f"contribution_block_{k}": value * part for k, part in enumerate(own)}
+            )
         for (of_round, partition), reason in refused.items():
             if of_round == number:
-                who = {
-                    "round": number,
-                    "partition_id": partition,
-                    "client_id": ids.get(partition, partition),
-                }
                 status = (statuses or {}).get((number, partition), "refused")
-                why = {"status": status, "rejection": reason}
-                clients.append(who | {"malicious": 0, "weight": 0.0} | why)
+                why = {"weight": 0.0, "status": status, "rejection": reason}
+                clients.append(who(number, partition) | why)
         attributed = math.fsum(values.values())
         own = (remainders or {}).get(number, remainder)
         decrease = attributed + own
@@ -107,17 +76,15 @@ def make_run(
             | {"decrease": decrease, "attributed": attributed, "remainder": own}
         )
         loss -= decrease
-    write_rows(run_dir / "clients.csv", CLIENT_COLUMNS, clients)
-    columns = ["round", "partition_id", "client_id", "coefficient", "contribution"]
-    columns += ["credited", *USUAL, *(f"contribution_class_{k}" for k in range(by_class))]
+    folder = RunFolder(run_dir)
+    folder.clients.replace(clients)
     num_blocks = len(next(iter(blocks.values()))) if blocks else 0
-    columns += [f"contribution_block_{k}" for k in range(num_blocks)]
-    write_rows(run_dir / "attribution.csv", columns, parts)
-    write_rows(run_dir / "attribution_rounds.csv", ROUND_COLUMNS, rounds)
+    folder.begin_attribution(by_class, num_blocks)
+    folder.attribution.append(parts)
+    folder.attributed_rounds.append(rounds)
     counts = dict.fromkeys(("accepted", "rejected", "failed", "round_failed", "online"), 0)
-    lines = [{"round": 0}, *({"round": row["round"], "online": 0} for row in rounds)]
-    write_rows(run_dir / "rounds.csv", ["round", *counts], [counts | line for line in lines])
-    write_rows(run_dir / "attendance.csv", ATTENDANCE_COLUMNS, attendance)
+    folder.rounds.replace({**counts, "round": number} for number in range(len(rounds) + 1))
+    folder.attendance.replace(attendance)
     config = {"strategy": "fedif", "gamma": 0.3, "attribution": "simpson"}
     (run_dir / "config.json").write_text(json.dumps(config))
     (run_dir / "summary.json").write_text(json.dumps({"scoring": scoring}))
@@ -127,6 +94,5 @@ def make_run(
     provenance["held_out_blocks"] = [1 / num_blocks for _ in range(num_blocks)]
     (run_dir / "provenance.json").write_text(json.dumps(provenance))
     if names:
-        rows = [{"client_id": key, "name": name} for key, name in names.items()]
-        write_rows(run_dir / "names.csv", ("client_id", "name"), rows)
+        folder.names.replace({"client_id": key, "name": name} for key, name in names.items())
     return run_dir
