@@ -76,16 +76,15 @@ def make(
     from fedif_consortium.statement.bundle import make_statement, parse_budget, read_account
     from fedif_consortium.statement.manifest import ACCOUNT
     from fedif_consortium.statement.open_games import open_games
-    from fedif_consortium.statement.records import read_names, read_run
+    from fedif_consortium.statement.records import read_names
     from fedif_consortium.statement.signing import default_key_path, load_or_make_key
+    from fedif_flower.run.folder import RunFolder
 
-    cents = parse_budget(budget) if budget else None
-    known = read_names(names) if names is not None else None
     signer = load_or_make_key(key or default_key_path())
     folder = make_statement(
         *(run_dir, signer),
-        budget_cents=cents,
-        names=known,
+        budget_cents=parse_budget(budget) if budget else None,
+        names=read_names(names) if names is not None else None,
         from_round=from_round,
         contact=contact,
         pay_by=pay_by,
@@ -96,7 +95,7 @@ def make(
     account, _ = read_account((folder / ACCOUNT).read_text())
     if account.unpaid:
         typer.secho(f"No shares: {account.unpaid}", fg="yellow")
-    for warning in open_games(read_run(run_dir).config):
+    for warning in open_games(RunFolder(run_dir).config.read()):
         typer.secho(f"Left open: {warning}", fg="yellow")
     typer.echo(f"Signed by: {fingerprint(public_of(signer))}")
 

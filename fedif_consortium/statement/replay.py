@@ -144,13 +144,14 @@ def _attribute(
     last: Step | None = None
     for number in range(1, num_rounds + 1):
         step = steps.get(number)
-        if step is not None and not _same(step.before.params, model.vectors.params):
+        if step is not None and not torch.equal(step.before.params, model.vectors.params):
             model.advance(step.before)
         attribution.on_replies(number)
         if step is None:
             if number in contributed and last is not None:
                 model.advance(_copy(last.before))
-            attribution.on_round(_failed(number))
+            # The round left the model as it was, or took it back.
+            attribution.on_round(RoundReport(number, failed=True))
             continue
         last = replace(step, before=model.vectors)
         model.advance(step.after)
@@ -166,24 +167,12 @@ def _copy(vectors: ModelVectors) -> ModelVectors:
     return replace(vectors, params=vectors.params.clone())
 
 
-def _failed(number: int) -> RoundReport:
-    """Return the report of a round that left the model as it was, or took it back."""
-    return RoundReport(number, failed=True)
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)
-
-
 def _compare(records: RunRecords, found: list[RoundAttribution]) -> Replayed:
     """Raise StatementError for the first contribution that is not the recorded one."""
     recomputed = {
-        (of_round.server_round, client.client_id): (
-            *(client.contribution, client.credited),
-            *client.classes,
-        )
+        (of_round.server_round, of.client_id): (of.contribution, of.credited, *of.classes)
         for of_round in found
-        for client in of_round.clients
+        for of in of_round.clients
     }
     recorded = {
         (part.round, part.client_id): (part.contribution, part.credited, *part.by_class)
@@ -193,22 +182,17 @@ def _compare(records: RunRecords, found: list[RoundAttribution]) -> Replayed:
     version = "; this is another version of the code" if other_code else ""
     for number, client_id in sorted(recorded.keys() | recomputed.keys()):
         told, is_now = (which.get((number, client_id)) for which in (recorded, recomputed))
-        if told != is_now:
-            off = (
-                f" (relative difference {_difference(told, is_now):.1g})" if told and is_now else ""
-            )
-            table, kept = records.folder.attribution.path.name, records.folder.updates.name
-            raise StatementError(
-                f"{table}: round {number}, client {client_id}: {_shown(told)} is recorded, the "
-                f"updates in {kept}/ give {_shown(is_now)}{off}{version}"
-            )
+        if told == is_now:
+            continue
+        off = ""
+        if told and is_now:
+            pairs = zip(told, is_now, strict=False)
+            most = max(abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in pairs)
+            off = f" (relative difference {most:.1g})"
+        was, now = ("nothing" if of is None else repr(of[0]) for of in (told, is_now))
+        table, kept = records.folder.attribution.path.name, records.folder.updates.name
+        raise StatementError(
+            f"{table}: round {number}, client {client_id}: {was} is recorded, the updates in "
+            f"{kept}/ give {now}{off}{version}"
+        )
     return Replayed(len(found), len(recorded))
-
-
-def _difference(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    pairs = zip(one, other, strict=False)
-    return max(abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in pairs)
-
-
-def _shown(values: tuple[float, ...] | None) -> str:
-    return "nothing" if values is None else repr(values[0])

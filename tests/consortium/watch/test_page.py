@@ -17,7 +17,7 @@ from tests.consortium.watch.made import NOW, asked, client, make_folder
 from tests.consortium.watch.test_state import watched
 
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(2)>{{ 7 * 7 }}'
-VOID = {"meta", "img", "br", "link", "input", "circle", "line", "polyline"}
+VOID = {"meta", "img", "br", "hr", "col", "input", "circle", "line", "polyline", "path", "rect"}
 
 
 class Outline(HTMLParser):
