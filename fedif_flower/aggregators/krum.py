@@ -55,11 +55,6 @@ class Krum(CheckedFields):
         default_factory=set, init=False, repr=False, compare=False
     )
 
-    @property
-    def takes_one_model(self) -> bool:
-        """Whether one client's parameters become the model's."""
-        return self.num_selected == 1
-
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return 1 for the selected model, 0 for the others, ``[m]``; scores are -distances."""
         m = updates.num_clients

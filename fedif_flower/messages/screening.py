@@ -59,7 +59,6 @@ class AcceptedReply:
 
     node: ClientNode
     reported: ClientRecords
-    arrays: ArrayRecord | None
     squared_norm: float
     counters: Mapping[str, Tensor]
     advances: Mapping[str, int] = field(default_factory=dict)
@@ -264,7 +263,6 @@ def screen_replies(
     workspace: Workspace,
     limits: ReplyLimits,
     *,
-    keep_arrays: bool = False,
     arrive: Arrive | None = None,
     closing: Closing | None = None,
     look: Look | None = None,
@@ -282,8 +280,6 @@ def screen_replies(
         In the end row k holds the update of accepted reply number k.
     limits : ReplyLimits
         What it must report, and how much of that is believed.
-    keep_arrays : bool
-        Whether accepted replies keep their arrays besides the update.
     arrive : callable, optional
         Takes each update ``[d]``, which it may change in place, and its squared norm; returns the
         squared norm of what it left.
@@ -336,7 +332,7 @@ def screen_replies(
             max_seconds = 1.01 * (time.perf_counter() - one.at) + 1.0
             reported = screen_records(content, limits, max_seconds)
             unpacked = workspace.unpack(content, node, row, one.received, arrive)
-            found = AcceptedReply(node, reported, arrays if keep_arrays else None, *unpacked)
+            found = AcceptedReply(node, reported, *unpacked)
             is_late = one.server_round != server_round
             accepted[row] = _discounted(found, one, workspace, row) if is_late else found
         except ReplyError as error:

@@ -18,9 +18,9 @@ from itertools import takewhile
 from typing import Any, Literal
 
 from fedif_flower.messages.client_node import called
+from fedif_flower.run.presence import Presence
 from fedif_flower.run.rows import Line
 from fedif_flower.strategies.config import ALWAYS
-from fedif_flower.strategies.presence import Presence
 
 Verdict = Literal["complete", "complete with gaps", "incomplete"]
 # What became of a round for a member, with the letter that stands for it. A request is open where

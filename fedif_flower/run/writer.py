@@ -18,13 +18,14 @@ from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.figures import describe_machine, summarize
 from fedif_flower.run.folder import MEASURED, RunFolder, write_tensors
+from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.provenance import origin
 from fedif_flower.run.report import write_report
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import Line
 from fedif_flower.run.server_evaluation import Evaluated, evaluate
 from fedif_flower.strategies.attribution import PathAttribution
-from fedif_flower.strategies.callbacks import Callback, RunningStrategy
+from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.tasks.batches import tensors_of
@@ -113,6 +114,8 @@ class RunWriter(Callback):
         self._on_row = on_row
         self._started = time.perf_counter()
         self._report = RoundReport(0)
+        self._roll = RollCall()
+        self._news: list[Change] = []
         self._evaluated = Evaluated()
         try:
             self._begin()
@@ -162,6 +165,11 @@ class RunWriter(Callback):
             **{f"credit.{name}": getattr(attribution.bounds, name, 0.0) for name in _BOUNDS},
         }
 
+    def on_asked(self, question: Question) -> None:
+        """Note who is there, gone or kept from being asked, where that is news."""
+        assert self._strategy is not None  # on_start
+        self._news = self._roll.call(question, self._strategy.nodes)
+
     def on_round(self, report: RoundReport) -> None:
         """Take in a strategy's report of a round, and write its clients' lines."""
         self._report = report
@@ -172,9 +180,9 @@ class RunWriter(Callback):
                 for client in report.clients
             ],
         )
-        if report.changes:
-            self._add("attendance", [change.line(report.round) for change in report.changes])
-        nodes = [*(c.node for c in report.changes), *(c.node for c in report.clients)]
+        if self._news:
+            self._add("attendance", [change.line(report.round) for change in self._news])
+        nodes = [*(c.node for c in self._news), *(c.node for c in report.clients)]
         self._add_names({node.client_id: node.name for node in nodes if node.name})
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:

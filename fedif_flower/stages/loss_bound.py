@@ -117,7 +117,8 @@ class LossBound(Stage):
         whole = tried.candidate("the whole step", proposal.coefficients)
         if whole is not None and whole.loss <= self._least + self.tolerance * abs(self._first):
             return self._take(whole)
-        proposal.restart()
+        if proposal.optimizer is not None:
+            proposal.optimizer.restart()
         found = [] if whole is None else [whole]
         found += tried.smaller()
         if self.descent_steps:
@@ -213,8 +214,10 @@ class _Tried:
             step = self._proposal.move(coefficients)
         except ValuationError:
             return None
-        before = self._proposal.updates.global_params.cpu()
-        loss = self.loss(self._proposal.lead(before, step.params), step.buffers)
+        params, optimizer = step.params, self._proposal.optimizer
+        if optimizer is not None:
+            params = optimizer.lead(self._proposal.updates.global_params.cpu(), params)
+        loss = self.loss(params, step.buffers)
         return _Candidate(title, step, loss) if math.isfinite(loss) else None
 
     def loss(self, params: Tensor, buffers: Tensor) -> float:

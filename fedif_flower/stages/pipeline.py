@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from fedif_flower.errors import CheckpointError, ConfigError
 from fedif_flower.round import RoundUpdates, moved
+from fedif_flower.stages.server_optimizer import ServerOptimizer
 from fedif_flower.stages.stage import Destination, Proposal, Stage
 from fedif_flower.valuation.validation import Validation
 
@@ -25,7 +26,18 @@ class Stages:
     Raises
     ------
     ConfigError
-        If something else is among them, or two stages choose where a round leads.
+        If something else is among them, or two stages choose where a round leads, or lead on.
+
+    Attributes
+    ----------
+    choosing : Stage, optional
+        The one that chooses where a round leads.
+    optimizer : ServerOptimizer, optional
+        The one that moves the model on after a round's own step.
+    make_groups : bool
+        Whether the strategy weighs groups of clients.
+    max_length : float
+        The longest that an update may be; infinite: there is no such bound.
     """
 
     def __init__(self, stages: Sequence[Stage] = ()) -> None:
@@ -33,34 +45,25 @@ class Stages:
             if not isinstance(stage, Stage):
                 raise ConfigError(f"stages: {stage!r}; allowed: stages, such as Clip(2.0)")
         self._stages = tuple(stages)
-        choosing = [stage for stage in stages if type(stage).choose is not Stage.choose]
+        self._arriving, self._before, choosing = (
+            [stage for stage in stages if getattr(type(stage), hook) is not getattr(Stage, hook)]
+            for hook in ("arrive", "before", "choose")
+        )
         if len(choosing) > 1:
             raise ConfigError(f"stages: {choosing}; allowed: one that chooses where a round leads")
-        self._choosing = choosing[0] if choosing else Stage()
+        optimizers = [stage for stage in stages if isinstance(stage, ServerOptimizer)]
+        if len(optimizers) > 1:
+            raise ConfigError(f"stages: {optimizers}; allowed: one server optimizer")
+        self.choosing = choosing[0] if choosing else None
+        self.optimizer = optimizers[0] if optimizers else None
+        self.make_groups = any(stage.makes_groups for stage in stages)
+        self.max_length = min((stage.max_length for stage in stages), default=math.inf)
 
     def __iter__(self) -> Iterator[Stage]:
         return iter(self._stages)
 
     def __repr__(self) -> str:
         return repr(list(self._stages))
-
-    @property
-    def change_updates(self) -> bool:
-        """Whether the strategy may weigh other updates than those that were sent."""
-        return any(
-            type(stage).arrive is not Stage.arrive or type(stage).before is not Stage.before
-            for stage in self
-        )
-
-    @property
-    def make_groups(self) -> bool:
-        """Whether the strategy weighs groups of clients."""
-        return any(stage.makes_groups for stage in self)
-
-    @property
-    def choose_steps(self) -> bool:
-        """Whether a stage chooses where a round leads."""
-        return type(self._choosing) is not Stage
 
     def begin(self, validation: Validation | None) -> None:
         """Tell every stage what the strategy judges by."""
@@ -72,34 +75,18 @@ class Stages:
         return next(filter(None, (stage.needs_sight() for stage in self)), "")
 
     @property
-    def max_length(self) -> float:
-        """The longest that an update may be; infinite: there is no such bound."""
-        return min((stage.max_length for stage in self), default=math.inf)
+    def arrive(self) -> Callable[[Tensor, float], float] | None:
+        """Changes an update ``[d]`` in place as it arrives, and returns its squared norm."""
+        return self._arrive if self._arriving else None
 
-    @property
-    def carry_steps(self) -> bool:
-        """Whether a stage carries earlier steps on, as server optimizers do."""
-        return any(type(stage).lead is not Stage.lead for stage in self)
-
-    @property
-    def keep_coefficients(self) -> bool:
-        """Whether a sum of updates times coefficients is still one when all is done."""
-        return all(stage.keeps_coefficients for stage in self)
-
-    @property
-    def move_on(self) -> bool:
-        """Whether the steps so far would move the model without a new one."""
-        return any(stage.moves_on for stage in self)
-
-    def arrive(self, update: Tensor, squared_norm: float) -> float:
-        """Change an update ``[d]`` in place as it arrives, and return its squared norm."""
-        for stage in self:
+    def _arrive(self, update: Tensor, squared_norm: float) -> float:
+        for stage in self._arriving:
             squared_norm = stage.arrive(update, squared_norm)
         return squared_norm
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round as the strategy is to weigh it."""
-        for stage in self:
+        for stage in self._before:
             updates = stage.before(updates)
         return updates
 
@@ -116,38 +103,14 @@ class Stages:
         def move(coefficients: Tensor) -> Destination:
             return Destination(*moved(updates, coefficients, for_buffers), coefficients)
 
-        return self._choosing.choose(Proposal(updates, weights, move, self.lead, self.restart))
-
-    def lead(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return the parameters ``[d]`` that a step from ``before`` to ``after`` leads to."""
-        for stage in self:
-            after = stage.lead(before, after)
-        return after
-
-    def advance(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return what :meth:`lead` does, and take the step into account for later rounds."""
-        for stage in self:
-            after = stage.advance(before, after)
-        return after
-
-    @property
-    def shares(self) -> list[float]:
-        """What the steps of earlier rounds count for in the last one, newest first; or empty."""
-        return next((stage.shares for stage in self if stage.shares), [])
-
-    def restart(self) -> None:
-        """Make every stage forget the steps of earlier rounds."""
-        for stage in self:
-            stage.restart()
+        proposal = Proposal(updates, weights, move, self.optimizer)
+        if self.choosing is None:
+            return move(proposal.coefficients)
+        return self.choosing.choose(proposal)
 
     def remarks(self) -> list[str]:
         """Return what a reader should know of the stages when the rounds are over."""
         return [remark for stage in self if (remark := stage.remark())]
-
-    def take_back(self) -> None:
-        """Tell every stage that the model of the last step is taken back."""
-        for stage in self:
-            stage.take_back()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each stage, in their order."""

@@ -44,7 +44,7 @@ class ServerOptimizer(Stage):
         ``partial(torch.optim.RMSprop, lr=0.01)``.
     """
 
-    keeps_coefficients = False
+    keeps_coefficients = False  # Whether a sum of updates times coefficients stays one.
 
     def __init__(self, make: Callable[[list[Tensor]], Optimizer]) -> None:
         self._make = make
@@ -59,8 +59,13 @@ class ServerOptimizer(Stage):
 
     @property
     def moves_on(self) -> bool:
-        """Whether the steps so far lead on."""
+        """Whether the steps so far would move the model without a new one."""
         return bool(self._memory.state)
+
+    @property
+    def shares(self) -> list[float]:
+        """What each round's step counts for in the last one, the newest first; or empty."""
+        return []
 
     def lead(self, before: Tensor, after: Tensor) -> Tensor:
         """Return the parameters ``[d]`` that a step from ``before`` to ``after`` leads to."""

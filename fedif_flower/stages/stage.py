@@ -5,12 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from fedif_flower.round import RoundUpdates
 from fedif_flower.valuation.validation import Validation
+
+
+class Leading(Protocol):
+    """Leads on from a round's own step, as a server optimizer does."""
+
+    def lead(self, before: Tensor, after: Tensor) -> Tensor:
+        """Return the parameters ``[d]`` that a step from ``before`` to ``after`` leads to."""
+        ...
+
+    def restart(self) -> None:
+        """Forget the steps of earlier rounds."""
+        ...
 
 
 class Destination(NamedTuple):
@@ -37,18 +49,14 @@ class Proposal:
     move : callable
         Takes coefficients ``[m]`` and returns the :class:`Destination` that they lead to; raises
         ValuationError where the model would not be finite.
-    lead : callable
-        Takes the parameters ``[d]`` before and after a step, and returns those that the model moves
-        to: stages such as server optimizers lead on.
-    restart : callable
-        Makes such stages forget the steps of earlier rounds.
+    optimizer : Leading, optional
+        Leads on from there.
     """
 
     updates: RoundUpdates
     weights: Tensor
     move: Callable[[Tensor], Destination]
-    lead: Callable[[Tensor, Tensor], Tensor]
-    restart: Callable[[], None]
+    optimizer: Leading | None = None
 
     @property
     def coefficients(self) -> Tensor:
@@ -64,12 +72,6 @@ class Stage:
 
     max_length = math.inf  # Of an update, where the stage bounds it as it arrives.
     makes_groups = False  # Whether the round that is weighed is one of groups, not of clients.
-    keeps_coefficients = True  # Whether a sum of updates times coefficients stays one.
-
-    @property
-    def moves_on(self) -> bool:
-        """Whether the steps so far would move the model without a new one."""
-        return False
 
     def begin(self, validation: Validation | None) -> None:
         """Be told, before the first round, what the strategy judges by, if anything."""
@@ -94,28 +96,9 @@ class Stage:
         """Return where the round leads; at most one stage of a strategy says so."""
         return proposal.move(proposal.coefficients)
 
-    def lead(self, before: Tensor, after: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the parameters ``[d]`` that a step from ``before`` to ``after`` leads to."""
-        return after
-
-    def advance(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return what :meth:`lead` does, and take the step into account for later rounds."""
-        return self.lead(before, after)
-
-    @property
-    def shares(self) -> list[float]:
-        """What the steps of earlier rounds count for in the last one, newest first; or empty."""
-        return []
-
     def remark(self) -> str:
         """Return what a reader should know of it when the rounds are over; empty: nothing."""
         return ""
-
-    def restart(self) -> None:
-        """Forget the steps of earlier rounds."""
-
-    def take_back(self) -> None:
-        """Return to what was before the last step: the model that it made is taken back."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""

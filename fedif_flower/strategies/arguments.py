@@ -12,8 +12,8 @@ from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.setup import DEFAULTS, Setup
 
 
-class BaseArguments(TypedDict, total=False):
-    """Flower's arguments, and those of :class:`~fedif_flower.strategies.ScreenedStrategy`."""
+class FlowerArguments(TypedDict, total=False):
+    """Those of Flower's ``FedAvg`` that are handed on to it as they are."""
 
     fraction_train: float
     fraction_evaluate: float
@@ -23,6 +23,11 @@ class BaseArguments(TypedDict, total=False):
     weighted_by_key: str
     arrayrecord_key: str
     configrecord_key: str
+
+
+class BaseArguments(FlowerArguments, total=False):
+    """Flower's arguments, and those of :class:`~fedif_flower.strategies.ScreenedStrategy`."""
+
     train_metrics_aggr_fn: MetricsAggregation | None
     evaluate_metrics_aggr_fn: MetricsAggregation | None
     stages: Sequence[Stage] | None

@@ -11,45 +11,34 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import DivergedError, FedIFError
+from fedif_flower.errors import ConfigError, DivergedError, FedIFError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.means import AverageMetrics, MetricsAggregation, aggregate_metrics
 from fedif_flower.messages.metrics import ReplyLimits
 from fedif_flower.messages.screened_grid import ScreenedGrid, screened
-from fedif_flower.messages.screening import (
-    AcceptedReply,
-    Asked,
-    Screening,
-    Workspace,
-    screen_replies,
-)
+from fedif_flower.messages.screening import Asked, Screening, Workspace, screen_replies
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.stages import Stage, Stages
-from fedif_flower.strategies.callbacks import Callback, Question, announced, tell
-from fedif_flower.strategies.combinations import (
-    require_coefficients,
-    require_late,
-    require_no_groups,
-)
+from fedif_flower.strategies.arguments import FlowerArguments
+from fedif_flower.strategies.callbacks import Callback, Question, admitted, announced
 from fedif_flower.strategies.evaluation import ClientEvaluation
+from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.history import History
 from fedif_flower.strategies.local_part import LocalPart
-from fedif_flower.strategies.members import Members
+from fedif_flower.strategies.nodes import NodeDirectory
 from fedif_flower.strategies.pace import LateReplies
 from fedif_flower.strategies.reports import round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
@@ -67,7 +56,7 @@ _OF_ONE_MODEL = ("stages", "rule")
 logger = logging.getLogger(__name__)
 
 
-class ScreenedStrategy(TellsSettings, FlowerFedAvg):
+class ScreenedStrategy(TellsSettings, ClientEvaluation):
     """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failures.
 
     A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
@@ -96,55 +85,44 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
     combines_updates = True  # Whether a step is a sum of updates times coefficients.
     takes_groups = False  # Whether it may be given the means of groups for clients.
     can_mask = False  # Whether its weights need no more than products, lengths and examples.
-    keep_arrays = False  # Whether the one model with a weight is taken over bit for bit.
 
     def __init__(
         self,
-        fraction_train: float = 1.0,
-        fraction_evaluate: float = 1.0,
-        min_train_nodes: int = 2,
-        min_evaluate_nodes: int = 2,
-        min_available_nodes: int = 2,
-        weighted_by_key: str = "num-examples",
-        arrayrecord_key: str = "arrays",
-        configrecord_key: str = "config",
+        *flower: Any,
         train_metrics_aggr_fn: MetricsAggregation | None = None,
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
-        *,
         stages: Sequence[Stage] | None = None,
         callbacks: Sequence[Callback] = (),
         setup: Setup = DEFAULTS,
+        **base: Unpack[FlowerArguments],
     ) -> None:
-        super().__init__(
-            fraction_train=fraction_train,
-            fraction_evaluate=fraction_evaluate,
-            min_train_nodes=min_train_nodes,
-            min_evaluate_nodes=min_evaluate_nodes,
-            min_available_nodes=min_available_nodes,
-            weighted_by_key=weighted_by_key,
-            arrayrecord_key=arrayrecord_key,
-            configrecord_key=configrecord_key,
-            train_metrics_aggr_fn=train_metrics_aggr_fn or AverageMetrics(),
-            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn or AverageMetrics(),
-        )
+        super().__init__(*flower, **base)
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn or AverageMetrics()
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or AverageMetrics()
         self.stages = Stages(self.default_stages() if stages is None else stages)
-        require_no_groups(self)
+        if self.stages.make_groups and not self.takes_groups:
+            raise ConfigError(
+                f"stages = {self.stages}: {type(self).__name__} weighs each client by itself; "
+                "groups are for robust rules that remember no client, such as RobustRule(Krum())"
+            )
         self.setup = setup
         self.seed = setup.seed
         self.device = select_device(setup.device)
-        self.model = GlobalModel(setup.trainable_keys, setup.tied_keys, self.stages)
-        self.members = Members(setup)
-        self.nodes, self.failures = self.members.nodes, self.members.failures
-        self.limits = ReplyLimits(weighted_by_key, setup.max_num_examples, setup.max_examples_ratio)
-        self.local = LocalPart(setup.local_method)
+        self.model = GlobalModel(setup.trainable_keys, setup.tied_keys, self.stages.optimizer)
+        self.nodes = NodeDirectory(setup.identify, setup.node_timeout)
+        self.failures = MemberFailures(setup.max_failed_rounds, setup.max_paused_turns)
+        self.limits = ReplyLimits(
+            self.weighted_by_key, setup.max_num_examples, setup.max_examples_ratio
+        )
         self.history = History()
         self.callbacks = list(callbacks)
         self.completed_rounds = 0  # By earlier processes.
-        self._late = [LateReplies(setup.pace)] if setup.pace.late_rounds else []
-        self._closing = setup.pace.closing(0, ())
+        self.online: Sequence[ClientNode] = ()  # When the round began.
         self.asked: dict[int, Asked] = {}  # By node: whose replies count in the round.
+        self.local = LocalPart.of(setup.local_method)
+        self._late = LateReplies(setup.pace) if setup.pace.late_rounds else None
+        self._closing = setup.pace.closing(0, ())
         self._sampled: list[ClientNode] = []
-        self._evaluation = ClientEvaluation(self, self.members, self.limits, self.seed)
         self._started = 0.0
 
     @cached_property
@@ -152,12 +130,13 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
         """Room for the clients' updates."""
         if self.setup.intake is not None:
             return self.setup.intake.workspace(self.model.layout, self.stages.max_length)
-        return self.local.workspace(self.model.layout)
+        kind = Workspace if self.local is None else self.local.workspace
+        return kind(self.model.layout)
 
     @property
     def told(self) -> tuple[Callback, ...]:
         """Who is told of rounds: the strategy's own callbacks, then the user's."""
-        return (*self._late, *self.callbacks)
+        return (*filter(None, (self._late, self.local)), *self.callbacks)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
         """Return the weights ``[m]`` of the round's updates; or a step ``[d]``.
@@ -175,7 +154,7 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds, by name."""
-        guide = {"local-guide": self.local} if self.local.guides else {}
+        guide: dict[str, Stateful] = {} if self.local is None else {"local-guide": self.local}
         return {"nodes": self.nodes, "failures": self.failures, "stages": self.stages, **guide}
 
     @property
@@ -222,10 +201,10 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
         :class:`~fedif_flower.strategies.round_loop.RoundLoop`.
         """
         grid = screened(grid)
-        if self.setup.pace.late_rounds:
-            require_late(self, grid)
+        if self._late is not None:
+            self._late.require(grid, self.local)
         self.begin(initial_arrays)
-        for callback in self.callbacks:
+        for callback in self.told:
             callback.on_start(self)
         loop = RoundLoop(self, self.model, self.history, self.told, self.completed_rounds)
         result = loop.run(
@@ -251,8 +230,6 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
         if self.setup.intake is not None:
             self.setup.intake.require(self, initial_arrays)
         self.stages.begin(self.judge)
-        require_coefficients(self)
-        self.local.restart()
         parts = self.stateful()
         self.model.begin(initial_arrays, [parts[k] for k in _OF_ONE_MODEL if k in parts])
 
@@ -270,7 +247,7 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
             self.seed,
             server_round,
             probabilities,
-            out_of=round(self.setup.pace.ask_more * max(len(self.members.online), len(nodes))),
+            out_of=round(self.setup.pace.ask_more * max(len(self.online), len(nodes))),
         )
 
     def configure_train(
@@ -281,39 +258,42 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
             return []
         vectors = self.model.receive(arrays)  # What cannot be averaged is refused right here.
         late = {i: one for by in self.told for i, one in by.awaited(server_round).items()}
-        nodes = self.members.candidates(
-            grid,
-            server_round,
-            at_least=max(self.min_train_nodes, 1),
-            at_first=0 if self.asked or self.completed_rounds else self.min_available_nodes,
-            at_work=late,
-            callbacks=self.callbacks,
-        )
-        self._sampled = sampled = self.local.sample(nodes, server_round, self.select)
+        needed = max(self.min_train_nodes, 1)
+        if not (self.asked or self.completed_rounds) and self.min_available_nodes > needed:
+            self.online = self.nodes.online(grid, self.min_available_nodes)
+        else:
+            self.online = self.nodes.online(grid, needed, "min_train_nodes")
+        free = self.failures.available(self.online, server_round, needed)
+        idle = [node for node in free if node.node_id not in late]
+        nodes = admitted(self.callbacks, idle, server_round, needed)
+        select = self.select if self.local is None else self.local.choosing(self.select)
+        self._sampled = sampled = select(nodes, server_round) if nodes else []
         self._closing = self.setup.pace.closing(len(sampled), late)
         if isinstance(grid, ScreenedGrid):
             grid.close_by(self._closing)
         self.prepare(vectors.params, self.model.named_buffers)
-        at_work, resting = [one.node for one in late.values()], self.failures.paused(server_round)
-        question = Question(server_round, sampled, at_work, self.members.online, resting)
-        for callback in self.told:
-            callback.on_asked(question)
+        question = Question(
+            server_round,
+            asked=sampled,
+            at_work=[one.node for one in late.values()],
+            online=self.online,
+            paused=self.failures.paused(server_round),
+            candidates=nodes,
+            grid=grid,
+        )
         config["server-round"] = server_round
         self.workspace.instruct(config, server_round)
+        for callback in self.told:
+            callback.on_asked(question)
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        self.local.enclose(record, vectors.params, server_round)
         self._started = time.perf_counter()
         new = {n.node_id: Asked(n, vectors, self._started, server_round) for n in sampled}
         self.asked = {**new, **late}
-        return [
-            Message(self._for(node, record, server_round), node.node_id, MessageType.TRAIN)
-            for node in sampled
-        ]
+        return [Message(self._for(n, record), n.node_id, MessageType.TRAIN) for n in sampled]
 
-    def _for(self, node: ClientNode, record: RecordDict, server_round: int) -> RecordDict:
+    def _for(self, node: ClientNode, record: RecordDict) -> RecordDict:
         """Return a round's content with what is for one node alone."""
-        own = {name: r for of in self.callbacks for name, r in of.enclose(node).items()}
-        own |= self.local.told(node, server_round)
+        own = {name: r for of in self.told for name, r in of.enclose(node).items()}
         return RecordDict({**record, **own}) if own else record
 
     def aggregate_train(
@@ -329,7 +309,6 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
             self.asked,
             self.workspace,
             self.limits,
-            keep_arrays=self.keep_arrays,
             arrive=self.stages.arrive,
             closing=self._closing,
             look=self.setup.look,
@@ -349,80 +328,40 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
             round_seconds=screened - self._started,
             aggregation_seconds=time.perf_counter() - screened,
             asked=self.asked,
-            num_online=len(self.members.online),
-            changes=self.members.news(),
+            num_online=len(self.online),
         )
         self.history.rounds.append(report)
-        tell(self.told, outcome.step, report)
+        for callback in self.told:
+            if outcome.step is not None:
+                callback.on_step(outcome.step)
+            callback.on_round(report)
         accepted = screening.accepted
         if not blamed:
-            self.local.take(server_round, accepted)
             enough = len(accepted) >= self.setup.min_valid_replies
             # A round whose replies lead nowhere is not counted: clients could end the run by such.
             failed = enough and outcome.aggregation is None
-            self.failures.update(
-                server_round, screening, self._sampled, self.members.online, failed=failed
-            )
+            self.failures.update(server_round, screening, self._sampled, self.online, failed=failed)
         if report.failed:
             return outcome.arrays, None
         records = [reply.reported.records for reply in accepted]
         metrics = aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
         return outcome.arrays, metrics
 
-    def aggregate(
-        self, updates: RoundUpdates, accepted: Sequence[AcceptedReply] = ()
-    ) -> tuple[ModelVectors, Aggregation]:
-        """Return where a round leads: through the stages before weighing, weights, and step.
+    def aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
+        """Return where a round leads, and the weights that its updates were given.
 
-        Parameters
-        ----------
-        updates : RoundUpdates
-            The round's replies as they came.
-        accepted : sequence of AcceptedReply
-            The same for rules that need more than updates.
-
-        Raises
-        ------
-        Exception
-            Whatever fails the round, out of a stage, the rule, or a user's model or loss.
+        Through the stages before weighing, weights, and step. Any error fails the round: it may
+        come out of a stage, the rule, or a user's model or loss.
         """
         staged = self.stages.before(updates)
-        vectors, aggregation = self.merge(staged, accepted)
+        if self.combines_updates:
+            weighed = as_weights(self.weigh(staged))
+            if self.local is not None:
+                weighed = self.local.weighted(staged, weighed)
+            vectors, aggregation = by_weights(staged, weighed, self.stages)
+        else:
+            vectors, aggregation = by_step(staged, self.weigh(staged.shortened()))
         return vectors, staged.unmixed(aggregation)
-
-    def merge(
-        self,
-        updates: RoundUpdates,
-        accepted: Sequence[AcceptedReply],
-    ) -> tuple[ModelVectors, Aggregation]:
-        """Return the model that a round's updates lead to, and the weights they were given.
-
-        ``accepted`` are the replies as they came, in the order of ``updates``; any error fails the
-        round.
-        """
-        if not self.combines_updates:
-            return by_step(updates, self.weigh(updates.shortened()))
-        weighed = self.local.weighted(updates, as_weights(self.weigh(updates)))
-        vectors, aggregation = by_weights(updates, weighed, self.stages)
-        if self.keep_arrays:  # A sum of updates would round them.
-            arrays = accepted[int(aggregation.weights.argmax())].arrays
-            assert arrays is not None  # keep_arrays
-            vectors = replace(vectors, params=self.model.layout.to_vectors(arrays).params)
-        return vectors, aggregation
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Draw the clients that evaluate the new model, and send it."""
-        return self._evaluation.configure(server_round, arrays, config, grid)
-
-    def aggregate_evaluate(
-        self,
-        server_round: int,  # noqa: ARG002 (Flower's signature)
-        replies: Iterable[Message],
-    ) -> MetricRecord | None:
-        """Average the metrics of every well-formed evaluation reply."""
-        return self._evaluation.aggregate(replies)
 
     def _outcome(self, server_round: int, screening: Screening, *, blamed: bool) -> Outcome:
         """Advance the global model by the accepted replies, if they allow it."""
@@ -438,7 +377,7 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
             updates = self.workspace.round_updates(
                 server_round, accepted, self.model.vectors, self.device, self.seed
             )
-            vectors, aggregation = self.aggregate(updates, accepted)
+            vectors, aggregation = self.aggregate(updates)
         except Exception as error:  # out of a user's model or loss, as likely as not
             known = isinstance(error, FedIFError)
             # An unknown error may come from the model that was sent: an older one is known to work.
@@ -450,8 +389,8 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
             logger.warning("round %d: %s; the model stays as it was", server_round, reason)
             return Outcome(self.model.record, aggregation, reason, kept=kept)
         before, arrays = self.model.vectors, self.model.advance(vectors)
-        self.local.advance(len(accepted), len(self.nodes.known))
-        nodes, shares = [reply.node for reply in accepted], tuple(self.stages.shares)
+        nodes, optimizer = [reply.node for reply in accepted], self.stages.optimizer
+        shares = () if optimizer is None else tuple(optimizer.shares)
         step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
         return Outcome(arrays, aggregation, step=step)
 
@@ -461,7 +400,4 @@ class ScreenedStrategy(TellsSettings, FlowerFedAvg):
         """Keep the model, or take it back if it is suspected to be the cause."""
         reason = printable(reason)
         logger.log(level, "round %d: %s; the model stays as it was", server_round, reason)
-        taken_back = self.model.take_back() if suspect else None
-        if taken_back is not None:
-            self.local.restart()
-        return Outcome(taken_back, None, reason)
+        return Outcome(self.model.take_back() if suspect else None, None, reason)

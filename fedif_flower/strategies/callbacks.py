@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screening import Asked, Screening
@@ -54,6 +55,10 @@ class Question:
         Everybody who could be reached.
     paused : collection of int
         The client ids of those left out after errors, reached or not.
+    candidates : collection of ClientNode
+        Those of whom ``asked`` were drawn: neither paused, nor at work, nor barred by a callback.
+    grid : Grid, optional
+        The way to all of them.
     """
 
     server_round: int
@@ -61,6 +66,8 @@ class Question:
     at_work: Collection[ClientNode]
     online: Sequence[ClientNode]
     paused: Collection[int]
+    candidates: Collection[ClientNode] = ()
+    grid: Grid | None = None
 
 
 class StopTraining(Exception):  # noqa: N818 (as StopIteration: no error)
@@ -163,14 +170,6 @@ def announced(
                 callback.on_reply(server_round, one.node, failed=reply.has_error())
         yield reply
         del reply  # It need not stay in memory until the next is there.
-
-
-def tell(callbacks: Iterable[Callback], step: Step | None, report: RoundReport) -> None:
-    """Tell every callback of a round: of its step, if it took one, and of its report."""
-    for callback in callbacks:
-        if step is not None:
-            callback.on_step(step)
-        callback.on_round(report)
 
 
 class OnRound(Callback):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -10,57 +10,47 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedif_flower.messages.means import aggregate_metrics
 from fedif_flower.messages.metrics import ReplyLimits, screen_evaluations
-from fedif_flower.strategies.members import Members
+from fedif_flower.strategies.failures import MemberFailures
+from fedif_flower.strategies.nodes import NodeDirectory
 from fedif_flower.strategies.sampling import sample_clients
 
 
-class ClientEvaluation:
-    """Lets drawn clients evaluate each new model.
+class ClientEvaluation(FedAvg):
+    """Flower's ``FedAvg`` whose evaluators are drawn from a seed, and not believed blindly."""
 
-    Parameters
-    ----------
-    settings : FedAvg
-        Flower's own: how many are drawn, what records are called, how metrics are averaged.
-    members : Members
-        Who may be drawn.
-    limits : ReplyLimits
-        What is believed.
-    seed : int
-        Of the draws.
-    """
+    nodes: NodeDirectory
+    failures: MemberFailures
+    limits: ReplyLimits
+    seed: int
+    _evaluators: Sequence[int] = ()
 
-    def __init__(self, settings: FedAvg, members: Members, limits: ReplyLimits, seed: int) -> None:
-        self._settings = settings
-        self._members = members
-        self._limits = limits
-        self._seed = seed
-        self._asked: tuple[int, ...] = ()
-
-    def configure(
+    def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the clients from (seed, round) too, with draws of a purpose of their own."""
-        of = self._settings
-        if of.fraction_evaluate == 0.0:
+        """Draw the clients that evaluate the new model, by draws of their own, and send it."""
+        if self.fraction_evaluate == 0.0:
             return []
-        needed = max(of.min_evaluate_nodes, 1)
-        nodes = self._members.nodes.online(grid, needed, "min_evaluate_nodes")
+        needed = max(self.min_evaluate_nodes, 1)
+        nodes = self.nodes.online(grid, needed, "min_evaluate_nodes")
         sampled = sample_clients(
-            self._members.failures.available(nodes, server_round, needed),
-            of.fraction_evaluate,
-            of.min_evaluate_nodes,
-            self._seed,
+            self.failures.available(nodes, server_round, needed),
+            self.fraction_evaluate,
+            self.min_evaluate_nodes,
+            self.seed,
             server_round,
             purpose="sample-evaluators",
             out_of=len(nodes),
         )
-        self._asked = tuple(node.node_id for node in sampled)
+        self._evaluators = [node.node_id for node in sampled]
         config["server-round"] = server_round
-        record = RecordDict({of.arrayrecord_key: arrays, of.configrecord_key: config})
-        return [Message(record, node_id, MessageType.EVALUATE) for node_id in self._asked]
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return [Message(record, node_id, MessageType.EVALUATE) for node_id in self._evaluators]
 
-    def aggregate(self, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the means of every well-formed reply's metrics."""
-        of = self._settings
-        records = screen_evaluations(replies, self._asked, self._limits)
-        return aggregate_metrics(records, of.evaluate_metrics_aggr_fn, of.weighted_by_key)
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002 (Flower's signature)
+        replies: Iterable[Message],
+    ) -> MetricRecord | None:
+        """Average the metrics of every well-formed evaluation reply."""
+        records = screen_evaluations(replies, self._evaluators, self.limits)
+        return aggregate_metrics(records, self.evaluate_metrics_aggr_fn, self.weighted_by_key)

@@ -16,7 +16,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.round import ModelVectors
-from fedif_flower.stages import Stages
+from fedif_flower.stages import ServerOptimizer
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.tasks.batches import describe
 
@@ -74,17 +74,17 @@ class GlobalModel:
         See :class:`~fedif_flower.messages.layout.ParameterLayout`.
     tied_keys : mapping of str to str, optional
         Second names of arrays (tied weights), and their first names.
-    stages : Stages, optional
-        They may move the model on after the round's own step, as server optimizers do.
+    optimizer : ServerOptimizer, optional
+        Moves the model on after the round's own step.
     """
 
     def __init__(
         self,
         trainable_keys: Sequence[str] | None = None,
         tied_keys: Mapping[str, str] | None = None,
-        stages: Stages | None = None,
+        optimizer: ServerOptimizer | None = None,
     ) -> None:
-        self._stages = stages or Stages()
+        self._optimizer = optimizer
         self._trainable_keys = trainable_keys
         self._tied_keys = tied_keys
         self._layout: ParameterLayout | None = None
@@ -179,15 +179,16 @@ class GlobalModel:
     def stands_still(self, vectors: ModelVectors) -> bool:
         """Tell whether a round's result is the model that it began with, to the last bit."""
         return (
-            not self._stages.move_on  # Else earlier steps lead on.
+            not (self._optimizer and self._optimizer.moves_on)  # Else earlier steps lead on.
             and torch.equal(vectors.params, self.vectors.params)
             and torch.equal(vectors.buffers, self.vectors.buffers)
         )
 
     def advance(self, vectors: ModelVectors) -> ArrayRecord:
         """Move on to a round's result; the model before it has proved to work."""
-        params = self._stages.advance(self.vectors.params, vectors.params)
-        vectors = replace(vectors, params=params)
+        if self._optimizer is not None:
+            params = self._optimizer.advance(self.vectors.params, vectors.params)
+            vectors = replace(vectors, params=params)
         self._proven = self.record
         record = self.layout.to_arrays(vectors)
         self._now = record, vectors
@@ -198,7 +199,8 @@ class GlobalModel:
         if self.is_proven or self._proven is None:
             return None
         logger.error("the model goes back to the last one that worked")
-        self._stages.take_back()
+        if self._optimizer is not None:
+            self._optimizer.take_back()
         self._taken_back = self.record
         self._now = self._proven, self.layout.to_vectors(self._proven)
         return self._proven

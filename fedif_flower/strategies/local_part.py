@@ -5,99 +5,118 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
-from flwr.app import ConfigRecord, RecordDict
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
 from torch import Tensor
 
-from fedif_flower.local_methods import LocalMethod, Turn
+from fedif_flower.errors import ConfigError
+from fedif_flower.local_methods import Guide, LocalMethod, Turn
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import GUIDE_RECORD, VECTOR_RECORD
 from fedif_flower.messages.layout import ParameterLayout
-from fedif_flower.messages.screening import AcceptedReply, Workspace
+from fedif_flower.messages.screening import Asked, Screening
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.vector_workspace import VectorWorkspace, vector_record
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
+from fedif_flower.strategies.steps import Step
 
 logger = logging.getLogger(__name__)
 
 Select = Callable[[Sequence[ClientNode], int], list[ClientNode]]
 
 
-class LocalPart:
-    """Speaks for a local method in a round; for plain SGD it does nothing.
+class LocalPart(Callback):
+    """Sends a method's vector ``[d]``, as SCAFFOLD's, and lets its guide tell clients how to train.
 
-    A method may send a vector ``[d]`` beside the model, as SCAFFOLD does, 0 at first; its guide may
-    tell clients how to train, as FedNoRo's does.
+    The vector is 0 at first, and again where a model was taken back. No checkpoint keeps it:
+    clients lose their half with the process that ran them.
 
     Parameters
     ----------
     method : LocalMethod
-        Says what there is, and how the vector moves.
+        Says how the vector moves.
+    guide : Guide, optional
+        The method's own.
     """
 
-    def __init__(self, method: LocalMethod) -> None:
-        self._method = method
-        self._guide = method.guide()
-        self._vector: Tensor | None = None
-        self._workspace: VectorWorkspace | None = None
+    _strategy: RunningStrategy  # From on_start on.
+    _workspace: VectorWorkspace  # From the first round on.
 
-    @property
-    def has_vector(self) -> bool:
-        """Whether a vector travels beside the model."""
-        return self._method.sends_vector
+    def __init__(self, method: LocalMethod, guide: Guide | None) -> None:
+        self._method, self._guide = method, guide
+        self._vector: tuple[Tensor, ArrayRecord] | None = None  # And the model that it is beside.
+        self._round = 0
+        self._noisy: frozenset[int] = frozenset()  # As the log has it.
 
-    @property
-    def guides(self) -> bool:
-        """Whether there is a guide."""
-        return self._guide is not None
+    @classmethod
+    def of(cls, method: LocalMethod) -> Self | None:
+        """Return the server's half of a method; ``None`` where it has none, as plain SGD."""
+        guide = method.guide()
+        return cls(method, guide) if method.sends_vector or guide is not None else None
 
-    @property
-    def weighs(self) -> bool:
-        """Whether it changes weights, by looking at updates."""
-        return self._guide is not None and self._guide.weighs
-
-    def workspace(self, layout: ParameterLayout) -> Workspace:
+    def workspace(self, layout: ParameterLayout) -> VectorWorkspace:
         """Return room for updates, and for what replies hold beside them."""
-        if not (self.has_vector or self.guides):
-            return Workspace(layout)
-        self._workspace = VectorWorkspace(layout, has_vector=self.has_vector)
+        self._workspace = VectorWorkspace(layout, has_vector=self._method.sends_vector)
         return self._workspace
 
-    def sample(
-        self, nodes: Sequence[ClientNode], server_round: int, select: Select
-    ) -> list[ClientNode]:
-        """Return the round's clients: of those that the guide leaves, those that are drawn."""
-        if self._guide is None:
-            return select(nodes, server_round) if nodes else []
-        before = self._guide.noisy
-        ids = [node.client_id for node in nodes]
-        try:
-            turn = self._guide.turn(ids, server_round)
-        except Exception as error:  # as in take
-            _unusable(server_round, error)
-            turn = Turn(ids)
-        self._remark(server_round, before, nodes)
-        members = frozenset(turn.members)
-        allowed = [node for node in nodes if node.client_id in members]
-        chosen = select(allowed, server_round) if allowed and not turn.everyone else allowed
-        self._guide.asked([node.client_id for node in chosen], server_round)
-        return chosen
+    def on_start(self, strategy: RunningStrategy) -> None:
+        """Begin with the vector 0.
 
-    def enclose(self, content: RecordDict, params: Tensor, server_round: int) -> None:
-        """Put the vector beside the model, whose parameters are ``params`` [d], for everybody."""
-        if self.has_vector:
-            if self._vector is None:
-                self._vector = params.new_zeros(params.shape)
-            content[VECTOR_RECORD] = vector_record(self._vector)
-        if self._guide is not None and self._workspace is not None:
-            self._workspace.expect(self._guide.expected(server_round))
+        Raises
+        ------
+        ConfigError
+            If the guide needs coefficients, and the strategy gives none.
+        """
+        weighs = self._guide is not None and self._guide.weighs
+        if weighs and (not strategy.combines_updates or strategy.stages.make_groups):
+            raise ConfigError(
+                f"local_method = {self._method!r}; allowed with {type(strategy).__name__}, which "
+                "gives no client a coefficient: one that changes no weights"
+            )
+        self._strategy, self._vector = strategy, None
 
-    def told(self, node: ClientNode, server_round: int) -> Mapping[str, ConfigRecord]:
-        """Return what a node's message holds beside the model, for it alone."""
-        if self._guide is None:
-            return {}
-        return {GUIDE_RECORD: ConfigRecord(dict(self._guide.told(node.client_id, server_round)))}
+    def choosing(self, select: Select) -> Select:
+        """Return what draws a round's clients from those that the guide leaves."""
+        guide = self._guide
+        if guide is None:
+            return select
+
+        def choose(nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
+            ids = [node.client_id for node in nodes]
+            try:
+                turn = guide.turn(ids, server_round)
+            except Exception as error:  # as in on_screened
+                _unusable(server_round, error)
+                turn = Turn(ids)
+            members = frozenset(turn.members)
+            allowed = [node for node in nodes if node.client_id in members]
+            return allowed if turn.everyone or not allowed else select(allowed, server_round)
+
+        return choose
+
+    def on_asked(self, question: Question) -> None:
+        """Let the guide know whom the round asks, and expect what it wants of them."""
+        self._round = question.server_round
+        model = self._strategy.model
+        if self._method.sends_vector and (not self._vector or self._vector[1] is not model.record):
+            self._vector = torch.zeros_like(model.vectors.params), model.record
+        if self._guide is not None:
+            self._remark()
+            self._guide.asked([node.client_id for node in question.asked], self._round)
+            self._workspace.expect(self._guide.expected(self._round))
+
+    def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:
+        """Return the vector, and what the guide tells this client."""
+        own: dict[str, ConfigRecord | ArrayRecord] = {}
+        if self._vector is not None:
+            own[VECTOR_RECORD] = vector_record(self._vector[0])
+        if self._guide is not None:
+            told = self._guide.told(node.client_id, self._round)
+            own[GUIDE_RECORD] = ConfigRecord(dict(told))
+        return own
 
     def weighted(self, updates: RoundUpdates, aggregation: Aggregation) -> Aggregation:
         """Return a round's weights as the guide has them."""
@@ -105,31 +124,27 @@ class LocalPart:
             return aggregation
         return replace(aggregation, weights=self._guide.weighted(updates, aggregation.weights))
 
-    def take(self, server_round: int, accepted: Sequence[AcceptedReply]) -> None:
+    def on_screened(self, screening: Screening, asked: Mapping[int, Asked]) -> None:  # noqa: ARG002
         """Let the guide take in what a round's accepted replies reported."""
-        if self._guide is None or self._workspace is None:
+        if self._guide is None:
             return
-        before = self._guide.noisy
-        reports = {name: rows[: len(accepted)] for name, rows in self._workspace.beside.items()}
+        ids = [reply.node.client_id for reply in screening.accepted]
+        reports = {name: rows[: len(ids)] for name, rows in self._workspace.beside.items()}
         try:
-            self._guide.take(server_round, [r.node.client_id for r in accepted], reports)
+            self._guide.take(self._round, ids, reports)
         except Exception as error:  # reports are the clients' words: they must not stop a run
-            _unusable(server_round, error)
-        self._remark(server_round, before, [reply.node for reply in accepted])
+            _unusable(self._round, error)
+        self._remark()
 
-    def advance(self, accepted: int, members: int) -> None:
+    def on_step(self, step: Step) -> None:
         """Move the vector by what a round's accepted replies sent."""
-        if self._workspace is not None and self._vector is not None:
-            changes = self._workspace.vectors[:accepted]
-            share = accepted / max(accepted, members)
-            self._vector = self._method.moved(self._vector, changes, share)
-
-    def restart(self) -> None:
-        """Begin with the vector 0 again: with a run, and where a model was taken back.
-
-        No checkpoint keeps it: clients lose their half with the process that ran them.
-        """
-        self._vector = None
+        if self._vector is None:
+            return
+        accepted = len(step.nodes)
+        share = accepted / max(accepted, len(self._strategy.nodes.known))
+        changes = self._workspace.vectors[:accepted]
+        moved = self._method.moved(self._vector[0], changes, share)
+        self._vector = moved, self._strategy.model.record
 
     def state_dict(self) -> dict[str, Any]:
         """Return the guide's state."""
@@ -140,15 +155,13 @@ class LocalPart:
         if self._guide is not None:
             self._guide.load_state_dict(state)
 
-    def _remark(
-        self, server_round: int, before: frozenset[int], nodes: Sequence[ClientNode]
-    ) -> None:
+    def _remark(self) -> None:
         """Log who is taken to be noisy, where that is news."""
-        noisy = frozenset() if self._guide is None else self._guide.noisy
-        if noisy != before:
-            labels = [node.label for node in nodes if node.client_id in noisy]
+        if self._guide is not None and self._guide.noisy != self._noisy:
+            self._noisy = self._guide.noisy
+            labels = self._strategy.nodes.labels(sorted(self._noisy)).values()
             logger.info(
-                "round %d: taken to be noisy: %s", server_round, ", ".join(labels) or "nobody"
+                "round %d: taken to be noisy: %s", self._round, ", ".join(labels) or "nobody"
             )
 
 

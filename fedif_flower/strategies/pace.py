@@ -7,8 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from flwr.serverapp import Grid
+
 from fedif_flower.errors import require
 from fedif_flower.messages.closing import Closing
+from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked, Screening
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
@@ -104,6 +107,14 @@ class LateReplies(Callback):
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._asked: dict[int, Asked] = {}
+
+    def require(self, grid: Grid, local: object | None) -> None:
+        """Raise ConfigError where late replies cannot come, or cannot be used."""
+        late = self._pace.late_rounds
+        can_come = isinstance(grid, ScreenedGrid) and grid.keeps_late
+        require(can_come, "late_rounds", late, "0 in a simulation, whose replies are never late")
+        words = "0 with a local method whose clients send more than a model"
+        require(local is None, "late_rounds", late, words)
 
     def awaited(self, server_round: int) -> dict[int, Asked]:
         """Return, by node, whose replies still count in a round, and for how much."""

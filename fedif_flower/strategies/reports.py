@@ -16,7 +16,6 @@ from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
 from fedif_flower.messages.screening import AcceptedReply, Asked, Screening, Status
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation
-from fedif_flower.strategies.presence import Change
 from fedif_flower.strategies.steps import Outcome
 
 RoundStatus = Literal["advanced", "kept", "failed"]
@@ -65,8 +64,8 @@ class RoundReport:
     ``failed``: there was no step to take. ``kept``: the rule, or a bound, gave nobody weight.
 
     ``num_late`` counts those whose replies may come in a later round, ``num_online`` all that were
-    there when it began; ``changes`` say of whom that is news. ``losses`` are the validation losses
-    at the start of a descent and after each step taken. ``metrics`` are those of the new model, by
+    there when it began. ``losses`` are the validation losses at the start of a descent and after
+    each step taken. ``metrics`` are those of the new model, by
     column of ``rounds.csv``, once it was evaluated: ``test_accuracy`` ...
     """
 
@@ -83,7 +82,6 @@ class RoundReport:
     losses: tuple[float, ...] = ()
     num_late: int = 0
     num_online: int = 0
-    changes: tuple[Change, ...] = ()
     kept: bool = False
     evaluation_seconds: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -145,7 +143,6 @@ def round_report(
     aggregation_seconds: float,
     asked: Mapping[int, Asked],
     num_online: int,
-    changes: tuple[Change, ...],
 ) -> RoundReport:
     """Return the report of a round, and warn of refused replies and of what is odd about others.
 
@@ -178,7 +175,6 @@ def round_report(
         losses=aggregation.losses if aggregation else (),
         num_late=screening.num_late,
         num_online=num_online,
-        changes=changes,
         kept=kept,
     )
 

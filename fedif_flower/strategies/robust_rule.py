@@ -26,8 +26,7 @@ class RobustRule(ScreenedStrategy):
         :class:`~fedif_flower.round.Aggregation` with weights ``[m]``. Beside a step, buffers are
         averaged, and no client has a weight of its own: NaN. A rule with ``state_dict`` and
         ``load_state_dict`` is part of checkpoints; one that remembers clients by their ids says so
-        by an attribute ``knows_clients``. Where its ``takes_one_model`` is true, the
-        parameters of the one model with a weight are taken over bit for bit.
+        by an attribute ``knows_clients``.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
         :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
@@ -49,9 +48,7 @@ class RobustRule(ScreenedStrategy):
         )
         self.rule = rule
         self.combines_updates = bool(getattr(rule, "gives_weights", False))
-        takes_one = bool(getattr(rule, "takes_one_model", False))
-        self.keep_arrays = takes_one and not self.stages.change_updates
-        if self.stages.choose_steps and not self.combines_updates:
+        if self.stages.choosing is not None and not self.combines_updates:
             raise ConfigError(f"stages = {self.stages}; {rule!r} leaves no step to choose")
 
     def stateful(self) -> dict[str, Stateful]:

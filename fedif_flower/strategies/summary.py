@@ -29,19 +29,19 @@ class Settings(NamedTuple):
 
 
 def constructor_signature(kind: type) -> inspect.Signature:
-    """Return what a class is called with."""
-    owner = next(base for base in kind.__mro__ if "__init__" in vars(base))
-    _, *own = inspect.signature(owner.__init__).parameters.values()  # type: ignore[misc]
-    named = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
-    if len(named) < len(own):  # What it passes on is what its own base takes.
-        names = {parameter.name for parameter in named}
-        passed = constructor_signature(owner.__mro__[1]).parameters.values()
-        named += [
-            p.replace(kind=p.KEYWORD_ONLY)
-            for p in passed
-            if p.name not in names and p.default is not p.empty
-        ]
-    return inspect.Signature(named)
+    """Return what a class is called with: what it passes on is what its bases take."""
+    return _signature([base for base in kind.__mro__ if "__init__" in vars(base)])
+
+
+def _signature(owners: Sequence[Any]) -> inspect.Signature:
+    _, *own = inspect.signature(owners[0].__init__).parameters.values()
+    named = {p.name: p for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    if len(named) < len(own) and len(owners) > 1:
+        by_position = any(p.kind is p.VAR_POSITIONAL for p in own)
+        for p in _signature(owners[1:]).parameters.values():
+            if by_position or p.default is not p.empty:
+                named.setdefault(p.name, p if by_position else p.replace(kind=p.KEYWORD_ONLY))
+    return inspect.Signature(sorted(named.values(), key=lambda p: p.kind))
 
 
 class TellsSettings:
@@ -91,14 +91,9 @@ def given_settings(kind: type, positional: Sequence[Any], named: Mapping[str, An
     except TypeError:
         return Settings({}, {})
     bound.apply_defaults()
-    values: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            values |= value
-        elif signature.parameters[name].kind is not inspect.Parameter.VAR_POSITIONAL:
-            values[name] = value
+    values = dict(bound.arguments)
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
-    given = {n: v for n, v in values.items() if n not in defaults or v is not defaults[n]}
+    given = {name: value for name, value in values.items() if value is not defaults[name]}
     return Settings(values, given)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,17 +14,20 @@ from fedif_flower.errors import IncompleteRunError, StorageError, TrainingFailed
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.figures import summarize
+from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import print_summary, require_complete, require_last_round
 from fedif_flower.run.rows import read_rows
-from fedif_flower.strategies.presence import Change
+from fedif_flower.strategies.callbacks import Question
 from fedif_flower.strategies.reports import ClientReport, RoundReport
 
 
 def new_recorder(output_dir: Path, rounds: int = 2) -> RunRecorder:
     settings = {"output-dir": str(output_dir), "num-server-rounds": rounds, "run-name": "run"}
     config = RunConfig.from_run_config(settings)
-    return RunRecorder(config, is_malicious=lambda node: node.partition_id % 2 == 1)
+    recorder = RunRecorder(config, is_malicious=lambda node: node.partition_id % 2 == 1)
+    recorder.on_start(SimpleNamespace(nodes=None, scoring=None))
+    return recorder
 
 
 def report(number: int, scores: dict[int, float], **more) -> RoundReport:
@@ -40,6 +44,7 @@ def recorded(recorder: RunRecorder, *reports: RoundReport) -> RunRecorder:
     accuracies = (0.1, 0.6, 0.8)
     recorder.on_metrics(0, {"test-accuracy": 0.1})
     for told in reports:
+        recorder.on_asked(Question(told.round, (), (), (), ()))
         recorder.on_round(told)
         recorder.on_metrics(told.round, {"test-accuracy": accuracies[min(told.round, 2)]})
     return recorder
@@ -106,11 +111,14 @@ def test_failed_rounds_and_unnamed_members_are_counted_and_shown(tmp_path, capsy
         require_last_round(recorder.run_dir)
 
 
-def test_a_run_that_lost_a_member_is_incomplete_and_ends_so(tmp_path, capsys):
+def test_a_run_that_lost_a_member_is_incomplete_and_ends_so(tmp_path, monkeypatch, capsys):
     gone = Change(ClientNode(2, 102, name="ada"), "offline", 1.5e9)  # From round 2 of 5 on.
     rounds = [report(1, {0: 0.3, 1: 0.1, 2: 0.2}, num_online=2)]
     rounds += [report(t, {0: 0.3, 1: 0.1}, num_online=2) for t in range(2, 6)]
-    rounds[1] = replace(rounds[1], changes=(gone,))
+    news = {2: [gone]}
+    monkeypatch.setattr(
+        RollCall, "call", lambda _, question, __: news.get(question.server_round, [])
+    )
     recorder = recorded(new_recorder(tmp_path, rounds=5), *rounds)
     summary = recorder.finish({"w": torch.zeros(1)})
     told = (

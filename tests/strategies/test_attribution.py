@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fedif_flower import FedAvg, FedIF, Krum, Median, PathAttribution, RobustRule, Validation
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, NearestNeighbours
 from fedif_flower.strategies import Setup
@@ -161,21 +160,6 @@ def test_a_rule_without_coefficients_is_refused_before_any_client_works():
             Clients(dict.fromkeys(range(3), count)),
         )
     assert not asked
-
-
-def test_a_merge_that_tells_no_coefficients_is_refused():
-    class Own(FedAvg):
-        def merge(self, updates, accepted):
-            vectors, aggregation = super().merge(updates, accepted)
-            return vectors, Aggregation(weights=aggregation.weights)
-
-    with pytest.raises(ConfigError, match=r"Own does not say .* \(Aggregation.applied\)"):
-        attributed(
-            lambda v, **base: Own(
-                **base | {"setup": replace(base["setup"], trainable_keys=v.parameter_names)}
-            ),
-            Movers([[1.0, 0.0]] * 3),
-        )
 
 
 def test_another_vector_than_the_validation_sets_is_refused():

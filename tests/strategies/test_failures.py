@@ -77,7 +77,7 @@ def test_pauses_double():
 def test_a_turn_is_the_rounds_in_which_a_member_is_asked_once():
     nodes = [ClientNode(i, i) for i in range(8)]
     failures = MemberFailures(3)
-    usable = AcceptedReply(nodes[1], None, None, 1.0, {})
+    usable = AcceptedReply(nodes[1], None, 1.0, {})
     found = Screening([usable], [RefusedReply(nodes[0], "boom", "failed")])
     for server_round in (1, 2):
         failures.update(server_round, found, nodes[:2], nodes, failed=False)

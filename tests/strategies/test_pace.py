@@ -8,8 +8,9 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, Message
 
-from fedif_flower import FedAvg, Krum, PathAttribution, RobustRule
+from fedif_flower import FedAvg, PathAttribution
 from fedif_flower.errors import ConfigError
+from fedif_flower.local_methods import Scaffold
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.clocked_grid import ClockedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -139,14 +140,13 @@ def test_a_slow_member_is_not_paused():
 
 
 @pytest.mark.parametrize(
-    ("setup", "make", "words"),
+    ("grid", "setup", "words"),
     [
-        (Setup(pace=PATIENT), FedAvg, "late_rounds = 9; allowed: 0 in a simulation"),
-        (Setup(pace=PATIENT), lambda **b: RobustRule(Krum(0.2), **b), "takes whole models over"),
+        (LocalGrid(Movers(STEPS), 3), {}, "late_rounds = 9; allowed: 0 in a simulation"),
+        (ClockedGrid(Movers(STEPS), 3, lambda _: 1), {"local_method": Scaffold()}, "more than a"),
     ],
 )
-def test_where_late_replies_cannot_be_used_the_setting_is_refused(setup, make, words):
-    simulated = "simulation" in words
-    grid = LocalGrid(Movers(STEPS), 3) if simulated else ClockedGrid(Movers(STEPS), 3, lambda _: 1)
+def test_where_late_replies_cannot_be_used_the_setting_is_refused(grid, setup, words):
+    strategy = FedAvg(setup=Setup(pace=PATIENT, **setup))
     with pytest.raises(ConfigError, match=words):
-        make(setup=setup).start(grid, model_arrays(point()), num_rounds=1)
+        strategy.start(grid, model_arrays(point()), num_rounds=1)

@@ -29,7 +29,7 @@ def test_a_round_that_fails_makes_no_step():
     arrays = strategy.start(grid, model_arrays(line()), num_rounds=3).arrays
     # 1/2 in round 1, nothing in round 2, 1/4 + 1/2 in round 3.
     assert arrays["0.weight"].numpy().item() == pytest.approx(1.25)
-    assert strategy.stages.shares == [0.5, 0.25]
+    assert strategy.stages.optimizer.shares == [0.5, 0.25]
 
 
 def test_a_model_that_is_taken_back_takes_its_mean_with_it():

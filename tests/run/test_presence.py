@@ -8,22 +8,20 @@ import pytest
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screened_grid import ScreenedGrid
+from fedif_flower.run import presence
+from fedif_flower.run.presence import RollCall
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies import presence
-from fedif_flower.strategies.nodes import NodeDirectory
-from fedif_flower.strategies.presence import RollCall
-from tests.strategies.hostile import Clients
+from fedif_flower.strategies.callbacks import Question
+
+NODES = {i: ClientNode(i - 1000, i) for i in (1000, 1001, 1002)}
 
 
 class Roll:
     """Roll calls over nodes 1000 to 1002, of which `gone` are away."""
 
     def __init__(self, monkeypatch) -> None:
-        self.inner = LocalGrid(Clients(), 3)
-        self.grid = ScreenedGrid(self.inner)
-        self.directory = NodeDirectory(None, 0.0)
-        self.roll = RollCall()
-        self.now = 0.0
+        self.grid = ScreenedGrid(LocalGrid(lambda message, _: message, 3))
+        self.roll, self.now, self.online = RollCall(), 0.0, []
         monkeypatch.setattr(presence, "time", SimpleNamespace(time=self.tick))
 
     def tick(self) -> float:
@@ -31,26 +29,21 @@ class Roll:
         return self.now
 
     def call(self, *gone: int, paused=(), barred=()) -> list[tuple[int, str, float | None]]:
-        there = {i: self.inner.contexts[i] for i in (1000, 1001, 1002) if i not in gone}
-        self.inner.get_node_ids = lambda: list(there)
-        online = self.directory.online(self.grid, 1)
-        known = {node.node_id: node for node in self.directory.known}
-        changes = self.roll.call(
-            *(self.grid, self.directory, online),
-            paused=[known[i] for i in paused],
-            barred=[known[i] for i in barred],
+        online = [node for i, node in NODES.items() if i not in gone]
+        # As a directory has it: another list only where others are there.
+        self.online = self.online if online == self.online else online
+        question = Question(
+            *(1, (), (), self.online, set(paused)),
+            candidates=[n for n in online if n.node_id not in (*paused, *barred)],
+            grid=self.grid,
         )
+        changes = self.roll.call(question, SimpleNamespace(known=list(NODES.values())))
         return [(c.node.node_id, c.presence, c.at) for c in changes]
 
 
 @pytest.fixture
 def roll(monkeypatch) -> Roll:
     return Roll(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def _named(monkeypatch) -> None:
-    monkeypatch.setattr(LocalGrid, "get_nodes", lambda _: [], raising=False)
 
 
 def test_only_news_is_told(roll):
@@ -86,4 +79,5 @@ def test_that_a_simulated_member_or_one_of_very_many_is_there_is_not_told(roll, 
     assert roll.call(1001) == [(1001, "offline", 1.0)]
     assert roll.call() == [(1001, "there", 3.0)]
     simulated = [ClientNode(0, 5, is_simulated=True)]
-    assert RollCall().call(roll.grid, NodeDirectory(None, 0.0), simulated) == ()
+    question = Question(1, simulated, (), simulated, (), candidates=simulated)
+    assert RollCall().call(question, SimpleNamespace(known=simulated)) == []

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from flwr.serverapp import Grid
-
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screened_grid import ScreenedGrid
+from fedif_flower.strategies.callbacks import Question
 from fedif_flower.strategies.nodes import NodeDirectory
 
 # A member that is there is asked, or can be; it is offline; its registration ended; it is paused
@@ -53,36 +52,20 @@ class RollCall:
         self._held: dict[int, tuple[ClientNode, Presence]] = {}
         self._called: float | None = None
 
-    def call(
-        self,
-        grid: Grid,
-        directory: NodeDirectory,
-        online: Sequence[ClientNode],
-        *,
-        paused: Iterable[ClientNode] = (),
-        barred: Iterable[ClientNode] = (),
-    ) -> tuple[Change, ...]:
+    def call(self, question: Question, directory: NodeDirectory) -> list[Change]:
         """Return what changed since the last call.
 
-        Parameters
-        ----------
-        grid : Grid
-            The way to the members.
-        directory : NodeDirectory
-            Who was ever seen; asked where ``online`` is another object than before.
-        online : sequence of ClientNode
-            Those that are there.
-        paused, barred : iterable of ClientNode
-            Those of them that are not asked: after errors, or since a callback does not admit them.
+        ``directory`` knows who was ever seen; it is asked where others are online than before.
         """
-        now = time.time()
-        changes: list[Change] = []
-        if online is not self._online:
-            changes += self._look(grid, directory, online, now)
-        held: dict[int, tuple[ClientNode, Presence]] = {
-            **{node.client_id: (node, "paused") for node in paused},
-            **{node.client_id: (node, "not admitted") for node in barred},
-        }
+        now, online = time.time(), question.online
+        changes = self._look(question, directory, now) if online is not self._online else []
+        held: dict[int, tuple[ClientNode, Presence]] = {}
+        if len(question.candidates) + len(question.at_work) < len(online):
+            busy = {node.client_id for node in (*question.candidates, *question.at_work)}
+            for node in online:
+                if node.client_id not in busy:
+                    paused = node.client_id in question.paused
+                    held[node.client_id] = node, "paused" if paused else "not admitted"
         for client_id, (node, presence) in held.items():
             if self._held.get(client_id, (node, "there"))[1] != presence:
                 changes.append(Change(node, presence, now))
@@ -90,11 +73,10 @@ class RollCall:
             if client_id not in held and client_id not in self._gone:
                 changes.append(Change(node, "there", now))
         self._held, self._called = held, now
-        return tuple(changes)
+        return changes
 
-    def _look(
-        self, grid: Grid, directory: NodeDirectory, online: Sequence[ClientNode], now: float
-    ) -> list[Change]:
+    def _look(self, question: Question, directory: NodeDirectory, now: float) -> list[Change]:
+        online, grid = question.online, question.grid
         there = {node.client_id: node for node in online if not node.is_simulated}
         absent = [n for n in directory.known if not n.is_simulated and n.client_id not in there]
         new = [node for node in absent if node.client_id not in self._gone]
