@@ -21,10 +21,16 @@ from fedif_flower.strategies.attributed import (
     taken_back,
 )
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
-from fedif_flower.strategies.carried import CarriedUpdates, Member, Part, PartCredit
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.strategies.round_attribution import RoundAttributor, TakenRound
+from fedif_flower.strategies.round_attribution import (
+    Member,
+    Part,
+    PartCredit,
+    RoundAttributor,
+    TakenRound,
+    joined,
+)
 from fedif_flower.strategies.steps import Step
 from fedif_flower.valuation.blocks import block_validations
 from fedif_flower.valuation.classes import class_validations
@@ -121,7 +127,7 @@ class PathAttribution(Callback):
         self._pending: tuple[TakenRound, Future[RoundAttribution]] | None = None
         self._last: TakenRound | None = None
         self._last_params: Tensor | None = None  # That the last step led to.
-        self._carried = CarriedUpdates()
+        self._carried: tuple[Part, ...] = ()  # In the last step, the newest first.
         self.bounds = bounds
         self._past = PastSteps()  # That the model really moved by.
         # What the next round needs of those before, by round: of the last two.
@@ -152,7 +158,7 @@ class PathAttribution(Callback):
             return f"attribution = {self.rule!r} takes several gradients one after the other"
         if self._attributor.classes:
             return "attribution by class takes a gradient for each class"
-        if strategy.stages.carry_steps:
+        if strategy.stages.optimizer is not None:
             return "attribution beside a server optimizer takes gradients of many rounds"
         return ""
 
@@ -170,9 +176,10 @@ class PathAttribution(Callback):
                 f"{type(strategy).__name__} combines coordinate by coordinate: no update has a "
                 "coefficient by which its part could be told, so it cannot be attributed"
             )
-        if not strategy.stages.keep_coefficients:
+        optimizer = strategy.stages.optimizer
+        if optimizer is not None and not optimizer.keeps_coefficients:
             raise ConfigError(
-                f"stages = {strategy.stages}: the last of them moves each parameter by itself, so "
+                f"stages = {strategy.stages}: {optimizer!r} moves each parameter by itself, so "
                 "that no step can be attributed; FedAvgM's can"
             )
         trained = [spec.name for spec in strategy.model.layout.trainable]
@@ -193,28 +200,28 @@ class PathAttribution(Callback):
     def on_step(self, step: Step) -> None:
         """Begin with the round's gradients."""
         applied = step.aggregation.applied
-        if applied is None:
-            raise ConfigError(
-                f"{type(self._strategy).__name__} does not say which coefficients it applied "
-                "(Aggregation.applied): its rounds cannot be attributed"
-            )
+        assert applied is not None  # on_start: the strategy combines updates
         members = tuple(Member(node.partition_id, node.client_id) for node in step.nodes)
         credit = self._credit(step, applied)
-        own = Part(members, applied.cpu(), step.updates.client_updates, credit=self._kept(credit))
+        kept = None
+        if credit is not None:
+            kept = PartCredit(credit.kept, credit.returned, self._past.basis)
+        own = Part(members, applied.cpu(), step.updates.client_updates, credit=kept)
         carried = self._carried
         if self._last_params is not None and step.before.params is not self._last_params:
-            carried = carried.without_newest()  # The step before was taken back.
+            carried = carried[1:]  # The step before was taken back.
         self._last_params = step.after.params
-        in_step = carried.joined(own, step.shares or (1.0,))
-        self._carried = in_step.remembered() if step.shares else CarriedUpdates()
+        parts = joined([own, *carried], step.shares or (1.0,))
+        self._carried = ()
+        if step.shares:  # The newest updates are lost otherwise.
+            newest = replace(parts[0], updates=own.updates.clone())
+            self._carried = (newest, *parts[1:])
         if self.bounds is not None:
             self._past = self._past.after(step.after.params - step.before.params)
         hidden = step.updates.hidden
         if hidden is not None and not self.rounds and self.block_weights:
             logger.info("masked rounds: no intervals for another held-out set")
-        self._attribute(
-            step.updates.server_round, step.before, step.after, tuple(in_step), credit, hidden
-        )
+        self._attribute(step.updates.server_round, step.before, step.after, parts, credit, hidden)
 
     def _credit(self, step: Step, applied: Tensor) -> Credit | None:
         """Return how much of each of a round's updates is credited, if that is bounded."""
@@ -235,12 +242,6 @@ class PathAttribution(Callback):
                 shares=shares,
             )
         )
-
-    def _kept(self, credit: Credit | None) -> PartCredit | None:
-        """Return what a part keeps of its round's credit."""
-        if credit is None:
-            return None
-        return PartCredit(credit.kept, credit.returned, self._past.basis)
 
     def on_round(self, report: RoundReport) -> None:
         """Take note of a round without a step; its model may have been taken back."""
@@ -304,7 +305,7 @@ class PathAttribution(Callback):
             "num_classes": self.num_classes,
             "blocks": self.block_weights,
             **memory,
-            "carried": memory["carried"].state(),
+            "carried": [part.state() for part in memory["carried"]],
         }
 
     def load_state_dict(
@@ -327,7 +328,7 @@ class PathAttribution(Callback):
         if [found.server_round for found in rounds] != list(range(1, last_round + 1)):
             raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")
         self.rounds = rounds
-        self._carried = CarriedUpdates.from_state(state["carried"])
+        self._carried = tuple(map(Part.from_state, state["carried"]))
         self._past = PastSteps(state["past_steps"])
         if (self.bounds is None) != (state["bounds"] is None):
             raise ValueError("its credit is bounded where this run's is not, or the other way")

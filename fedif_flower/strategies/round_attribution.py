@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from fedif_flower.messages.text import printable
 from fedif_flower.round import BufferNames, HiddenUpdates, ModelVectors
 from fedif_flower.strategies.attributed import ClientAttribution, MemberCredit, RoundAttribution
-from fedif_flower.strategies.carried import Member, Part
 from fedif_flower.valuation.blocks import block_weights
 from fedif_flower.valuation.credit import Credit, credited
 from fedif_flower.valuation.gradients import LossAndGradient
@@ -29,8 +28,73 @@ from fedif_flower.valuation.path import (
 from fedif_flower.valuation.validation import Validation
 
 _MIDDLE = 0.5
+# Of the newest step's share. Older steps whose share has faded below it are left out: ten rounds
+# are kept where the running mean halves each round.
+LEAST_SHARE = 1e-3
 
 logger = logging.getLogger(__name__)
+
+
+class Member(NamedTuple):
+    """A client, as tables name it."""
+
+    partition_id: int
+    client_id: int
+
+
+class PartCredit(NamedTuple):
+    """How much of a round's updates is credited: ``kept`` [m] of each less what is ``returned``.
+
+    That is ``returned`` [m, k] in the ``basis`` [k, d] of the global steps before that round.
+    """
+
+    kept: Tensor
+    returned: Tensor
+    basis: Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one round's updates are of a step.
+
+    It is ``share * coefficients`` [m] times ``updates`` [m, d]; in the round itself, share is 1. A
+    server with momentum carries parts on, ``[m, d]`` each: ten rounds where half of the step before
+    is carried on, 66 where nine tenths are.
+    """
+
+    members: tuple[Member, ...]
+    coefficients: Tensor
+    updates: Tensor
+    share: float = 1.0
+    credit: PartCredit | None = None
+
+    @property
+    def applied(self) -> Tensor:
+        """The coefficients ``[m]`` with which the updates are in the step."""
+        return self.share * self.coefficients
+
+    @property
+    def basis(self) -> Tensor:
+        """The steps ``[k, d]`` before it that its updates are compared with; k may be 0."""
+        return self.updates[:0] if self.credit is None else self.credit.basis
+
+    def state(self) -> dict[str, Any]:
+        """Return everything in dicts, numbers and tensors."""
+        members, credit = [tuple(m) for m in self.members], self.credit and self.credit._asdict()
+        return {**vars(self), "members": members, "updates": self.updates.cpu(), "credit": credit}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Part:
+        """Return what :meth:`state` was made of."""
+        members = tuple(Member(*member) for member in state["members"])
+        credit = state["credit"] and PartCredit(**state["credit"])
+        return cls(**{**state, "members": members, "credit": credit})
+
+
+def joined(parts: Sequence[Part], shares: Sequence[float]) -> tuple[Part, ...]:
+    """Return those rounds, the newest first, that are in a step in which they count for shares."""
+    kept = [share for share in shares if share >= LEAST_SHARE * shares[0]]
+    return tuple(replace(p, share=share) for p, share in zip(parts, kept, strict=False))
 
 
 @dataclass(frozen=True)
@@ -47,13 +111,6 @@ class TakenRound:
     hidden: HiddenUpdates | None = None
 
 
-class _Slopes(NamedTuple):
-    """How fast the loss falls along a part's updates ``[1 + c, m]``, and earlier steps ``[k]``."""
-
-    updates: Tensor
-    basis: Tensor
-
-
 class _Middle(NamedTuple):
     """In the middle of the step: the gradient ``[d]``, and each part's slopes by block ``[b, m]``.
 
@@ -62,13 +119,6 @@ class _Middle(NamedTuple):
 
     gradient: Tensor
     slopes: list[Tensor]
-
-
-class _Found(NamedTuple):
-    """A part's contributions ``[m, 1 + c + b]``, and those of what is returned ``[m]``."""
-
-    contributions: Tensor
-    returned: Tensor
 
 
 @dataclass(frozen=True)
@@ -113,88 +163,50 @@ class RoundAttributor:
 
     def _clients(self, taken: TakenRound, decrease: float) -> tuple[ClientAttribution, ...]:
         """Return what each client contributed; one that also sent earlier updates has one sum."""
-        coefficients: dict[Member, float] = {}
-        sums: dict[Member, Tensor] = {}
-        bounded: dict[Member, float] = {}
-        by_part = self._of_parts(taken, decrease)
-        for index, (part, found) in enumerate(zip(taken.parts, by_part, strict=True)):
-            own = self._bounded(part, found).tolist()
-            for member, row, applied, credit in zip(
-                part.members, found.contributions, part.applied.tolist(), own, strict=True
-            ):
-                sums[member] = sums.get(member, torch.zeros_like(row)) + row
-                bounded[member] = bounded.get(member, 0.0) + credit
-                coefficients.setdefault(member, 0.0 if index else applied)
-        usual = self._beside_usual(taken)
-        return tuple(
-            ClientAttribution(
-                *member,
-                coefficients[member],
-                total,
-                tuple(rest[: len(self.classes)]),
-                blocks=tuple(rest[len(self.classes) :]),
-                credit=None
-                if taken.credit is None
-                else replace(
-                    usual.get(member, MemberCredit(0.0)), credited=min(total, bounded[member])
-                ),
-            )
-            for member in sorted(sums)
-            for total, *rest in [sums[member].tolist()]
-        )
+        sums: dict[Member, Tensor] = {}  # Coefficient, credited, contribution, and its splits.
+        for part, rows in zip(taken.parts, self._of_parts(taken, decrease), strict=True):
+            applied = part.applied if part is taken.parts[0] else torch.zeros(len(rows))
+            for member, row in zip(part.members, torch.column_stack([applied, rows]), strict=True):
+                sums[member] = sums[member] + row if member in sums else row
+        usual: dict[Member, tuple[float, ...]] = {}
+        if (own := taken.credit) is not None:
+            figures = torch.stack([own.length, own.weight, own.borrowed, own.opposed], dim=1)
+            usual = dict(zip(taken.parts[0].members, figures.tolist(), strict=True))
+        clients, c = [], len(self.classes)
+        for member in sorted(sums):
+            coefficient, within, total, *rest = sums[member].tolist()
+            credit = None
+            if taken.credit is not None:
+                credit = MemberCredit(min(total, within), *usual.get(member, ()))
+            classes, blocks = tuple(rest[:c]), tuple(rest[c:])
+            clients.append(ClientAttribution(*member, coefficient, total, classes, credit, blocks))
+        return tuple(clients)
 
-    def _bounded(self, part: Part, found: _Found) -> Tensor:
-        """Return what a part's members are credited with, ``[m]``."""
-        contributed = found.contributions[:, 0]
-        if part.credit is None:
-            return contributed
-        return credited(contributed, part.credit.kept, found.returned)
-
-    def _beside_usual(self, taken: TakenRound) -> dict[Member, MemberCredit]:
-        """Return how the round's own updates compare with what is usual."""
-        if taken.credit is None or not taken.parts:
-            return {}
-        own = taken.credit
-        figures = torch.stack([own.length, own.weight, own.borrowed, own.opposed], dim=1)
-        members = taken.parts[0].members
-        return {
-            member: MemberCredit(0.0, *row)
-            for member, row in zip(members, figures.tolist(), strict=True)
-        }
-
-    def _of_parts(self, taken: TakenRound, decrease: float) -> list[_Found]:
-        """Return what each part contributed."""
+    def _of_parts(self, taken: TakenRound, decrease: float) -> list[Tensor]:
+        """Return of each part ``[m, 2 + c + b]``: credited, contributed, and how that splits."""
         if taken.hidden is not None:
             return [self._hidden(taken, taken.hidden)]
         middle = self._middle(taken) if self.blocks else None
-        known: dict[float, list[_Slopes]] = {}
-        found: list[_Found] = []
+        known: dict[float, list[Tensor]] = {}
+        found: list[Tensor] = []
         coarser: Tensor | None = None
         for rule in self.quadratures:
             known |= {n: self._slopes(taken, n, middle) for n in rule.nodes if n not in known}
-            found = []
-            for index, part in enumerate(taken.parts):
-                at_nodes = torch.stack([known[n][index].updates for n in rule.nodes])
-                values = [contributions(s, part.applied, rule) for s in at_nodes.unbind(1)]
-                returned = torch.zeros(len(part.members), dtype=torch.float64)
-                if part.credit is not None:
-                    along = torch.stack([known[n][index].basis for n in rule.nodes])  # [nodes, k]
-                    unit = contributions(along, torch.ones(along.shape[1]), rule)  # [k]
-                    returned = part.applied.double() * (part.credit.returned * unit).sum(dim=1)
-                found.append(_Found(torch.stack(values, dim=1), returned))
-            totals = torch.cat([part.contributions[:, 0] for part in found])
+            found = [
+                _integrated(part, torch.stack([known[n][index] for n in rule.nodes]), rule)
+                for index, part in enumerate(taken.parts)
+            ]
+            totals = torch.cat([rows[:, 1] for rows in found])
             if is_settled(totals, coarser, decrease):
                 break
             coarser = totals
         if middle is None:
             return found
-        split: list[_Found] = []
-        for part, own, along in zip(taken.parts, found, middle.slopes, strict=True):
-            by_block = block_contributions(
-                along, part.applied, self.block_weights, own.contributions[:, 0]
-            )  # [b, m]
-            split.append(own._replace(contributions=torch.cat([own.contributions, by_block.T], 1)))
-        return split
+        weights = self.block_weights
+        return [
+            torch.cat([rows, block_contributions(along, part.applied, weights, rows[:, 1]).T], 1)
+            for part, rows, along in zip(taken.parts, found, middle.slopes, strict=True)
+        ]
 
     def _middle(self, taken: TakenRound) -> _Middle:
         """Take the gradient in the middle of the step block by block; one is held at a time."""
@@ -210,19 +222,16 @@ class RoundAttributor:
                 own.append(slopes(part.updates, gradient, squared))
         return _Middle(whole, [torch.stack(own) for own in along])
 
-    def _hidden(self, taken: TakenRound, hidden: HiddenUpdates) -> _Found:
+    def _hidden(self, taken: TakenRound, hidden: HiddenUpdates) -> Tensor:
         """Return what masked updates contributed: one product, with the mean gradient."""
         (rule,), (part,) = self.quadratures, taken.parts
         mean = torch.zeros_like(taken.before.params, dtype=torch.float64)  # [d]
         for node, weight in zip(rule.nodes, rule.weights, strict=True):
             mean.add_(self._gradient(taken, node).cpu(), alpha=weight)
-        applied = part.applied.double()
-        contributed = -applied * hidden.products(mean) + 0.0
-        returned = torch.zeros_like(contributed)
-        if part.credit is not None and len(part.credit.basis):
-            along = -(part.credit.basis.cpu().double() @ mean)  # [k]
-            returned = applied * (part.credit.returned @ along)
-        return _Found(contributed[:, None], returned)
+        values = -part.applied.double() * hidden.products(mean) + 0.0  # [m]
+        if len(part.basis):
+            values = torch.cat([values, -(part.basis.cpu().double() @ mean)])  # [m + k]
+        return _credited(part, values[:, None])
 
     def _gradient(self, taken: TakenRound, node: float) -> Tensor:
         """Return the gradient ``[d]`` at a point of the way."""
@@ -231,25 +240,40 @@ class RoundAttributor:
         vectors = _between(taken, node)
         return self.validation.gradient(vectors.params, taken.names.named_buffers(vectors))
 
-    def _slopes(
-        self, taken: TakenRound, node: float, middle: _Middle | None = None
-    ) -> list[_Slopes]:
-        """Return, for each part, how fast the loss falls along its updates."""
+    def _slopes(self, taken: TakenRound, node: float, middle: _Middle | None) -> list[Tensor]:
+        """Return how fast the loss falls along each part's updates and basis, [1 + c, m + k]."""
         vectors = _between(taken, node)
         buffers = taken.names.named_buffers(vectors)
         gradients = [middle.gradient if middle and node == _MIDDLE else self._gradient(taken, node)]
         for one_class in self.classes:
             share = one_class.total_weight / self.validation.total_weight
             gradients.append(one_class.gradient(vectors.params, buffers) * share)
-        return [
-            _Slopes(
-                torch.stack([slopes(part.updates, g) for g in gradients]),
-                torch.zeros(0)
-                if part.credit is None or not len(part.credit.basis)
-                else slopes(part.credit.basis, gradients[0].to(part.credit.basis.device)).cpu(),
-            )
-            for part in taken.parts
-        ]
+        found = []
+        for part in taken.parts:
+            along = [part.updates, part.basis] if len(part.basis) else [part.updates]
+            found.append(torch.stack([torch.cat([slopes(v, g) for v in along]) for g in gradients]))
+        return found
+
+
+def _integrated(part: Part, at_nodes: Tensor, rule: Quadrature) -> Tensor:
+    """Return what :func:`_credited` does, of slopes ``[nodes, 1 + c, m + k]`` along the step."""
+    applied = part.applied.double()
+    factors = torch.cat([applied, applied.new_ones(at_nodes.shape[2] - len(applied))])  # [m + k]
+    values = [contributions(along, factors, rule) for along in at_nodes.unbind(1)]
+    return _credited(part, torch.stack(values, dim=1))
+
+
+def _credited(part: Part, values: Tensor) -> Tensor:
+    """Return the contributions ``[m, 1 + c]`` behind what of them is credited.
+
+    They are the first m of ``values``; the other k are those of a step along each of the basis.
+    """
+    m = len(part.members)
+    contributed, within = values[:m], values[:m, 0]
+    if part.credit is not None:
+        returned = part.applied.double() * (part.credit.returned * values[m:, 0]).sum(dim=1)
+        within = credited(within, part.credit.kept, returned)
+    return torch.column_stack([within, contributed])
 
 
 def _loss(end: Future[LossAndGradient]) -> float:
