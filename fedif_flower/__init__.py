@@ -6,37 +6,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedif_flower.aggregators import (
+        RFA,
+        AlignIns,
+        CentredClipping,
+        DeepSight,
+        DnC,
+        FedAdp,
+        Flame,
+        FoolsGold,
+        Krum,
+        Median,
+        SignGuard,
+        TrimmedMean,
+    )
     from fedif_flower.apps import client_app, server_app
     from fedif_flower.messages.models import model_arrays
     from fedif_flower.run.results import load
     from fedif_flower.run.round_progress import ShowRounds
     from fedif_flower.run.writer import RunWriter
     from fedif_flower.strategies import (
-        RFA,
         AFedSV,
-        AlignIns,
-        CentredClipping,
-        DeepSight,
-        DnC,
-        FedAdp,
         FedAvg,
         FedIF,
         FedProx,
         FedSV,
-        Flame,
         FLTrust,
-        FoolsGold,
         InfluenceDescent,
-        Krum,
         LeaveOneOut,
-        Median,
         RobustRule,
         ScoredStrategy,
         Setup,
         SFedAvg,
         ShapFed,
-        SignGuard,
-        TrimmedMean,
     )
     from fedif_flower.strategies.attribution import PathAttribution
     from fedif_flower.strategies.quarantine import Quarantine
@@ -92,7 +94,12 @@ __all__ = [
     "server_app",
 ]
 
+_RULES = (
+    "RFA AlignIns CentredClipping DeepSight DnC FedAdp Flame FoolsGold Krum Median SignGuard "
+    "TrimmedMean"
+)
 _HOMES = {
+    **dict.fromkeys(_RULES.split(), "aggregators"),
     **dict.fromkeys(("client_app", "server_app"), "apps"),
     **dict.fromkeys(("ClientSite", "Metric", "Site", "Task"), "tasks.task"),
     **dict.fromkeys(("Validation", "round_influence"), "valuation"),

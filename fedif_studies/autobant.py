@@ -18,9 +18,9 @@ from fedif_flower.round import Aggregation, RoundUpdates, combine, combine_buffe
 from fedif_flower.sections import require_fields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
-from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.arguments import BaseArguments, naming
 from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies.scored import bounds
 from fedif_flower.strategies.setup import require_kind
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.descent import LossGradient
@@ -170,6 +170,8 @@ class AutoBant(ScreenedStrategy):
     Molodtsov et al., arXiv:2505.07614.
     """
 
+    validation: Validation
+    default_stages = staticmethod(bounds)
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"trial": TrialSettings})
 
     def __init__(
@@ -185,16 +187,6 @@ class AutoBant(ScreenedStrategy):
         )
         self.validation = validation
         self.trial = trial
-
-    @classmethod
-    def default_stages(cls) -> list[Stage]:
-        """Return bounds on lengths and on the validation loss."""
-        return [Clip(2.0), LossBound()]
-
-    @property
-    def judge(self) -> Validation:
-        """The held-out data behind the weights."""
-        return self.validation
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]`` of the least trial loss on the way."""

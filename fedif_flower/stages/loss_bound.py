@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -20,13 +19,11 @@ DESCENT_STEPS = 4
 
 # A loss that fell below this share of what it was first has fallen.
 ENOUGH_OF_FIRST = 0.9
-logger = logging.getLogger(__name__)
 
 
 class _Candidate(NamedTuple):
-    """A step that may be taken, and the validation loss there; infinite if it is not finite."""
+    """A step that may be taken, and the validation loss there."""
 
-    title: str
     step: Destination
     loss: float
 
@@ -107,39 +104,29 @@ class LossBound(Stage):
         validation, updates = self.validation, proposal.updates
         if validation is None:
             return proposal.move(proposal.coefficients)
-        tried = _Tried(validation, proposal)
         if self._first is None or not math.isfinite(self._first):
-            before = updates.global_params.cpu(), updates.global_buffers.cpu()
-            self._first = self._least = tried.loss(*before)
+            before = (
+                updates.global_params.cpu(),
+                updates.split_buffers(updates.global_buffers.cpu()),
+            )
+            self._first = self._least = validation.loss(*before)
         if not math.isfinite(self._first):
             # Where no loss was ever finite there is nothing to keep.
             return proposal.move(proposal.coefficients)
-        whole = tried.candidate("the whole step", proposal.coefficients)
-        if whole is not None and whole.loss <= self._least + self.tolerance * abs(self._first):
-            return self._take(whole)
-        if proposal.optimizer is not None:
-            proposal.optimizer.restart()
-        found = [] if whole is None else [whole]
-        found += tried.smaller()
-        if self.descent_steps:
-            found += tried.reweighted(self.descent_steps)
-        best = min(found, key=lambda candidate: candidate.loss, default=None)
-        if best is None:
-            raise ValuationError("no step leads to a finite validation loss")
-        self._held += 1
-        logger.debug(
-            "round %d: the validation loss would rise from %.4g to %.4g; %s is taken, with %.4g",
-            updates.server_round,
-            self._least,
-            math.inf if whole is None else whole.loss,
-            best.title,
-            best.loss,
-        )
-        return self._take(best)
-
-    def _take(self, candidate: _Candidate) -> Destination:
-        self._least = min(self._least, candidate.loss)
-        return candidate.step
+        found = _tried(validation, proposal, proposal.coefficients)
+        if not found or found[0].loss > self._least + self.tolerance * abs(self._first):
+            if proposal.optimizer is not None:
+                proposal.optimizer.restart()
+            for halving in range(1, HALVINGS + 1):
+                found += _tried(validation, proposal, 0.5**halving * proposal.coefficients)
+            if (other := _reweighted(validation, proposal, self.descent_steps)) is not None:
+                found += _tried(validation, proposal, other)
+            if not found:
+                raise ValuationError("no step leads to a finite validation loss")
+            self._held += 1
+        best = min(found, key=lambda candidate: candidate.loss)
+        self._least = min(self._least, best.loss)
+        return best.step
 
     def remark(self) -> str:
         """Say in how many rounds the bound held, and whether that is bad."""
@@ -166,60 +153,32 @@ class LossBound(Stage):
         self._first, self._least, self._held = state["first"], state["least"], state["held"]
 
 
-class _Tried:
-    """Tries steps of a round: where they lead, and with which validation loss."""
+def _tried(validation: Validation, proposal: Proposal, coefficients: Tensor) -> list[_Candidate]:
+    """Return a step with its loss; nothing where model or loss are not finite."""
+    updates, optimizer = proposal.updates, proposal.optimizer
+    try:
+        step = proposal.move(coefficients)
+    except ValuationError:
+        return []
+    params = step.params
+    if optimizer is not None:
+        params = optimizer.lead(updates.global_params.cpu(), params)
+    loss = validation.loss(params, updates.split_buffers(step.buffers))
+    return [_Candidate(step, loss)] if math.isfinite(loss) else []
 
-    def __init__(self, validation: Validation, proposal: Proposal) -> None:
-        self._validation = validation
-        self._proposal = proposal
 
-    def smaller(self) -> Iterator[_Candidate]:
-        """Yield shares of the whole step."""
-        for halving in range(1, HALVINGS + 1):
-            share = 0.5**halving
-            coefficients = share * self._proposal.coefficients
-            found = self.candidate(f"{share:g} of the step", coefficients)
-            if found is not None:
-                yield found
-
-    def reweighted(self, steps: int) -> Iterator[_Candidate]:
-        """Yield the step by weights that descend the loss, if there is one."""
-        updates, weights = self._proposal.updates, self._proposal.weights
-        total = float(weights.sum())
-        if updates.summed is not None or bool((weights < 0).any()) or not total > 0:
-            return
-        # Half by examples: who has no weight would keep none, though it may be all that helps.
-        examples = updates.num_examples.to(weights)
-        start = weights / total + examples / examples.sum()
-        factors = updates.shortening
-        try:
-            descent = descend_round(
-                updates,
-                self._validation,
-                start,
-                factors,
-                updates.buffer_shortening,
-                steps=steps,
-            )
-        except ValuationError:  # No update leads to a finite loss.
-            return
-        coefficients = total * descent.weights.to(weights) * factors
-        found = self.candidate("the step reweighted", coefficients)
-        if found is not None:
-            yield found
-
-    def candidate(self, title: str, coefficients: Tensor) -> _Candidate | None:
-        """Return a step with its loss; ``None`` where model or loss are not finite."""
-        try:
-            step = self._proposal.move(coefficients)
-        except ValuationError:
-            return None
-        params, optimizer = step.params, self._proposal.optimizer
-        if optimizer is not None:
-            params = optimizer.lead(self._proposal.updates.global_params.cpu(), params)
-        loss = self.loss(params, step.buffers)
-        return _Candidate(title, step, loss) if math.isfinite(loss) else None
-
-    def loss(self, params: Tensor, buffers: Tensor) -> float:
-        """Return the validation loss of a model."""
-        return self._validation.loss(params, self._proposal.updates.split_buffers(buffers))
+def _reweighted(validation: Validation, proposal: Proposal, steps: int) -> Tensor | None:
+    """Return coefficients ``[m]`` by weights that descend the loss, if there are any."""
+    updates, weights = proposal.updates, proposal.weights
+    total = float(weights.sum())
+    if not steps or updates.summed is not None or bool((weights < 0).any()) or not total > 0:
+        return None
+    # Half by examples: who has no weight would keep none, though it may be all that helps.
+    examples = updates.num_examples.to(weights)
+    start = weights / total + examples / examples.sum()
+    shortening = updates.shortening, updates.buffer_shortening
+    try:
+        descent = descend_round(updates, validation, start, *shortening, steps=steps)
+    except ValuationError:  # No update leads to a finite loss.
+        return None
+    return total * descent.weights.to(weights) * updates.shortening

@@ -108,10 +108,6 @@ class Stages:
             return move(proposal.coefficients)
         return self.choosing.choose(proposal)
 
-    def remarks(self) -> list[str]:
-        """Return what a reader should know of the stages when the rounds are over."""
-        return [remark for stage in self if (remark := stage.remark())]
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each stage, in their order."""
         return {"stages": [[type(stage).__name__, stage.state_dict()] for stage in self]}

@@ -1,19 +1,5 @@
 """Thin Flower strategies: they translate between messages and the maths."""
 
-from fedif_flower.aggregators import (
-    RFA,
-    AlignIns,
-    CentredClipping,
-    DeepSight,
-    DnC,
-    FedAdp,
-    Flame,
-    FoolsGold,
-    Krum,
-    Median,
-    SignGuard,
-    TrimmedMean,
-)
 from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.fedavg import FedAvg
@@ -31,25 +17,15 @@ from fedif_flower.strategies.setup import Setup
 from fedif_flower.strategies.shapfed import ShapFed
 
 __all__ = [
-    "RFA",
     "AFedSV",
-    "AlignIns",
-    "CentredClipping",
-    "DeepSight",
     "DescentSettings",
-    "DnC",
     "FLTrust",
-    "FedAdp",
     "FedAvg",
     "FedIF",
     "FedProx",
     "FedSV",
-    "Flame",
-    "FoolsGold",
     "InfluenceDescent",
-    "Krum",
     "LeaveOneOut",
-    "Median",
     "Pace",
     "RobustRule",
     "RootTraining",
@@ -58,7 +34,5 @@ __all__ = [
     "ScreenedStrategy",
     "Setup",
     "ShapFed",
-    "SignGuard",
-    "TrimmedMean",
     "Weighting",
 ]

@@ -50,6 +50,7 @@ from fedif_flower.strategies.state import Stateful
 from fedif_flower.strategies.steps import Outcome, Step, why_it_stands_still
 from fedif_flower.strategies.summary import TellsSettings
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.ledger import ScoreLedger
 
 # Parts that are about one model, by name: lengths, losses, directions.
 _OF_ONE_MODEL = ("stages", "rule")
@@ -82,6 +83,8 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         (see :class:`~fedif_flower.strategies.setup.Setup`).
     """
 
+    validation: Validation | None = None  # The held-out data by which steps are judged.
+    ledger: ScoreLedger | None = None  # Keeps a weight score of each client.
     combines_updates = True  # Whether a step is a sum of updates times coefficients.
     takes_groups = False  # Whether it may be given the means of groups for clients.
     can_mask = False  # Whether its weights need no more than products, lengths and examples.
@@ -154,23 +157,26 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds, by name."""
-        guide: dict[str, Stateful] = {} if self.local is None else {"local-guide": self.local}
-        return {"nodes": self.nodes, "failures": self.failures, "stages": self.stages, **guide}
-
-    @property
-    def judge(self) -> Validation | None:
-        """The held-out data by which updates and steps are judged, if there are any."""
-        return None
+        beside = {"local-guide": self.local, "ledger": self.ledger}
+        own = {name: part for name, part in beside.items() if part is not None}
+        return {"nodes": self.nodes, "failures": self.failures, "stages": self.stages, **own}
 
     @property
     def scoring(self) -> Scoring | None:
-        """How the scores come about that it reports as weight scores; ``None``: not smoothed."""
-        return None
+        """How the weight scores come about; ``None``: nothing is smoothed."""
+        return None if self.ledger is None else Scoring.of(self.ledger)
+
+    @property
+    def weight_scores(self) -> dict[str, float]:
+        r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
+        scores = {} if self.ledger is None else self.ledger.scores
+        labels = self.nodes.labels(scores)
+        return {labels[i]: score for i, score in scores.items()}
 
     @property
     def own_shapes(self) -> Mapping[str, Sequence[int]]:
         """The shapes of the strategy's own copy of the model, by name; empty: it has none."""
-        return {} if self.judge is None else self.judge.shapes
+        return {} if self.validation is None else self.validation.shapes
 
     # -- what it remembers
 
@@ -210,7 +216,7 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         result = loop.run(
             grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
         )
-        for remark in self.stages.remarks():
+        for remark in filter(None, (stage.remark() for stage in self.stages)):
             logger.info("%s", remark)
         return result
 
@@ -229,7 +235,7 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
             require_shapes(type(self).__name__, own, initial_arrays)
         if self.setup.intake is not None:
             self.setup.intake.require(self, initial_arrays)
-        self.stages.begin(self.judge)
+        self.stages.begin(self.validation)
         parts = self.stateful()
         self.model.begin(initial_arrays, [parts[k] for k in _OF_ONE_MODEL if k in parts])
 
@@ -337,9 +343,8 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
             callback.on_round(report)
         accepted = screening.accepted
         if not blamed:
-            enough = len(accepted) >= self.setup.min_valid_replies
             # A round whose replies lead nowhere is not counted: clients could end the run by such.
-            failed = enough and outcome.aggregation is None
+            failed = len(accepted) >= self.setup.min_valid_replies and outcome.aggregation is None
             self.failures.update(server_round, screening, self._sampled, self.online, failed=failed)
         if report.failed:
             return outcome.arrays, None

@@ -187,9 +187,8 @@ class StrategyConfig(SectionedSettings):
 
 def default_stages(strategy: str) -> list[Stage]:
     """Return the stages that a strategy, by its name, has where it is given none."""
-    if strategy not in STRATEGIES:
-        return []  # It is refused where it is checked.
-    kind = STRATEGIES[strategy]
+    # What is no strategy is refused where it is checked.
+    kind = STRATEGIES[strategy] if strategy in STRATEGIES else None  # noqa: SIM401
     if isinstance(kind, type) and issubclass(kind, ScreenedStrategy):
         return kind.default_stages()
     return []

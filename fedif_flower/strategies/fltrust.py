@@ -139,15 +139,9 @@ class FLTrust(ScreenedStrategy):
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]``; trust is both score and weight score."""
-        server_update = self._train(
-            updates.server_round, updates.global_params, updates.named_buffers
-        )
+        generator = torch_generator("root-training", self.seed, updates.server_round)
+        server_update = self.root.update(updates.global_params, updates.named_buffers, generator)
         coefficients, trust = fltrust_coefficients(updates.client_updates, server_update)
         return Aggregation(
             weights=coefficients.cpu(), scores=trust.cpu(), weight_scores=trust.cpu()
         )
-
-    def _train(self, server_round: int, params: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
-        """Return the server's own update ``[d]`` from the model of this round."""
-        generator = torch_generator("root-training", self.seed, server_round)
-        return self.root.update(params, buffers, generator)

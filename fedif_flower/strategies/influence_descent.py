@@ -15,7 +15,8 @@ from fedif_flower.sections import require_fields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.arguments import BaseArguments, naming
-from fedif_flower.strategies.scored import JudgedStrategy
+from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies.scored import bounds
 from fedif_flower.strategies.setup import require_kind
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
@@ -71,7 +72,7 @@ class DescentSettings:
 DEFAULT_DESCENT = DescentSettings()
 
 
-class InfluenceDescent(JudgedStrategy):
+class InfluenceDescent(ScreenedStrategy):
     r"""Descend the validation loss of the new model over the aggregation weights.
 
     .. math:: p = \frac{n_i}{\sum_j n_j}; \quad \text{repeat:} \quad
@@ -101,7 +102,9 @@ class InfluenceDescent(JudgedStrategy):
         :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
+    default_stages = staticmethod(bounds)
     validation: Validation
+    ledger: ScoreLedger
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"descent": DescentSettings})
 
     def __init__(

@@ -16,11 +16,11 @@ from fedif_flower.local_methods import Guide, LocalMethod, Turn
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import GUIDE_RECORD, VECTOR_RECORD
 from fedif_flower.messages.layout import ParameterLayout
-from fedif_flower.messages.screening import Asked, Screening
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.vector_workspace import VectorWorkspace, vector_record
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
+from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.steps import Step
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class LocalPart(Callback):
             ids = [node.client_id for node in nodes]
             try:
                 turn = guide.turn(ids, server_round)
-            except Exception as error:  # as in on_screened
+            except Exception as error:  # as in on_round
                 _unusable(server_round, error)
                 turn = Turn(ids)
             members = frozenset(turn.members)
@@ -124,11 +124,11 @@ class LocalPart(Callback):
             return aggregation
         return replace(aggregation, weights=self._guide.weighted(updates, aggregation.weights))
 
-    def on_screened(self, screening: Screening, asked: Mapping[int, Asked]) -> None:  # noqa: ARG002
+    def on_round(self, report: RoundReport) -> None:
         """Let the guide take in what a round's accepted replies reported."""
         if self._guide is None:
             return
-        ids = [reply.node.client_id for reply in screening.accepted]
+        ids = [c.node.client_id for c in report.clients if c.status == "accepted"]
         reports = {name: rows[: len(ids)] for name, rows in self._workspace.beside.items()}
         try:
             self._guide.take(self._round, ids, reports)

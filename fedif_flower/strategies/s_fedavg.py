@@ -10,7 +10,8 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.arguments import BaseArguments, naming
-from fedif_flower.strategies.scored import JudgedStrategy, valued
+from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies.scored import bounds, valued
 from fedif_flower.strategies.setup import DEFAULTS
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
@@ -19,7 +20,7 @@ from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 _LEAST_CHANCE = 1e-12  # Of being drawn.
 
 
-class SFedAvg(JudgedStrategy):
+class SFedAvg(ScreenedStrategy):
     r"""S-FedAvg: draw clients by their relevance, average those drawn as FedAvg does.
 
     .. math:: \varphi_k \leftarrow \alpha \varphi_k + (1 - \alpha) s_k, \qquad
@@ -43,7 +44,9 @@ class SFedAvg(JudgedStrategy):
         :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
+    default_stages = staticmethod(bounds)
     validation: Validation
+    ledger: ScoreLedger
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"validation": ShapleyValuation})
 
     def __init__(

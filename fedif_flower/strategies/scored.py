@@ -18,7 +18,6 @@ from fedif_flower.strategies.arguments import BaseArguments, naming
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.setup import DEFAULTS, require_kind
-from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger, WeightScope, min_max
 
@@ -75,40 +74,12 @@ class Weighting:
         require_fields(self)
 
 
-class JudgedStrategy(ScreenedStrategy):
-    """Judges updates and steps by held-out data, and keeps a weight score of each client."""
-
-    validation: Validation | None
-    ledger: ScoreLedger
-
-    @classmethod
-    def default_stages(cls) -> list[Stage]:
-        """Return bounds on lengths and on the validation loss."""
-        return [Clip(2.0), LossBound()]
-
-    @property
-    def judge(self) -> Validation | None:
-        """The held-out data behind the scores."""
-        return self.validation
-
-    def stateful(self) -> dict[str, Stateful]:
-        """Return the parts that remember earlier rounds: the weight scores too."""
-        return super().stateful() | {"ledger": self.ledger}
-
-    @property
-    def weight_scores(self) -> dict[str, float]:
-        r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
-        scores = self.ledger.scores
-        labels = self.nodes.labels(scores)
-        return {labels[i]: score for i, score in scores.items()}
-
-    @property
-    def scoring(self) -> Scoring:
-        """How the weight scores come about."""
-        return Scoring.of(self.ledger)
+def bounds() -> list[Stage]:
+    """Return bounds on lengths and on the validation loss, for strategies that are given none."""
+    return [Clip(2.0), LossBound()]
 
 
-class ScoredStrategy(JudgedStrategy):
+class ScoredStrategy(ScreenedStrategy):
     r"""Score a round's clients, smooth the scores over rounds, aggregate by them.
 
     .. math:: \Psi = \mathrm{minmax}(\Phi), \quad
@@ -131,6 +102,8 @@ class ScoredStrategy(JudgedStrategy):
 
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"weighting": Weighting})
     default_weighting = Weighting()
+    default_stages = staticmethod(bounds)
+    ledger: ScoreLedger
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ Rule = Callable[[RoundUpdates], Aggregation]
 
 def as_run(strategy: ScreenedStrategy) -> Rule:
     """Return a strategy's coefficients as a run of it applies them, with its bounds."""
-    strategy.stages.begin(strategy.judge)
+    strategy.stages.begin(strategy.validation)
 
     def rule(updates: RoundUpdates) -> Aggregation:
         try:

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedif_flower.aggregators import FoolsGold, Krum, Median
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.stages import Bucketing, NearestNeighbours
-from fedif_flower.strategies import FedAvg, FoolsGold, Krum, Median, RobustRule, Setup
+from fedif_flower.strategies import FedAvg, RobustRule, Setup
 from tests.strategies.lines import Movers, column, play, point
 
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}

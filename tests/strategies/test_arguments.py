@@ -9,18 +9,13 @@ import pytest
 
 from fedif_flower import RFA, FedAvg, FedIF, FedProx, Krum, SFedAvg
 from fedif_flower import strategies as room
-from fedif_flower.aggregators import SignGuard
+from fedif_flower.aggregators import AlignIns, CentredClipping, DnC, Flame, SignGuard, TrimmedMean
 from fedif_flower.errors import FedIFError
 from fedif_flower.strategies import (
-    AlignIns,
-    CentredClipping,
     DescentSettings,
-    DnC,
-    Flame,
     Pace,
     RobustRule,
     Setup,
-    TrimmedMean,
     Weighting,
 )
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation

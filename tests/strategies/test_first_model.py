@@ -23,11 +23,12 @@ from fedif_flower import (
     Validation,
     model_arrays,
 )
+from fedif_flower.aggregators import CentredClipping
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import FedAvgM
-from fedif_flower.strategies import CentredClipping, RobustRule, RootTraining, Setup, Weighting
+from fedif_flower.strategies import RobustRule, RootTraining, Setup, Weighting
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.hostile import Clients, step_reply
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fedif_flower.strategies as strategies
+from fedif_flower.aggregators import Median
 from fedif_flower.strategies import DescentSettings, RootTraining, Setup, Weighting
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.summary import given_settings
@@ -27,7 +28,7 @@ def parts() -> dict[str, object]:
         "validation": threshold_validation(),
         "model": nn.Linear(2, 3),
         "root": RootTraining(nn.Linear(2, 3), torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)),
-        "rule": strategies.Median(),
+        "rule": Median(),
         "is_malicious": lambda _node: False,
     }
 
