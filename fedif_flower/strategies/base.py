@@ -52,8 +52,6 @@ from fedif_flower.strategies.summary import TellsSettings
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
 
-# Parts that are about one model, by name: lengths, losses, directions.
-_OF_ONE_MODEL = ("stages", "rule")
 logger = logging.getLogger(__name__)
 
 
@@ -223,21 +221,18 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
     def begin(self, initial_arrays: ArrayRecord) -> None:
         """Take the model that a run begins with, before anybody is asked.
 
-        What was learned of another model in an earlier run is forgotten; clients' scores are not.
-
         Raises
         ------
         ConfigError, ValueError
-            If the model cannot be averaged, is not the one that the strategy was given, or differs
-            from that of an earlier run in names, shapes or types.
+            If the model cannot be averaged, is not the one that the strategy was given, or not the
+            one that an earlier run has led to.
         """
         if own := self.own_shapes:
             require_shapes(type(self).__name__, own, initial_arrays)
         if self.setup.intake is not None:
             self.setup.intake.require(self, initial_arrays)
         self.stages.begin(self.validation)
-        parts = self.stateful()
-        self.model.begin(initial_arrays, [parts[k] for k in _OF_ONE_MODEL if k in parts])
+        self.model.begin(initial_arrays)
 
     def draw(
         self,

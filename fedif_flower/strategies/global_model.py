@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.round import ModelVectors
 from fedif_flower.stages import ServerOptimizer
-from fedif_flower.strategies.state import Stateful
-from fedif_flower.tasks.batches import describe
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -50,21 +46,6 @@ def require_shapes(
             )
 
 
-def _require_alike(before: ArrayRecord, arrays: ArrayRecord) -> None:
-    """Raise ConfigError unless two models have the same arrays, but for their values."""
-    known, given = (
-        {name: describe(view_array(array)) for name, array in record.items()}
-        for record in (before, arrays)
-    )
-    for name in dict.fromkeys([*given, *known]):
-        if given.get(name) != known.get(name):
-            raise ConfigError(
-                f"this strategy has begun with another model, in which {name!r} is "
-                f"{known.get(name, 'not there')}; here it is {given.get(name, 'not there')}: make "
-                "a new strategy for each model"
-            )
-
-
 class GlobalModel:
     """A record and its vectors, and the last model from which a round succeeded.
 
@@ -91,7 +72,6 @@ class GlobalModel:
         self._now: tuple[ArrayRecord, ModelVectors] | None = None
         self._proven: ArrayRecord | None = None
         self._taken_back: ArrayRecord | None = None
-        self._fresh: list[dict[str, Any]] = []
 
     @property
     def layout(self) -> ParameterLayout:
@@ -124,33 +104,22 @@ class GlobalModel:
         """Whether there is no other model to go back to."""
         return self._proven is None or self._proven is self.record
 
-    def begin(self, arrays: ArrayRecord, parts: Sequence[Stateful] = ()) -> None:
+    def begin(self, arrays: ArrayRecord) -> None:
         """Make a record the model that a run begins with.
-
-        Parameters
-        ----------
-        arrays : ArrayRecord
-            The record.
-        parts : sequence of Stateful
-            What remembers things of one model alone: where an earlier run has left another one,
-            they become as they were before that.
 
         Raises
         ------
         ConfigError
-            If its arrays are not of the earlier run's names, shapes and types.
+            If there was an earlier run, and it is not the model that this has led to: lengths,
+            losses and directions that were learned are that one's.
         ValueError, ReplyError
             As :meth:`receive` does.
         """
-        if self._now is None:
-            self.receive(arrays)
-            self._fresh = deepcopy([part.state_dict() for part in parts])
-            return
-        _require_alike(self.record, arrays)
-        if any(array.data != self.record[name].data for name, array in arrays.items()):
-            self._now = self._proven = self._taken_back = None
-            for part, state in zip(parts, self._fresh, strict=True):
-                part.load_state_dict(deepcopy(state))
+        if self._now is not None and arrays != self.record:
+            raise ConfigError(
+                "this strategy has begun with another model: make a new strategy for each run, or "
+                "go on from the arrays that the last run returned"
+            )
         self.receive(arrays)
 
     def receive(self, arrays: ArrayRecord) -> ModelVectors:

@@ -23,12 +23,9 @@ from fedif_flower import (
     Validation,
     model_arrays,
 )
-from fedif_flower.aggregators import CentredClipping
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.stages import FedAvgM
-from fedif_flower.strategies import RobustRule, RootTraining, Setup, Weighting
+from fedif_flower.strategies import RootTraining, Setup
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.hostile import Clients, step_reply
 
@@ -102,65 +99,15 @@ def test_a_model_in_the_other_byte_order_is_refused_before_the_first_round(kind)
         FedAvg(**BASE).start(Nobody(Clients(), 3), arrays, num_rounds=1)
 
 
-# -- a strategy used again ----------------------------------------------------------------------
-
-
-def toward(message: Message, context: Context) -> Message:
-    """A client that takes a tenth of the way to a model of its own."""
-    arrays = message.content["arrays"]
-    goal = model_arrays(net(3, seed=10 + int(context.node_config["partition-id"])))
-    moved = {
-        name: pack_array(0.9 * array.numpy() + np.float32(0.1) * goal[name].numpy())
-        for name, array in arrays.items()
-    }
-    content = {"arrays": ArrayRecord(moved), "metrics": MetricRecord({"num-examples": 10})}
-    return Message(RecordDict(content), reply_to=message)
-
-
-def run(strategy, arrays: ArrayRecord, rounds: int = 3) -> list[list[float]]:
-    result = strategy.start(LocalGrid(toward, 3), arrays, num_rounds=rounds)
-    return [array.numpy().ravel().tolist() for array in result.arrays.values()]
-
-
-AGAIN = {
-    "FedIF": lambda: FedIF(judge(), weighting=Weighting(smooth_update=False), **BASE),
-    "momentum": lambda: FedAvg(stages=[FedAvgM(0.9, 0.1)], **BASE),
-    "last step": lambda: RobustRule(CentredClipping(), **BASE),
-}
-
-
-@pytest.mark.parametrize("name", AGAIN)
-def test_with_another_model_of_the_same_arrays_a_run_is_as_new(name):
-    used = AGAIN[name]()
-    run(used, model_arrays(net(seed=1)))
-    other = model_arrays(net(seed=2))
-    assert run(used, other) == run(AGAIN[name](), other)
-
-
-def test_a_model_that_is_taken_back_is_none_of_an_earlier_run():
-    """Where the first round fails, there is no model to go back to."""
+def test_a_strategy_goes_on_from_where_it_led_and_from_nowhere_else():
     strategy = FedAvg(**BASE)
-    run(strategy, model_arrays(net(seed=1)))
-    other = model_arrays(net(seed=2))
-    nonsense = Clients(dict.fromkeys(range(3), lambda m, _: step_reply(m, float("nan"))))
-    strategy.start(LocalGrid(nonsense, 3), other, num_rounds=1)
-    assert strategy.model.record is other
-
-
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (lambda: model_arrays(net(5)), r"'weight' is .* \[3, 4\]; here it is .* \[5, 4\]"),
-        (lambda: model_arrays(net().double()), "'weight' is .* float32 .*; here it is .* float64"),
-        (lambda: model_arrays(nn.Linear(4, 3, bias=False)), "'bias' is .*; here it is not there"),
-    ],
-    ids=["shape", "type", "names"],
-)
-def test_with_a_model_of_other_arrays_a_strategy_is_not_used_again(other, words):
-    strategy = FedAvg(**BASE)
-    run(strategy, model_arrays(net()))
-    with pytest.raises(ConfigError, match=rf"{words}.*make a new strategy"):
-        strategy.start(Nobody(Clients(), 3), other(), num_rounds=1)
+    more = Clients(dict.fromkeys(range(3), lambda m, _: step_reply(m, 1.0)))
+    first = model_arrays(net())
+    result = strategy.start(LocalGrid(more, 3), first, num_rounds=1)
+    assert strategy.start(LocalGrid(more, 3), result.arrays, num_rounds=1).arrays
+    for other in (first, model_arrays(net(5)), model_arrays(net().double())):
+        with pytest.raises(ConfigError, match="begun with another model: make a new strategy"):
+            strategy.start(Nobody(Clients(), 3), other, num_rounds=1)
 
 
 # -- bfloat16 -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from torch import nn
 
 import fedif_flower.strategies as of
 from fedif_flower import Validation
+from fedif_flower.aggregators import CentredClipping, FedAdp
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, FedAvgM
@@ -44,8 +45,8 @@ STRATEGIES = {
     "LeaveOneOut": lambda **base: of.LeaveOneOut(judge(), **base),
     "ShapFed": lambda **base: of.ShapFed(model(), **base),
     "FLTrust": lambda **base: of.FLTrust(RootTraining(model(), ROWS, LABELS), **base),
-    "FedAdp": lambda **base: of.RobustRule(of.FedAdp(), **base),
-    "CentredClipping": lambda **base: of.RobustRule(of.CentredClipping(), **base),
+    "FedAdp": lambda **base: of.RobustRule(FedAdp(), **base),
+    "CentredClipping": lambda **base: of.RobustRule(CentredClipping(), **base),
 }
 
 
