@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -170,14 +170,3 @@ def announced(
                 callback.on_reply(server_round, one.node, failed=reply.has_error())
         yield reply
         del reply  # It need not stay in memory until the next is there.
-
-
-class OnRound(Callback):
-    """Calls a function with each round's report, e.g. ``reports.append``."""
-
-    def __init__(self, function: Callable[[RoundReport], object]) -> None:
-        self.function = function
-
-    def on_round(self, report: RoundReport) -> None:
-        """Hand the report on."""
-        self.function(report)

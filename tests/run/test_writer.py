@@ -15,7 +15,7 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.callbacks import OnRound
+from fedif_flower.strategies.callbacks import Callback
 from tests.strategies.lines import Movers, Threshold, threshold_validation
 
 
@@ -88,12 +88,13 @@ def test_beside_an_attribution_it_leaves_what_a_statement_needs(tmp_path):
 
 
 def test_a_run_that_an_error_ended_is_not_complete(tmp_path):
-    def fail(report):
-        if report.round == 2:
-            raise RuntimeError("no more")
+    class Failing(Callback):
+        def on_round(self, report):
+            if report.round == 2:
+                raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError, match="no more"):
-        attributed(tmp_path, OnRound(fail))
+        attributed(tmp_path, Failing())
     assert (tmp_path / "report.md").is_file()
     with pytest.raises(ConfigError, match="no complete run"):
         read_run(tmp_path)

@@ -11,7 +11,6 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.valuation import Validation
 
@@ -73,12 +72,10 @@ def play(
     strategy: ScreenedStrategy, model: nn.Module, movers: Movers, rounds: int = 1
 ) -> tuple[Tensor, list[RoundReport]]:
     """Run rounds with all clients; return the new parameters ``[d]`` and the reports."""
-    reports: list[RoundReport] = []
-    strategy.callbacks = [OnRound(reports.append)]
-    grid = LocalGrid(movers, len(movers.steps))
+    grid, before = LocalGrid(movers, len(movers.steps)), len(strategy.history)
     result = strategy.start(grid, model_arrays(model), num_rounds=rounds)
     arrays = [torch.from_numpy(array.numpy()).flatten() for array in result.arrays.values()]
-    return torch.cat(arrays), reports
+    return torch.cat(arrays), strategy.history.rounds[before:]
 
 
 def column(report: RoundReport, name: str) -> list[float]:

@@ -12,7 +12,7 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screening import AcceptedReply, RefusedReply, Screening
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.callbacks import Callback, OnRound
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.failures import MemberFailures
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
 
@@ -27,16 +27,9 @@ def nonsense(message, context):
 
 def run(erring, num_nodes, rounds, clients=None, kind=explode, **settings):
     """Run rounds with clients 0 .. erring - 1 that fail; return the reports and the strategy."""
-    reports = []
-    strategy = FedAvg(
-        **{
-            "fraction_evaluate": 0.0,
-            "min_train_nodes": 1,
-            "callbacks": [OnRound(reports.append)],
-            "setup": Setup(device="cpu"),
-        }
-        | settings
-    )
+    base = {"fraction_evaluate": 0.0, "min_train_nodes": 1, "setup": Setup(device="cpu")}
+    strategy = FedAvg(**base | settings)
+    reports = strategy.history.rounds
     grid = LocalGrid(clients or Clients(dict.fromkeys(range(erring), kind)), num_nodes)
     try:
         strategy.start(grid, ArrayRecord([np.zeros(1, np.float32)]), num_rounds=rounds)

@@ -26,8 +26,6 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.callbacks import OnRound
-from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.valuation import InfluenceValuation
 from tests.strategies.hostile import Clients, honest_parts
 from tests.strategies.named import config, run
@@ -108,12 +106,8 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
 
 
-def build(rule: str, reports: list[RoundReport]):
-    base = {
-        "fraction_evaluate": 0.0,
-        "callbacks": [OnRound(reports.append)],
-        "setup": Setup(device="cpu"),
-    }
+def build(rule: str):
+    base = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
     if rule == "fedavg":
         return FedAvg(**base)
     if rule == "krum":
@@ -128,11 +122,11 @@ def build(rule: str, reports: list[RoundReport]):
 @pytest.mark.parametrize("rule", ["fedavg", "fedif", "krum"])
 @given(st.data())
 def test_no_reply_stops_the_server_or_gets_weight_that_is_not_due(rule, data):
-    reports: list[RoundReport] = []
     clients = Clients({HOSTILE: lambda message, _: data.draw(replies(message))})
-    result = build(rule, reports).start(LocalGrid(clients, 4), model_arrays(model()), num_rounds=2)
-    assert len(reports) == 2
-    for report in reports:
+    strategy = build(rule)
+    result = strategy.start(LocalGrid(clients, 4), model_arrays(model()), num_rounds=2)
+    assert len(strategy.history.rounds) == 2
+    for report in strategy.history.rounds:
         # Four are asked, or three while the hostile one is paused.
         assert report.num_accepted + report.num_rejected + report.num_failed in (3, 4)
         assert report.num_accepted >= 3

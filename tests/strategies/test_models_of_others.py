@@ -25,7 +25,6 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import RootTraining, Setup
-from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.tasks.modules import tied_names
 
 TOKENS = torch.tensor([0, 1, 2, 3, 0, 1])
@@ -101,13 +100,10 @@ def test_tied_parameters_and_odd_buffers_go_through_a_round(name):
             **base | {"setup": Setup(device="cpu", tied_keys=tied_names(model()))}
         )
     )
-    reports: list = []
-    strategy = build(
-        fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], setup=Setup(device="cpu")
-    )
+    strategy = build(fraction_evaluate=0.0, setup=Setup(device="cpu"))
     sent = model_arrays(model())
     result = strategy.start(LocalGrid(client, 6), sent, num_rounds=2)
-    for report in reports:
+    for report in strategy.history.rounds:
         assert not report.failed
         refused = {c.node.node_id - 1000: c.rejection for c in report.clients if c.rejection}
         assert refused.keys() == {UNTIED, UNMASKED}

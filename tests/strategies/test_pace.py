@@ -15,7 +15,6 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.clocked_grid import ClockedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Pace, Setup
-from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.nodes import identify_clients
 from tests.strategies.attributing import ROUNDING, validation
 from tests.strategies.lines import Movers, point
@@ -28,15 +27,14 @@ PATIENT = Pace(quorum=2, late_rounds=9)
 def run(pace: Pace, rounds: int, clients=None, make=FedAvg, callbacks=(), timeout=3600.0):
     """Return the model, the reports and the grid of a run with three nodes."""
     grid = ClockedGrid(clients or Movers(STEPS), 3, SECONDS.__getitem__)
-    reports = []
     strategy = make(
         fraction_evaluate=0.0,
-        callbacks=[OnRound(reports.append), *callbacks],
+        callbacks=callbacks,
         setup=Setup(device="cpu", pace=pace, identify=identify_clients),
     )
     result = strategy.start(grid, model_arrays(point()), rounds, timeout)
     (weight,) = result.arrays.to_torch_state_dict().values()
-    return weight.flatten().tolist(), reports, grid
+    return weight.flatten().tolist(), strategy.history.rounds, grid
 
 
 def statuses(report) -> dict[int, str]:

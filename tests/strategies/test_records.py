@@ -14,7 +14,6 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.callbacks import OnRound
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.lines import threshold_validation
 
@@ -25,15 +24,10 @@ def zeros(size: int = 1) -> ArrayRecord:
 
 def run(clients, num_nodes=3, rounds=1, **settings):
     """Run FedAvg, or ``strategy``; return Flower's result and the reports."""
-    reports = []
-    base = {
-        "fraction_evaluate": 0.0,
-        "callbacks": [OnRound(reports.append)],
-        "setup": Setup(device="cpu"),
-    }
-    strategy = settings.pop("strategy", FedAvg)(**base | settings)
-    grid = LocalGrid(clients, num_nodes)
-    return strategy.start(grid, zeros(), num_rounds=rounds), reports
+    base = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+    strategy = FedAvg(**base | settings)
+    result = strategy.start(LocalGrid(clients, num_nodes), zeros(), num_rounds=rounds)
+    return result, strategy.history.rounds
 
 
 def add(step: float, **records: MetricRecord | ConfigRecord):
@@ -134,21 +128,15 @@ class Growing(LocalGrid):
 
 def test_the_first_round_waits_for_min_available_nodes_though_the_model_was_evaluated():
     """A server that evaluates the initial model has seen its arrays before round 1."""
-    reports = []
-    strategy = FedAvg(
-        fraction_evaluate=0.0,
-        min_available_nodes=4,
-        min_train_nodes=1,
-        callbacks=[OnRound(reports.append)],
-        setup=Setup(device="cpu"),
-    )
+    base = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+    strategy = FedAvg(min_available_nodes=4, min_train_nodes=1, **base)
 
     def evaluate(server_round, arrays):
         strategy.model.receive(arrays)
 
     grid = Growing(Clients(), 6)
     strategy.start(grid, zeros(), num_rounds=1, evaluate_fn=evaluate)
-    assert len(reports[0].clients) == 4
+    assert len(strategy.history.rounds[0].clients) == 4
 
 
 def test_members_are_named_as_the_operator_calls_them(caplog):

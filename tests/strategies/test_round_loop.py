@@ -9,7 +9,7 @@ from fedif_flower import FedAvg
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.callbacks import Callback, OnRound, StopTraining
+from fedif_flower.strategies.callbacks import Callback, StopTraining
 from tests.strategies.hostile import Clients, step_reply
 
 
@@ -77,9 +77,9 @@ def test_a_callback_may_end_the_run_in_good_order():
             if server_round == 2:
                 raise StopTraining("good enough")
 
-    reports = []
-    result = start(OnRound(reports.append), Patience(), rounds=9)
-    assert [report.round for report in reports] == [1, 2]
+    watching = Watching()
+    result = start(watching, Patience(), rounds=9)
+    assert [entry[1] for entry in watching.seen if entry[0] == "round"] == [1, 2]
     assert value(result.arrays) == 2.0
 
 

@@ -10,9 +10,7 @@ from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.nodes import identify_by_query
-from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.sampling import sample_clients
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
 
@@ -54,12 +52,7 @@ def test_floating_buffers_are_averaged_and_counters_take_the_maximum():
     [*((kind, "fedavg") for kind in HOSTILE), ("nan", "fedif"), ("nan", "krum")],
 )
 def test_a_hostile_reply_is_refused_alone(kind, rule):
-    reports: list[RoundReport] = []
-    base = {
-        "fraction_evaluate": 0.0,
-        "callbacks": [OnRound(reports.append)],
-        "setup": Setup(device="cpu"),
-    }
+    base = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
     validation = Validation(model(), torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
     strategy = {
         "fedavg": lambda: FedAvg(**base),
@@ -68,7 +61,7 @@ def test_a_hostile_reply_is_refused_alone(kind, rule):
     }[rule]()
     clients = Clients({1: lambda message, _: spoiled_reply(message, HOSTILE[kind])})
     result = start(strategy, clients, rounds=2)
-    for report in reports:
+    for report in strategy.history.rounds:
         assert (report.num_accepted, report.num_rejected, report.num_failed) == (2, 1, 0)
         refused = report.clients[-1]
         assert refused.node.node_id == 1001
@@ -84,26 +77,23 @@ def test_a_client_that_raises_or_is_silent_counts_as_failed():
     def explode(message, context):
         raise RuntimeError("boom")
 
-    reports: list[RoundReport] = []
-    strategy = FedAvg(fraction_evaluate=0.0, callbacks=[OnRound(reports.append)])
+    strategy = FedAvg(fraction_evaluate=0.0)
     start(strategy, Clients({0: explode}), num_nodes=5, silent=[4])
-    assert (reports[0].num_accepted, reports[0].num_failed) == (3, 2)
-    statuses = [client.status for client in reports[0].clients]
+    (report,) = strategy.history.rounds
+    assert (report.num_accepted, report.num_failed) == (3, 2)
+    statuses = [client.status for client in report.clients]
     assert statuses == ["accepted"] * 3 + ["failed", "away"]
-    reasons = [client.rejection for client in reports[0].clients[-2:]]
+    reasons = [client.rejection for client in report.clients[-2:]]
     assert "boom" in reasons[0]
     assert reasons[1] == "no reply before the deadline"
 
 
 def test_old_model_stays_when_nothing_valid_came():
     clients = Clients({p: lambda m, _: spoiled_reply(m, HOSTILE["nan"]) for p in range(3)})
-    reports: list[RoundReport] = []
-    strategy = FedAvg(
-        fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], setup=Setup(max_failed_rounds=3)
-    )
+    strategy = FedAvg(fraction_evaluate=0.0, setup=Setup(max_failed_rounds=3))
     result = start(strategy, clients, rounds=2)
     assert len(result.arrays) == 0  # no round ever produced a model
-    assert [report.failed for report in reports] == [True, True]
+    assert [report.failed for report in strategy.history.rounds] == [True, True]
 
 
 @pytest.mark.parametrize("key", ["min_available_nodes", "min_train_nodes", "min_evaluate_nodes"])

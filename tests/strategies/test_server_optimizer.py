@@ -12,7 +12,6 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, FedAvgM, FedYogi, LossBound
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.attribution import PathAttribution
-from fedif_flower.strategies.callbacks import OnRound
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.lines import Movers, Threshold, play, threshold_validation
 from tests.strategies.named import config
@@ -38,16 +37,10 @@ def test_a_model_that_is_taken_back_takes_its_mean_with_it():
         server_round = message.content.config_records["config"]["server-round"]
         return step_reply(message, HUGE if hostile and server_round == 2 else 1.0)
 
-    reports = []
-    strategy = FedIF(
-        validation(line()),
-        stages=[FedAvgM(0.5, 0.5)],
-        callbacks=[OnRound(reports.append)],
-        **BASE,
-    )
+    strategy = FedIF(validation(line()), stages=[FedAvgM(0.5, 0.5)], **BASE)
     grid = LocalGrid(Clients(dict.fromkeys(range(3), reply)), 3)
     arrays = strategy.start(grid, model_arrays(line()), num_rounds=4).arrays
-    assert [report.failed for report in reports] == [False, False, True, False]
+    assert [report.failed for report in strategy.history.rounds] == [False, False, True, False]
     # Round 2 is undone by round 3; rounds 1 and 4 move by 1/2 and 1/4 + 1/2.
     assert arrays["0.weight"].numpy().item() == pytest.approx(1.25)
 

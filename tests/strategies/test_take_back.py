@@ -11,8 +11,6 @@ from fedif_flower import FedAvg, FedIF, Validation
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.callbacks import OnRound
-from fedif_flower.strategies.reports import RoundReport
 from tests.strategies.hostile import Clients, honest_parts, step_reply
 
 HUGE = 5e14  # Let in by the screening; the product of two such layers leaves float32.
@@ -41,24 +39,21 @@ def huge_in(*rounds: int) -> Clients:
     return Clients({0: reply, 1: reply, 2: reply})
 
 
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+
+
 def run(strategy, clients, rounds: int) -> ArrayRecord:
     arrays = model_arrays(line())
     return strategy.start(LocalGrid(clients, 3), arrays, num_rounds=rounds).arrays
 
 
 def test_fedif_goes_on_from_the_last_model_that_worked():
-    reports: list[RoundReport] = []
     # The gradient at 0 is 0, so that the first round's weights are equal, the hostile client's too.
     # Without bounds: with them such a step is not taken in the first place.
-    strategy = FedIF(
-        validation(line()),
-        fraction_evaluate=0.0,
-        stages=(),
-        callbacks=[OnRound(reports.append)],
-        setup=Setup(device="cpu"),
-    )
+    strategy = FedIF(validation(line()), stages=(), **BASE)
     arrays = run(strategy, huge_in(1), rounds=5)
-    assert [report.failed for report in reports] == [False, True, False, False, False]
+    failed = [report.failed for report in strategy.history.rounds]
+    assert failed == [False, True, False, False, False]
     # Round 1 is undone by round 2; rounds 3, 4 and 5 add 1 each.
     assert arrays["0.weight"].numpy().item() == pytest.approx(3.0)
 
@@ -71,7 +66,7 @@ def test_nothing_but_nonsense_blames_the_model_that_was_sent():
             return step_reply(message, float("nan"))
         return huge_in(1).special[0](message, context)
 
-    strategy = FedAvg(fraction_evaluate=0.0, setup=Setup(device="cpu"))
+    strategy = FedAvg(**BASE)
     arrays = run(strategy, Clients(dict.fromkeys(range(3), overflowing)), rounds=5)
     assert arrays["1.weight"].numpy().item() == pytest.approx(3.0)
 
@@ -113,11 +108,9 @@ def unable_beyond(limit: float):
 
 
 def test_clients_that_all_fail_on_the_model_just_made_blame_it():
-    reports: list[RoundReport] = []
-    strategy = FedAvg(
-        fraction_evaluate=0.0, callbacks=[OnRound(reports.append)], setup=Setup(device="cpu")
-    )
+    strategy = FedAvg(**BASE)
     arrays = run(strategy, Clients(dict.fromkeys(range(3), unable_beyond(1e6))), rounds=4)
+    reports = strategy.history.rounds
     assert [report.failed for report in reports] == [False, True, False, False]
     assert reports[1].reason == "most clients fail on this model"
     assert arrays["1.weight"].numpy().item() == pytest.approx(2.0)
@@ -126,7 +119,7 @@ def test_clients_that_all_fail_on_the_model_just_made_blame_it():
 def test_the_few_that_do_not_fail_make_no_model_of_it():
     # Partition 1 sent the huge update, and answers it happily.
     clients = Clients({0: unable_beyond(1e6), 1: huge_in(1).special[1], 2: unable_beyond(1e6)})
-    strategy = FedAvg(fraction_evaluate=0.0, setup=Setup(device="cpu"))
+    strategy = FedAvg(**BASE)
     assert run(strategy, clients, rounds=3)["1.weight"].numpy().item() == pytest.approx(1.0)
 
 
@@ -147,18 +140,12 @@ def test_an_error_out_of_the_users_loss_fails_the_round_and_not_the_run():
             raise IndexError("a loss of the user's own")
         return nn.functional.mse_loss(outputs, targets)
 
-    reports: list[RoundReport] = []
     held_out = Validation(
         line(), torch.ones(1, 1), torch.full((1, 1), 1e3), loss_fn=loss, device="cpu"
     )
-    strategy = FedIF(
-        held_out,
-        fraction_evaluate=0.0,
-        stages=(),
-        callbacks=[OnRound(reports.append)],
-        setup=Setup(device="cpu"),
-    )
+    strategy = FedIF(held_out, stages=(), **BASE)
     arrays = run(strategy, huge_in(1), rounds=4)
+    reports = strategy.history.rounds
     assert [report.failed for report in reports] == [False, True, False, False]
     assert "a loss of the user's own" in reports[1].reason
     assert [report.reason for report in reports if not report.failed] == [""] * 3

@@ -7,9 +7,7 @@ from fedif_flower.run.report import require_complete
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.clocked_grid import ClockedGrid
 from fedif_flower.strategies import Pace, Setup
-from fedif_flower.strategies.callbacks import OnRound
 from fedif_flower.strategies.nodes import identify_clients
-from fedif_flower.strategies.reports import RoundReport
 from fedif_studies.names import NAMES
 from fedif_studies.oracle import OracleExclusion
 from tests.strategies.lines import Movers, column, play, point
@@ -29,15 +27,12 @@ def test_the_honest_by_their_examples():
 def test_a_late_reply_of_a_malicious_client_has_no_weight():
     # The third, who is malicious, is at work until the fifth round ends.
     grid = ClockedGrid(Movers([[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]]), 3, [1.0, 2.0, 9.5].__getitem__)
-    reports: list[RoundReport] = []
     setup = Setup(device="cpu", pace=Pace(quorum=2, late_rounds=9), identify=identify_clients)
-    OracleExclusion(
-        lambda node: node.partition_id == 2,
-        fraction_evaluate=0.0,
-        callbacks=[OnRound(reports.append)],
-        setup=setup,
-    ).start(grid, model_arrays(point()), 5)
-    weights = {client.asked_in: client.weight for client in reports[4].clients}
+    strategy = OracleExclusion(
+        lambda node: node.partition_id == 2, fraction_evaluate=0.0, setup=setup
+    )
+    strategy.start(grid, model_arrays(point()), 5)
+    weights = {client.asked_in: client.weight for client in strategy.history.rounds[4].clients}
     assert weights[1] == 0.0
 
 
