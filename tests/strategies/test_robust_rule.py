@@ -3,19 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedif_flower.aggregators import CentredClipping, Flame, Median, TrimmedMean
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, LossBound
-from fedif_flower.strategies import (
-    CentredClipping,
-    Flame,
-    Median,
-    RobustRule,
-    Setup,
-    TrimmedMean,
-)
+from fedif_flower.strategies import RobustRule, Setup
 from tests.strategies.lines import Movers, column, play, point
 
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
