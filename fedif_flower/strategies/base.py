@@ -210,10 +210,9 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         self.begin(initial_arrays)
         for callback in self.told:
             callback.on_start(self)
-        loop = RoundLoop(self, self.model, self.history, self.told, self.completed_rounds)
-        result = loop.run(
-            grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-        )
+        loop = RoundLoop(self, self.model, self.history, self.told, evaluate_fn)
+        rounds = range(self.completed_rounds + 1, self.completed_rounds + num_rounds + 1)
+        result = loop.run(grid, initial_arrays, rounds, timeout, train_config, evaluate_config)
         for remark in filter(None, (stage.remark() for stage in self.stages)):
             logger.info("%s", remark)
         return result

@@ -1,12 +1,12 @@
-"""Flower's loop over rounds, with resumed runs, callbacks and guarded evaluation."""
+"""The loop over rounds, as Flower's, with resumed runs, callbacks and guarded evaluation."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from threading import get_ident
+import time
+from collections.abc import Callable, Mapping, Sequence
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -17,33 +17,14 @@ from fedif_flower.strategies.history import History
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger(__name__)
-_FLOWER = logging.getLogger("flwr")
+_FLOWER = logging.getLogger("flwr")  # Which prints in any program, as Flower's strategies do.
 
 
-class _FlowersLog(logging.Filter):
-    """Lets Flower's log name the strategy, and count the rounds of earlier processes too."""
+class RoundLoop:
+    """Lets a strategy play rounds, which are counted from the first process on.
 
-    def __init__(self, strategy: Strategy, offset: int) -> None:
-        super().__init__()
-        self._name = type(strategy).__name__
-        self._offset = offset
-        self._thread = get_ident()  # Other threads may run other federations.
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.thread == self._thread and isinstance(record.args, tuple):
-            if record.msg == "Starting %s strategy:":
-                record.args = (self._name,)
-            elif record.msg == "[ROUND %s/%s]":
-                record.args = tuple(int(str(n)) + self._offset for n in record.args)
-        return True
-
-
-class RoundLoop(Strategy):
-    """Stands between Flower's loop, which counts from 1, and a strategy.
-
-    Rounds of an earlier process are added to Flower's count here and nowhere else. After each
-    round, the user's evaluation and the strategy's callbacks look at the global model. No error of
-    the evaluation ends a run that has begun: a model that it cannot bear is taken back.
+    After each round, the user's evaluation and the strategy's callbacks look at the global model.
+    No error of the evaluation ends a run that has begun: a model that it cannot bear is taken back.
 
     Parameters
     ----------
@@ -55,8 +36,8 @@ class RoundLoop(Strategy):
         Keeps each round's metrics.
     callbacks : sequence of Callback
         Told of each round's model and metrics, and of the end.
-    completed_rounds : int
-        By earlier processes.
+    evaluate_fn : callable, optional
+        The user's own evaluation, as Flower's strategies take it.
     """
 
     def __init__(
@@ -65,126 +46,104 @@ class RoundLoop(Strategy):
         model: GlobalModel,
         history: History,
         callbacks: Sequence[Callback],
-        completed_rounds: int,
+        evaluate_fn: EvaluateFunction | None,
     ) -> None:
-        self.strategy = strategy
-        self.offset = completed_rounds
-        self._model = model
-        self._history = history
-        self._callbacks = callbacks
-        self._evaluate_fn: EvaluateFunction | None = None
-        self._so_far = Result()
+        self.strategy, self.model, self.history = strategy, model, history
+        self.callbacks, self.evaluate_fn = callbacks, evaluate_fn
+        self.result = Result()
 
     def run(
         self,
         grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int,
+        arrays: ArrayRecord,
+        rounds: range,
         timeout: float,
         train_config: ConfigRecord | None,
         evaluate_config: ConfigRecord | None,
-        evaluate_fn: EvaluateFunction | None,
     ) -> Result:
-        """Run the rounds; the result's rounds are counted from the first process on.
-
-        ``evaluate_fn`` is the user's own, as Flower's strategies take it.
-        """
-        self._evaluate_fn = evaluate_fn
-        told = _FlowersLog(self.strategy, self.offset)
-        _FLOWER.addFilter(told)
+        """Run the rounds of these numbers; before the first of all, 1, the model is looked at."""
+        started = time.monotonic()
+        _FLOWER.info("Starting %s strategy: %d rounds", type(self.strategy).__name__, len(rounds))
+        self.strategy.summary()
+        configs = [ConfigRecord() if c is None else c for c in (train_config, evaluate_config)]
         try:
-            self.start(
-                grid,
-                initial_arrays,
-                num_rounds,
-                timeout,
-                train_config,
-                evaluate_config,
-                self._look,
-            )
+            if rounds.start == 1:  # Else an earlier process has looked at the model that it left.
+                self._look(0)
+            for server_round in rounds:
+                _FLOWER.info("[ROUND %d/%d]", server_round, rounds.stop - 1)
+                arrays = self._play(grid, arrays, server_round, timeout, *configs)
+                self._look(server_round)
         except StopTraining as stop:
             logger.info("stopped: %s", stop)
         finally:
-            _FLOWER.removeFilter(told)
-            for callback in self._callbacks:
+            for callback in self.callbacks:
                 callback.on_end()
-        if self._so_far.arrays:
-            self._so_far.arrays = self._model.current(self._so_far.arrays)
-        return self._so_far
+        if self.result.arrays:
+            self.result.arrays = self.model.current(self.result.arrays)
+        seconds = time.monotonic() - started
+        _FLOWER.info("Strategy execution finished in %.2fs\n%s", seconds, self.result)
+        return self.result
 
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask the strategy for the round's messages."""
-        current = self._model.current(arrays)
-        return self.strategy.configure_train(server_round + self.offset, current, config, grid)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the strategy combine the replies."""
-        server_round += self.offset
-        arrays, metrics = self.strategy.aggregate_train(server_round, replies)
-        if arrays is not None:
-            self._so_far.arrays = arrays
+    def _play(
+        self,
+        grid: Grid,
+        arrays: ArrayRecord,
+        server_round: int,
+        timeout: float,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> ArrayRecord:
+        """Play a round; return the model that it leads to."""
+        strategy, result = self.strategy, self.result
+        asked = strategy.configure_train(
+            server_round, self.model.current(arrays), train_config, grid
+        )
+        replies = grid.send_and_receive(asked, timeout=timeout)
+        made, metrics = strategy.aggregate_train(server_round, replies)
+        if made is not None:
+            arrays = result.arrays = made
         if metrics is not None:
-            self._so_far.train_metrics_clientapp[server_round] = metrics
-        return arrays, metrics
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask the strategy who evaluates the new model."""
-        current = self._model.current(arrays)
-        return self.strategy.configure_evaluate(server_round + self.offset, current, config, grid)
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Let the strategy average the clients' metrics."""
-        server_round += self.offset
-        metrics = self.strategy.aggregate_evaluate(server_round, replies)
+            _FLOWER.info("\t└──> Aggregated MetricRecord: %s", metrics)
+            result.train_metrics_clientapp[server_round] = metrics
+        asked = strategy.configure_evaluate(
+            server_round, self.model.current(arrays), evaluate_config, grid
+        )
+        replies = grid.send_and_receive(asked, timeout=timeout)
+        metrics = strategy.aggregate_evaluate(server_round, replies)
         if metrics is not None:
-            self._so_far.evaluate_metrics_clientapp[server_round] = metrics
-        return metrics
+            _FLOWER.info("\t└──> Evaluated MetricRecord: %s", metrics)
+            result.evaluate_metrics_clientapp[server_round] = metrics
+        return arrays
 
-    def summary(self) -> None:
-        """Log the strategy's settings."""
-        self.strategy.summary()
-
-    def _look(self, flower_round: int, arrays: ArrayRecord) -> MetricRecord | None:  # noqa: ARG002
+    def _look(self, server_round: int) -> None:
         """Let the user's evaluation and the callbacks look at the global model."""
-        if self.offset and not flower_round:
-            return None  # An earlier process has looked at the model that it left.
-        server_round = flower_round + self.offset
         metrics: dict[str, float] = {**self._evaluate(server_round)}
         stop: StopTraining | None = None
         try:
             try:
-                for callback in self._callbacks:
-                    metrics.update(callback.on_model(server_round, self._model) or {})
+                for callback in self.callbacks:
+                    metrics.update(callback.on_model(server_round, self.model) or {})
             finally:
-                self._history.metrics[server_round] = dict(metrics)
-                for callback in self._callbacks:
+                self.history.metrics[server_round] = dict(metrics)
+                for callback in self.callbacks:
                     callback.on_metrics(server_round, metrics)
         except StopTraining as raised:
             stop = raised  # The round is complete all the same.
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback.on_round_end(server_round)
         if stop is not None:
             raise stop
-        if not metrics:
-            return None
-        record = self._so_far.evaluate_metrics_serverapp[server_round] = MetricRecord(dict(metrics))
-        return record
+        if metrics:
+            _FLOWER.info("\t└──> Global evaluation: %s", metrics)
+            self.result.evaluate_metrics_serverapp[server_round] = MetricRecord(dict(metrics))
 
     def _evaluate(self, server_round: int) -> Mapping[str, float]:
         """Return the metrics of the user's own evaluation; none where it fails."""
-        evaluate = self._evaluate_fn
+        evaluate = self.evaluate_fn
         if evaluate is None:
             return {}
         try:
-            found = self._model.examined(lambda arrays: evaluate(server_round, arrays))
+            found = self.model.examined(lambda arrays: evaluate(server_round, arrays))
         except Exception as error:
             ours = isinstance(error, FedIFError) and not isinstance(error, ValuationError)
             if ours or not server_round:

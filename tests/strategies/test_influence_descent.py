@@ -72,6 +72,7 @@ def test_buffers_are_those_of_the_weights():
     assert first > second
     assert report.losses == pytest.approx((25.0, (first * 5 + second * 5) ** 2))
     # The smaller weight is the better one; with the shifts swapped it is that still.
+    strategy = InfluenceDescent(held_out, descent=DescentSettings(steps=1), **BASE)
     _, (report,) = play(strategy, Shifted(), Movers([[1.0, 2.0], [3.0, 4.0]]))
     first, second = column(report, "weight")
     assert report.losses == pytest.approx((25.0, (first * 3 + second * 7) ** 2))
