@@ -318,12 +318,11 @@ class PathAttribution(Callback):
         ValueError, TypeError, KeyError
             If it is not of this rule, or not of the rounds 1 to ``last_round``.
         """
-        theirs, ours = (state["rule"], state["num_classes"]), (self.rule, self.num_classes)
-        if theirs != ours:
-            said = [f"by {rule}, of {classes} classes" for rule, classes in (theirs, ours)]
-            raise ValueError(f"its attribution is {said[0]}; this run's is {said[1]}")
-        if state["blocks"] != self.block_weights:
-            raise ValueError("its held-out examples are cut into other blocks than this run's")
+        ours = self.state_dict(last_round)
+        for name in ("rule", "num_classes", "blocks"):
+            if state[name] != ours[name]:
+                words = f"its attribution has {name} = {state[name]}; this run's has {ours[name]}"
+                raise ValueError(words)
         rounds = [round_from(found) for found in lines]
         if [found.server_round for found in rounds] != list(range(1, last_round + 1)):
             raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")

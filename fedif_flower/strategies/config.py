@@ -91,23 +91,17 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
         if buffered != bool(self.buffer_size):
             words = ">= 1 with rounds 'buffered'" if buffered else "0 without rounds 'buffered'"
             raise RefusedValueError("buffer_size", words)
-        for name in ("quorum", "grace") if buffered else ():
-            if getattr(self, name):
-                raise RefusedValueError(name, "0 with rounds 'buffered'")
-        if buffered and self.ask_more != 1:
-            raise RefusedValueError("ask_more", "1 with rounds 'buffered', which asks all")
+        only = {"quorum": 0, "grace": 0, "ask_more": 1} if buffered else {}
+        for name, value in only.items():
+            if getattr(self, name) != value:
+                raise RefusedValueError(name, f"{value} with rounds 'buffered', which asks all")
         return self
 
     def pace(self) -> Pace:
         """Return how long the rounds of a run wait."""
         if self.is_buffered:
             return Pace(quorum=self.buffer_size, late_rounds=self.late_rounds or ALWAYS)
-        return Pace(
-            quorum=self.quorum,
-            grace=self.grace,
-            ask_more=self.ask_more,
-            late_rounds=self.late_rounds,
-        )
+        return Pace(self.quorum, self.grace, self.ask_more, self.late_rounds)
 
 
 class StrategyConfig(SectionedSettings):

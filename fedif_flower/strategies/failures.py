@@ -106,16 +106,10 @@ class MemberFailures:
         self._poor_rounds = state["poor_rounds"]
         self._failed_rounds = state["failed_rounds"]
 
-    def errors(self, node: ClientNode) -> int:
-        """Return how often in a row a member gave no usable reply."""
-        return int(self._members.read([node.client_id], "errors")[0])
-
     def first_errors(self, screening: Screening) -> int:
         """Return how many clients raised an error in this round that did not err before."""
-        return sum(r.status == "failed" and not self.errors(r.node) for r in screening.refused)
-
-    def _has_failing(self) -> bool:
-        return bool((self._members.column("errors") >= self.maximum).any())
+        failed = [r.node.client_id for r in screening.refused if r.status == "failed"]
+        return int((self._members.read(failed, "errors") == 0).sum())
 
     def _give_up(
         self,
@@ -124,27 +118,30 @@ class MemberFailures:
         num_asked: int,
         online: Sequence[ClientNode],
     ) -> None:
-        if not self._poor_rounds and not self._failed_rounds and not self._has_failing():
+        has_failing = bool((self._members.column("errors") >= self.maximum).any())
+        if not (self._poor_rounds or self._failed_rounds or has_failing):
             return
         tried = [node.client_id for node in online if node.client_id in self._members]
         errors = self._members.read(tried, "errors")
         erring, failing = int((errors > 0).sum()), int((errors >= self.maximum).sum())
-        last = (
-            f"the last was round {server_round} with {len(screening.accepted)} valid replies of "
-            f"{num_asked}; first reason: "
-            + next((r.reason for r in screening.refused), "the model could not be aggregated")
-        )
         if 2 * failing > len(online):
-            raise TrainingFailedError(
+            why = (
                 f"most members fail: {failing} of {len(online)} gave no usable reply in "
-                f"{self.maximum} rounds in a row that they were asked in; {last}"
+                f"{self.maximum} rounds in a row that they were asked in"
             )
         # Long before all of a large federation were asked so often: by four standard deviations,
         # it is not by chance that more than half of those asked so far err.
-        if self._poor_rounds >= self.maximum and erring > len(tried) / 2 + 2 * len(tried) ** 0.5:
-            raise TrainingFailedError(
+        elif self._poor_rounds >= self.maximum and erring > len(tried) / 2 + 2 * len(tried) ** 0.5:
+            why = (
                 f"most members fail: {erring} of the {len(tried)} asked so far gave no usable "
-                f"reply, in {self._poor_rounds} rounds in a row most of those asked; {last}"
+                f"reply, in {self._poor_rounds} rounds in a row most of those asked"
             )
-        if self._failed_rounds >= self.maximum:
-            raise TrainingFailedError(f"{self._failed_rounds} rounds in a row failed; {last}")
+        elif self._failed_rounds >= self.maximum:
+            why = f"{self._failed_rounds} rounds in a row failed"
+        else:
+            return
+        first = next((r.reason for r in screening.refused), "the model could not be aggregated")
+        raise TrainingFailedError(
+            f"{why}; the last was round {server_round} with {len(screening.accepted)} valid "
+            f"replies of {num_asked}; first reason: {first}"
+        )

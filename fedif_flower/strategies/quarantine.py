@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -53,8 +54,9 @@ class Decision:
 @dataclass
 class _Member:
     partition_id: int
-    worths: list[float] = field(default_factory=list)  # One for each round since the last look.
-    bad: list[bool] = field(default_factory=list)  # Likewise.
+    # One for each round since the last look, at most so many.
+    worths: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST_MEMORY))
+    bad: deque[bool] = field(default_factory=lambda: deque(maxlen=LONGEST_COUNT))
     quarantines: int = 0
     until_round: int = 0
 
@@ -120,18 +122,12 @@ class Quarantine(Callback):
 
     def admit(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
         """Return the nodes that are not quarantined in this round."""
-        while (
-            self._judged < len(self.attribution.rounds)
-            and self.attribution.rounds[self._judged].server_round <= server_round - 2
-        ):
-            found = self.attribution.rounds[self._judged]
+        rounds = self.attribution.rounds
+        while self._judged < len(rounds) and rounds[self._judged].server_round <= server_round - 2:
+            self._take_in(rounds[self._judged], num_nodes=len(nodes))
             self._judged += 1
-            self._take_in(found, num_nodes=len(nodes))
-        return [n for n in nodes if self._until(n.client_id) <= server_round]
-
-    def _until(self, client_id: int) -> int:
-        member = self._members.get(client_id)
-        return member.until_round if member else 0
+        until = {i: member.until_round for i, member in self._members.items()}
+        return [n for n in nodes if until.get(n.client_id, 0) <= server_round]
 
     def _take_in(self, found: RoundAttribution, num_nodes: int) -> None:
         """Note what a round's members are worth, and decide about each of them."""
@@ -142,9 +138,7 @@ class Quarantine(Callback):
             # What was on its way when the quarantine began is no news.
             if client.client_id in worths and found.server_round >= member.until_round:
                 member.worths.append(worths[client.client_id])
-                del member.worths[:-LONGEST_MEMORY]
                 member.bad.append(client.client_id in bad)
-                del member.bad[:-LONGEST_COUNT]
         means = {
             client_id: float(np.mean(member.worths))
             for client_id, member in self._members.items()
@@ -181,15 +175,10 @@ class Quarantine(Callback):
         member.until_round = server_round + turn * turns
         member.worths.clear()
         member.bad.clear()
-        decision = Decision(
-            server_round, member.until_round, member.partition_id, client_id, reason
-        )
-        logger.info(
-            "%s is left out until round %d: %s",
-            self._nodes.labels([client_id])[client_id] if self._nodes else client_id,
-            member.until_round,
-            reason,
-        )
+        until = member.until_round
+        decision = Decision(server_round, until, member.partition_id, client_id, reason)
+        who = self._nodes.labels([client_id])[client_id] if self._nodes else client_id
+        logger.info("%s is left out until round %d: %s", who, until, reason)
         self.decisions.append(decision)
         if self._on_decision is not None:
             self._on_decision(decision)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -17,7 +16,6 @@ from fedif_flower.stages import Stage
 _UNTOLD: tuple[object, ...] = (object.__repr__,)  # It shows an address and nothing else.
 # Flower's strategies tell their settings on its logger, which prints them in any program.
 logger = logging.getLogger("flwr")
-_GROUPS = ("setup", "weighting", "descent")  # Arguments that hold settings.
 _SHOWN_AT_MOST = 100  # Characters of a value.
 
 
@@ -77,7 +75,10 @@ class TellsSettings:
 
     def summary(self) -> None:
         """Log every setting, as Flower's strategies do."""
-        log_settings(self)
+        logger.info("\t└──> Settings:")
+        for name, given in self.settings.values.items():
+            # Some are settled by the constructor: "auto" for example.
+            logger.info("\t\t├── %s = %s", name, shown_setting(vars(self).get(name, given)))
 
 
 def given_settings(kind: type, positional: Sequence[Any], named: Mapping[str, Any]) -> Settings:
@@ -95,21 +96,6 @@ def given_settings(kind: type, positional: Sequence[Any], named: Mapping[str, An
     defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
     given = {name: value for name, value in values.items() if value is not defaults[name]}
     return Settings(values, given)
-
-
-def log_settings(strategy: Any) -> None:
-    """Log every setting of a strategy; those of objects that hold settings one by one."""
-    logger.info("\t└──> Settings:")
-    inside: dict[str, Any] = {}
-    for name, given in strategy.settings.values.items():
-        # Some are settled by the constructor: "auto" for example.
-        value = vars(strategy).get(name, given)
-        if name in _GROUPS and is_dataclass(value):
-            inside |= {field.name: getattr(value, field.name) for field in fields(value)}
-        else:
-            inside[name] = value
-    for name, value in inside.items():
-        logger.info("\t\t├── %s = %s", name, shown_setting(vars(strategy).get(name, value)))
 
 
 def shown_setting(value: Any) -> str:

@@ -272,5 +272,5 @@ def test_blocks_add_up_and_change_nothing_else():
     other = PathAttribution(split.validation, blocks=20)
     other.load_state_dict(split.state_dict(3), lines, 3)
     assert other.rounds == split.rounds
-    with pytest.raises(ValueError, match="other blocks"):
+    with pytest.raises(ValueError, match="its attribution has blocks"):
         PathAttribution(split.validation).load_state_dict(split.state_dict(3), lines, 3)
