@@ -125,14 +125,6 @@ def test_a_step_that_misses_the_bound_begins_a_new_mean():
     assert not momentum.moves_on
 
 
-def test_it_goes_on_after_a_restart():
-    first, second = LossBound(held_out()), LossBound(held_out())
-    choose(first, 0.0, [3.0], [1.0])
-    second.load_state_dict(first.state_dict())
-    taken = [choose(bound, 3.0, [-8.0], [1.0]).params.item() for bound in (first, second)]
-    assert taken[0] == taken[1] == pytest.approx(2.5)
-
-
 @pytest.mark.parametrize("tolerance", [-0.1, math.nan, math.inf])
 def test_tolerances_that_are_none_are_refused(tolerance):
     with pytest.raises(ConfigError, match="tolerance"):

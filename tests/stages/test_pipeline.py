@@ -52,19 +52,10 @@ def settle(bounds: Stages, server_round: int, start: float, *steps: float) -> fl
     return params.item()
 
 
-def test_a_step_that_lowers_the_loss_is_taken_whole():
-    assert settle(bounds(), 1, 0.0, 1.0, 2.0) == pytest.approx(1.5)
-
-
 def test_updates_that_raise_the_loss_lose_their_weight():
     # Bounded by 4, the mean of 1, 2, 2, -4 and -4 is -3 / 5: beyond 10 % of the loss at the start.
     led_to = settle(bounds(), 1, 0.0, 1.0, 2.0, 2.0, -9.0, -9.0)
     assert 1.0 < led_to <= 2.0
-
-
-def test_a_step_that_goes_too_far_is_shortened():
-    # From 0 to 8 is 5 from 3; the half is 1 from it, a quarter also.
-    assert settle(bounds(multiple=4.0), 1, 0.0, 8.0) == pytest.approx(4.0)
 
 
 def test_the_least_of_the_losses_is_taken_and_never_none():

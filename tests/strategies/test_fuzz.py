@@ -9,18 +9,16 @@ from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
-    Context,
     Error,
     Message,
     MetricRecord,
     RecordDict,
 )
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from torch import nn
 
-from client_app import app as client_app
 from fedif_flower import FedAvg, FedIF, Krum, RobustRule, Validation
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
@@ -28,7 +26,6 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.valuation import InfluenceValuation
 from tests.strategies.hostile import Clients, honest_parts
-from tests.strategies.named import config, run
 
 HOSTILE = 1
 
@@ -138,20 +135,3 @@ def test_no_reply_stops_the_server_or_gets_weight_that_is_not_due(rule, data):
             assert np.isfinite(client.weight)
     for array in result.arrays.values():
         assert np.isfinite(array.numpy()).all()
-
-
-@settings(max_examples=settings.default.max_examples // 5, suppress_health_check=list(HealthCheck))
-@given(data=st.data(), strategy=st.sampled_from(["fedif", "afedsv", "fedavg", "fltrust"]))
-def test_no_reply_stops_a_run_or_spoils_what_it_writes(tmp_path_factory, data, strategy):
-    def clients(message: Message, context: Context) -> Message:
-        hostile = context.node_config["partition-id"] == HOSTILE
-        if hostile and message.metadata.message_type == "train":
-            return data.draw(replies(message))
-        return client_app(message, context)
-
-    chosen = {"fraction-train": 1.0, "num-server-rounds": 2}
-    summary, model, rows = run(config(tmp_path_factory.mktemp("run"), strategy, **chosen), clients)
-    assert summary["rounds"] == 2
-    assert len(rows) == 20
-    assert all(torch.isfinite(value).all() for value in model.values())
-    assert all(row["partition_id"] == str(HOSTILE) for row in rows if row["rejection"])

@@ -12,12 +12,9 @@ from fedif_flower import (
     AFedSV,
     FedAvg,
     FedIF,
-    FedSV,
     FLTrust,
     Krum,
-    LeaveOneOut,
     RobustRule,
-    SFedAvg,
     ShapFed,
     Validation,
 )
@@ -80,15 +77,11 @@ def client(message: Message, context: Context) -> Message:
 WITH_MODEL = {
     "FedIF": lambda **base: FedIF(validation(), **base),
     "AFedSV": lambda **base: AFedSV(validation(), **base),
-    "FedSV": lambda **base: FedSV(validation(), **base),
-    "LeaveOneOut": lambda **base: LeaveOneOut(validation(), **base),
-    "SFedAvg": lambda **base: SFedAvg(validation(), **base),
     "ShapFed": lambda **base: ShapFed(model(), **base),
     "FLTrust": lambda **base: FLTrust(RootTraining(model(), TOKENS, NEXT), **base),
 }
 RULES = {
     "FedAvg": FedAvg,
-    "Krum": lambda **base: RobustRule(Krum(), **base),
     "Krum on states": lambda **base: RobustRule(Krum(distances="state"), **base),
 }
 

@@ -41,26 +41,14 @@ class Slow(Clients):
         return super().__call__(message, context)
 
 
-def test_who_did_not_say_is_asked_again():
-    clients = Slow({1: 2})
+def test_who_does_not_say_is_asked_again_but_no_more_than_three_times():
+    clients = Slow({0: 100, 1: 2})
     grid = LocalGrid(clients, 3)
     directory = NodeDirectory(identify_by_query, timeout=1.0)
-    first, second, third = (directory.online(grid, 3) for _ in range(3))
-    assert [node.partition_id for node in first] == [UNKNOWN_PARTITION, 0, 2]
-    assert [node.partition_id for node in second] == [0, 1, 2]
-    assert third == second
-    assert [clients.asked.count(p) for p in range(3)] == [1, 2, 1]
-
-
-def test_who_never_says_is_asked_no_more_than_three_times():
-    clients = Slow({0: 100})
-    grid = LocalGrid(clients, 2)
-    directory = NodeDirectory(identify_by_query, timeout=1.0)
     for _ in range(MOST_QUESTIONS + 2):
-        found = directory.online(grid, 2)
-    assert found == [ClientNode(UNKNOWN_PARTITION, 1000), ClientNode(1, 1001)]
-    assert clients.asked.count(0) == MOST_QUESTIONS == 3
-    assert clients.asked.count(1) == 1
+        found = directory.online(grid, 3)
+    assert found == [ClientNode(p, 1000 + i) for i, p in enumerate((UNKNOWN_PARTITION, 1, 2))]
+    assert [clients.asked.count(p) for p in range(3)] == [MOST_QUESTIONS, 2, 1] == [3, 2, 1]
 
 
 def claiming(answers: dict[int, object]):

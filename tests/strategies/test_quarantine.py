@@ -13,7 +13,6 @@ from fedif_flower.strategies.quarantine import (
     LEAST_LOOKS,
     Quarantine,
     bad_of,
-    chance_of,
     relative_worths,
     upper_bound,
 )
@@ -105,12 +104,6 @@ def test_bad_rounds_are_those_far_below_the_half_above_the_median():
     # Worse than others, and no harm.
     assert bad_of({0: 2.0, 1: 2.0, 2: 2.0, 3: 2.1, 4: 0.1}) == set()
     assert bad_of({0: 0.2, 1: 0.3, 2: 0.4, 3: -9.0}) == set()  # Too few.
-
-
-def test_the_chance_of_bad_rounds_is_binomial():
-    assert chance_of(1, 1) == pytest.approx(0.02)
-    assert chance_of(1, 3) == pytest.approx(1 - 0.98**3)
-    assert chance_of(2, 2) == pytest.approx(0.02**2)
 
 
 @pytest.mark.parametrize("bad_of_eight", [2, 4])

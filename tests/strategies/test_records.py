@@ -140,15 +140,9 @@ def test_the_first_round_waits_for_min_available_nodes_though_the_model_was_eval
 
 
 def test_members_are_named_as_the_operator_calls_them(caplog):
-    huge = 12345678901234567890
-
     def identify(grid, node_ids):
         return [ClientNode(n - 1000, n, name=f"hospital {n - 999}") for n in node_ids]
 
-    assert ClientNode(3, huge).label == "client 3 (node 12345678..)"
-    assert ClientNode(-1, huge).label == "node 12345678.."
-    assert ClientNode(4, huge, is_simulated=True).label == "client 4"
-    assert ClientNode(3, huge, name="A").label == "A (node 12345678..)"
     strategy = strategies.FedIF(
         threshold_validation(), fraction_evaluate=0.0, setup=Setup(identify=identify, device="cpu")
     )

@@ -96,14 +96,6 @@ def test_an_evaluation_that_fails_on_one_model_takes_it_back():
     assert value(result.arrays) == 2.0
 
 
-def test_the_last_model_may_be_the_one_that_is_taken_back():
-    def evaluate(server_round: int, arrays: ArrayRecord) -> None:
-        if value(arrays) > 1.5:
-            raise IndexError("this one I cannot evaluate")
-
-    assert value(start(rounds=2, evaluate_fn=evaluate).arrays) == 1.0
-
-
 def test_an_evaluation_that_always_fails_ends_nothing_and_blames_nobody():
     def evaluate(server_round: int, arrays: ArrayRecord) -> None:
         if server_round:
