@@ -52,7 +52,8 @@ def evaluate(
     started = time.perf_counter()
 
     def measure(record: ArrayRecord) -> dict[str, float]:
-        vectors = model.vectors_of(record)
+        is_now = record is model.record
+        vectors = model.vectors if is_now else model.layout.to_vectors(record)
         buffers = model.layout.named_buffers(vectors)
         metrics: dict[str, float] = {}
         for split, judge in judges.items():

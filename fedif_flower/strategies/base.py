@@ -38,16 +38,21 @@ from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.history import History
 from fedif_flower.strategies.local_part import LocalPart
-from fedif_flower.strategies.nodes import NodeDirectory
+from fedif_flower.strategies.nodes import NodeDirectory, sample_clients
 from fedif_flower.strategies.pace import LateReplies
 from fedif_flower.strategies.reports import round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
-from fedif_flower.strategies.rule import as_weights, by_step, by_weights
-from fedif_flower.strategies.sampling import sample_clients
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.setup import DEFAULTS, Setup
 from fedif_flower.strategies.state import Stateful
-from fedif_flower.strategies.steps import Outcome, Step, why_it_stands_still
+from fedif_flower.strategies.steps import (
+    Outcome,
+    Step,
+    as_weights,
+    by_step,
+    by_weights,
+    why_it_stands_still,
+)
 from fedif_flower.strategies.summary import TellsSettings
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger

@@ -11,8 +11,7 @@ from flwr.serverapp.strategy import FedAvg
 from fedif_flower.messages.means import aggregate_metrics
 from fedif_flower.messages.metrics import ReplyLimits, screen_evaluations
 from fedif_flower.strategies.failures import MemberFailures
-from fedif_flower.strategies.nodes import NodeDirectory
-from fedif_flower.strategies.sampling import sample_clients
+from fedif_flower.strategies.nodes import NodeDirectory, sample_clients
 
 
 class ClientEvaluation(FedAvg):

@@ -57,7 +57,20 @@ class GlobalModel:
         Second names of arrays (tied weights), and their first names.
     optimizer : ServerOptimizer, optional
         Moves the model on after the round's own step.
+
+    Attributes
+    ----------
+    layout : ParameterLayout
+        Where the arrays of the record lie in the vectors; like the rest, from the first model on.
+    record : ArrayRecord
+        The model as clients receive it.
+    vectors : ModelVectors
+        The model as vectors, on the CPU.
     """
+
+    layout: ParameterLayout
+    record: ArrayRecord
+    vectors: ModelVectors
 
     def __init__(
         self,
@@ -68,31 +81,9 @@ class GlobalModel:
         self._optimizer = optimizer
         self._trainable_keys = trainable_keys
         self._tied_keys = tied_keys
-        self._layout: ParameterLayout | None = None
-        self._now: tuple[ArrayRecord, ModelVectors] | None = None
+        self._begun = False
         self._proven: ArrayRecord | None = None
         self._taken_back: ArrayRecord | None = None
-
-    @property
-    def layout(self) -> ParameterLayout:
-        """Where the arrays of the record lie in the vectors; known from the first model on."""
-        if self._layout is None:
-            raise RuntimeError("the layout is known from the first model on")
-        return self._layout
-
-    @property
-    def record(self) -> ArrayRecord:
-        """The model as clients receive it."""
-        return self._current[0]
-
-    @property
-    def vectors(self) -> ModelVectors:
-        """The model as vectors, on the CPU."""
-        return self._current[1]
-
-    def vectors_of(self, record: ArrayRecord) -> ModelVectors:
-        """Return the vectors of a record of this layout."""
-        return self.vectors if record is self.record else self.layout.to_vectors(record)
 
     @property
     def named_buffers(self) -> dict[str, Tensor]:
@@ -115,7 +106,7 @@ class GlobalModel:
         ValueError, ReplyError
             As :meth:`receive` does.
         """
-        if self._now is not None and arrays != self.record:
+        if self._begun and arrays != self.record:
             raise ConfigError(
                 "this strategy has begun with another model: make a new strategy for each run, or "
                 "go on from the arrays that the last run returned"
@@ -133,13 +124,12 @@ class GlobalModel:
             If the record is none that can be averaged, or not of the first one's layout.
         """
         arrays = self.current(arrays)
-        if self._layout is None:
-            self._layout = ParameterLayout.from_arrays(
-                arrays, self._trainable_keys, self._tied_keys
-            )
-        if self._now is None or arrays is not self._now[0]:
-            self._now = arrays, self._layout.to_vectors(arrays)
-        return self._now[1]
+        if not self._begun:
+            self.layout = ParameterLayout.from_arrays(arrays, self._trainable_keys, self._tied_keys)
+        if not self._begun or arrays is not self.record:
+            self.record, self.vectors = arrays, self.layout.to_vectors(arrays)
+        self._begun = True
+        return self.vectors
 
     def current(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return ``arrays``, or the global model if they are one that was taken back."""
@@ -159,9 +149,8 @@ class GlobalModel:
             params = self._optimizer.advance(self.vectors.params, vectors.params)
             vectors = replace(vectors, params=params)
         self._proven = self.record
-        record = self.layout.to_arrays(vectors)
-        self._now = record, vectors
-        return record
+        self.record, self.vectors = self.layout.to_arrays(vectors), vectors
+        return self.record
 
     def take_back(self) -> ArrayRecord | None:
         """Return to the last model from which a round succeeded; ``None`` if that is this one."""
@@ -171,7 +160,7 @@ class GlobalModel:
         if self._optimizer is not None:
             self._optimizer.take_back()
         self._taken_back = self.record
-        self._now = self._proven, self.layout.to_vectors(self._proven)
+        self.record, self.vectors = self._proven, self.layout.to_vectors(self._proven)
         return self._proven
 
     def examined(self, examine: Callable[[ArrayRecord], T]) -> T:
@@ -192,9 +181,3 @@ class GlobalModel:
             logger.error("the global model cannot be evaluated: %r", error)
             self.take_back()
             return found
-
-    @property
-    def _current(self) -> tuple[ArrayRecord, ModelVectors]:
-        if self._now is None:
-            raise RuntimeError("there is no global model before the first round")
-        return self._now

@@ -1,4 +1,4 @@
-"""The clients that are online, and which part of the data each holds."""
+"""The clients that are online, which part of the data each holds, and the draw among them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.attendance import REPORT_SECONDS, enumerated, label
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode, all_different, called
 from fedif_flower.messages.text import printable
+from fedif_flower.seeding import numpy_generator
 
 logger = logging.getLogger(__name__)
 
@@ -327,3 +330,40 @@ def _read_answer(node: ClientNode, content: RecordDict) -> ClientNode:
     unknown = replace(node, note=note)
     logger.warning("%s: %s", unknown.label, unknown.note)
     return unknown
+
+
+def sample_clients(
+    nodes: Sequence[ClientNode],
+    fraction: float,
+    minimum: int,
+    seed: int,
+    server_round: int,
+    probabilities: NDArray[np.float64] | None = None,
+    purpose: str = "sample-clients",
+    out_of: int | None = None,
+) -> list[ClientNode]:
+    """Draw a round's clients, without replacement, from (purpose, seed, round) alone.
+
+    Parameters
+    ----------
+    nodes : sequence of ClientNode
+        Who may be drawn, ordered by partition id.
+    fraction : float
+        Share to draw, in (0, 1].
+    minimum : int
+        Draw at least this many.
+    seed, server_round : int
+        What the draw depends on.
+    probabilities : ndarray, optional
+        ``[len(nodes)]``, > 0, sums to 1; ``None``: uniform.
+    purpose : str
+        What they are drawn for: each purpose has draws of its own.
+    out_of : int, optional
+        How many nodes ``fraction`` is a share of; default: those that may be drawn.
+    """
+    # 0.29 * 100 is 28.999...: the share is meant, not its rounding error.
+    share = int(fraction * (out_of or len(nodes)) + 1e-9)
+    size = min(max(share, minimum), len(nodes))
+    generator = numpy_generator(purpose, seed, server_round)
+    chosen = generator.choice(len(nodes), size=size, replace=False, p=probabilities)
+    return [nodes[index] for index in sorted(chosen)]

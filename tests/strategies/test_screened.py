@@ -10,8 +10,7 @@ from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.nodes import identify_by_query
-from fedif_flower.strategies.sampling import sample_clients
+from fedif_flower.strategies.nodes import identify_by_query, sample_clients
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
 
 
