@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from fedif_flower.valuation.ledger import ScoreLedger
 
 
@@ -44,14 +46,10 @@ class Scoring:
 
         Raises
         ------
-        TypeError, ValueError
+        ValueError
             If it is something else.
         """
-        if record is None:
-            return None
-        found = cls(**record)
-        numbers = float(found.gamma), float(found.initial)
-        return cls(*numbers, bool(found.bias_correction), bool(found.min_max))
+        return None if record is None else TypeAdapter(cls).validate_python(record)
 
     def to_record(self) -> dict[str, Any]:
         """Return it as a JSON object."""

@@ -9,7 +9,7 @@ import pytest
 
 from fedif_flower import RFA, FedAvg, FedIF, FedProx, Krum, SFedAvg
 from fedif_flower import strategies as room
-from fedif_flower.aggregators import AlignIns, CentredClipping, DnC, Flame, SignGuard, TrimmedMean
+from fedif_flower.aggregators import SignGuard
 from fedif_flower.errors import FedIFError
 from fedif_flower.strategies import (
     DescentSettings,
@@ -25,36 +25,17 @@ REFUSED: list[tuple[type, dict[str, object], str]] = [
     (Weighting, {"weight_scope": "all"}, "weight_scope = 'all'; allowed: participants, population"),
     (FedIF, {"gamma": 1.5}, "gamma = 1.5; allowed: a number > 0 and <= 1"),
     (ShapleyValuation, {"utility": "f1"}, "utility = 'f1'; allowed: accuracy, loss, score"),
-    (ShapleyValuation, {"num_samples": 0}, "num_samples = 0; allowed: an integer >= 1"),
     (ShapleyValuation, {"estimator": "guess"}, "estimator = 'guess'; allowed: "),
     (DescentSettings, {"steps": 0}, "steps = 0; allowed: an integer >= 1"),
-    (DescentSettings, {"examples": -1}, "examples = -1; allowed: an integer >= 0"),
     (Pace, {"quorum": 1.5}, "quorum = 1.5; allowed: 0, a share below 1, or a whole number"),
     (Pace, {"grace": -1.0}, "grace = -1.0; allowed: a number >= 0"),
-    (Pace, {"ask_more": 0.5}, "ask_more = 0.5; allowed: a number >= 1"),
     (FedAvg, {"setup": Setup(max_examples_ratio=0.5)}, "max_examples_ratio"),
     (Setup, {"max_examples_ratio": float("nan")}, "max_examples_ratio = nan; allowed: "),
     (Setup, {"min_valid_replies": 0}, "min_valid_replies = 0; allowed: an integer >= 1"),
-    (Setup, {"max_paused_turns": -1}, "max_paused_turns = -1; allowed: an integer >= 0"),
     (SFedAvg, {"alpha": 1.0}, "alpha = 1.0; allowed: a number >= 0 and < 1"),
-    (FedProx, {"proximal_mu": -1.0}, "proximal_mu = -1.0; allowed: a number >= 0"),
     (FedProx, {"proximal_mu": float("nan")}, "proximal_mu = nan; allowed: a number >= 0"),
-    (
-        Krum,
-        {"malicious_fraction": 1.5},
-        "malicious_fraction = 1.5; allowed: a number >= 0 and <= 1",
-    ),
-    (Krum, {"num_selected": 0}, "num_selected = 0; allowed: an integer >= 1"),
     (Krum, {"distances": "models"}, "distances = 'models'; allowed: parameters, state"),
-    (RFA, {"iterations": -1}, "iterations = -1; allowed: an integer >= 0"),
     (RFA, {"nu": 0.0}, "nu = 0.0; allowed: a number > 0"),
-    (TrimmedMean, {"malicious_fraction": 2.0}, "malicious_fraction = 2.0; allowed: "),
-    (DnC, {"iterations": 0}, "iterations = 0; allowed: an integer >= 1"),
-    (CentredClipping, {"radius": -1.0}, "radius = -1.0; allowed: a number > 0"),
-    (Flame, {"noise": -1.0}, "noise = -1.0; allowed: a number >= 0"),
-    (AlignIns, {"share": 0.0}, "share = 0.0; allowed: a number > 0 and <= 1"),
-    (SignGuard, {"shortest": -1.0}, "shortest = -1.0; allowed: a number >= 0"),
-    (SignGuard, {"longest": 0.0}, "longest = 0.0; allowed: a number > 0"),
     (SignGuard, {"share": 2.0}, "share = 2.0; allowed: a number > 0 and <= 1"),
     (RobustRule, {"rule": 0.5}, "rule = 0.5; allowed: a callable, such as Median"),
 ]
