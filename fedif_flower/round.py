@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -33,18 +33,6 @@ class BufferNames(Protocol):
     def split_buffers(self, buffers: Tensor) -> Mapping[str, Tensor]:
         """Return buffers ``[..., b]`` by name, ``[..., *shape]`` each."""
         ...
-
-
-class NoBuffers:
-    """The names of a model all of which is trained."""
-
-    def named_buffers(self, vectors: ModelVectors) -> Mapping[str, Tensor]:
-        """Return the counters, if there are any."""
-        return dict(vectors.counters)
-
-    def split_buffers(self, buffers: Tensor) -> Mapping[str, Tensor]:  # noqa: ARG002
-        """Return nothing."""
-        return {}
 
 
 class HiddenUpdates(Protocol):
@@ -97,13 +85,10 @@ class RoundUpdates:
         ``[m, b]``: the changes of floating-point arrays that are not trained.
     counters : sequence of mapping of str to Tensor
         The integer arrays that each of the m clients sent back, by name.
-    names : BufferNames
-        What the buffers are called.
+    names : BufferNames, optional
+        What the buffers are called; ``None``: all of the model is trained.
     hidden : HiddenUpdates, optional
         Where updates are masked; ``client_updates`` is ``[m, 0]`` then.
-    summed : callable, optional
-        Where updates are masked: returns the sum ``[d]`` of the updates times weights ``[m]``, on
-        the CPU.
     factors, buffer_factors : Tensor, optional
         ``[m]``, float64: by how much each client's update of parameters, and of buffers, is
         shortened where it is used; ``None``: by nothing.
@@ -120,8 +105,7 @@ class RoundUpdates:
     squared_norms: Tensor
     buffer_updates: Tensor
     counters: Sequence[Mapping[str, Tensor]] = ()
-    names: BufferNames = field(default_factory=NoBuffers)
-    summed: Callable[[Tensor], Tensor] | None = None
+    names: BufferNames | None = None
     hidden: HiddenUpdates | None = None
     seed: int = 0
     factors: Tensor | None = None
@@ -212,11 +196,11 @@ class RoundUpdates:
     @property
     def named_buffers(self) -> Mapping[str, Tensor]:
         """The buffers of w_{t-1} by name, counters included."""
-        return self.names.named_buffers(self.model)
+        return self.model.counters if self.names is None else self.names.named_buffers(self.model)
 
     def split_buffers(self, buffers: Tensor) -> Mapping[str, Tensor]:
         """Return buffers ``[..., b]`` by name, ``[..., *shape]`` each."""
-        return self.names.split_buffers(buffers)
+        return {} if self.names is None else self.names.split_buffers(buffers)
 
     @property
     def num_clients(self) -> int:
@@ -354,8 +338,8 @@ def moved(updates: RoundUpdates, coefficients: Tensor, weights: Tensor) -> tuple
     ValuationError
         If the model is not finite.
     """
-    if updates.summed is not None:
-        params = updates.global_params.cpu() + updates.summed(coefficients.cpu())
+    if updates.hidden is not None:
+        params = updates.global_params.cpu() + updates.hidden.summed(coefficients.cpu())
     else:
         params = combine(updates.global_params, updates.client_updates, coefficients).cpu()
     buffers = combine_buffers(updates.global_buffers, updates.buffer_updates, weights).cpu()

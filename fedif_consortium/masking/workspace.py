@@ -244,7 +244,7 @@ class MaskedWorkspace(Workspace):
             updates.squared_norms.sqrt().numpy(),
             self.layout.dtype,
         )
-        return replace(updates, hidden=hidden, summed=hidden.summed)
+        return replace(updates, hidden=hidden)
 
 
 @dataclass

@@ -40,8 +40,8 @@ class LossBound(Stage):
     - the step itself, and its half, quarter, eighth and sixteenth;
     - the step by the weights that four steps of influence descent lead to (see
       :func:`~fedif_flower.valuation.descent.descend_weights`) from the mean of the strategy's own
-      and the shares of the examples, with the sum of the strategy's own. Where updates are summed
-      as they come or are masked, or a weight is negative, there is no such step.
+      and the shares of the examples, with the sum of the strategy's own. Where updates are
+      masked, or a weight is negative, there is no such step.
 
     The model never stays where it was: honest training with a high learning rate loses for a
     while, and a bound that waits for a step without loss may wait for ever. With a server
@@ -171,7 +171,7 @@ def _reweighted(validation: Validation, proposal: Proposal, steps: int) -> Tenso
     """Return coefficients ``[m]`` by weights that descend the loss, if there are any."""
     updates, weights = proposal.updates, proposal.weights
     total = float(weights.sum())
-    if not steps or updates.summed is not None or bool((weights < 0).any()) or not total > 0:
+    if not steps or updates.hidden is not None or bool((weights < 0).any()) or not total > 0:
         return None
     # Half by examples: who has no weight would keep none, though it may be all that helps.
     examples = updates.num_examples.to(weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def held_out(loss_fn=distance) -> Validation:
 
 
 def choose(
-    bound: LossBound, start: float, steps: list[float], weights: list[float], summed=None, more=()
+    bound: LossBound, start: float, steps: list[float], weights: list[float], hidden=None, more=()
 ) -> Destination:
     """Return the step that a round takes whose updates are ``steps`` from ``start``."""
     client_updates = torch.tensor(steps).unsqueeze(1)
@@ -35,7 +36,7 @@ def choose(
         client_updates=client_updates,
         squared_norms=client_updates.double().square().sum(dim=1),
         buffer_updates=torch.zeros(m, 0),
-        summed=summed,
+        hidden=hidden,
     )
     given = torch.tensor(weights, dtype=torch.float64)
     return Stages([bound, *more]).settle(updates, given)
@@ -67,14 +68,16 @@ def test_who_has_no_weight_may_be_all_that_helps():
     assert step.params.item() > 1.0
 
 
-def test_updates_that_are_summed_as_they_come_are_shortened_alone():
+def test_updates_that_nobody_sees_are_shortened_alone():
     sums: list[Tensor] = []
 
     def summed(weights: Tensor) -> Tensor:
         sums.append(weights)
         return (weights @ torch.tensor([-4.0, 2.0], dtype=torch.float64)).float().reshape(1)
 
-    step = choose(LossBound(held_out()), 0.0, [-4.0, 2.0], [0.5, 0.5], summed)
+    step = choose(
+        LossBound(held_out()), 0.0, [-4.0, 2.0], [0.5, 0.5], SimpleNamespace(summed=summed)
+    )
     assert step.coefficients.tolist() == [0.5 / 16, 0.5 / 16]
     assert len(sums) == 5
 
