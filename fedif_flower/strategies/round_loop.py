@@ -73,6 +73,8 @@ class RoundLoop:
                 _FLOWER.info("[ROUND %d/%d]", server_round, rounds.stop - 1)
                 arrays = self._play(grid, arrays, server_round, timeout, *configs)
                 self._look(server_round)
+            seconds = time.monotonic() - started
+            _FLOWER.info("Strategy execution finished in %.2fs\n%s", seconds, self.result)
         except StopTraining as stop:
             logger.info("stopped: %s", stop)
         finally:
@@ -80,8 +82,6 @@ class RoundLoop:
                 callback.on_end()
         if self.result.arrays:
             self.result.arrays = self.model.current(self.result.arrays)
-        seconds = time.monotonic() - started
-        _FLOWER.info("Strategy execution finished in %.2fs\n%s", seconds, self.result)
         return self.result
 
     def _play(
