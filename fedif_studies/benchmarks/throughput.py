@@ -28,7 +28,7 @@ from fedif_flower.client.training import train_local
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.settings import Scalar
-from fedif_flower.strategies.sampling import sample_clients
+from fedif_flower.strategies.nodes import sample_clients
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.data import (
     Normalization,
