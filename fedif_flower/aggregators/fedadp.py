@@ -55,14 +55,8 @@ class FedAdp(CheckedFields):
         weights = self.weights(updates.client_ids, updates.client_updates, updates.num_examples)
         return Aggregation(weights=weights, weight_scores=-self.angles_of(updates.client_ids))
 
-    @property
-    def angles(self) -> dict[int, float]:
-        """Mean angle in radians, in [0, pi], of every client that ever took part."""
-        angles = self._clients.column("angle").tolist()
-        return dict(zip(self._clients.client_ids, angles, strict=True))
-
     def angles_of(self, client_ids: Sequence[int]) -> Tensor:
-        """Return these clients' mean angles ``[m]``, float64; 0 for one never seen."""
+        """Return these clients' mean angles ``[m]`` in radians, float64; 0 for one never seen."""
         return torch.from_numpy(self._clients.read(client_ids, "angle"))
 
     def weights(self, client_ids: Sequence[int], updates: Tensor, num_examples: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from fedif_flower.aggregators import (
     SignGuard,
     TrimmedMean,
 )
+from fedif_flower.errors import ConfigError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 
 D = 6
@@ -107,3 +108,21 @@ def test_a_rule_goes_on_after_a_restart_as_one_that_never_stopped(name):
         resumed.load_state_dict(rule.state_dict())
     later = a_round(drawn(5, 2), server_round=2)
     assert torch.equal(outcome(resumed(later), later), outcome(rule(later), later))
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "value"),
+    [
+        (AlignIns, "threshold", 0.0),
+        (CentredClipping, "radius", 0.0),
+        (CentredClipping, "iterations", 0),
+        (FedAdp, "alpha", float("nan")),
+        (FoolsGold, "confidence", 0),
+        (RFA, "iterations", -1),
+        (RFA, "nu", float("nan")),
+        (TrimmedMean, "malicious_fraction", 1.5),
+    ],
+)
+def test_a_setting_out_of_range_is_named(rule, name, value):
+    with pytest.raises(ConfigError, match=f"{name} = {value}; allowed: "):
+        rule(**{name: value})

@@ -5,10 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.aggregators import SignGuard, sign_guard_coefficients
+from fedif_flower.aggregators import sign_guard_coefficients
 from fedif_flower.aggregators.sign_guard import sign_shares
-from fedif_flower.strategies import RobustRule, Setup
-from tests.strategies.lines import Movers, column, play, point
 
 
 def test_signs_are_counted():
@@ -47,12 +45,3 @@ def test_the_step_is_no_longer_than_the_median(m, seed):
     found = sign_guard_coefficients(lengths, sign_shares(updates))
     assert bool((found >= 0).all())
     assert float((found @ updates).norm()) <= float(lengths.quantile(0.5)) * (1 + 1e-9)
-
-
-def test_a_round_of_it():
-    strategy = RobustRule(SignGuard(share=1.0), fraction_evaluate=0.0, setup=Setup(device="cpu"))
-    movers = Movers([[3.0, 4.0], [4.0, 3.0], [5.0, 0.1], [-3.0, -4.0]])
-    _, (report,) = play(strategy, point(), movers)
-    weights = column(report, "weight")
-    assert weights[:2] == pytest.approx([1 / 3, 1 / 3])
-    assert weights[3] == 0

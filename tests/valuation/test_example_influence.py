@@ -2,12 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedif_flower.valuation import example_influence as room
 from fedif_flower.valuation.example_influence import (
     example_influence,
     neighbour_agreement,
@@ -108,17 +105,6 @@ def test_agreement_of_neighbours_by_hand():
     # Of all others: 2, 2, 0 and 2 of 3 have the same label; more than there are count as all.
     expected = [2 / 3, 2 / 3, 0.0, 2 / 3]
     assert neighbour_agreement(features, labels, 9).tolist() == pytest.approx(expected)
-
-
-@given(st.integers(2, 12), st.integers(1, 5), st.integers(1, 5))
-def test_blocks_of_any_size_agree(count, k, block):
-    generator = torch.Generator().manual_seed(count)
-    features = torch.randn(count, 3, generator=generator)
-    labels = torch.randint(0, 2, (count,), generator=generator)
-    whole = neighbour_agreement(features, labels, k)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "_BLOCK", block)
-        assert torch.equal(neighbour_agreement(features, labels, k), whole)
 
 
 def test_representations_are_what_the_last_linear_layer_is_given():

@@ -134,6 +134,3 @@ def test_an_error_in_a_thread_is_raised():
     with pytest.raises(ArithmeticError, match="no loss for this"):
         validation.loss(torch.full((validation.num_params,), torch.inf))
     assert validation.loss(params) > 0
-
-
-# -- the pool itself ---------------------------------------------------------------------------

@@ -4,9 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from fedif_flower.valuation import Validation
 from fedif_flower.valuation.subsample import draw_batches, draw_rows
 
 
@@ -45,28 +43,3 @@ def test_every_example_has_the_same_chance():
 )
 def test_what_cannot_be_divided_is_left_whole(batches):
     assert draw_batches(batches, 4, generator(0)) is None
-
-
-def held_out() -> Validation:
-    torch.manual_seed(0)
-    return Validation(
-        nn.Linear(3, 2), torch.randn(40, 3), torch.arange(40) % 2, device="cpu", batch_size=7
-    )
-
-
-def test_the_mean_over_samples_is_the_whole():
-    whole = held_out()
-    params = whole.params()
-    losses, gradients = [], []
-    for seed in range(400):
-        sample = whole.sample(10, generator(seed))
-        assert sample.num_examples == 10
-        loss, gradient = sample.loss_and_gradient(params)
-        losses.append(loss)
-        gradients.append(gradient)
-    loss, gradient = whole.loss_and_gradient(params)
-    own = torch.tensor(losses)
-    assert abs(own.mean() - loss) < 4 * own.std() / 20
-    apart = (torch.stack(gradients).mean(dim=0) - gradient).norm()
-    assert apart < 4 * torch.stack(gradients).std(dim=0).norm() / 20
-    assert whole.num_examples == 40

@@ -89,16 +89,6 @@ def test_image_folder_that_changes_is_read_anew(tree: Path, tmp_path: Path) -> N
     assert before.fingerprint != after.fingerprint
 
 
-def test_two_folders_share_a_cache(tree: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    tree.rename(other)
-    first = load_dataset("image-folder", other, cache_dir=tmp_path)
-    (tree / "train/a").mkdir(parents=True)
-    Image.fromarray(np.full((2, 4), 7, dtype=np.uint8)).save(tree / "train/a/0.png")
-    second = load_dataset("image-folder", tree, cache_dir=tmp_path, require_test=False)
-    assert (len(first.train), len(second.train)) == (3, 1)
-
-
 def test_test_split_may_be_missing_only_where_none_is_required(tree: Path, tmp_path: Path) -> None:
     (tree / "test").rename(tmp_path / "away")
     with pytest.raises(DataError, match=f"no test images in {tree / 'test'}"):

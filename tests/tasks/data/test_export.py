@@ -60,15 +60,6 @@ def test_digits_come_back_up_to_rounding(tmp_path: Path) -> None:
     assert np.array_equal(node.train.labels, digits.train.labels[order])
 
 
-def test_labels_survive_names_that_sort_differently(tmp_path: Path) -> None:
-    dataset = small(1, ("T-shirt/top", "Coat", "Bag"))
-    export_split(dataset, dataset.train, np.arange(12), tmp_path / "train")
-    node = load_dataset("image-folder", tmp_path, cache_dir=tmp_path, require_test=False)
-    assert node.classes == ("0-T-shirt_top", "1-Coat", "2-Bag")
-    order = sorted_by_label(dataset, np.arange(12))
-    assert np.array_equal(node.train.images, dataset.train.images[order])
-
-
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=12))
 def test_class_folders_sort_in_label_order_and_stay_inside(classes: list[str]) -> None:
     names = class_folders(classes)
