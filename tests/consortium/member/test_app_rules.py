@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -9,7 +8,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedif_consortium.member.app_bundle import bundle_digest, read_bundle, sign_bundle
 from fedif_consortium.member.app_rules import AppRules, MemberApps
-from fedif_flower.errors import ConfigError, RefusedByMemberError
+from fedif_flower.errors import ConfigError
 from tests.consortium.member.bundles import bundle
 
 APP = read_bundle(bundle(), "app")
@@ -31,20 +30,6 @@ def write_signature(folder, digest, key):
     folder.mkdir(exist_ok=True)
     name, content = sign_bundle(digest, key)
     (folder / name).write_bytes(content)
-
-
-def test_what_is_not_approved_is_refused_with_the_command_that_approves_it(tmp_path):
-    found = apps(tmp_path)
-    what_to_do = f"not approved app {APP.digest}; there: fedif app approve {APP.digest[:12]}"
-    with pytest.raises(RefusedByMemberError, match=re.escape(what_to_do)):
-        found.check(APP.digest)
-    path = found.approve(APP)
-    assert path.read_bytes() == APP.content
-    found.check(APP.digest)
-    assert found.approval(APP.digest) == "approved"
-    path.unlink()
-    with pytest.raises(RefusedByMemberError):
-        found.check(APP.digest)
 
 
 def test_enough_signatures_let_an_app_run(tmp_path):

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 
 from fedif_consortium.member.guarded_supernode import install, main
-from fedif_consortium.member.node_log import NodeLog
 from fedif_consortium.member.policy import read_member_policy
 from fedif_flower.errors import ConfigError
 from tests.consortium.member.bundles import node_key
@@ -78,15 +77,4 @@ def test_a_key_that_cannot_be_read_ends_it_before_anything_starts(policy, tmp_pa
 def test_without_a_policy_nothing_starts(monkeypatch, arguments):
     monkeypatch.setattr(sys, "argv", ["guarded_supernode", *arguments])
     with pytest.raises(SystemExit, match=r"usage: .*POLICY ARGUMENT"):
-        main()
-
-
-def test_a_log_that_another_node_holds_ends_it_before_anything_starts(monkeypatch, tmp_path):
-    policy = tmp_path / "policy.toml"
-    policy.write_text("state = '.'")
-    monkeypatch.setattr(sys, "argv", ["guarded_supernode", str(policy), "--insecure"])
-    with (
-        closing(NodeLog(tmp_path / "node-log")),
-        pytest.raises(SystemExit, match=r"error: .*is in use by another node"),
-    ):
         main()
