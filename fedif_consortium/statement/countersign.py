@@ -37,14 +37,10 @@ def sign_statement(
 
     Raises
     ------
-    StatementError, ConfigError
+    StatementError, ConfigError, EvidenceError
         If it is not verified, or this key has signed it already; nothing is signed then.
     """
-    envelope = verify(path, operator, members).signed.envelope
-    try:
-        signed = envelope.signed_by(key)
-    except EvidenceError as error:
-        raise ConfigError(f"{str(path)!r}: {error}") from error
+    signed = verify(path, operator, members).signed.envelope.signed_by(key)
     target = envelope_of(path)
     write_atomically(target, signed.to_bytes())
     return target

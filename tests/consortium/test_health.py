@@ -31,15 +31,6 @@ def test_figures_are_asked_for_at_every_look(host):
     assert figures(address) is None
 
 
-def test_who_connects_and_says_nothing_holds_nobody_up():
-    address = f"127.0.0.1:{free_port()}"
-    with serving_health("keeper", address):
-        host, _, port = address.rpartition(":")
-        with socket.create_connection((host, int(port))) as silent:
-            silent.sendall(b"GET /metrics HTTP/1.1")
-            assert figures(address) == ['fedif_up{part="keeper"} 1.0']
-
-
 def test_an_address_that_is_none_or_taken_is_refused_by_its_setting():
     for address in ("9096", "127.0.0.1:70000"):
         with (

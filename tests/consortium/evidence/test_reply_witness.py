@@ -37,17 +37,6 @@ def look(of: ReplyWitness, content: RecordDict, asked: int = 1) -> None:
     of.look(content, content.array_records["arrays"], NODE, asked)
 
 
-def test_what_was_signed_is_remembered():
-    found = witness()
-    look(found, reply())
-    seen = found.seen[1000]
-    assert seen.signed is not None
-    assert (seen.signed.asked_in, seen.signed.examples) == (1, 10.0)
-    assert seen.digest == seen.signed.sent
-    found.begin(2, arrays(1.0))
-    assert found.seen == {}
-
-
 def forged(name: str, value: object) -> RecordDict:
     content = reply()
     record = dict(content.config_records[SIGNATURE_RECORD])

@@ -134,12 +134,3 @@ def test_without_the_request_no_label_is_a_member_s_or_anybody_s_text(tmp_path):
     text = generate_latest(metrics.registry).decode()
     assert "hospital" not in text
     assert len(samples(text)) == before
-
-
-def test_a_name_that_would_break_the_text_is_escaped(tmp_path):
-    metrics = RunMetrics(run_config(tmp_path), members=True)
-    metrics.on_round(report(ClientReport(ClientNode(0, 7, name='a"} 1\nup 0'), weight=0.5)))
-    found = samples(generate_latest(metrics.registry).decode())
-    (name,) = {key[1] for key in found if key[0] == "fedif_member_weight"}
-    assert name.startswith('a"} 1')
-    assert ("up",) not in found
