@@ -143,16 +143,9 @@ class MaskedWorkspace(Workspace):
             # To whoever reads the disk afterwards, where they may lie, they are random numbers.
             room = empty_rows(rows, self.layout.num_params, torch.int64)
             self._vectors = room.numpy().view(np.uint64)
+        self.updates = torch.empty(rows, 0, dtype=self.layout.dtype)  # There is none to be seen.
         self.buffer_updates = torch.zeros(rows, self.layout.num_buffers, dtype=self.layout.dtype)
         self._boxes, self._rows, self._opened = {}, (), None
-
-    def update(self, row: int) -> Tensor:  # noqa: ARG002
-        """Return nothing: there is no update to be seen."""
-        return torch.empty(0, dtype=self.layout.dtype)
-
-    def kept(self, rows: int) -> Tensor:
-        """Return ``[rows, 0]``."""
-        return torch.empty(rows, 0, dtype=self.layout.dtype)
 
     def compact(self, rows: Sequence[int]) -> None:
         """Remember which rows count."""

@@ -228,21 +228,11 @@ class ParameterLayout:
 
     def to_arrays(self, vectors: ModelVectors) -> ArrayRecord:
         """Copy vectors into a new record with the layout's own dtypes and order."""
-        packed = _pack(self.trainable, vectors.params) | self.pack_buffers(vectors.buffers)
+        packed = _pack(self.trainable, vectors.params) | _pack(self.buffers, vectors.buffers)
         for spec in self.counters:
             packed[spec.name] = pack_array(vectors.counters[spec.name].cpu().numpy())
-        packed |= self._others(packed)
-        return ArrayRecord({name: packed[name] for name in self.order})
-
-    def _others(self, packed: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the arrays that are not in the vectors: constants, and second names."""
-        constants = {name: pack_array(values) for name, values in self.constants.items()}
-        known = {**packed, **constants}
-        return constants | {name: known[first] for name, first in self.tied.items()}
-
-    def pack_buffers(self, buffers: Tensor) -> dict[str, Array]:
-        """Copy a vector of buffers [b] into arrays with the layout's own dtypes."""
-        return _pack(self.buffers, buffers)
+        packed |= {name: pack_array(values) for name, values in self.constants.items()}
+        return ArrayRecord({name: packed[self.tied.get(name, name)] for name in self.order})
 
     def named_buffers(self, vectors: ModelVectors) -> dict[str, Tensor]:
         """Return floating-point buffers as named views of ``vectors.buffers``, and the others."""

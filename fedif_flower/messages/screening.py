@@ -153,10 +153,6 @@ class Workspace:
         if rows > self.buffer_updates.shape[0]:
             self.buffer_updates = torch.empty(rows, layout.num_buffers, dtype=layout.dtype)
 
-    def update(self, row: int) -> Tensor:
-        """Return where the update of the client in a row goes, ``[d]``."""
-        return self.updates[row]
-
     def unpack(
         self,
         content: RecordDict,
@@ -174,7 +170,7 @@ class Workspace:
         """
         arrays = arrays_of(content)
         self.layout.check(arrays, received)
-        update = self.update(row)
+        update = self.updates[row]  # [d]
         unpacked = self.layout.unpack_update(
             arrays,
             received,
@@ -191,10 +187,6 @@ class Workspace:
         rows = sorted(accepted)
         reasons = refuse_advances([accepted[row].advances for row in rows])
         return {rows[position]: reason for position, reason in reasons.items()}
-
-    def kept(self, rows: int) -> Tensor:
-        """Return the first ``rows`` clients' updates, ``[rows, d]``."""
-        return self.updates[:rows]
 
     def compact(self, rows: Sequence[int]) -> None:
         """Move these rows, in ascending order, to the front."""
@@ -237,7 +229,7 @@ class Workspace:
             model=ModelVectors(
                 received.params.to(device), received.buffers.to(device), received.counters
             ),
-            client_updates=self.kept(m).to(device),
+            client_updates=self.updates[:m].to(device),
             squared_norms=torch.tensor([r.squared_norm for r in accepted], dtype=torch.float64),
             buffer_updates=self.buffer_updates[:m].to(device),
             counters=[reply.counters for reply in accepted],
@@ -367,7 +359,7 @@ def screen_replies(
 
 def _discounted(reply: AcceptedReply, work: Asked, workspace: Workspace, row: int) -> AcceptedReply:
     """Return a late reply with the update that it counts with."""
-    workspace.update(row).mul_(work.factor)
+    workspace.updates[row].mul_(work.factor)
     workspace.buffer_updates[row].mul_(work.factor)
     rounds = f"trained on the model of round {work.server_round}"
     reported = replace(reply.reported, notes=(*reply.reported.notes, rounds))

@@ -71,7 +71,7 @@ def test_rows_are_those_of_the_accepted_in_the_order_of_partitions():
     found, workspace = screen(answer(2, 3.0), answer(0, math.nan), answer(1, 2.0))
     assert [reply.node.partition_id for reply in found.accepted] == [1, 2]
     assert [reply.squared_norm for reply in found.accepted] == [8.0, 18.0]
-    assert workspace.kept(2).tolist() == [[2.0, 2.0], [3.0, 3.0]]
+    assert workspace.updates[:2].tolist() == [[2.0, 2.0], [3.0, 3.0]]
     assert workspace.buffer_updates[:2].tolist() == [[2.0], [3.0]]
 
 
@@ -81,7 +81,7 @@ def test_second_reply_and_stranger_are_refused():
         (7, "reply from a node that was not asked", "refused"),
         (0, "second reply from the same node", "refused"),
     ]
-    assert workspace.kept(1).tolist() == [[1.0, 1.0]]
+    assert workspace.updates[:1].tolist() == [[1.0, 1.0]]
 
 
 def test_what_gives_no_reply_is_told_apart():
@@ -100,7 +100,7 @@ def test_a_late_reply_counts_for_less_in_length_and_buffers_too():
     asked = {i: NODES[i] for i in (0, 1)}
     found, workspace = screen(answer(2, 5.0), answer(0), answer(1), asked=asked, late=late())
     # From its own model of ones to 5 it goes 4, and half of it counts.
-    assert workspace.kept(3)[2].tolist() == [2.0, 2.0]
+    assert workspace.updates[:3][2].tolist() == [2.0, 2.0]
     assert workspace.buffer_updates[2].tolist() == [2.0]
     assert [reply.squared_norm for reply in found.accepted] == [2.0, 2.0, 8.0]
     assert found.accepted[2].reported.notes == ("trained on the model of round 1",)
