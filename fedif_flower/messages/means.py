@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from flwr.app import MetricRecord, RecordDict
 
-from fedif_flower.messages.attendance import enumerated
-from fedif_flower.messages.text import printable
+from fedif_flower.messages.text import enumerated, printable
 
 logger = logging.getLogger(__name__)
 

@@ -16,17 +16,21 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from threading import Thread
+from typing import Any
 
 import httpx
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedif_flower.messages.attendance import REPORT_SECONDS, Attendance
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.messages.closing import Closing
 from fedif_flower.messages.forwarding_grid import ForwardingGrid
 from fedif_flower.messages.screening import REGISTRATION_ENDED
+from fedif_flower.messages.text import enumerated
 
 logger = logging.getLogger(__name__)
+
+REPORT_SECONDS = 10.0  # How often a wait is told.
 
 # Flower's codes for errors, whose home is not public.
 MESSAGE_UNAVAILABLE = 3
@@ -212,6 +216,51 @@ class PollingGrid(ForwardingGrid):
                 return _ended(one.message)
             told = Error(NODE_UNAVAILABLE, told.reason)
         return Message(told, reply_to=one.message)
+
+
+class Attendance:
+    """Remembers who was online, to tell who is not any more."""
+
+    def __init__(self) -> None:
+        self._labels: dict[int, str] = {}
+        self._online: set[int] | None = None
+        self._looked = 0.0
+        self._left: dict[int, float] = {}
+
+    def look(self, nodes: Iterable[Any]) -> None:
+        """Log who went away and who came since the last look; the first one logs nothing."""
+        online = {node.node_id: label(node.node_id, node.name) for node in nodes}
+        earlier, self._online = self._online, set(online)
+        looked, self._looked = self._looked, time.time()
+        known = set(self._labels)
+        self._labels |= online
+        if earlier is None:
+            return
+        for node_id in self._online & self._left.keys():
+            del self._left[node_id]
+        for node_id in sorted(earlier - self._online):
+            self._left[node_id] = looked
+            logger.warning("%s is offline: %s", self._labels[node_id], self._count())
+        for node_id in sorted(self._online - earlier):
+            returned = "back" if node_id in known else "there"
+            logger.warning("%s is %s: %s", self._labels[node_id], returned, self._count())
+
+    def last_seen(self, node_id: int) -> float | None:
+        """Return when a look last found a node, in seconds since 1970; ``None``: none did."""
+        return self._looked if node_id in (self._online or ()) else self._left.get(node_id)
+
+    def waiting(self, node_ids: Iterable[int], seconds: float) -> None:
+        """Log who has not answered for so long."""
+        missing = [self._labels.get(node_id) or label(node_id) for node_id in node_ids]
+        logger.info("%.0f s: waiting for %s; %s", seconds, enumerated(missing), self._count())
+
+    def _count(self) -> str:
+        return f"{len(self._online or ())} of {len(self._labels)} online"
+
+
+def label(node_id: int, name: str = "") -> str:
+    """Return how messages name a node."""
+    return ClientNode(UNKNOWN_PARTITION, node_id, name=name).label
 
 
 @dataclass

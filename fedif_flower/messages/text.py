@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 MAX_LENGTH = 200
+_MOST_NAMES = 10
 _NOT_PRINTABLE = re.compile(r"[^ -~]")
 
 
@@ -33,6 +35,13 @@ def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
     ``"?"`` all the same.
     """
     return "".join(c if c.isprintable() else "?" for c in _short(text, max_length))
+
+
+def enumerated(names: Iterable[str]) -> str:
+    """Return names with commas, and how many more there are beyond the first ten."""
+    ordered = sorted(names)
+    more = len(ordered) - _MOST_NAMES
+    return ", ".join(ordered[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _short(text: object, max_length: int) -> str:

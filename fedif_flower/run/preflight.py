@@ -13,7 +13,6 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import ConfigError, DataError, FedIFError, TrainingFailedError
-from fedif_flower.messages.attendance import enumerated
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.messages.instructions import instructions
@@ -27,7 +26,7 @@ from fedif_flower.messages.preflight import (
     read_findings,
 )
 from fedif_flower.messages.screened_grid import is_reliable
-from fedif_flower.messages.text import printable
+from fedif_flower.messages.text import enumerated, printable
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask

@@ -15,9 +15,9 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedif_flower.errors import ConfigError, TrainingFailedError
-from fedif_flower.messages.attendance import REPORT_SECONDS, enumerated, label
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode, all_different, called
-from fedif_flower.messages.text import printable
+from fedif_flower.messages.polling_grid import REPORT_SECONDS, label
+from fedif_flower.messages.text import enumerated, printable
 from fedif_flower.seeding import numpy_generator
 
 logger = logging.getLogger(__name__)
