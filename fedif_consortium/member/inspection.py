@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fedif_consortium.evidence.gradients import KeptGradient
-from fedif_flower.client.data import client_site
-from fedif_flower.client.trust import require_trusted
+from fedif_flower.client.trust import client_site, require_trusted
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.messages.client_config import ClientConfig

@@ -12,11 +12,10 @@ from pathlib import Path
 import torch
 from flwr.app import Context, Message
 
-from fedif_flower.client.data import client_site
 from fedif_flower.client.local import train_task
 from fedif_flower.client.part import ClientPart
 from fedif_flower.client.reply import describe_node, named_task
-from fedif_flower.client.trust import require_trusted
+from fedif_flower.client.trust import client_site, require_trusted
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import build_local_method, require_method_fit

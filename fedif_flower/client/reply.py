@@ -24,10 +24,9 @@ from fedif_flower.attacks import (
     build_behaviour,
     require_fit,
 )
-from fedif_flower.client.data import client_site
 from fedif_flower.client.local import train_task
 from fedif_flower.client.poisoning import poisoned_data
-from fedif_flower.client.trust import require_trusted
+from fedif_flower.client.trust import client_site, require_trusted
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import (

@@ -33,7 +33,6 @@ SECTIONS: dict[str, type[Settings]] = {
     "Strategy": StrategyConfig,
     "Attack": AttackConfig,
 }
-LONG_LIST = 8
 TOML_TITLE = "[tool.flwr.app.config]"
 BEGIN, END = "<!-- begin: settings -->", "<!-- end: settings -->"
 
@@ -90,7 +89,6 @@ def tables_of(sections: Mapping[str, type[Settings]]) -> str:
 
 def _tables(titled: Mapping[str, Sequence[type[Settings]]]) -> str:
     lines: list[str] = []
-    choices: dict[str, str] = {}  # The key that a long list of names first stood beside.
     for title, sections in titled.items():
         rows: dict[tuple[str, ...], list[str]] = {}
         for section in sections:
@@ -98,7 +96,7 @@ def _tables(titled: Mapping[str, Sequence[type[Settings]]]) -> str:
             for key, default, allowed, words in section.describe():
                 if key in own:
                     setting = key.rpartition(".")[2]
-                    row = (setting, _default(default), _allowed(key, allowed, choices), words)
+                    row = (setting, _default(default), re.sub("^an? ", "", allowed), words)
                     rows.setdefault(row, []).append(f"`{key}`")
         lines += [f"## {title}", "", "| key | default | allowed | meaning |"]
         lines.append("| --- | --- | --- | --- |")
@@ -112,13 +110,6 @@ def _tables(titled: Mapping[str, Sequence[type[Settings]]]) -> str:
 
 def _default(value: Scalar | None) -> str:
     return "" if value is None else f"`{json.dumps(value)}`"
-
-
-def _allowed(key: str, allowed: str, choices: dict[str, str]) -> str:
-    if allowed.count(",") > LONG_LIST and allowed in choices:
-        return f"as `{choices[allowed]}` above"
-    choices.setdefault(allowed, key)
-    return re.sub("^an? ", "", allowed)
 
 
 def _escape(text: str) -> str:

@@ -28,7 +28,7 @@ from fedif_consortium.member.inspection import inspect_examples
 from fedif_consortium.parts import client_parts, run_parts
 from fedif_flower.apps import client_app
 from fedif_flower.attacks.label_noise import flip_labels
-from fedif_flower.client.data import client_site
+from fedif_flower.client.trust import client_site
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.models import tensor_arrays
