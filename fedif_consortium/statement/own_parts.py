@@ -101,10 +101,6 @@ class OwnParts(Callback, Kept):
                 for client_id, (rounds, own) in sorted(self.sums.items())
             )
 
-    def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:  # noqa: ARG002
-        """Return nothing: the sums are memory."""
-        return []
-
     def memory(self, last_round: int) -> dict[str, Any]:
         """Return the sums after a round."""
         return {"sums": self._after.get(last_round, self.sums)}

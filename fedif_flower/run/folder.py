@@ -268,18 +268,11 @@ def file_of_round(folder: Path, server_round: int) -> Path:
     return folder / f"round-{server_round:06d}.pt"
 
 
-def round_of_file(path: Path) -> int | None:
-    """Return the round that a file's name says, if it is named so."""
-    match = _OF_ROUND.fullmatch(path.name)
-    return int(match[1]) if match else None
-
-
 def files_of_rounds(folder: Path) -> dict[int, Path]:
     """Return a folder's files by round, in order; other files there are left out."""
     paths = folder.iterdir() if folder.is_dir() else ()
-    named = ((round_of_file(path), path) for path in paths)
-    found = {number: path for number, path in named if number is not None and path.is_file()}
-    return dict(sorted(found.items()))
+    named = ((_OF_ROUND.fullmatch(path.name), path) for path in paths)
+    return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 
 def write_tensors(path: Path, content: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import StatementError, require
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds, write_tensors
@@ -80,14 +80,6 @@ class KeptUpdates(Callback):
         write_tensors(file_of_round(self.folder, step.updates.server_round), content)
 
 
-@dataclass(frozen=True)
-class KeptNode:
-    """Who sent an update, as far as it is kept."""
-
-    partition_id: int
-    client_id: int
-
-
 def read_step(path: Path) -> Step:
     """Read what :class:`KeptUpdates` wrote; nothing in the file can run.
 
@@ -102,7 +94,7 @@ def read_step(path: Path) -> Step:
             content[name] for name in ("updates", "applied", "weights", "examples")
         )
         before, after = (ModelVectors(**content[name]) for name in ("before", "after"))
-        nodes = [KeptNode(*member) for member in content["members"]]
+        nodes = [ClientNode(*member) for member in content["members"]]
         if {len(of) for of in (nodes, updates, applied, weights, examples)} != {len(nodes)}:
             raise ValueError("members, updates and coefficients are not equally many")
         server_round, shares = int(content["server_round"]), tuple(content["shares"])
@@ -119,7 +111,7 @@ def read_step(path: Path) -> Step:
         buffer_updates=torch.zeros(len(nodes), 0),
     )
     aggregation = Aggregation(weights=weights, applied=applied)
-    return Step(of_round, nodes, before, after, aggregation, shares)  # type: ignore[arg-type]
+    return Step(of_round, nodes, before, after, aggregation, shares)
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -8,21 +8,19 @@ from io import BytesIO
 from pathlib import Path
 from textwrap import shorten
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedif_flower.messages.client_node import UNKNOWN_PARTITION
+from fedif_flower.messages.client_node import called
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import Line
 from fedif_flower.storage import write_atomically
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 HONEST, MALICIOUS = "#2a6fbb", "#c8442e"
-FEW = 12  # Clients, at most, whose lines are named.
-LABEL_HEIGHT = 0.05  # Of a picture's.
-MAX_NAME = 24  # Characters of a name beside a line.
+FEW = 10  # Clients, at most, whose lines are named: as many as there are colours.
+MAX_NAME = 24  # Characters of a name.
 _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
 
 
@@ -92,52 +90,35 @@ def _plot_members(
     path: Path,
     names: Mapping[int, str],
 ) -> bool:
-    """Draw a line for each client, coloured by its mark; ``False`` if there are none."""
+    """Draw a line for each client: a few by their names, many by their marks alone.
+
+    ``False`` if there are none.
+    """
     if not series:
         return False
     last = {row["client_id"]: row for row in clients}
-    malicious = {client_id: bool(last[client_id]["malicious"]) for client_id in series}
+    marked = {client_id for client_id in series if last[client_id]["malicious"]}
+    few = len(series) <= FEW
     figure = new_figure()
     axes = figure.subplots()
-    for client_id, points in series.items():
+    for client_id, points in sorted(series.items()):
+        style: dict[str, Any] = {"color": MALICIOUS if client_id in marked else HONEST}
+        if few:
+            name = called(client_id, last[client_id]["partition_id"], names.get(client_id, ""))
+            dashes = "--" if client_id in marked else "-"
+            style = {"label": shorten(name, MAX_NAME, placeholder=" ..."), "linestyle": dashes}
         # Between its rounds a client keeps its value.
         steps = [*points, (num_rounds, points[-1][1])]
-        colour = MALICIOUS if malicious[client_id] else HONEST
-        axes.step(*zip(*steps, strict=True), where="post", color=colour, alpha=0.45, linewidth=0.9)
-    for colour, label, marked in ((HONEST, "honest", False), (MALICIOUS, "malicious", True)):
-        if count := sum(mark is marked for mark in malicious.values()):
-            clients_are = "1 client" if count == 1 else f"{count} clients"
-            axes.plot([], [], color=colour, label=f"{label} ({clients_are})")
-    if len(series) <= FEW:
-        called = {i: (0, names[i][:MAX_NAME]) for i in series if names.get(i)}
-        if not called:
-            partitions = {i: last[i]["partition_id"] for i in series}
-            called = {i: (p, str(p)) for i, p in partitions.items() if p != UNKNOWN_PARTITION}
-        _name_lines(axes, [(series[i][-1][1], name) for i, name in called.items()])
-        if called and not any(map(names.get, called)):
-            axes.annotate("client", (1.01, 1.02), xycoords="axes fraction")
+        axes.step(*zip(*steps, strict=True), where="post", alpha=0.6, linewidth=0.9, **style)
+    if not few and marked:
+        axes.plot([], [], color=HONEST, label=f"honest ({len(series) - len(marked)} clients)")
+        axes.plot([], [], color=MALICIOUS, label=f"malicious ({len(marked)})")
     axes.set(xlabel="round", ylabel=labels[0], title=labels[1])
     axes.grid(alpha=0.3)
-    if any(malicious.values()):
-        axes.legend(loc="upper left")
+    if few or marked:
+        axes.legend(loc="upper left", fontsize="small")
     save_figure(figure, path)
     return True
-
-
-def _name_lines(axes: Axes, ends: Sequence[tuple[float, tuple[int, str]]]) -> None:
-    """Write whose a line is beside its end; lines that end together share a label."""
-    low, high = axes.get_ylim()
-    groups: list[list[tuple[float, tuple[int, str]]]] = []
-    for end in sorted(ends):
-        if groups and end[0] - groups[-1][0][0] < LABEL_HEIGHT * (high - low):
-            groups[-1].append(end)
-        else:
-            groups.append([end])
-    for group in groups:
-        lowest, _ = group[0]
-        names = ", ".join(name for _, (_, name) in sorted(group, key=lambda end: end[1]))
-        names = shorten(names, 2 * MAX_NAME, placeholder=" ...")
-        axes.annotate(names, (1.01, lowest), xycoords=("axes fraction", "data"), va="center")
 
 
 def new_figure(height: float = 4.0) -> Figure:

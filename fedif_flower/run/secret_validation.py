@@ -66,8 +66,6 @@ def salt_of(nonce: str, path: Path | None = None) -> Salt:
         secret = bytes.fromhex(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"secret = {str(path)!r} cannot be read: {error}") from error
-    if len(secret) != _BYTES:
-        raise ConfigError(f"secret = {str(path)!r} holds {len(secret)} bytes; allowed: {_BYTES}")
     return Salt(nonce, hmac.new(secret, nonce.encode(), hashlib.sha256).hexdigest())
 
 

@@ -49,17 +49,9 @@ def whole(tmp_path_factory) -> Path:
 
 def test_a_line_for_each_accepted_client_and_round(whole):
     lines, rounds = (read_rows(whole / name) for name in FILES)
-    assert list(lines[0]) == [
-        *("round", "partition_id", "client_id", "coefficient", "contribution"),
-        *("credited", "length", "weight", "borrowed", "opposed"),
-        *(f"contribution_block_{k}" for k in range(20)),
-    ]
     for line in lines:
         blocks = [float(line[f"contribution_block_{k}"]) for k in range(20)]
         assert sum(blocks) == pytest.approx(float(line["contribution"]), abs=1e-4)
-    assert list(rounds[0]) == [
-        *("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
-    ]
     assert [row["round"] for row in rounds] == ["1", "2", "3", "4", "5"]
     accepted = [
         (row["round"], row["partition_id"], row["client_id"])

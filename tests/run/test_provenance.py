@@ -5,30 +5,20 @@ import json
 
 import torch
 
-from client_app import app as client_app
-from fedif_flower.run.config import RunConfig, default_run_config
-from fedif_flower.run.federation import run_federation
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.provenance import code_hash, tensors_hash
-from fedif_flower.runtime.local_grid import LocalGrid
-
-
-def config(output_dir, **overrides) -> RunConfig:
-    settings = {"num-clients": 2, "fraction-train": 1.0, "num-server-rounds": 1, "device": "cpu"}
-    return RunConfig.from_run_config(
-        default_run_config() | settings | {"output-dir": str(output_dir)} | overrides
-    )
+from tests.run.resuming import run, run_config
 
 
 def test_a_run_leaves_the_hashes_of_what_it_depends_on(tmp_path):
-    run_dir = run_federation(LocalGrid(client_app, 2), config(tmp_path))
-    found = json.loads((run_dir / "provenance.json").read_text())
-    server = load_task(config(tmp_path))
+    config = run_config(tmp_path, num_server_rounds=1)
+    found = json.loads((run(config) / "provenance.json").read_text())
+    server = load_task(config)
     assert found["settings_sha256"] == server.config.digest()
     assert found["validation_sha256"] == tensors_hash(server.validation_data)
     assert found["code_sha256"] == code_hash()
     assert found["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    other = load_task(config(tmp_path, seed=1))
+    other = load_task(run_config(tmp_path, seed=1))
     assert tensors_hash(other.validation_data) != found["validation_sha256"]
 
 

@@ -51,15 +51,6 @@ def test_rounds_clients_and_a_report(tmp_path, pictures):
         assert f"({picture})" in report
 
 
-def test_an_earlier_writers_files_are_replaced_and_nothing_else(tmp_path):
-    written(tmp_path, rounds=2)
-    (tmp_path / "mine.txt").write_text("mine")
-    RunWriter(tmp_path)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"rounds.csv", "clients.csv", "attendance.csv", "mine.txt"}
-    assert read_rows(tmp_path / "rounds.csv") == []
-
-
 def attributed(directory, *more, num_rounds=2):
     """Run a writer beside an attribution, in an app of one's own."""
     validation = threshold_validation()
