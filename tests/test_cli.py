@@ -11,7 +11,6 @@ import pytest
 import fedif_flower
 from fedif_consortium.evidence.chained_log import ChainedLog
 from fedif_studies.commands import main
-from tests.consortium.statement.runs import make_run
 
 PROJECT = Path(__file__).parents[1]
 HEAVY = ("torch", "torchvision", "flwr", "ray", "sklearn", "scipy", "matplotlib", "numpy", "PIL")
@@ -85,25 +84,6 @@ def test_an_error_is_one_line_without_a_traceback(fedif, tmp_path, words, error)
 
 def test_it_says_which_version_it_is(fedif):
     assert fedif("--version") == (0, f"fedif-flower {version('fedif-flower')}\n", "")
-
-
-def test_a_statement_is_made_checked_and_found_changed(fedif, tmp_path):
-    run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 5)
-    names = tmp_path / "names.csv"
-    names.write_text("client_id,name\n1,hospital-2\n")
-    key = ("--key", tmp_path / "key.pem")
-    status, made, _ = fedif("statement", run_dir, "--budget", 9, "--names", names, *key)
-    assert status == 0
-    assert "statement.html" in made
-    assert "hospital-2" in (run_dir / "statement" / "statement.csv").read_text()
-    fingerprint = made.splitlines()[-1].removeprefix("Signed by: ")
-    status, right, _ = fedif("verify", run_dir, "--key", fingerprint)
-    assert status == 0
-    assert right.startswith(f"Unchanged: {run_dir}")
-    (run_dir / "clients.csv").write_text("")
-    assert fedif("verify", run_dir) == (1, "", "error: clients.csv was changed\n")
-    *_, refused = fedif("statement", run_dir, "--budget", "much", *key)
-    assert refused.startswith("error: budget = 'much'; allowed: ")
 
 
 def test_a_keeper_s_log_is_shown_and_checked(fedif, tmp_path):

@@ -105,8 +105,9 @@ def _plot_members(
         style: dict[str, Any] = {"color": MALICIOUS if client_id in marked else HONEST}
         if few:
             name = called(client_id, last[client_id]["partition_id"], names.get(client_id, ""))
-            dashes = "--" if client_id in marked else "-"
-            style = {"label": shorten(name, MAX_NAME, placeholder=" ..."), "linestyle": dashes}
+            mark, dashes = (" (malicious)", "--") if client_id in marked else ("", "-")
+            label = shorten(name, MAX_NAME, placeholder=" ...") + mark
+            style = {"label": label, "linestyle": dashes}
         # Between its rounds a client keeps its value.
         steps = [*points, (num_rounds, points[-1][1])]
         axes.step(*zip(*steps, strict=True), where="post", alpha=0.6, linewidth=0.9, **style)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import re
 import shlex
 import tomllib
@@ -34,12 +33,6 @@ def clock(monkeypatch) -> Clock:
     found = Clock()
     monkeypatch.setattr(nodes, "time", found)
     return found
-
-
-@pytest.fixture(autouse=True)
-def told(caplog):
-    caplog.set_level(logging.INFO, "fedif_flower.run.preflight")
-    return caplog
 
 
 def small(output_dir: Path, **changed: Scalar) -> dict[str, Scalar]:

@@ -10,24 +10,21 @@ from tests.strategies.lines import Movers, Threshold, threshold_validation
 
 
 def test_a_notebook_sees_one_line_a_round_in_place_of_flowers(capsys, caplog):
-    before = logging.getLogger("flwr").level
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    callbacks = [ShowRounds(every=2)]
+    validation, setup = threshold_validation(), Setup(device="cpu")
+    strategy = FedIF(validation, fraction_evaluate=0.0, callbacks=callbacks, setup=setup)
     with caplog.at_level(logging.INFO, "flwr"):
-        strategy = FedIF(
-            threshold_validation(),
-            fraction_evaluate=0.0,
-            callbacks=[ShowRounds(every=2)],
-            setup=Setup(device="cpu"),
-        )
-        grid = LocalGrid(Movers([[1.0], [2.0]]), 2)
         strategy.start(
-            grid,
+            LocalGrid(Movers([[1.0], [2.0]]), 2),
             model_arrays(Threshold()),
             num_rounds=4,
             evaluate_fn=lambda server_round, arrays: {"test-accuracy": server_round / 8},
         )
         assert [r for r in caplog.records if r.name == "flwr" and r.levelno < logging.WARNING] == []
-        assert logging.getLogger("flwr").level == logging.INFO
-    assert logging.getLogger("flwr").level == before
+        assert logger.level == logging.INFO
+    assert logger.level == before
     lines = capsys.readouterr().out.splitlines()
     assert [line.rsplit(", ", 1)[0] for line in lines] == [
         "round 2: 2 of 2 replies, test accuracy 0.25",

@@ -38,10 +38,6 @@ def as_loader(seed: int) -> DataLoader:
     return DataLoader(TensorDataset(*line(seed)), batch_size=16, shuffle=True)
 
 
-def in_batches(seed: int) -> list[tuple[torch.Tensor, ...]]:
-    return list(zip(*(tensor.split(16) for tensor in line(seed)), strict=True))
-
-
 def in_numpy(seed: int) -> tuple[np.ndarray, ...]:
     return tuple(tensor.numpy() for tensor in line(seed))
 
@@ -73,11 +69,6 @@ def dict_error(model: nn.Module, batch) -> torch.Tensor:
             client_data=lambda site: as_loader(site.partition_id),
             validation_data=lambda site: as_loader(100),
         ),
-        regression(client_data=lambda site: TensorDataset(*line(site.partition_id))),
-        regression(
-            client_data=lambda site: in_batches(site.partition_id),
-            validation_data=lambda site: in_batches(100),
-        ),
         regression(
             client_data=lambda site: in_numpy(site.partition_id),
             validation_data=lambda site: in_numpy(100),
@@ -92,7 +83,7 @@ def dict_error(model: nn.Module, batch) -> torch.Tensor:
             metrics=[Metric("mean absolute error", dict_error, higher_is_better=False)],
         ),
     ],
-    ids=["loader", "dataset", "list", "NumPy", "batches"],
+    ids=["loader", "NumPy", "batches"],
 )
 def test_data_of_any_form_train_and_repeat_with_the_same_bits(tmp_path, task):
     runs = [run(tmp_path, task, run_name=name) for name in ("first", "second")]
