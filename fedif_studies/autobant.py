@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import inner_products
-from fedif_flower.errors import ValuationError, require
+from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates, combine, combine_buffers
 from fedif_flower.sections import require_fields
 from fedif_flower.seeding import torch_generator
@@ -82,8 +82,6 @@ def auto_bant_weights(
 
     Raises
     ------
-    ConfigError
-        If a parameter lies outside its range.
     ValuationError
         If no batch has a finite loss, or a gradient is not finite.
 
@@ -92,9 +90,6 @@ def auto_bant_weights(
     Molodtsov et al., "Bant: Byzantine Antidote via Trial Function and Trust Scores",
     arXiv:2505.07614, AutoBANT, with the constants of its authors' code.
     """
-    require(math.isfinite(step_size) and step_size > 0, "step_size", step_size, "a number > 0")
-    require(0 < momentum <= 1, "momentum", momentum, "a number > 0 and <= 1")
-    require(0 <= least <= 1, "least", least, "a number >= 0 and <= 1")
     m = len(client_updates)
     weights = torch.full((m,), 1.0 / m, dtype=torch.float64)
     best, least_loss, evaluations = weights, math.inf, 0

@@ -86,7 +86,7 @@ def unlearn_triggers(
     Raises
     ------
     ConfigError
-        If an argument is out of range.
+        If ``small`` is out of range.
 
     References
     ----------
@@ -96,10 +96,6 @@ def unlearn_triggers(
     Neural Network", 2015.
     """
     require(0.0 < small < 1.0, "small", small, "> 0 and < 1")
-    for name, count in (("passes", passes), ("steps", steps), ("batch_size", batch_size)):
-        require(count >= 1, name, count, ">= 1")
-    require(learning_rate > 0.0, "learning_rate", learning_rate, "> 0")
-    require(0.0 <= momentum < 1.0, "momentum", momentum, ">= 0 and < 1")
     model.eval()
     given = copy.deepcopy(model).requires_grad_(False)
     answers = torch.cat([given(part).softmax(dim=1) for part in torch.split(inputs, 256)])  # [n, C]

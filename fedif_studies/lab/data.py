@@ -6,19 +6,6 @@ from pathlib import Path
 
 from fedif_flower.settings import Scalar
 
-CIFAR10_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
-CIFAR10_JPEG = "CIFAR-10 (JPEG)"
 _TITLES = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "Digits"}
 
 
@@ -28,16 +15,11 @@ def find_data(dataset: str, data_dir: str) -> tuple[dict[str, Scalar], str]:
     CIFAR-10 as folders of images, ``train/<class>/`` and ``test/<class>/`` in ``data_dir`` or in
     its ``cifar10``, is taken where it lies there; it is called JPEG if that is what the files are.
     """
-    if dataset == "cifar10" and data_dir:
-        for folder in (Path(data_dir).expanduser(), Path(data_dir).expanduser() / "cifar10"):
-            train = folder / "train"
-            if train.is_dir() and tuple(sorted(p.name for p in train.iterdir())) == CIFAR10_CLASSES:
-                first = next((train / CIFAR10_CLASSES[0]).iterdir(), Path())
-                lossy = first.suffix.lower() in (".jpg", ".jpeg")
-                found: dict[str, Scalar] = {
-                    "dataset": "image-folder",
-                    "data-dir": str(folder.absolute()),
-                }
-                return found, CIFAR10_JPEG if lossy else "CIFAR-10 (image folder)"
-    absolute = str(Path(data_dir).expanduser().absolute()) if data_dir else ""
-    return {"dataset": dataset, "data-dir": absolute}, _TITLES.get(dataset, dataset)
+    place = Path(data_dir).expanduser().absolute() if data_dir else Path()
+    for folder in (place, place / "cifar10") if dataset == "cifar10" and data_dir else ():
+        if (folder / "train" / "airplane").is_dir():
+            first = next((folder / "train" / "airplane").iterdir(), Path())
+            kind = "JPEG" if first.suffix.lower() in (".jpg", ".jpeg") else "image folder"
+            return {"dataset": "image-folder", "data-dir": str(folder)}, f"CIFAR-10 ({kind})"
+    where = str(place) if data_dir else ""
+    return {"dataset": dataset, "data-dir": where}, _TITLES.get(dataset, dataset)
