@@ -23,10 +23,7 @@ class HarmAndRepair(Behaviour):
         c > 0.
     """
 
-    def __init__(
-        self,
-        factor: Factor = 4.0,
-    ) -> None:
+    def __init__(self, factor: Factor = 4.0) -> None:
         self.factor = factor
 
     def poison_update(self, own: ClientRound) -> Tensor:
@@ -51,10 +48,7 @@ class HarmForRepair(Colluder):
         c > 0.
     """
 
-    def __init__(
-        self,
-        factor: Factor = 4.0,
-    ) -> None:
+    def __init__(self, factor: Factor = 4.0) -> None:
         self.factor = factor
         self._harm: Tensor | None = None
 

@@ -31,7 +31,7 @@ class OpposedUpdates(Colluder):
     def __init__(
         self,
         factor: Annotated[
-            float, Setting("k: how long the opposed parts are, in lengths of the update", gt=0)
+            float, Setting("k: how long the opposed parts are, in lengths of v", gt=0)
         ] = 10.0,
         *,
         every: Annotated[int, Setting("in every so many rounds", ge=1)] = 1,
@@ -67,16 +67,7 @@ class OpposedSteps(OpposedUpdates):
     there is no step, and they are honest.
     """
 
-    def __init__(
-        self,
-        factor: Annotated[
-            float, Setting("k: how long the opposed parts are, in lengths of the step", gt=0)
-        ] = 10.0,
-        *,
-        every: Annotated[int, Setting("in every so many rounds", ge=1)] = 1,
-    ) -> None:
-        super().__init__(factor, every=every)
-        self._received: Tensor | None = None
+    _received: Tensor | None = None
 
     def direction(self, received: Tensor, updates: Tensor) -> Tensor:  # noqa: ARG002
         """Return the last global step, ``[d]``."""
