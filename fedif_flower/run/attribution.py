@@ -6,20 +6,25 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
 from fedif_flower.run.part_settings import CreditSettings, QuarantineSettings
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
+from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.quarantine import Quarantine
 from fedif_flower.valuation.blocks import BLOCKS
+from fedif_flower.valuation.intervals import block_sums, share_half_widths
 
 NAME = "attribution"  # In checkpoints.
 JUDGED_BY = ("simpson", "adaptive")  # Rules exact enough to leave a member out.
 BLOCKS_KEY = "held_out_blocks"  # In the provenance.
+ENOUGH_ROUNDS = 10  # To say how well shares will be known.
 logger = logging.getLogger(__name__)
 
 
@@ -96,6 +101,21 @@ class AttributionRecords(Callback, Kept):
         for found in self._attribution.rounds:
             self._folder.add_attribution(found)
         self._attribution.on_attribution.insert(0, self._folder.add_attribution)
+        self._attribution.on_attribution.append(self._tell_widths)
+
+    def _tell_widths(self, found: RoundAttribution) -> None:
+        """Say once how wide the intervals of shares will roughly be."""
+        told = self._attribution
+        if found.server_round != ENOUGH_ROUNDS or not told.block_weights:
+            return
+        width = widest_share(told.rounds, told.block_weights)
+        if width is not None:
+            logger.info(
+                "attribution: each share is known to +- %.1f points of a hundred at least (95 %%, "
+                "with another held-out set of the same size); with four times as many examples "
+                "to +- %.1f",
+                *(100 * width, 50 * width),
+            )
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
         """Return the rounds after one, up to another: they are attributed from the first on."""
@@ -116,6 +136,22 @@ class AttributionRecords(Callback, Kept):
                 "its contributions are of other data: keep credit.secret-validation as it was"
             )
         self._attribution.load_state_dict(memory, lines, last_round)
+
+
+def widest_share(rounds: Sequence[RoundAttribution], weights: Sequence[float]) -> float | None:
+    """Return half the width of the widest interval of a share so far.
+
+    ``None`` where nobody has one, or some rounds are not split by blocks.
+    """
+    clients = [client for found in rounds for client in found.clients]
+    if any(len(client.blocks) != len(weights) for client in clients):
+        return None
+    parts = ((c.client_id, c.contribution, c.credited, c.blocks) for c in clients)
+    ids = sorted({client.client_id for client in clients})
+    contributed, credited = block_sums(parts, ids, len(weights))
+    if not (credited.sum(axis=0) > 0).any():
+        return None
+    return float(share_half_widths(credited, contributed, np.array(weights)).max())
 
 
 class Quarantined(RunPart):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import t
 
 from client_app import app as client_app
 from fedif_flower.errors import CheckpointError, ConfigError
+from fedif_flower.run.attribution import widest_share
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution
 from fedif_flower.strategies.registry import STRATEGIES
 from tests.run.resuming import CLIENTS, Killed
 from tests.run.resuming import run_config as killable_run_config
@@ -110,3 +114,18 @@ def test_run_config_knows_which_strategies_can_be_attributed(tmp_path, strategy)
     else:
         with pytest.raises(ConfigError, match="attribution = 'simpson'; allowed: 'off'"):
             run_config(tmp_path, strategy=strategy, attribution="simpson")
+
+
+def test_how_well_shares_are_known_is_told_by_hand():
+    # Sums 4 and 4 of blocks (1, 3) and (3, 1): a share moves by a quarter, with one degree.
+    own = ((1.0, 3.0), (3.0, 1.0))
+    clients = tuple(ClientAttribution(i, i, 0.5, 4.0, blocks=own[i]) for i in (0, 1))
+    rounds = [RoundAttribution(1, 9.0, 1.0, clients)]
+    assert widest_share(rounds, [0.5, 0.5]) == pytest.approx(t.ppf(0.975, 1) / 4)
+    assert widest_share(rounds, [0.2] * 5) is None
+
+
+def test_a_run_of_ten_rounds_says_it_once(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "fedif_flower")
+    run(run_config(tmp_path, num_server_rounds=11))
+    assert caplog.text.count("each share is known to +-") == 1
