@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from scipy.stats import t
 from typer.testing import CliRunner
 
 from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.records import read_run
 from fedif_flower import load
 from fedif_flower.errors import ConfigError
+from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_run import run_locally
@@ -45,6 +47,25 @@ def test_members_are_those_of_the_records(tmp_path):
     assert run.members[2].low < -1.0 < run.members[2].high
     stated = {m.client_id: m.interval for m in settle(read_run(run.folder.path)).members}
     assert {m.client_id: (m.low, m.high) for m in run.members} == stated
+
+
+def test_intervals_are_about_other_held_out_examples_where_these_are_split(tmp_path):
+    folder = by_hand(tmp_path).folder
+    assert load(folder.path).interval == "95 %, other rounds"
+    # Of member 0's 2.5, 2 are of one half of the examples: without a half it had 4 or 1.
+    weights, own = [0.5, 0.5], {"0": (0.4, 0.1), "1": (0.125, 0.125), "2": (-0.5, -0.5)}
+    folder.provenance.write({BLOCKS_KEY: weights})
+    lines = [line.split(",") for line in folder.attribution.path.read_text().splitlines()]
+    lines[0] += [f"{BLOCK_COLUMN}{k}" for k in range(2)]
+    for line in lines[1:]:
+        line += map(str, own[line[2]])
+    folder.attribution.path.write_text("".join(",".join(line) + "\n" for line in lines))
+    run = load(folder.path)
+    assert run.interval == "95 %, other held-out set"
+    width = t.ppf(0.975, 1) * 1.5
+    assert (run.members[0].low, run.members[0].high) == pytest.approx((2.5 - width, 2.5 + width))
+    assert run.members[1].low == pytest.approx(run.members[1].high)
+    assert run.interval in run.table().heading
 
 
 def test_members_are_sorted_by_any_column(tmp_path):

@@ -22,14 +22,12 @@ from pydantic import (
 from fedif_consortium.evidence.cells import first_of
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.screening import Status
-from fedif_flower.run.attribution import BLOCKS_KEY
 from fedif_flower.run.completeness import Completeness, completeness
-from fedif_flower.run.folder import JsonFile, RunFolder, Table
+from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, JsonFile, RunFolder, Table
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.strategies.scoring import Scoring
 
 _CLASS = "contribution_class_"
-_BLOCK = "contribution_block_"
 USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
 # What a cell may hold: -0.0 is 0.0; a loss that diverged is NaN; an empty cell is nothing.
@@ -344,7 +342,7 @@ def _parse(
 def _with_classes(row: Mapping[str, str]) -> object:
     by_class = tuple(value for key, value in row.items() if key.startswith(_CLASS))
     # Masked rounds are not split: their cells are empty.
-    by_block = tuple(value for key, value in row.items() if key.startswith(_BLOCK) and value)
+    by_block = tuple(value for key, value in row.items() if key.startswith(BLOCK_COLUMN) and value)
     return {**row, "by_class": by_class, "by_block": by_block}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.folder import BLOCKS_KEY, RunFolder
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
 from fedif_flower.run.part_settings import CreditSettings, QuarantineSettings
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
@@ -23,7 +23,6 @@ from fedif_flower.valuation.intervals import block_sums, share_half_widths
 
 NAME = "attribution"  # In checkpoints.
 JUDGED_BY = ("simpson", "adaptive")  # Rules exact enough to leave a member out.
-BLOCKS_KEY = "held_out_blocks"  # In the provenance.
 ENOUGH_ROUNDS = 10  # To say how well shares will be known.
 logger = logging.getLogger(__name__)
 

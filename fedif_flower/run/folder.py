@@ -47,6 +47,8 @@ RESULT_FILES = (
     "report.md",
 )
 _MEMBER = ("round", "partition_id", "client_id")
+# What blocks of held-out examples are of all, in the provenance; their columns of contributions.
+BLOCKS_KEY, BLOCK_COLUMN = "held_out_blocks", "contribution_block_"
 # What a new model is measured by; a task's metrics have columns of their own behind.
 MEASURED = (
     *("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "attack_success"),
@@ -237,7 +239,7 @@ class RunFolder:
     def begin_attribution(self, num_classes: int, num_blocks: int = 0) -> None:
         """Begin both tables of the attribution, with a column for each class and each block."""
         classes = [f"contribution_class_{c}" for c in range(num_classes)]
-        self.attribution.begin([*classes, *(f"contribution_block_{k}" for k in range(num_blocks))])
+        self.attribution.begin([*classes, *(f"{BLOCK_COLUMN}{k}" for k in range(num_blocks))])
         self.attributed_rounds.begin()
 
     def add_attribution(self, found: RoundAttribution) -> None:
@@ -252,10 +254,7 @@ class RunFolder:
                 **vars(client.credit or MemberCredit(client.contribution)),
                 **{f"contribution_class_{c}": value for c, value in enumerate(client.classes)},
                 # Six digits: intervals need no more, and files of many members stay small.
-                **{
-                    f"contribution_block_{k}": float(f"{x:.6g}")
-                    for k, x in enumerate(client.blocks)
-                },
+                **{f"{BLOCK_COLUMN}{k}": float(f"{x:.6g}") for k, x in enumerate(client.blocks)},
             }
             for client in found.clients
         )

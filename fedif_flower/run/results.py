@@ -17,11 +17,11 @@ from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import called
 from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.config import subject_of
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, RunFolder
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.tables import ResultTable, shown_number
-from fedif_flower.valuation.intervals import intervals
+from fedif_flower.valuation.intervals import half_widths, intervals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -45,8 +45,7 @@ class Member:
     contribution : float, optional
         In nats of validation loss, where the run attributed contributions.
     low, high : float, optional
-        The ends of its 95 % interval, from five rounds on (see
-        :func:`~fedif_flower.valuation.intervals.intervals`).
+        The ends of its 95 % interval; :attr:`Run.interval` says what it is about.
     weight_score : float, optional
         Omega after its last round, where the strategy has one.
     weight : float
@@ -203,7 +202,7 @@ class Run:
             {
                 "member": m.label + (" (malicious)" if m.malicious else ""),
                 "contribution": shown_number(m.contribution),
-                "95 % interval": "-" if m.low is None else f"{m.low:.4f} to {m.high:.4f}",
+                self.interval: "-" if m.low is None else f"{m.low:.4f} to {m.high:.4f}",
                 "weight score": shown_number(m.weight_score),
                 "weight": f"{m.weight:.3f}",
                 "accepted": str(m.accepted),
@@ -253,9 +252,28 @@ class Run:
         """What each round gained, and each client's part of it; rounds that are complete."""
         rounds = read_table(self.folder.attributed_rounds.path, more=True).to_pylist()
         numbers = {row["round"] for row in rounds}  # Where its own line is, its clients' are.
-        columns = {"round": "int64", "client_id": "uint64", "contribution": "double"}
+        kinds = dict.fromkeys(["contribution", *self._blocks], "double")
+        columns = {"round": "int64", "client_id": "uint64", **kinds}
         parts = read_table(self.folder.attribution.path, columns).to_pylist()
         return rounds, [row for row in parts if row["round"] in numbers]
+
+    @cached_property
+    def _blocks(self) -> dict[str, float]:
+        """The columns of blocks of held-out examples, and each one's part of the examples."""
+        provenance = self.folder.provenance
+        weights = provenance.read().get(BLOCKS_KEY) or [] if provenance.path.exists() else []
+        return {f"{BLOCK_COLUMN}{k}": weight for k, weight in enumerate(weights)}
+
+    @cached_property
+    def _is_split(self) -> bool:
+        """Whether all contributions are split by blocks; those of masked rounds are not."""
+        parts = self.attributed[1]
+        return bool(self._blocks) and all(row[k] is not None for row in parts for k in self._blocks)
+
+    @property
+    def interval(self) -> str:
+        """What members' intervals are about: other held-out examples, or luck of the rounds."""
+        return f"95 %, other {'held-out set' if self._is_split else 'rounds'}"
 
     def _contributions(self) -> dict[int, tuple[float, float | None, float | None]]:
         """Return each member's contribution over the run, and the ends of its interval."""
@@ -263,9 +281,15 @@ class Run:
         times = {row["round"]: t for t, row in enumerate(rounds)}
         places = {i: k for k, i in enumerate(sorted({row["client_id"] for row in parts}))}
         per_round = np.zeros((len(times), len(places)))  # [T, n]
+        by_block = np.zeros((len(self._blocks), len(places)))  # [b, n]
         for row in parts:
             per_round[times[row["round"]], places[row["client_id"]]] = row["contribution"]
-        ends = intervals(per_round)
+            if self._is_split:
+                by_block[:, places[row["client_id"]]] += [row[name] for name in self._blocks]
+        totals, ends = per_round.sum(axis=0), intervals(per_round)
+        if self._is_split:
+            widths = half_widths(by_block, np.array(list(self._blocks.values())))
+            ends = np.stack([totals - widths, totals + widths], axis=1) + 0.0
         return {
             i: (
                 math.fsum(per_round[:, k]),
