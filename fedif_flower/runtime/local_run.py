@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedif_flower.client.app import task_app
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
+from fedif_flower.run.part import RunPart
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
 
 
-def run_locally(task: Task, output_dir: str | Path = "runs", **settings: Scalar) -> Path:
+def run_locally(
+    task: Task,
+    output_dir: str | Path = "runs",
+    *,
+    parts: Sequence[RunPart] | None = None,
+    **settings: Scalar,
+) -> Path:
     """Run a federation about a task in this process, and return the directory of its results.
 
     Clients train one after the other, so that it suits a few small ones.
@@ -25,6 +32,9 @@ def run_locally(task: Task, output_dir: str | Path = "runs", **settings: Scalar)
         What it is about.
     output_dir : str or Path
         Results go to a folder there.
+    parts : sequence of RunPart, optional
+        What the run has beside its core, such as ``fedif_consortium.parts.run_parts()``. Default:
+        the library's own.
     **settings
         Run-config keys, written with underscores: ``num_clients=4``.
 
@@ -38,7 +48,7 @@ def run_locally(task: Task, output_dir: str | Path = "runs", **settings: Scalar)
         {**keys, "task": OWN + task.name, "output-dir": str(output_dir)}
     )
     grid = LocalGrid(task_app(task), config.num_clients)
-    return run_federation(grid, config, task=task, again=_as_before)
+    return run_federation(grid, config, task=task, again=_as_before, parts=parts)
 
 
 def _as_before(added: Mapping[str, Scalar]) -> str:

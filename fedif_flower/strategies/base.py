@@ -68,12 +68,12 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
 
     Parameters
     ----------
-    fraction_train, fraction_evaluate, min_train_nodes, min_evaluate_nodes, min_available_nodes,
-    weighted_by_key, arrayrecord_key, configrecord_key, train_metrics_aggr_fn,
-    evaluate_metrics_aggr_fn
-        As in :class:`flwr.serverapp.strategy.FedAvg`, also by position. ``weighted_by_key`` may
-        name any number > 0. The functions receive one RecordDict for each accepted reply, with
-        every record but the model's arrays; by default, the mean of each metric is taken
+    *flower, **base
+        The arguments of :class:`flwr.serverapp.strategy.FedAvg`, as ``fraction_train=0.5``.
+        ``weighted_by_key`` may name any number > 0.
+    train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
+        As Flower's. They receive one RecordDict for each accepted reply, with every record but the
+        model's arrays. Default: the mean of each metric
         (see :class:`~fedif_flower.messages.means.AverageMetrics`).
     stages : sequence of Stage, optional
         What happens to a round before and after it is weighed, in this order, such as
@@ -103,8 +103,9 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         **base: Unpack[FlowerArguments],
     ) -> None:
         super().__init__(*flower, **base)
-        self.train_metrics_aggr_fn = train_metrics_aggr_fn or AverageMetrics()
-        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or AverageMetrics()
+        by_place = (*flower[8:10], None, None)
+        self.train_metrics_aggr_fn = by_place[0] or train_metrics_aggr_fn or AverageMetrics()
+        self.evaluate_metrics_aggr_fn = by_place[1] or evaluate_metrics_aggr_fn or AverageMetrics()
         self.stages = Stages(self.default_stages() if stages is None else stages)
         if self.stages.make_groups and not self.takes_groups:
             raise ConfigError(

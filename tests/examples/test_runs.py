@@ -27,7 +27,7 @@ def test_the_hospitals_statement_finds_each(tmp_path):
     assert "exactly 0" in verdicts[FREE_RIDER].reason
     for copied in (hospitals.COPY, hospitals.ORIGINAL):
         assert verdicts[copied].level == "review"
-        assert "same contribution" in verdicts[copied].reason
+        assert "same own part" in verdicts[copied].reason
     found = {hospitals.UNIT_ERROR, FREE_RIDER, hospitals.COPY, hospitals.ORIGINAL}
     assert {i for i, verdict in verdicts.items() if verdict.level != "accept"} == found
     last = records.folder.rounds.read()[-1]

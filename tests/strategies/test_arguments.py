@@ -60,3 +60,14 @@ def test_a_strategy_has_few_arguments_and_ancestors(kind: Any):
     assert len(parameters) <= 16
     assert not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
     assert len(kind.__mro__) - 2 <= 7  # Without itself and object; three are Flower's.
+
+
+def test_flowers_arguments_may_be_given_by_place():
+    def mean(records, key):
+        raise NotImplementedError
+
+    by_place = (0.5, 0.0, 1, 1, 1, "examples", "model", "settings", mean, mean)
+    strategy = FedAvg(*by_place)
+    assert (strategy.fraction_train, strategy.arrayrecord_key) == (0.5, "model")
+    assert (strategy.train_metrics_aggr_fn, strategy.evaluate_metrics_aggr_fn) == (mean, mean)
+    assert FedAvg(evaluate_metrics_aggr_fn=mean).evaluate_metrics_aggr_fn is mean
