@@ -117,7 +117,9 @@ def _plot_members(
     axes.set(xlabel="round", ylabel=labels[0], title=labels[1])
     axes.grid(alpha=0.3)
     if few or marked:
-        axes.legend(loc="upper left", fontsize="small")
+        # Names stand beside the lines, not over them.
+        place = {"bbox_to_anchor": (1.0, 1.0)} if few else {}
+        axes.legend(loc="upper left", fontsize="small", **place)
     save_figure(figure, path)
     return True
 
