@@ -21,7 +21,7 @@ from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, RunFolder
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.tables import ResultTable, shown_number
-from fedif_flower.valuation.intervals import half_widths, intervals
+from fedif_flower.valuation.intervals import block_sums, ends_of, intervals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -281,15 +281,16 @@ class Run:
         times = {row["round"]: t for t, row in enumerate(rounds)}
         places = {i: k for k, i in enumerate(sorted({row["client_id"] for row in parts}))}
         per_round = np.zeros((len(times), len(places)))  # [T, n]
-        by_block = np.zeros((len(self._blocks), len(places)))  # [b, n]
         for row in parts:
             per_round[times[row["round"]], places[row["client_id"]]] = row["contribution"]
-            if self._is_split:
-                by_block[:, places[row["client_id"]]] += [row[name] for name in self._blocks]
-        totals, ends = per_round.sum(axis=0), intervals(per_round)
+        ends = intervals(per_round)
         if self._is_split:
-            widths = half_widths(by_block, np.array(list(self._blocks.values())))
-            ends = np.stack([totals - widths, totals + widths], axis=1) + 0.0
+            split = (
+                (row["client_id"], row["contribution"], 0.0, [row[name] for name in self._blocks])
+                for row in parts
+            )
+            by_block, _ = block_sums(split, list(places), len(self._blocks))
+            ends = ends_of(by_block, np.array(list(self._blocks.values())))
         return {
             i: (
                 math.fsum(per_round[:, k]),

@@ -60,11 +60,6 @@ class RayGrid(LocalGrid):
         self._at_work: set[Future[Message]] = set()
         self._keeping = Lock()
 
-    @property
-    def num_actors(self) -> int:
-        """How many clients train at once."""
-        return self._backend.num_workers
-
     def get_nodes(self) -> list[NodeInfo]:
         """Return every node, registered in the order of the partitions."""
         return [NodeInfo(node_id=i, registered_at=f"{i:020d}") for i in self.contexts]
@@ -73,7 +68,7 @@ class RayGrid(LocalGrid):
         """Hand messages to the actors and return their ids."""
         message_ids = super().push_messages(messages)
         for message_id in message_ids:
-            # In a copy of this thread's context: the log names the cell that asks.
+            # In a copy of this thread's context, by which the log names the run.
             message = self._waiting.pop(message_id)
             future = self._executor.submit(copy_context().run, self._answer, message)
             self._at_work.add(future)
@@ -132,7 +127,7 @@ class RayGrid(LocalGrid):
             reason = str(getattr(error, "cause", None) or error)
             return Message(Error(code=code, reason=reason), reply_to=message)
         self._log.log(context)
-        # Several runs of a sweep may ask the same node at a time: each keeps what it has changed.
+        # A node that was too late may be asked again meanwhile: each keeps what it has changed.
         changed = {k: v for k, v in context.state.items() if k not in sent or v != sent[k]}
         with self._keeping:
             context.state = RecordDict({**self.contexts[node_id].state, **changed})

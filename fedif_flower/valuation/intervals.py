@@ -41,7 +41,12 @@ def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
     rounds = len(per_round)
     if rounds < MIN_ROUNDS:
         return None
-    totals, widths = per_round.sum(axis=0), half_widths(per_round, np.full(rounds, 1 / rounds))
+    return ends_of(per_round, np.full(rounds, 1 / rounds))
+
+
+def ends_of(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the ends ``[n, 2]`` of 95 % intervals of sums over blocks; see :func:`half_widths`."""
+    totals, widths = by_block.sum(axis=0), half_widths(by_block, weights)
     return np.stack([totals - widths, totals + widths], axis=1) + 0.0
 
 
