@@ -22,25 +22,16 @@ from fedif_flower.errors import require
 LOGGER = "fedif_flower"
 FORMATS = ("text", "json")
 FORMAT_VARIABLE = "FEDIF_LOG_FORMAT"
+_TEXT = "fedif %(levelname)s: %(message)s"
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 _KNOWN: ContextVar[Mapping[str, object]] = ContextVar("known", default=_NOTHING)
-
-
-class TextFormatter(logging.Formatter):
-    """Makes ``fedif WARNING: [cell] message`` of a record."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return a record, with the cell of a grid that it is about before the message."""
-        cell = _KNOWN.get().get("cell")
-        shown = f"[{cell}] " if cell else ""
-        return f"fedif {record.levelname}: {shown}{super().format(record)}"
 
 
 class JsonFormatter(logging.Formatter):
     """Makes one line of JSON in ASCII of a record, control characters escaped.
 
-    Its keys are ``time`` (UTC, ISO 8601), ``level``, ``logger`` and ``message``, ``run``,
-    ``round`` and ``cell`` where they are known, and ``exception`` where there is one.
+    Its keys are ``time`` (UTC, ISO 8601), ``level``, ``logger`` and ``message``, ``run`` and
+    ``round`` where they are known, and ``exception`` where there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -94,15 +85,15 @@ def show_logs(log_format: str = "") -> None:
     handler = next((h for h in logger.handlers if isinstance(h, DoorHandler)), None)
     if handler is None:
         handler = DoorHandler()
-        handler.setFormatter(TextFormatter())
+        handler.setFormatter(logging.Formatter(_TEXT))
         logger.addHandler(handler)
     if chosen := wanted or log_format:
-        handler.setFormatter(JsonFormatter() if chosen == "json" else TextFormatter())
+        handler.setFormatter(JsonFormatter() if chosen == "json" else logging.Formatter(_TEXT))
 
 
 @contextmanager
 def about(**known: object) -> Iterator[None]:
-    """Let what this thread logs within say what it is about: ``run``, ``round``, ``cell``."""
+    """Let what this thread logs within say what it is about: ``run``, ``round``."""
     token = _KNOWN.set({**_KNOWN.get(), **known})
     try:
         yield
