@@ -83,7 +83,14 @@ class CheckpointFolder:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = folder
         self.settings = dict(settings)
-        self._end = JournalEnd()  # Of the lines that the last complete checkpoint has.
+        # The last complete checkpoint's round and where its lines end. They change together: a
+        # signal may interrupt a save anywhere, and the next one begins where these two say.
+        self._last = -1, JournalEnd()
+
+    @property
+    def last_round(self) -> int:
+        """The round of the last complete checkpoint, -1 where there is none."""
+        return self._last[0]
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write a checkpoint, then remove all but the last two.
@@ -99,13 +106,13 @@ class CheckpointFolder:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 for left_behind in temporary_siblings(path):
                     left_behind.unlink()
-                end = append_lines(self.folder / JOURNAL, checkpoint.lines, self._end)
+                end = append_lines(self.folder / JOURNAL, checkpoint.lines, self._last[1])
                 buffer = BytesIO()
                 content = {k: v for k, v in vars(checkpoint).items() if k != "source"}
                 torch.save(content | {"lines": end._asdict()}, buffer)
                 digest = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
                 write_atomically(path, b"".join((_MAGIC, digest, b"\n", buffer.getbuffer())))
-                self._end = end
+                self._last = checkpoint.server_round, end
                 for old in list(files_of_rounds(self.folder).values())[:-KEPT]:
                     old.unlink()
         except StorageError as error:
@@ -158,7 +165,7 @@ class CheckpointFolder:
             If its lines cannot be copied into this folder.
         """
         assert checkpoint.source is not None
-        path, self._end = checkpoint.source
+        path, end = checkpoint.source
         own = path.parent.resolve() == self.folder.resolve()
         for number, other in files_of_rounds(self.folder).items():
             if not own or number > checkpoint.server_round:
@@ -166,9 +173,10 @@ class CheckpointFolder:
         try:
             with writing(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                if not own and self._end.size:
-                    lines = path.with_name(JOURNAL).read_bytes()[: self._end.size]
+                if not own and end.size:
+                    lines = path.with_name(JOURNAL).read_bytes()[: end.size]
                     write_atomically(self.folder / JOURNAL, lines)
+                self._last = checkpoint.server_round, end
         except StorageError as error:
             raise CheckpointError(str(error)) from error
 

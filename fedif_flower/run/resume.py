@@ -66,7 +66,6 @@ class ResumableRun(Callback):
         self.run_id = run_id
         self.num_rounds = recorder.config.num_server_rounds
         self._last: tuple[int, ArrayRecord, dict[str, Any]] | None = None
-        self._saved = -1  # The last round that is in a checkpoint.
 
     @property
     def rounds_left(self) -> int:
@@ -105,7 +104,7 @@ class ResumableRun(Callback):
                     there, here = theirs.get(name, "no part"), ours.get(name, "no part")
                     raise ValueError(f"{name!r} is {there} of its model, {here} of this run's")
             self.strategy.load_state_dict(checkpoint.strategy)
-        self.strategy.completed_rounds = self._saved = checkpoint.server_round
+        self.strategy.completed_rounds = checkpoint.server_round
         if self.rounds_left:
             self._meet_nodes(grid)
         with _refusing(checkpoint):
@@ -115,7 +114,8 @@ class ResumableRun(Callback):
             # Last: from here on, what lies in the folder is replaced.
             self.recorder.load_state_dict(checkpoint)
         self.folder.go_on(checkpoint)
-        logger.info("Resumed: round %d of %d is next", self._saved + 1, self.num_rounds)
+        next_round = checkpoint.server_round + 1
+        logger.info("Resumed: round %d of %d is next", next_round, self.num_rounds)
         return arrays
 
     def on_round_end(self, server_round: int) -> None:
@@ -127,32 +127,31 @@ class ResumableRun(Callback):
 
     def stopped(self) -> None:
         """Save the last complete round of a run that ends with an error, if that is possible."""
-        if self.every and self._last is not None and self._last[0] > max(self._saved, 0):
+        if self.every and self._last is not None and self._last[0] > max(self.folder.last_round, 0):
             with contextlib.suppress(CheckpointError):  # the error that ends the run counts
                 self._save()
 
     def farewell(self, again: Again) -> str:
         """Say after which round the run stopped, and the command that goes on with it."""
-        last = max(self._saved if self._last is None else self._last[0], 0)
+        last = max(self.folder.last_round if self._last is None else self._last[0], 0)
         said = f"stopped after round {last} of {self.num_rounds}"
-        if self._saved < 1:
+        if self.folder.last_round < 1:
             return f"{said}; there is no checkpoint to go on from, the same command begins anew"
         command = again({"run-name": self.recorder.run_dir.name, "resume": AUTO})
-        return f"{said}; go on at round {self._saved + 1} with: {command}"
+        return f"{said}; go on at round {self.folder.last_round + 1} with: {command}"
 
     def _save(self) -> None:
         assert self._last is not None  # callers have made sure
         server_round, arrays, strategy = self._last
         records = self.recorder.state_dict()
-        lines: dict[str, Any] = self.recorder.lines_between(self._saved, server_round)
+        lines: dict[str, Any] = self.recorder.lines_between(self.folder.last_round, server_round)
         records[RUN_ID] = self.run_id
         for name, part in self.kept.items():
-            lines[name] = part.lines(self._saved, server_round)
+            lines[name] = part.lines(self.folder.last_round, server_round)
             records[name] = part.memory(server_round)
         model = arrays.to_torch_state_dict()
         settings = self.folder.settings
         self.folder.save(Checkpoint(server_round, settings, model, strategy, records, lines))
-        self._saved = server_round
 
     def _meet_nodes(self, grid: Grid) -> None:
         """Wait for the nodes as at a run's start, but continue without those that do not come."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,51 @@ def test_ctrl_c_loses_no_complete_round_and_says_how_to_go_on(tmp_path, caplog):
     assert checkpoints(config.run_dir) == ["round-000003.pt"]
     run(run_config(tmp_path, checkpoint_every=100, resume="auto"))
     assert rounds_of(config.run_dir) == list(range(6))
+
+
+def test_a_signal_may_interrupt_a_save_at_any_line(tmp_path):
+    """The second save, interrupted before its k-th line, leaves what a run can go on from."""
+
+    def saved_twice(folder: Path, interrupted_at: int) -> bool:
+        config = run_config(folder)
+        recorder, strategy = RunRecorder(config), FedAvg()
+        strategy.model.receive(ArrayRecord([torch.zeros(2).numpy()]))
+        kept = CheckpointFolder(config.run_dir / "checkpoints", {})
+        resumable = ResumableRun(kept, strategy, recorder, every=1)
+        for server_round in range(3):
+            recorder.on_metrics(server_round, {})
+            if server_round < 2:
+                resumable.on_round_end(server_round)
+        lines = 0
+
+        def trace(frame, event, _):
+            nonlocal lines
+            if Path(frame.f_code.co_filename).name not in {"resume.py", "checkpoint.py"}:
+                return None
+            lines += event == "line"
+            if lines == interrupted_at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            resumable.on_round_end(2)
+        except KeyboardInterrupt:
+            resumable.stopped()
+        finally:
+            sys.settrace(None)
+        checkpoint = CheckpointFolder(kept.folder, {}).find("auto")
+        assert checkpoint is not None
+        rounds = [line["round"] for line in checkpoint.lines["rounds"]]
+        assert rounds == list(range(checkpoint.server_round + 1))
+        assert checkpoint.server_round == 2 or interrupted_at == 1
+        return lines == interrupted_at
+
+    at = 1
+    while saved_twice(tmp_path / str(at), at):
+        at += 1
+    assert at > 20
 
 
 @pytest.mark.parametrize(
