@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedif_flower.client.part import ClientPart
     from fedif_flower.run.config import RunConfig
     from fedif_flower.run.part import RunPart
-    from fedif_flower.run.resume import Again
+    from fedif_flower.run.recorder import Again
     from fedif_flower.settings import Scalar
     from fedif_flower.strategies.reports import RoundReport
     from fedif_flower.tasks.task import Task
@@ -102,7 +102,7 @@ def _log_row(row: RoundReport) -> None:
 
 def _flwr_run(given: Mapping[str, Scalar], config: RunConfig, simulated: bool) -> Again:
     """Return what tells the command that goes on with a run which Flower began."""
-    from fedif_flower.run.resume import as_pairs
+    from fedif_flower.run.recorder import as_pairs
 
     num_clients, usual = config.num_clients, config.all_defaults()
     changed = {key: value for key, value in given.items() if value != usual.get(key)}

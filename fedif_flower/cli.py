@@ -163,8 +163,8 @@ def main() -> None:
 def run_one(config: RunConfig, cpus_per_client: int, gpus_per_client: float) -> None:
     """Simulate one federation and print its result."""
     from fedif_flower.run.preflight import with_free_folder
+    from fedif_flower.run.recorder import as_pairs
     from fedif_flower.run.report import print_summary, require_complete
-    from fedif_flower.run.resume import as_pairs
     from fedif_flower.run.round_progress import RoundProgress
     from fedif_flower.runtime.processes import own_command
     from fedif_flower.runtime.simulation import simulate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,17 +12,17 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
+from fedif_flower.run.loaded_task import LoadedTask, load_task
 from fedif_flower.run.lock import hold_directory
-from fedif_flower.run.logs import about, note
+from fedif_flower.run.logs import about
 from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.run.parts import run_parts
 from fedif_flower.run.preflight import (
@@ -31,16 +32,13 @@ from fedif_flower.run.preflight import (
     try_clients,
     with_free_folder,
 )
-from fedif_flower.run.provenance import RUN_ID, provenance
-from fedif_flower.run.recorder import RunRecorder
+from fedif_flower.run.provenance import RUN_ID
+from fedif_flower.run.recorder import Again, RunRecorder
 from fedif_flower.run.report import troubles
-from fedif_flower.run.resume import Again, ResumableRun, require_space
-from fedif_flower.run.strategy import build_strategy, malicious_marker
+from fedif_flower.run.strategy import build_strategy
 from fedif_flower.run.writer import OnRow
-from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, wait_for_nodes
-from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -116,71 +114,37 @@ def run_federation(
             wait_for_nodes(grid, loaded.config.num_clients, NODE_TIMEOUT, KEY)
         # Nodes are asked who they are before the strategy starts.
         members.ask(grid, loaded, run.joined("asked"), resumed=checkpoint is not None)
-        _run_rounds(grid, run, strategy, checkpoints, on_row, callbacks, again)
+        recorder = RunRecorder(run, strategy, checkpoints, on_row)
+        _run_rounds(grid, run, recorder, callbacks, again)
     for part in parts:
         part.finished(run)
     return folder.path
 
 
-class _NotedRound(Callback):
-    """Lets the lines of the log say which round they are about."""
-
-    def admit(self, nodes: Sequence[ClientNode], server_round: int) -> Sequence[ClientNode]:
-        """Note that a round begins."""
-        note(round=server_round)
-        return nodes
-
-
 def _run_rounds(
     grid: Grid,
     run: RunContext,
-    strategy: ScreenedStrategy,
-    checkpoints: CheckpointFolder,
-    on_row: OnRow | None,
+    recorder: RunRecorder,
     callbacks: Sequence[Callback],
     again: Again | None,
 ) -> None:
     """Begin or go on, run what rounds are left, and finish the records."""
-    config, loaded = run.config, run.loaded
-    listeners = [told for told in (*(built.on_row for built in run.built), on_row) if told]
-
-    def tell(row: RoundReport) -> None:
-        for listener in listeners:
-            listener(row)
-
-    recorder = RunRecorder(
-        config,
-        resumed=run.checkpoint is not None,
-        validation=loaded.validation,
-        test=loaded.test,
-        triggered=loaded.triggered,
-        metrics=loaded.task.metrics,
-        is_malicious=malicious_marker(config),
-        on_row=tell,
-    )
-    arrays = model_arrays(loaded.model)
+    config, strategy, arrays = run.config, recorder.strategy, model_arrays(run.loaded.model)
     # With checkpoints: two of them, a third while it is written, and model.pt.
     copies = (4 if config.checkpoint_every else 1) + sum(built.copies for built in run.built)
-    require_space(config, arrays, copies)
-    resumable = ResumableRun(
-        checkpoints,
-        strategy,
-        recorder,
-        every=config.checkpoint_every,
-        kept=run.joined("kept"),
-        run_id=run.run_id,
-    )
-    if run.checkpoint is None:
-        checkpoints.begin()
-    else:
-        arrays = resumable.restore(run.checkpoint, grid, arrays)
-    origin = provenance(config, loaded.fingerprint, tensors_in(loaded.validation_data))
-    run.folder.provenance.write({**origin, RUN_ID: run.run_id, **run.joined("provenance")})
+    needed = copies * sum(len(array.data) for array in arrays.values()) + 2**20
+    if (free := shutil.disk_usage(run.folder.path).free) < needed:
+        raise ConfigError(
+            f"output-dir = {config.output_dir!r}: {free / 2**20:.1f} MiB free, but the model, its "
+            f"checkpoints and what is kept of rounds need {needed / 2**20:.1f} MiB"
+        )
+    if run.checkpoint is not None:
+        arrays = recorder.restore(run.checkpoint, grid, arrays)
     # Evaluation may take a model back: the recorder is the first to look at it.
-    strategy.callbacks += [_NotedRound(), recorder, *run.callbacks, *callbacks, resumable]
+    strategy.callbacks += [recorder, *run.callbacks, *callbacks]
     told = instructions(
         config.part(ClientConfig),
-        loaded.task,
+        run.loaded.task,
         run=config.digest(),
         run_id=run.run_id,
         more=run.joined("told"),
@@ -189,15 +153,12 @@ def _run_rounds(
         result = strategy.start(
             grid=grid,
             initial_arrays=arrays,
-            num_rounds=resumable.rounds_left,
+            num_rounds=recorder.rounds_left,
             timeout=config.pace.timeout,
             train_config=told,
         )
     except BaseException as error:
-        if isinstance(error, Exception | KeyboardInterrupt):
-            resumable.stopped()
-        if again is not None:
-            logger.warning("%s", resumable.farewell(again))
+        recorder.stopped(error, again)
         raise
     final: ArrayRecord = result.arrays if len(result.arrays) else arrays
     summary = recorder.finish(final.to_torch_state_dict())

@@ -16,7 +16,7 @@ import torch
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import parse_json, read_whole
 from fedif_flower.run.rows import csv_text, read_rows
-from fedif_flower.storage import set_aside, write_atomically, writing
+from fedif_flower.storage import make_folder, set_aside, write_atomically, writing
 from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
 from fedif_flower.strategies.quarantine import Decision
 from fedif_flower.strategies.reports import RoundReport
@@ -214,7 +214,7 @@ class RunFolder:
 
         Its statement is kept under another name: members may have been sent it.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         for name in (*RESULT_FILES, self.live.path.name):
             (self.path / name).unlink(missing_ok=True)
         set_aside(self.statement)

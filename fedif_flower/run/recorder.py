@@ -1,4 +1,4 @@
-"""The records of a run, written round by round and readable after a crash.
+"""The records of a run with a run config, and the checkpoints from which it goes on.
 
 ``config.json`` comes first, ``rounds.csv`` and ``clients.csv`` grow by whole lines, and
 ``summary.json`` comes last: its presence means that the run completed.
@@ -6,94 +6,216 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedif_flower.run.checkpoint import Checkpoint
-from fedif_flower.run.config import RunConfig
+from fedif_flower.errors import CheckpointError, TrainingFailedError
+from fedif_flower.messages.models import tensor_arrays
+from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
+from fedif_flower.run.loaded_task import tensors_in
+from fedif_flower.run.logs import note
+from fedif_flower.run.part import RunContext
+from fedif_flower.run.provenance import RUN_ID, provenance
 from fedif_flower.run.results import run_title
-from fedif_flower.run.rows import Line
-from fedif_flower.run.writer import RunWriter
-from fedif_flower.strategies.callbacks import RunningStrategy
+from fedif_flower.run.strategy import malicious_marker
+from fedif_flower.run.writer import OnRow, RunWriter
+from fedif_flower.settings import AUTO, Scalar
+from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies.callbacks import Question, RunningStrategy
+
+# A door's command, given what is added to its run config.
+Again = Callable[[Mapping[str, Scalar]], str]
+logger = logging.getLogger(__name__)
 
 
 class RunRecorder(RunWriter):
-    """Writes the results of a run that has a run config: its settings, model and summary too.
+    """Writes a run's results and its checkpoints; a run that goes on has each round once.
 
     Parameters
     ----------
-    config : RunConfig
-        The run; results go to ``config.run_dir``, replacing those of an earlier run there.
-    resumed : bool
-        Whether the run goes on: what is there is replaced by :meth:`load_state_dict`, once a
-        checkpoint's lines have been checked.
-    **arguments
-        Of :class:`RunWriter`: what is measured, and who is told.
-
-    Raises
-    ------
-    ConfigError
-        If ``output-dir`` cannot be written to.
+    run : RunContext
+        The run; results go to its folder, replacing an earlier run's once it begins.
+    strategy : ScreenedStrategy
+        Its scores, counters and known nodes are in checkpoints.
+    checkpoints : CheckpointFolder
+        Where these go, every ``checkpoint-every`` rounds and after the last.
+    on_row : callable, optional
+        As a :class:`RunWriter` takes it.
     """
 
-    def __init__(self, config: RunConfig, *, resumed: bool = False, **arguments: Any) -> None:
-        self.config = config
-        self._resumed = resumed
-        title = run_title(config.to_mapping())
-        super().__init__(config.run_dir, every=config.eval_every, title=title, **arguments)
+    def __init__(
+        self,
+        run: RunContext,
+        strategy: ScreenedStrategy,
+        checkpoints: CheckpointFolder,
+        on_row: OnRow | None = None,
+    ) -> None:
+        config, loaded = run.config, run.loaded
+        super().__init__(
+            config.run_dir,
+            validation=loaded.validation,
+            test=loaded.test,
+            triggered=loaded.triggered,
+            metrics=loaded.task.metrics,
+            every=config.eval_every,
+            title=run_title(config.to_mapping()),
+            is_malicious=malicious_marker(config),
+            on_row=on_row,
+        )
+        self.listeners[:0] = [built.on_row for built in run.built if built.on_row]
+        self.run, self.config = run, config
+        self.strategy, self.checkpoints = strategy, checkpoints
+        self.num_rounds = config.num_server_rounds
+        self._kept = run.joined("kept")
+        # The last complete round, its model, and what the strategy remembered then.
+        self._last: tuple[int, ArrayRecord, dict[str, Any]] | None = None
 
     @property
-    def _place(self) -> str:
-        return f"output-dir = {self.config.output_dir!r}:"
+    def rounds_left(self) -> int:
+        """How many rounds Flower is to run."""
+        return self.num_rounds - self.strategy.completed_rounds
 
     def is_due(self, server_round: int) -> bool:
         """Tell whether a round's model is to be evaluated: the last one's always is."""
-        return super().is_due(server_round) or server_round == self.config.num_server_rounds
+        return super().is_due(server_round) or server_round == self.num_rounds
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Note whose weight scores are written; contributions are a resumed run's, too."""
+        """Begin the files, with the lines of a checkpoint if there is one."""
+        if not self.run.checkpoint:
+            self.checkpoints.begin()
         self._strategy = strategy
+        self._begin()
+        self.folder.config.write(self.config.to_mapping())
+        loaded = self.run.loaded
+        origin = provenance(self.config, loaded.fingerprint, tensors_in(loaded.validation_data))
+        own = {RUN_ID: self.run.run_id, **self.run.joined("provenance")}
+        self.folder.provenance.write({**origin, **own})
+
+    def on_asked(self, question: Question) -> None:
+        """Let the lines of the log say which round they are about."""
+        note(round=question.server_round)
+        super().on_asked(question)
+
+    def on_round_end(self, server_round: int) -> None:
+        """Take note of a round whose lines are written; save it if it is due."""
+        self._last = server_round, self.strategy.model.record, self.strategy.state_dict()
+        every, last = self.config.checkpoint_every, server_round == self.num_rounds
+        if every and server_round and (last or server_round % every == 0):
+            self._save()
 
     def on_end(self) -> None:
         """Leave the report to whoever finishes the run."""
 
-    def _begin(self) -> None:
-        if not self._resumed:
-            super()._begin()
-            self.folder.config.write(self.config.to_mapping())
-
-    def lines_between(self, after: int, last_round: int) -> dict[str, list[Line]]:
-        """Return the lines of the rounds after one, up to another, by table."""
-        return {
-            table: [line for line in lines if after < line["round"] <= last_round]
-            for table, lines in self.lines.items()
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is not in the lines: the seconds so far, and what members are called."""
-        return {"seconds": time.perf_counter() - self._started, "names": dict(self.names)}
-
-    def load_state_dict(self, checkpoint: Checkpoint) -> None:
-        """Take over what a checkpoint has of records and lines, in place of what is there.
-
-        Raises
-        ------
-        ValueError, TypeError, KeyError
-            If the lines are not those of a run up to this round.
-        """
-        state, lines, last = checkpoint.records, checkpoint.lines, checkpoint.server_round
-        if [row["round"] for row in lines["rounds"]] != list(range(last + 1)):
-            raise ValueError(f"its records are not those of the rounds 0 to {last}")
-        self._started = time.perf_counter() - float(state["seconds"])
-        self._resumed = False
-        self._begin()
-        for table in self.lines:
-            self._add(table, lines.get(table, ()))
-        self._add_names({int(key): str(name) for key, name in state["names"].items()})
-
     def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
         """Write model, report and, last of all, ``summary.json``; return the summary."""
         return self._conclude(self.config.to_mapping(), self.config.device, state_dict)
+
+    def restore(self, checkpoint: Checkpoint, grid: Grid, initial: ArrayRecord) -> ArrayRecord:
+        """Go back to where a checkpoint was made; return the global model of that moment.
+
+        Scores stay with a client's lasting id; see
+        :class:`~fedif_flower.messages.client_node.ClientNode`.
+
+        Parameters
+        ----------
+        checkpoint : Checkpoint
+            From the same settings.
+        grid : Grid
+            The way to the clients.
+        initial : ArrayRecord
+            The model before training: names, shapes and types must be the same.
+
+        Raises
+        ------
+        CheckpointError
+            If anything in it does not belong to this run; no file has changed then.
+        """
+        last = checkpoint.server_round
+        try:
+            if last > self.num_rounds:
+                raise ValueError(f"it is to have {self.num_rounds} rounds")
+            arrays = tensor_arrays(checkpoint.arrays)
+            theirs, ours = _shapes(arrays), _shapes(initial)
+            for name in theirs | ours:
+                if theirs.get(name) != ours.get(name):
+                    there, here = theirs.get(name, "no part"), ours.get(name, "no part")
+                    raise ValueError(f"{name!r} is {there} of its model, {here} of this run's")
+            state = checkpoint.records
+            if [row["round"] for row in checkpoint.lines["rounds"]] != list(range(last + 1)):
+                raise ValueError(f"its records are not those of the rounds 0 to {last}")
+            self.lines = {name: list(checkpoint.lines.get(name, ())) for name in self.lines}
+            self.names = {int(key): str(name) for key, name in state["names"].items()}
+            self._started = time.perf_counter() - float(state["seconds"])
+            self.strategy.load_state_dict(checkpoint.strategy)
+            self.strategy.completed_rounds = last
+            for name, part in self._kept.items():
+                part.restore(checkpoint.lines.get(name, ()), state.get(name), last)
+        except Exception as error:  # a file that was made by hand can hold anything
+            reason = error if isinstance(error, ValueError) else repr(error)
+            raise CheckpointError(
+                f"the checkpoint of round {last} does not fit this run: {reason}"
+            ) from error
+        if self.rounds_left:
+            try:  # As at a run's start, but nobody has to come back.
+                self.strategy.nodes.online(grid, self.strategy.min_available_nodes)
+            except TrainingFailedError as error:
+                logger.warning("%s; going on with those that are there", error)
+        self.checkpoints.go_on(checkpoint)
+        logger.info("Resumed: round %d of %d is next", last + 1, self.num_rounds)
+        return arrays
+
+    def stopped(self, error: BaseException, again: Again | None) -> None:
+        """Save the last complete round of a run that an error ends; say how the run goes on.
+
+        A checkpoint that cannot be written is passed over: the error that ends the run counts.
+        """
+        last, saved = max(self._last[0] if self._last else self.run.done, 0), self.checkpoints
+        if (
+            isinstance(error, Exception | KeyboardInterrupt)
+            and self.config.checkpoint_every
+            and last > max(saved.last_round, 0)
+        ):
+            with contextlib.suppress(CheckpointError):
+                self._save()
+        if again is None:
+            return
+        told = "there is no checkpoint to go on from, the same command begins anew"
+        if saved.last_round > 0:
+            command = again({"run-name": self.run_dir.name, "resume": AUTO})
+            told = f"go on at round {saved.last_round + 1} with: {command}"
+        logger.warning("stopped after round %d of %d; %s", last, self.num_rounds, told)
+
+    def _save(self) -> None:
+        assert self._last is not None  # callers have made sure
+        last, model, strategy = self._last
+        after = self.checkpoints.last_round
+        lines: dict[str, Any] = {
+            table: [line for line in lines if after < line["round"] <= last]
+            for table, lines in self.lines.items()
+        }
+        records: dict[str, Any] = {
+            "seconds": time.perf_counter() - self._started,
+            "names": dict(self.names),
+            RUN_ID: self.run.run_id,
+        }
+        for name, part in self._kept.items():
+            lines[name], records[name] = part.lines(after, last), part.memory(last)
+        arrays, settings = model.to_torch_state_dict(), self.checkpoints.settings
+        self.checkpoints.save(Checkpoint(last, settings, arrays, strategy, records, lines))
+
+
+def as_pairs(values: Mapping[str, Scalar]) -> str:
+    """Return settings as ``KEY=VALUE ...``, the way a command line takes them."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+
+
+def _shapes(arrays: ArrayRecord) -> dict[str, str]:
+    return {name: f"{array.dtype} {tuple(array.shape)}" for name, array in arrays.items()}

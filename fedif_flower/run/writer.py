@@ -14,10 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.figures import describe_machine, summarize
-from fedif_flower.run.folder import MEASURED, RunFolder, write_tensors
+from fedif_flower.run.folder import MEASURED, RunFolder, Table, write_tensors
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.provenance import origin
 from fedif_flower.run.report import write_report
@@ -33,7 +32,7 @@ from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
 
-OnRow = Callable[[RoundReport], None]
+OnRow = Callable[[RoundReport], object]
 _BOUNDS = ("length", "borrowed", "weight")  # Of credit.
 
 
@@ -55,7 +54,8 @@ class RunWriter(Callback):
     Parameters
     ----------
     directory : str or Path
-        Where to; it is made, and an earlier run's files of the same names are replaced.
+        Where to; as rounds begin it is made, and an earlier run's files of the same names are
+        replaced.
     validation, test : Validation, optional
         Held-out data on which each new model is evaluated.
     every : int
@@ -80,10 +80,6 @@ class RunWriter(Callback):
     names : dict of int to str
         What the operator calls members, by client id.
 
-    Raises
-    ------
-    ConfigError
-        If the directory cannot be written to.
     """
 
     def __init__(
@@ -107,45 +103,34 @@ class RunWriter(Callback):
         self._judges = {"validation": validation, "test": test, "triggered": triggered}
         self._keys = ("accuracy", "loss", *(metric.key for metric in metrics))
         self._own = [f"{s}_{metric.key}" for metric in metrics for s in ("test", "validation")]
+        self.listeners = [on_row] if on_row else []
         self._strategy: RunningStrategy | None = None
         self._attribution: PathAttribution | None = None
         self._every = every
-        self._is_malicious = is_malicious or (lambda _: False)
-        self._on_row = on_row
+        self.is_malicious = is_malicious or (lambda _: False)
         self._started = time.perf_counter()
         self._report = RoundReport(0)
         self._roll = RollCall()
         self._news: list[Change] = []
         self._evaluated = Evaluated()
-        try:
-            self._begin()
-        except (OSError, StorageError) as error:
-            raise ConfigError(f"{self._place} cannot write: {error}") from error
 
     @property
     def run_dir(self) -> Path:
         """The directory, absolute."""
         return self.folder.path
 
-    @property
-    def _place(self) -> str:
-        """Name the directory for errors."""
-        return f"directory = {str(self.run_dir)!r}:"
-
     def is_due(self, server_round: int) -> bool:
         """Tell whether a round's model is to be evaluated."""
         return server_round % self._every == 0
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Note whose weight scores and contributions are written."""
+        """Begin the files; beside an attribution, with what a statement needs."""
         self._strategy = strategy
-        for callback in strategy.callbacks:
-            if isinstance(callback, PathAttribution) and self._attribution is None:
-                self._attribution = callback
-                self._begin_attribution(callback)
-
-    def _begin_attribution(self, attribution: PathAttribution) -> None:
-        """Write what a statement needs beside the rounds."""
+        self._begin()
+        found = (told for told in strategy.callbacks if isinstance(told, PathAttribution))
+        self._attribution = attribution = next(found, None)
+        if attribution is None:
+            return
         settings = self._settings(attribution)
         self.folder.config.write(settings)
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
@@ -176,7 +161,7 @@ class RunWriter(Callback):
         self._add(
             "clients",
             [
-                {**client.line(report.round), "malicious": self._is_malicious(client.node)}
+                {**client.line(report.round), "malicious": self.is_malicious(client.node)}
                 for client in report.clients
             ],
         )
@@ -210,8 +195,8 @@ class RunWriter(Callback):
             },
         )
         self._add("rounds", [report.line()])
-        if self._on_row is not None:
-            self._on_row(report)
+        for told in self.listeners:
+            told(report)
 
     def on_end(self) -> None:
         """Write the report; and the summary, if it is the run's good end."""
@@ -257,9 +242,12 @@ class RunWriter(Callback):
     def _begin(self) -> None:
         """Replace the files of an earlier run by the lines so far."""
         self.folder.begin()
-        self.folder.rounds.begin(self._own)
-        self.folder.clients.begin()
-        self.folder.attendance.begin()
+        for table, lines in self.lines.items():
+            file: Table = getattr(self.folder, table)
+            file.begin(self._own if table == "rounds" else ())
+            file.append(lines)
+        known, self.names = self.names, {}
+        self._add_names(known)
 
     def _add(self, table: str, lines: Iterable[Line]) -> None:
         """Write lines of a table."""

@@ -16,7 +16,7 @@ from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.part import RunPart
 from fedif_flower.run.parts import run_parts
 from fedif_flower.run.preflight import with_free_folder
-from fedif_flower.run.resume import Again
+from fedif_flower.run.recorder import Again
 from fedif_flower.run.writer import OnRow
 from fedif_flower.runtime.ray_grid import RayGrid, ray_grid
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from client_app import app as client_app
 from fedif_consortium.parts import server_parts
+from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.run.part import RunContext
+from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.runtime.local_grid import LocalGrid
 
 CLIENTS = 6
@@ -33,6 +39,16 @@ def run_config(output_dir: Path, **overrides) -> RunConfig:
     }
     overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
     return RunConfig.from_run_config(default_run_config() | settings | overrides, server_parts())
+
+
+def recorder_of(config: RunConfig, strategy=None, **settings) -> RunRecorder:
+    """Return the recorder of a run whose task nobody evaluates; it goes on where that is set."""
+    kept = CheckpointFolder(config.run_dir / "checkpoints", settings)
+    task = SimpleNamespace(metrics=())
+    loaded = LoadedTask(config, task, None, None, [], None, None, "data")
+    checkpoint = kept.find(config.resume)
+    run = RunContext(loaded, None, RunFolder(config.run_dir), "id", checkpoint)
+    return RunRecorder(run, strategy, kept)
 
 
 def run(config: RunConfig, grid: LocalGrid | None = None, kill_at: int | None = None) -> Path:

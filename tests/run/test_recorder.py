@@ -20,12 +20,14 @@ from fedif_flower.run.report import print_summary, require_complete, require_las
 from fedif_flower.run.rows import read_rows
 from fedif_flower.strategies.callbacks import Question
 from fedif_flower.strategies.reports import ClientReport, RoundReport
+from tests.run.resuming import recorder_of
 
 
 def new_recorder(output_dir: Path, rounds: int = 2) -> RunRecorder:
     settings = {"output-dir": str(output_dir), "num-server-rounds": rounds, "run-name": "run"}
     config = RunConfig.from_run_config(settings)
-    recorder = RunRecorder(config, is_malicious=lambda node: node.partition_id % 2 == 1)
+    recorder = recorder_of(config)
+    recorder.is_malicious = lambda node: node.partition_id % 2 == 1
     recorder.on_start(SimpleNamespace(nodes=None, scoring=None))
     return recorder
 

@@ -14,13 +14,14 @@ from fedif_flower import FedAvg
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.recorder import RunRecorder
-from fedif_flower.run.resume import ResumableRun, as_pairs
+from fedif_flower.run.recorder import as_pairs
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.clocked_grid import ClockedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
-from tests.run.resuming import CLIENTS, run, run_config
+from tests.run.resuming import CLIENTS, recorder_of, run, run_config
+
+SAVING = {"recorder.py", "checkpoint.py", "journal.py"}
 
 
 def checkpoints(run_dir: Path) -> list[str]:
@@ -64,22 +65,22 @@ def test_elsewhere_a_partition_id_is_a_claim_and_inherits_nothing(tmp_path):
 
 
 def test_a_resumed_run_goes_on_without_nodes_that_do_not_come_back(tmp_path):
-    def resumable(**base):
-        recorder = RunRecorder(run_config(tmp_path))
+    def recorder(**base):
         strategy = FedAvg(min_train_nodes=1, min_available_nodes=CLIENTS, **base)
-        return ResumableRun(CheckpointFolder(tmp_path, {}), strategy, recorder, every=1)
+        return recorder_of(run_config(tmp_path, checkpoint_every=1, resume="auto"), strategy)
 
     grid = LocalGrid(client_app, CLIENTS)
-    first = resumable()
+    first = recorder()
+    first.on_start(first.strategy)
     first.strategy.nodes.online(grid, CLIENTS)
     for server_round in (0, 1):
-        first.recorder.on_metrics(server_round, {})
+        first.on_metrics(server_round, {})
     model = ArrayRecord([torch.zeros(2).numpy()])
     first.strategy.model.receive(model)
     first.on_round_end(1)
-    second = resumable(setup=Setup(node_timeout=0.01))
+    second = recorder(setup=Setup(node_timeout=0.01))
     del grid.contexts[1003]
-    arrays = second.restore(CheckpointFolder(tmp_path, {}).find("auto"), grid, model)
+    arrays = second.restore(second.run.checkpoint, grid, model)
     assert second.rounds_left == 4
     messages = second.strategy.configure_train(1, arrays, ConfigRecord(), grid)
     asked = sorted(message.metadata.dst_node_id for message in messages)
@@ -158,20 +159,23 @@ def test_a_signal_may_interrupt_a_save_at_any_line(tmp_path):
     """The second save, interrupted before its k-th line, leaves what a run can go on from."""
 
     def saved_twice(folder: Path, interrupted_at: int) -> bool:
-        config = run_config(folder)
-        recorder, strategy = RunRecorder(config), FedAvg()
+        strategy = FedAvg()
         strategy.model.receive(ArrayRecord([torch.zeros(2).numpy()]))
-        kept = CheckpointFolder(config.run_dir / "checkpoints", {})
-        resumable = ResumableRun(kept, strategy, recorder, every=1)
+        recorder = recorder_of(run_config(folder, checkpoint_every=1), strategy)
+        recorder.on_start(strategy)
         for server_round in range(3):
             recorder.on_metrics(server_round, {})
             if server_round < 2:
-                resumable.on_round_end(server_round)
+                recorder.on_round_end(server_round)
         lines = 0
 
         def trace(frame, event, _):
             nonlocal lines
-            if Path(frame.f_code.co_filename).name not in {"resume.py", "checkpoint.py"}:
+            if Path(frame.f_code.co_filename).name not in {
+                "recorder.py",
+                "checkpoint.py",
+                "journal.py",
+            }:
                 return None
             lines += event == "line"
             if lines == interrupted_at:
@@ -181,12 +185,12 @@ def test_a_signal_may_interrupt_a_save_at_any_line(tmp_path):
 
         sys.settrace(trace)
         try:
-            resumable.on_round_end(2)
-        except KeyboardInterrupt:
-            resumable.stopped()
+            recorder.on_round_end(2)
+        except KeyboardInterrupt as signal:
+            recorder.stopped(signal, None)
         finally:
             sys.settrace(None)
-        checkpoint = CheckpointFolder(kept.folder, {}).find("auto")
+        checkpoint = CheckpointFolder(recorder.checkpoints.folder, {}).find("auto")
         assert checkpoint is not None
         rounds = [line["round"] for line in checkpoint.lines["rounds"]]
         assert rounds == list(range(checkpoint.server_round + 1))
