@@ -19,7 +19,7 @@ from torch import Tensor
 
 from client_app import app as client_app
 from fedif_consortium.parts import run_parts
-from fedif_flower.aggregators import krum_weights
+from fedif_flower.aggregators import Krum
 from fedif_flower.round import RoundUpdates
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
@@ -90,7 +90,8 @@ def multi_krum(malicious_fraction: float, clients_per_round: int) -> Rule:
 
     def step(updates: RoundUpdates) -> Tensor:
         malicious = round(malicious_fraction * clients_per_round)
-        chosen = krum_weights(updates.client_updates, malicious, clients_per_round - malicious)
+        krum = Krum(malicious / updates.num_clients, clients_per_round - malicious)
+        chosen = krum(updates).weights
         weights = chosen * updates.num_examples
         return (weights / weights.sum()).to(updates.client_updates) @ updates.client_updates
 

@@ -17,9 +17,15 @@ from fedif_flower.settings import Setting
 
 @dataclass(frozen=True)
 class AlignIns(CheckedFields):
-    """Average the updates whose direction and signs are those of the others, at bounded length.
+    r"""Average the updates whose direction and signs are those of the others, at bounded length.
 
-    Formula: :func:`align_ins_coefficients`.
+    .. math:: z_i = \frac{|x_i - \operatorname{median} x|}{\operatorname{std} x}, \quad
+              x \in \{\cos(u_i, w_{t-1}),\ \operatorname{signs}_i\}
+
+    signs is the share of an update's largest coordinates whose sign is the principal one,
+    :math:`\operatorname{sgn} \sum_j \operatorname{sgn} u_j`. An update is left out where either z
+    exceeds the threshold. The others are shortened to the median of their lengths and averaged.
+    Where nobody is left, the model stays as it is.
 
     Parameters
     ----------
@@ -27,6 +33,11 @@ class AlignIns(CheckedFields):
         Updates further than this many standard deviations from the median are left out, > 0.
     share : float
         Of the coordinates, in (0, 1], that count as an update's largest.
+
+    References
+    ----------
+    Xu et al., 2025 (Detecting backdoor attacks in federated learning via direction alignment
+    inspection), section 4.
     """
 
     gives_weights = True
@@ -42,60 +53,16 @@ class AlignIns(CheckedFields):
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
         sent, params = updates.client_updates, updates.global_params
-        coefficients = align_ins_coefficients(
-            sent, params, threshold=self.threshold, share=self.share
-        )
-        return Aggregation(weights=coefficients.cpu())
-
-
-def align_ins_coefficients(
-    updates: Tensor,
-    global_params: Tensor,
-    *,
-    threshold: float = 1.0,
-    share: float = 0.3,
-) -> Tensor:
-    r"""Return what to multiply each update by: 0 where its direction stands out.
-
-    .. math:: z_i = \frac{|x_i - \operatorname{median} x|}{\operatorname{std} x}, \quad
-              x \in \{\cos(u_i, w_{t-1}),\ \operatorname{signs}_i\}
-
-    signs is the share of an update's largest coordinates whose sign is the principal one,
-    :math:`\operatorname{sgn} \sum_j \operatorname{sgn} u_j`. An update is left out where either z
-    exceeds the threshold. The others are shortened to the median of their lengths and averaged.
-    Where nobody is left, the model stays as it is.
-
-    Parameters
-    ----------
-    updates : Tensor
-        ``[m, d]``: :math:`u_i`, m >= 1, finite.
-    global_params : Tensor
-        ``[d]``: :math:`w_{t-1}`.
-    threshold : float
-        > 0.
-    share : float
-        Of the coordinates, in (0, 1], that count as an update's largest.
-
-    Returns
-    -------
-    Tensor
-        ``[m]``, float64.
-
-    References
-    ----------
-    Xu et al., 2025 (Detecting backdoor attacks in federated learning via direction alignment
-    inspection), section 4.
-    """
-    products = inner_products(updates, global_params)
-    norms = products.squared_norms.sqrt()  # [m]
-    length = norms * products.squared_norm.sqrt()
-    cosines = torch.where(length > 0, products.inner / length, 0.0)  # [m]
-    aligned = sign_alignment(updates, share)
-    # Products are taken in float64; the updates themselves are rounded as their own dtype is.
-    rounding = product_error(cosines.dtype, len(global_params)) + torch.finfo(updates.dtype).eps
-    kept = (_distance(cosines, 4 * rounding) <= threshold) & (_distance(aligned) <= threshold)
-    bound = norms[kept].median() if bool(kept.any()) else norms.new_zeros(())
-    return bounded_mean(norms, kept, bound)
+        products = inner_products(sent, params)
+        norms = products.squared_norms.sqrt()  # [m]
+        length = norms * products.squared_norm.sqrt()
+        cosines = torch.where(length > 0, products.inner / length, 0.0)  # [m]
+        # Products are taken in float64; the updates themselves are rounded as their own dtype is.
+        rounding = product_error(cosines.dtype, len(params)) + torch.finfo(sent.dtype).eps
+        aligned = _distance(sign_alignment(sent, self.share)) <= self.threshold
+        kept = aligned & (_distance(cosines, 4 * rounding) <= self.threshold)
+        bound = norms[kept].median() if bool(kept.any()) else norms.new_zeros(())
+        return Aggregation(weights=bounded_mean(norms, kept, bound).cpu())
 
 
 def sign_alignment(updates: Tensor, share: float) -> Tensor:

@@ -16,16 +16,25 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class CentredClipping(CheckedFields):
-    """Move by the mean of updates that are clipped around the last round's step.
+    r"""Move by the mean of updates that are clipped around the last round's step.
 
-    Formula: :func:`centred_clipping`, whose centre is 0 before the first round.
+    .. math:: v \leftarrow v + \frac{1}{m} \sum_i (x_i - v)
+              \min\left(1, \frac{\tau}{\lVert x_i - v \rVert}\right)
+
+    with :math:`x_i` the updates. v is the last round's step at the start, 0 before the first.
 
     Parameters
     ----------
     radius : float, optional
-        How far from the centre an update counts in full, > 0; ``None``: the median distance.
+        :math:`\tau` > 0: how far from the centre an update counts in full. ``None``: the median of
+        the distances from it, in each iteration.
     iterations : int
         >= 1.
+
+    References
+    ----------
+    Karimireddy et al., 2021 (Learning from history), equation 2. The paper gives
+    :math:`\tau` a fixed value; a median needs no knowledge of the model's scale.
     """
 
     radius: Annotated[
@@ -39,14 +48,16 @@ class CentredClipping(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Tensor:
         """Return the clipped mean ``[d]``."""
-        params = updates.global_params
-        last = self.last_step
-        centre = torch.zeros_like(params) if last is None else last.to(params)
-        step = centred_clipping(
-            updates.client_updates, centre, radius=self.radius, iterations=self.iterations
-        )
-        self.last_step = step.cpu()
-        return step
+        sent, last = updates.client_updates, self.last_step
+        centre = torch.zeros_like(updates.global_params) if last is None else last.to(sent)
+        for _ in range(self.iterations):
+            away = sent - centre  # [m, d]
+            distances = away.double().norm(dim=1)  # [m]
+            bound = distances.median() if self.radius is None else torch.as_tensor(self.radius)
+            factors = torch.where(distances > bound, bound / distances, 1.0)
+            centre = centre + (factors.to(away) @ away) / len(sent)
+        self.last_step = centre.cpu()
+        return centre
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
@@ -55,41 +66,3 @@ class CentredClipping(CheckedFields):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self.last_step = state["last_step"]
-
-
-def centred_clipping(
-    updates: Tensor, centre: Tensor, *, radius: float | None = None, iterations: int = 3
-) -> Tensor:
-    r"""Return the centre, moved by the clipped mean of what the updates differ from it.
-
-    .. math:: v \leftarrow v + \frac{1}{m} \sum_i (x_i - v)
-              \min\left(1, \frac{\tau}{\lVert x_i - v \rVert}\right)
-
-    Parameters
-    ----------
-    updates : Tensor
-        ``[m, d]``: :math:`x_i`, m >= 1, finite.
-    centre : Tensor
-        ``[d]``: v at the start, such as the last round's step.
-    radius : float, optional
-        :math:`\tau` > 0. ``None``: the median of the distances from the centre, in each iteration.
-    iterations : int
-        >= 1.
-
-    Returns
-    -------
-    Tensor
-        ``[d]``.
-
-    References
-    ----------
-    Karimireddy et al., 2021 (Learning from history), equation 2. The paper gives
-    :math:`\tau` a fixed value; a median needs no knowledge of the model's scale.
-    """
-    for _ in range(iterations):
-        away = updates - centre  # [m, d]
-        distances = away.double().norm(dim=1)  # [m]
-        bound = distances.median() if radius is None else torch.as_tensor(radius)
-        factors = torch.where(distances > bound, bound / distances, 1.0)
-        centre = centre + (factors.to(away) @ away) / len(updates)
-    return centre

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedif_flower.aggregators.clipping import bounded_mean
-from fedif_flower.aggregators.flame import cosine_distances
+from fedif_flower.aggregators.flame import cosine_distances, density_clusters
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import require_settings
+from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import describe, read_batches
 from fedif_flower.tasks.modules import copy_module, module_mode, trainable_names
@@ -27,7 +27,7 @@ _AT_ONCE = 500  # Inputs in one pass.
 class DeepSight:
     r"""Average the updates of clusters in which few look as if trained on few classes.
 
-    Formula: :func:`output_energies`, :func:`threshold_exceedings`, :func:`probability_ratios`,
+    Formula: :func:`output_energies`, :func:`is_suspicious`, :func:`probability_ratios`,
     :func:`deep_sight_clusters` and :func:`deep_sight_coefficients`.
 
     Parameters
@@ -68,14 +68,13 @@ class DeepSight:
             Setting("a cluster is left out where this share of it is suspicious", gt=0, le=1),
         ] = 1 / 3,
     ) -> None:
-        given = {"samples": samples, "draws": draws, "tolerated": tolerated}
-        require_settings(DeepSight, given)
         self.samples, self.draws, self.tolerated = samples, draws, tolerated
+        require_fields(self)
         self._model = copy_module(model)
         self._names = trainable_names(model)
         named = dict(self._model.named_parameters())
         self._shapes = [named[name].shape for name in self._names]
-        self._weight, self._bias = self._output_layer()
+        self._find_output_layer()
         self._shape, self._low, self._high = _kind_of_input(root_data)
 
     def __repr__(self) -> str:
@@ -84,44 +83,33 @@ class DeepSight:
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
-        weights, biases = self._output_updates(updates.client_updates)
-        energies = output_energies(weights, biases)
+        sent = updates.client_updates
+        weights = sent[:, self._weight].view(-1, *self._layer)  # [m, classes, features]
         # Without a bias, what stands for it is the layer itself.
-        directions = biases if self._bias else weights.flatten(1)
+        directions = weights.flatten(1) if self._bias is None else sent[:, self._bias]
+        biases = weights.new_zeros(weights.shape[:2]) if self._bias is None else directions
+        energies = output_energies(weights, biases)
         labels = deep_sight_clusters(
             cosine_distances(directions), energies, self._ratios(updates).cpu()
         )
+        norms = updates.squared_norms.double().cpu().sqrt()
         coefficients = deep_sight_coefficients(
-            labels,
-            is_suspicious(threshold_exceedings(energies)),
-            updates.squared_norms.double().cpu().sqrt(),
-            tolerated=self.tolerated,
+            labels, is_suspicious(energies), norms, self.tolerated
         )
         return Aggregation(weights=coefficients)
 
-    def _output_layer(self) -> tuple[slice, slice | None]:
-        """Return where weights and bias of the output layer lie in the vector ``[d]``."""
+    def _find_output_layer(self) -> None:
+        """Find where weights and bias of the output layer lie in the vector ``[d]``."""
         last = [k for k, shape in enumerate(self._shapes) if len(shape) == 2]
         if not last:
             raise ConfigError("the model has no fully connected layer, which DeepSight looks at")
-        starts = [sum(s.numel() for s in self._shapes[:k]) for k in range(len(self._shapes) + 1)]
         weight = last[-1]
-        bias = weight + 1
-        owner = self._names[weight].rpartition(".")[0]
-        has_bias = bias < len(self._names) and self._names[bias].rpartition(".")[0] == owner
-        self._layer = self._shapes[weight]
-        return (
-            slice(starts[weight], starts[weight + 1]),
-            slice(starts[bias], starts[bias + 1]) if has_bias else None,
-        )
-
-    def _output_updates(self, updates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the updates of the output layer: ``[m, classes, features]``, ``[m, classes]``."""
-        classes, features = self._layer
-        weights = updates[:, self._weight].view(-1, classes, features)
-        if self._bias is None:
-            return weights, updates.new_zeros(len(updates), classes)
-        return weights, updates[:, self._bias]
+        start = sum(shape.numel() for shape in self._shapes[:weight])
+        end = start + self._shapes[weight].numel()
+        self._layer, self._weight = self._shapes[weight], slice(start, end)
+        owner, after = self._names[weight].rpartition(".")[0], self._names[weight + 1 :]
+        has_bias = bool(after) and after[0].rpartition(".")[0] == owner
+        self._bias = slice(end, end + self._shapes[weight + 1].numel()) if has_bias else None
 
     def _ratios(self, updates: RoundUpdates) -> Tensor:
         """Return the mean ratios of probabilities on random inputs, ``[draws, m, classes]``."""
@@ -187,19 +175,16 @@ def output_energies(weights: Tensor, biases: Tensor) -> Tensor:
     return torch.where(sums > 0, squares / sums, 0.0)
 
 
-def threshold_exceedings(energies: Tensor) -> Tensor:
-    r"""Return how many neurons of each model changed much, ``[m]``: few, if it saw few classes.
+def is_suspicious(energies: Tensor) -> Tensor:
+    r"""Return which models changed few neurons much, as one that saw few classes does, ``[m]``.
 
-    .. math:: T_i = \#\{c: C_{ic} > \max(0.01, 1 / P) \max_j C_{ij}\}
+    .. math:: T_i \le \tfrac{1}{2} \operatorname{median}_j T_j, \qquad
+              T_i = \#\{c: C_{ic} > \max(0.01, 1 / P) \max_j C_{ij}\}
 
-    with P classes, of energies ``[m, P]``.
+    with P classes, of energies C ``[m, P]``.
     """
     factor = max(_LEAST_FACTOR, 1 / energies.shape[1])
-    return (energies > factor * energies.amax(dim=1, keepdim=True)).sum(dim=1)
-
-
-def is_suspicious(exceedings: Tensor) -> Tensor:
-    """Return whose exceedings ``[m]`` are at most half of the median, ``[m]`` bool."""
+    exceedings = (energies > factor * energies.amax(dim=1, keepdim=True)).sum(dim=1)
     return exceedings <= exceedings.double().quantile(0.5) / 2
 
 
@@ -232,17 +217,17 @@ def deep_sight_clusters(cosines: Tensor, energies: Tensor, ratios: Tensor) -> Te
     ratios : Tensor
         ``[draws, m, classes]``.
     """
-    apart = [_apart(_clusters(one, "euclidean")) for one in ratios]
+    apart = [_apart(density_clusters(one, 2, "euclidean")) for one in ratios]
     parts = [
-        _apart(_clusters(cosines, "precomputed")),
-        _apart(_clusters(energies, "euclidean")),
+        _apart(density_clusters(cosines, 2)),
+        _apart(density_clusters(energies, 2, "euclidean")),
         torch.stack(apart).mean(dim=0),
     ]
-    return _clusters(torch.stack(parts).mean(dim=0), "precomputed")
+    return density_clusters(torch.stack(parts).mean(dim=0), 2)
 
 
 def deep_sight_coefficients(
-    clusters: Tensor, suspicious: Tensor, norms: Tensor, *, tolerated: float = 1 / 3
+    clusters: Tensor, suspicious: Tensor, norms: Tensor, tolerated: float
 ) -> Tensor:
     r"""Return what to multiply each update by.
 
@@ -267,19 +252,6 @@ def deep_sight_coefficients(
     together = _apart(clusters) == 0  # [m, m]
     shares = (together & suspicious).double().sum(dim=1) / together.sum(dim=1)
     return bounded_mean(norms, shares < tolerated, norms.median())
-
-
-def _clusters(points: Tensor, metric: str) -> Tensor:
-    """Return HDBSCAN's labels ``[m]``, -1 for outliers."""
-    # Imported here: it takes a second, of every client and command line.
-    from sklearn.cluster import HDBSCAN
-
-    if len(points) < 3:
-        return torch.full((len(points),), -1)
-    clusters = HDBSCAN(
-        min_cluster_size=2, min_samples=1, metric=metric, allow_single_cluster=True, copy=True
-    )
-    return torch.from_numpy(clusters.fit(points.double().cpu().numpy()).labels_)
 
 
 def _apart(clusters: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -19,13 +19,22 @@ from fedif_flower.settings import Setting
 class Flame(CheckedFields):
     r"""Average the largest cluster of models with bounded updates, and add noise.
 
-    Formula: :func:`flame_coefficients`. The noise is :math:`N(0, (\lambda S)^2)` for each
-    parameter, S being the median length.
+    .. math:: a_i = \frac{1}{|B|} \min\left(1, \frac{S}{\lVert u_i \rVert}\right)
+              \text{ for } i \in B, \text{ otherwise } 0; \qquad S = \operatorname{median}_i
+              \lVert u_i \rVert
+
+    B is the cluster that HDBSCAN finds by the cosine distances between the clients' models, with
+    more than half of them at least. Where it finds none, B are all. The noise is
+    :math:`N(0, (\lambda S)^2)` for each parameter.
 
     Parameters
     ----------
     noise : float
         :math:`\lambda` >= 0; the paper: 0.001 for images.
+
+    References
+    ----------
+    Nguyen et al., 2022 (FLAME: taming backdoors in federated learning), algorithm 1.
     """
 
     gives_weights = True
@@ -34,44 +43,14 @@ class Flame(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the cluster's updates, 0 for the others; noise."""
-        found = flame_coefficients(updates.client_params(), updates.squared_norms)
+        norms = updates.squared_norms.double().cpu().sqrt()  # [m]
+        bound, m = norms.median(), len(norms)
+        labels = density_clusters(cosine_distances(updates.client_params()), m // 2 + 1)
+        kept = labels >= 0 if bool((labels >= 0).any()) else torch.ones(m, dtype=torch.bool)
         params = updates.global_params
         draws = torch.randn(params.shape, generator=updates.generator("flame"), dtype=params.dtype)
-        return Aggregation(weights=found.coefficients, noise=self.noise * found.bound * draws)
-
-
-class FlameCoefficients(NamedTuple):
-    """Coefficients ``[m]``, float64, and the bound S of the lengths."""
-
-    coefficients: Tensor
-    bound: float
-
-
-def flame_coefficients(client_params: Tensor, squared_norms: Tensor) -> FlameCoefficients:
-    r"""Return what to multiply each update by, and the bound that noise is measured by.
-
-    .. math:: a_i = \frac{1}{|B|} \min\left(1, \frac{S}{\lVert u_i \rVert}\right)
-              \text{ for } i \in B, \text{ otherwise } 0; \qquad S = \operatorname{median}_i
-              \lVert u_i \rVert
-
-    B is the cluster that HDBSCAN finds by the cosine distances between the clients' models, with
-    more than half of them at least. Where it finds none, B are all.
-
-    Parameters
-    ----------
-    client_params : Tensor
-        ``[m, d]``: the models :math:`w_i`, m >= 1, finite.
-    squared_norms : Tensor
-        ``[m]``: of the updates :math:`u_i = w_i - w_{t-1}`.
-
-    References
-    ----------
-    Nguyen et al., 2022 (FLAME: taming backdoors in federated learning), algorithm 1.
-    """
-    norms = squared_norms.double().cpu().sqrt()  # [m]
-    bound = norms.median()
-    admitted = largest_cluster(cosine_distances(client_params))
-    return FlameCoefficients(bounded_mean(norms, admitted, bound), float(bound))
+        noise = self.noise * float(bound) * draws
+        return Aggregation(weights=bounded_mean(norms, kept, bound), noise=noise)
 
 
 def cosine_distances(points: Tensor) -> Tensor:
@@ -84,21 +63,14 @@ def cosine_distances(points: Tensor) -> Tensor:
     return distances.fill_diagonal_(0)
 
 
-def largest_cluster(distances: Tensor) -> Tensor:
-    """Return which of m points are in a cluster of more than half of them, ``[m]`` bool."""
+def density_clusters(points: Tensor, least: int, metric: str = "precomputed") -> Tensor:
+    """Return HDBSCAN's labels ``[m]`` of clusters of ``least`` >= 2 points, -1 for outliers."""
     # Imported here: it takes a second, of every client and command line.
     from sklearn.cluster import HDBSCAN
 
-    m = len(distances)
-    everyone = torch.ones(m, dtype=torch.bool)
-    if m < 3:  # Two points are one cluster or none.
-        return everyone
+    if len(points) < 3:
+        return torch.full((len(points),), -1)
     clusters = HDBSCAN(
-        min_cluster_size=m // 2 + 1,
-        min_samples=1,
-        metric="precomputed",
-        allow_single_cluster=True,
-        copy=True,
+        min_cluster_size=least, min_samples=1, metric=metric, allow_single_cluster=True, copy=True
     )
-    found = torch.from_numpy(clusters.fit(distances.numpy()).labels_ >= 0)
-    return found if bool(found.any()) else everyone
+    return torch.from_numpy(clusters.fit(points.double().cpu().numpy()).labels_)

@@ -17,14 +17,29 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class FoolsGold(CheckedFields):
-    """Average the updates, less of those whose sums over the rounds point the same way.
+    r"""Average the updates, less of those whose sums over the rounds point the same way.
 
-    Formula: :func:`fools_gold_weights`, of each client's sum of updates so far.
+    .. math:: v_i = \max_{j \ne i} \max(c_{ij}, 0), \qquad
+              c'_{ij} = c_{ij} \min(1, v_i / v_j), \qquad
+              \alpha_i = 1 - \max_{j \ne i} \max(c'_{ij}, 0)
+
+    .. math:: \alpha_i \leftarrow \frac{\alpha_i}{\max_j \alpha_j}, \qquad
+              \alpha_i \leftarrow \kappa \Big(\ln \frac{\alpha_i}{1 - \alpha_i} + 0.5\Big),
+              \qquad p_i = \frac{\alpha_i}{\sum_j \alpha_j}
+
+    with :math:`c_{ij}` the cosine of two clients' sums, and :math:`\alpha` held within [0, 1] (0.99
+    before the logarithm). The paper adds the updates up, :math:`\alpha_i u_i`; as updates of whole
+    epochs are averaged here, the weights are divided by their sum.
 
     Parameters
     ----------
     confidence : float
-        kappa > 0: how sharply like and unlike are told apart.
+        :math:`\kappa` > 0: how sharply like and unlike are told apart.
+
+    References
+    ----------
+    Fung, Yoon and Beschastnikh, "The Limitations of Federated Learning in Sybil Settings", RAID
+    2020, algorithm 1, over all coordinates.
     """
 
     gives_weights = True
@@ -42,7 +57,18 @@ class FoolsGold(CheckedFields):
             before = self.sums.get(client)
             self.sums[client] = update.clone() if before is None else before + update
         sums = torch.stack([self.sums[client] for client in updates.client_ids])  # [m, d]
-        return Aggregation(weights=fools_gold_weights(sums, confidence=self.confidence))
+        gram = gram_matrix(sums).cpu()
+        lengths = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
+        cosines = (gram / lengths / lengths[:, None]).fill_diagonal_(0)  # [m, m]
+        most = cosines.amax(dim=1).clamp_min(0)  # [m]
+        # Who is like another less than that one is like a third is not held to it.
+        pardon = torch.where(most[:, None] < most, most[:, None] / most, 1.0)  # [m, m]
+        alpha = (1 - (cosines * pardon).amax(dim=1)).clamp(0, 1)
+        if not bool((alpha > 1e-9).any()):  # Rounding makes nobody an only child.
+            return Aggregation(weights=torch.zeros_like(alpha))
+        alpha = (alpha / alpha.max()).clamp_max(0.99)
+        alpha = (self.confidence * (alpha.logit() + 0.5)).clamp(0, 1)
+        return Aggregation(weights=alpha / alpha.sum())
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
@@ -51,49 +77,3 @@ class FoolsGold(CheckedFields):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self.sums = dict(state["sums"])
-
-
-def fools_gold_weights(sums: Tensor, *, confidence: float = 1.0) -> Tensor:
-    r"""Return weights that are small for clients that have a like.
-
-    .. math:: v_i = \max_{j \ne i} \max(c_{ij}, 0), \qquad
-              c'_{ij} = c_{ij} \min(1, v_i / v_j), \qquad
-              \alpha_i = 1 - \max_{j \ne i} \max(c'_{ij}, 0)
-
-    .. math:: \alpha_i \leftarrow \frac{\alpha_i}{\max_j \alpha_j}, \qquad
-              \alpha_i \leftarrow \kappa \Big(\ln \frac{\alpha_i}{1 - \alpha_i} + 0.5\Big),
-              \qquad p_i = \frac{\alpha_i}{\sum_j \alpha_j}
-
-    with :math:`c_{ij}` the cosine of two clients' sums, and :math:`\alpha` held within [0, 1] (0.99
-    before the logarithm). The paper adds the updates up, :math:`\alpha_i u_i`; as updates of whole
-    epochs are averaged here, the weights are divided by their sum.
-
-    Parameters
-    ----------
-    sums : Tensor
-        ``[m, d]``: each client's sum of updates, m >= 1, finite.
-    confidence : float
-        :math:`\kappa` > 0.
-
-    Returns
-    -------
-    Tensor
-        ``[m]``, float64, >= 0; they sum to 1, or are all 0.
-
-    References
-    ----------
-    Fung, Yoon and Beschastnikh, "The Limitations of Federated Learning in Sybil Settings", RAID
-    2020, algorithm 1, over all coordinates.
-    """
-    gram = gram_matrix(sums).cpu()
-    lengths = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
-    cosines = (gram / lengths / lengths[:, None]).fill_diagonal_(0)  # [m, m]
-    most = cosines.amax(dim=1).clamp_min(0)  # [m]
-    # Who is like another less than that one is like a third is not held to it.
-    pardon = torch.where(most[:, None] < most, most[:, None] / most, 1.0)  # [m, m]
-    alpha = (1 - (cosines * pardon).amax(dim=1)).clamp(0, 1)
-    if not bool((alpha > 1e-9).any()):  # Rounding makes nobody an only child.
-        return torch.zeros_like(alpha)
-    alpha = (alpha / alpha.max()).clamp_max(0.99)
-    alpha = (confidence * (alpha.logit() + 0.5)).clamp(0, 1)
-    return alpha / alpha.sum()

@@ -69,7 +69,9 @@ class Krum(CheckedFields):
         parameters_only = self.distances == "parameters"
         points = updates.client_updates if parameters_only else updates.state_updates()  # [m, .]
         scores = krum_scores(points, num_malicious)
-        weights = select_lowest(scores, min(self.num_selected, m))
+        selected = min(self.num_selected, m)
+        weights = torch.zeros_like(scores)
+        weights[scores.argsort(stable=True)[:selected]] = 1.0 / selected  # The first of equal ones.
         return Aggregation(weights=weights.cpu(), scores=-scores.cpu())
 
 
@@ -109,44 +111,3 @@ def krum_scores(updates: Tensor, num_malicious: int) -> Tensor:
     num_neighbours = min(max(m - num_malicious - 2, 1), m - 1)
     distances.fill_diagonal_(torch.inf)  # nobody is its own neighbour
     return distances.topk(num_neighbours, dim=1, largest=False).values.sum(dim=1)
-
-
-def select_lowest(scores: Tensor, num_selected: int = 1) -> Tensor:
-    """Return equal weights for the ``num_selected`` lowest scores, 0 for the others.
-
-    Parameters
-    ----------
-    scores : Tensor
-        ``[m]``; of equal scores the first is taken.
-    num_selected : int
-        In [1, m]; Krum takes 1, Multi-Krum m - f.
-
-    Returns
-    -------
-    Tensor
-        ``[m]``, float64, >= 0, sums to 1.
-    """
-    m = scores.shape[0]
-    weights = torch.zeros(m, dtype=torch.float64, device=scores.device)
-    weights[scores.argsort(stable=True)[:num_selected]] = 1.0 / num_selected
-    return weights
-
-
-def krum_weights(updates: Tensor, num_malicious: int, num_selected: int = 1) -> Tensor:
-    """Return Krum's (or, with ``num_selected`` > 1, Multi-Krum's) aggregation weights.
-
-    Parameters
-    ----------
-    updates : Tensor
-        ``[m, d]``, finite.
-    num_malicious : int
-        f, >= 0.
-    num_selected : int
-        In [1, m].
-
-    Returns
-    -------
-    Tensor
-        ``[m]``, float64: 1 / ``num_selected`` for the best scores, 0 for the others.
-    """
-    return select_lowest(krum_scores(updates, num_malicious), num_selected)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
 
 from fedif_flower.round import RoundUpdates, largest_counters
-from fedif_flower.sections import require_settings
 from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Stage
 
 
+@dataclass(eq=False)
 class Bucketing(Stage):
     r"""Replaces the round's m updates by the means of :math:`\lceil m / s \rceil` random groups.
 
@@ -36,13 +36,7 @@ class Bucketing(Stage):
 
     makes_groups = True
 
-    def __init__(self, size: Annotated[int, Setting("clients in a group", ge=2)] = 2) -> None:
-        require_settings(Bucketing, {"size": size})
-        self.size = size
-
-    def __repr__(self) -> str:
-        """Name the stage and its setting."""
-        return f"Bucketing({self.size})"
+    size: Annotated[int, Setting("clients in a group", ge=2)] = 2
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return a round of groups, and the matrix ``[groups, m]`` that made them."""

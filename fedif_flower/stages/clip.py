@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
-from fedif_flower.aggregators.clipping import LengthMemory, clipping_factors, usual_length
-from fedif_flower.errors import require
+import torch
+from torch import Tensor
+
+from fedif_flower.aggregators.clipping import clipping_factors, usual_length
 from fedif_flower.round import RoundUpdates
+from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Stage
 
+ROUNDS_REMEMBERED = 20
 
+
+@dataclass(eq=False)
 class Clip(Stage):
     r"""Shortens updates to a multiple of the usual length.
 
-    Parameters are bounded by :class:`~fedif_flower.aggregators.clipping.LengthMemory`, the median
-    of all clients' last lengths; changes of buffers by the median of the round's own. Scores see
-    updates at full length: factors ``[m]`` are kept beside them and are part of the coefficients.
+    .. math:: B_t = \lambda \operatorname{median}_{i \in C_t} \ell_i, \qquad
+              \ell_i = \lVert \Delta_i \rVert \text{ in the last round that client i took part in}
+
+    with :math:`C_t` the clients that took part in one of the last 20 rounds, round t included, and
+    sent an update that is not 0. Changes of buffers are bounded by the median of the round's own.
+
+    Each client counts once, however often it was drawn and whoever makes up the round: as long as
+    fewer than half of these clients are malicious, the median lies within the lengths of the
+    honest ones, whatever the others send. Lengths are remembered as they came, not as they were
+    shortened: an attacker cannot raise the bound step by step, and a bound that was once too tight
+    recovers. Scores see updates at full length: factors ``[m]`` are kept beside them and are part
+    of the coefficients.
 
     Parameters
     ----------
@@ -25,14 +40,9 @@ class Clip(Stage):
         :math:`\lambda` > 0, so many times the usual length.
     """
 
-    def __init__(self, multiple: float) -> None:
-        require(multiple > 0, "multiple", multiple, "> 0")
-        self.multiple = multiple
-        self.lengths = LengthMemory(multiple)
-
-    def __repr__(self) -> str:
-        """Name the stage and its setting."""
-        return f"Clip({self.multiple:g})"
+    multiple: Annotated[float, Setting("so many times the usual length", gt=0)]
+    # By client: last round, length.
+    _seen: dict[int, tuple[int, float]] = field(default_factory=dict, init=False, repr=False)
 
     def needs_sight(self) -> str:
         """Return nothing: lengths are enough."""
@@ -40,9 +50,7 @@ class Clip(Stage):
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with factors in (0, 1]."""
-        factors = self.lengths.factors(
-            updates.server_round, updates.client_ids, updates.squared_norms
-        )
+        factors = self.factors(updates.server_round, updates.client_ids, updates.squared_norms)
         squared_norms = updates.buffer_updates.double().square().sum(dim=1).cpu()  # [m]
         bound = self.multiple * usual_length(squared_norms.sqrt())
         return replace(
@@ -51,10 +59,21 @@ class Clip(Stage):
             buffer_factors=updates.buffer_shortening * clipping_factors(squared_norms, bound),
         )
 
+    def factors(
+        self, server_round: int, client_ids: Sequence[int], squared_norms: Tensor
+    ) -> Tensor:
+        """Return what to multiply updates of squared lengths ``[m]`` by, and remember these."""
+        norms: list[float] = squared_norms.double().sqrt().tolist()
+        sent = {i: (server_round, norm) for i, norm in zip(client_ids, norms, strict=True)}
+        oldest = server_round - ROUNDS_REMEMBERED
+        self._seen = {i: last for i, last in self._seen.items() if last[0] > oldest} | sent
+        lengths = torch.tensor([norm for _, norm in self._seen.values()], dtype=torch.float64)
+        return clipping_factors(squared_norms, self.multiple * usual_length(lengths))
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        return self.lengths.state_dict()
+        return {"seen": {client_id: list(last) for client_id, last in self._seen.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self.lengths.load_state_dict(state)
+        self._seen = {i: (int(t), float(norm)) for i, (t, norm) in state["seen"].items()}

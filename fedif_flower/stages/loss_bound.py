@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NamedTuple
 
 from torch import Tensor
 
-from fedif_flower.errors import ValuationError, require
+from fedif_flower.errors import ValuationError
+from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Destination, Proposal, Stage
 from fedif_flower.valuation.descent import descend_round
 from fedif_flower.valuation.validation import Validation
 
-TOLERANCE = 0.1
 HALVINGS = 4
 DESCENT_STEPS = 4
 
@@ -28,6 +29,7 @@ class _Candidate(NamedTuple):
     loss: float
 
 
+@dataclass(eq=False)
 class LossBound(Stage):
     r"""Takes a round's step where it keeps the validation loss, else the best step there is.
 
@@ -66,24 +68,14 @@ class LossBound(Stage):
         If the tolerance or the steps lie outside their range.
     """
 
-    def __init__(
-        self,
-        validation: Validation | None = None,
-        tolerance: float = TOLERANCE,
-        descent_steps: int = DESCENT_STEPS,
-    ) -> None:
-        require(math.isfinite(tolerance) and tolerance >= 0, "tolerance", tolerance, "finite, >= 0")
-        require(descent_steps >= 0, "descent_steps", descent_steps, ">= 0")
-        self.validation = validation
-        self.tolerance = tolerance
-        self.descent_steps = descent_steps
-        self._first: float | None = None  # Loss at the start.
-        self._least = math.inf
-        self._held = 0  # Rounds that took another than the whole step.
-
-    def __repr__(self) -> str:
-        """Name the stage and its setting."""
-        return f"LossBound(tolerance={self.tolerance:g})"
+    validation: Validation | None = field(default=None, repr=False)
+    tolerance: Annotated[float, Setting("rho, of the loss at the start", ge=0)] = 0.1
+    descent_steps: Annotated[int, Setting("of influence descent, to other weights", ge=0)] = field(
+        default=DESCENT_STEPS, repr=False
+    )
+    _first = math.nan  # Loss at the start.
+    _least = math.inf
+    _held = 0  # Rounds that took another than the whole step.
 
     def begin(self, validation: Validation | None) -> None:
         """Take the strategy's validation set, unless another was given."""
@@ -104,12 +96,9 @@ class LossBound(Stage):
         validation, updates = self.validation, proposal.updates
         if validation is None:
             return proposal.move(proposal.coefficients)
-        if self._first is None or not math.isfinite(self._first):
-            before = (
-                updates.global_params.cpu(),
-                updates.split_buffers(updates.global_buffers.cpu()),
-            )
-            self._first = self._least = validation.loss(*before)
+        if not math.isfinite(self._first):
+            buffers = updates.split_buffers(updates.global_buffers.cpu())
+            self._first = self._least = validation.loss(updates.global_params.cpu(), buffers)
         if not math.isfinite(self._first):
             # Where no loss was ever finite there is nothing to keep.
             return proposal.move(proposal.coefficients)
@@ -130,7 +119,7 @@ class LossBound(Stage):
 
     def remark(self) -> str:
         """Say in how many rounds the bound held, and whether that is bad."""
-        if not self._held or self._first is None:
+        if not self._held:
             return ""
         rounds = "1 round" if self._held == 1 else f"{self._held} rounds"
         held = f"in {rounds} the whole step would have raised the validation loss"
@@ -155,14 +144,14 @@ class LossBound(Stage):
 
 def _tried(validation: Validation, proposal: Proposal, coefficients: Tensor) -> list[_Candidate]:
     """Return a step with its loss; nothing where model or loss are not finite."""
-    updates, optimizer = proposal.updates, proposal.optimizer
+    updates = proposal.updates
     try:
         step = proposal.move(coefficients)
     except ValuationError:
         return []
     params = step.params
-    if optimizer is not None:
-        params = optimizer.lead(updates.global_params.cpu(), params)
+    if proposal.optimizer is not None:
+        params = proposal.optimizer.lead(updates.global_params.cpu(), params)
     loss = validation.loss(params, updates.split_buffers(step.buffers))
     return [_Candidate(step, loss)] if math.isfinite(loss) else []
 

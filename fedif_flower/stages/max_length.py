@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
-from fedif_flower.errors import require
+from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Stage
 
 
+@dataclass(eq=False)
 class MaxLength(Stage):
     r"""Shortens longer updates to a fixed length, each as it arrives.
 
@@ -17,17 +20,11 @@ class MaxLength(Stage):
 
     Parameters
     ----------
-    length : float
+    max_length : float
         L > 0, in the parameters' own unit.
     """
 
-    def __init__(self, length: float) -> None:
-        require(length > 0, "length", length, "> 0")
-        self.length = self.max_length = length
-
-    def __repr__(self) -> str:
-        """Name the stage and its setting."""
-        return f"MaxLength({self.length:g})"
+    max_length: Annotated[float, Setting("longer updates are shortened to it", gt=0)]
 
     def needs_sight(self) -> str:
         """Return nothing: in masked rounds members shorten their updates themselves."""
@@ -35,7 +32,7 @@ class MaxLength(Stage):
 
     def arrive(self, update: Tensor, squared_norm: float) -> float:
         """Shorten an update ``[d]`` in place; return its squared norm."""
-        if squared_norm <= self.length**2:
+        if squared_norm <= self.max_length**2:
             return squared_norm
-        update.mul_(self.length / math.sqrt(squared_norm))
-        return self.length**2
+        update.mul_(self.max_length / math.sqrt(squared_norm))
+        return self.max_length**2

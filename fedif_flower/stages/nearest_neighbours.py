@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from fedif_flower.aggregators.neighbour_mixing import neighbour_mixing
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
 from fedif_flower.round import RoundUpdates
-from fedif_flower.sections import require_settings
 from fedif_flower.settings import MaliciousFraction
 from fedif_flower.stages.stage import Stage
 
 
+@dataclass(eq=False)
 class NearestNeighbours(Stage):
     """Replaces each update by the mean of those nearest to it, itself included.
 
-    Formula: :func:`~fedif_flower.aggregators.neighbour_mixing.neighbour_mixing`. Buffers are mixed
-    as parameters are. Weights in records are those of the clients' own updates.
+    Formula: :func:`neighbour_mixing`. Buffers are mixed as parameters are. Weights in records are
+    those of the clients' own updates.
 
     Parameters
     ----------
@@ -21,13 +26,7 @@ class NearestNeighbours(Stage):
         In [0, 1]: this share of the round is left out of each mean, but never all.
     """
 
-    def __init__(self, malicious_fraction: MaliciousFraction) -> None:
-        require_settings(NearestNeighbours, {"malicious_fraction": malicious_fraction})
-        self.malicious_fraction = malicious_fraction
-
-    def __repr__(self) -> str:
-        """Name the stage and its setting."""
-        return f"NearestNeighbours({self.malicious_fraction:g})"
+    malicious_fraction: MaliciousFraction
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with mixed updates, and the matrix that mixed them."""
@@ -35,3 +34,34 @@ class NearestNeighbours(Stage):
         m = updates.num_clients
         left_out = min(round(self.malicious_fraction * m), m - 1)
         return updates.mixed(neighbour_mixing(updates.client_updates, left_out))
+
+
+def neighbour_mixing(updates: Tensor, num_malicious: int) -> Tensor:
+    r"""Return the matrix M by which ``M @ updates`` are the mixed updates.
+
+    .. math:: y_i = \frac{1}{m - f} \sum_{j \in \mathcal{N}_i} x_j
+
+    with :math:`\mathcal{N}_i` the m - f updates nearest to :math:`x_i`, itself included. A rule
+    that is applied to the :math:`y_i` withstands attackers that hide in the honest clients'
+    heterogeneity.
+
+    Parameters
+    ----------
+    updates : Tensor
+        ``[m, d]``, m >= 1, finite.
+    num_malicious : int
+        f in [0, m - 1].
+
+    Returns
+    -------
+    Tensor
+        ``[m, m]``, float64; rows sum to 1.
+
+    References
+    ----------
+    Allouah et al., 2023 (Fixing by mixing), algorithm 2.
+    """
+    distances = pairwise_squared_distances(updates)  # [m, m]
+    kept = len(distances) - num_malicious
+    nearest = distances.argsort(dim=1, stable=True)[:, :kept]  # [m, kept]
+    return torch.zeros_like(distances).scatter_(1, nearest, 1.0 / kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from functools import partial
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedif_flower.sections import require_settings
 from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Stage
 
@@ -45,17 +44,14 @@ class ServerOptimizer(Stage):
     """
 
     keeps_coefficients = False  # Whether a sum of updates times coefficients stays one.
+    _memory = _before = _Memory()  # Of this model, and of the one before it.
 
     def __init__(self, make: Callable[[list[Tensor]], Optimizer]) -> None:
         self._make = make
-        self._memory = _Memory()
-        self._before = _Memory()  # That belongs to the model before this one.
 
     def __repr__(self) -> str:
-        """Name the optimizer and its settings."""
-        own = self._make.keywords if isinstance(self._make, partial) else {}
-        settings = ", ".join(f"{name}={value}" for name, value in own.items())
-        return f"{type(self).__name__}({settings})"
+        """Name what makes the optimizer."""
+        return f"{type(self).__name__}({self._make})"
 
     @property
     def moves_on(self) -> bool:
@@ -103,6 +99,7 @@ class ServerOptimizer(Stage):
         return params, dict(optimizer.state[params])
 
 
+@dataclass(eq=False)
 class FedAvgM(ServerOptimizer):
     r"""SGD with momentum on the rounds' steps.
 
@@ -126,16 +123,11 @@ class FedAvgM(ServerOptimizer):
 
     keeps_coefficients = True
 
-    def __init__(
-        self,
-        momentum: Annotated[
-            float, Setting("of the steps so far, how much goes on", ge=0, lt=1)
-        ] = 0.9,
-        learning_rate: LearningRate = 0.1,
-    ) -> None:
-        require_settings(FedAvgM, {"momentum": momentum, "learning_rate": learning_rate})
-        super().__init__(partial(torch.optim.SGD, momentum=momentum, lr=learning_rate))
-        self.momentum, self.learning_rate = momentum, learning_rate
+    momentum: Annotated[float, Setting("of the steps so far, how much goes on", ge=0, lt=1)] = 0.9
+    learning_rate: LearningRate = 0.1
+
+    def _make(self, params: list[Tensor]) -> Optimizer:
+        return torch.optim.SGD(params, momentum=self.momentum, lr=self.learning_rate)
 
     @property
     def shares(self) -> list[float]:
@@ -144,6 +136,7 @@ class FedAvgM(ServerOptimizer):
         return [self.learning_rate * self.momentum**age for age in range(num_steps)]
 
 
+@dataclass(eq=False)
 class FedAdam(ServerOptimizer):
     r"""Steps divided, for each parameter, by the root of their mean square.
 
@@ -169,18 +162,19 @@ class FedAdam(ServerOptimizer):
     https://arxiv.org/abs/2003.00295.
     """
 
-    def __init__(
-        self,
-        learning_rate: LearningRate = 0.01,
-        beta1: Beta1 = 0.9,
-        beta2: Beta2 = 0.99,
-        tau: Tau = 1e-3,
-    ) -> None:
-        make = partial(
-            _Adaptive, self.squares, learning_rate=learning_rate, beta1=beta1, beta2=beta2, tau=tau
-        )
-        require_settings(type(self), make.keywords)
-        super().__init__(make)
+    learning_rate: LearningRate = 0.01
+    beta1: Beta1 = 0.9
+    beta2: Beta2 = 0.99
+    tau: Tau = 1e-3
+
+    def _stepped(self, before: Tensor, after: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        step, state = after - before, self._memory.state
+        mean = state.get("mean", torch.zeros_like(before))
+        square = state.get("square", torch.full_like(before, self.tau**2))
+        mean = self.beta1 * mean + (1 - self.beta1) * step
+        square = self.squares(square, step.square(), self.beta2)
+        params = before + self.learning_rate * mean / (square.sqrt() + self.tau)
+        return params, {"mean": mean, "square": square}
 
     @staticmethod
     def squares(mean: Tensor, square: Tensor, beta2: float) -> Tensor:
@@ -212,32 +206,3 @@ class FedAdagrad(FedAdam):
     def squares(mean: Tensor, square: Tensor, beta2: float) -> Tensor:  # noqa: ARG004
         """Return the sum of the squares ``[d]`` with one step's more."""
         return mean + square
-
-
-class _Adaptive(Optimizer):
-    """The optimizer of all three, which differ in what they make of the squares."""
-
-    def __init__(
-        self,
-        squares: Callable[[Tensor, Tensor, float], Tensor],
-        params: list[Tensor],
-        *,
-        learning_rate: float,
-        beta1: float,
-        beta2: float,
-        tau: float,
-    ) -> None:
-        super().__init__(params, {})
-        self._squares = squares
-        self._rate, self._beta1, self._beta2, self._tau = learning_rate, beta1, beta2, tau
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
-        """Move the parameters against their gradient."""
-        for params in self.param_groups[0]["params"]:
-            state, gradient = self.state[params], params.grad
-            mean = state.get("mean", torch.zeros_like(params))
-            square = state.get("square", torch.full_like(params, self._tau**2))
-            state["mean"] = self._beta1 * mean + (1 - self._beta1) * gradient
-            state["square"] = self._squares(square, gradient.square(), self._beta2)
-            params -= self._rate * state["mean"] / (state["square"].sqrt() + self._tau)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from fedif_flower.round import RoundUpdates
+from fedif_flower.sections import CheckedFields
 from fedif_flower.valuation.validation import Validation
 
 
@@ -18,11 +19,9 @@ class Leading(Protocol):
 
     def lead(self, before: Tensor, after: Tensor) -> Tensor:
         """Return the parameters ``[d]`` that a step from ``before`` to ``after`` leads to."""
-        ...
 
     def restart(self) -> None:
         """Forget the steps of earlier rounds."""
-        ...
 
 
 class Destination(NamedTuple):
@@ -64,10 +63,11 @@ class Proposal:
         return self.weights * self.updates.shortening
 
 
-class Stage:
+class Stage(CheckedFields):
     """Does nothing to a round; a stage overrides what it needs, in the order of a round.
 
-    What a stage remembers of earlier rounds belongs into :meth:`state_dict`.
+    What a stage remembers of earlier rounds belongs into :meth:`state_dict`. Of one that is a
+    dataclass, fields declared as settings are checked (see :mod:`fedif_flower.sections`).
     """
 
     max_length = math.inf  # Of an update, where the stage bounds it as it arrives.

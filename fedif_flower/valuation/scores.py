@@ -43,12 +43,9 @@ class Valuation(Protocol):
 
         Without any, the valuation itself has their ``parameter_names`` and ``tied_names``.
         """
-        ...
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Begin what depends on the global model alone, while clients train."""
-        ...
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Score the round's clients."""
-        ...

@@ -23,6 +23,7 @@ from fedif_flower.aggregators import (
 )
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from tests.rounds import a_round
 
 D = 6
 RULES = {
@@ -40,19 +41,16 @@ RULES = {
 }
 
 
-def a_round(updates: Tensor, order: list[int] | None = None, server_round: int = 1) -> RoundUpdates:
+def ordered(updates: Tensor, order: list[int] | None = None, server_round: int = 1) -> RoundUpdates:
     """Clients i with updates ``[m, d]`` and i + 1 examples, in an order."""
     order = list(range(len(updates))) if order is None else order
-    rows = updates[order]
-    return RoundUpdates(
+    return a_round(
+        updates[order],
         server_round=server_round,
         client_ids=tuple(order),
         num_examples=torch.tensor(order).double() + 1,
         model=ModelVectors(torch.ones(D), torch.zeros(0), {}),
-        client_updates=rows,
-        squared_norms=rows.double().square().sum(dim=1),
-        buffer_updates=torch.zeros(len(rows), 0),
-        counters=[{}] * len(rows),
+        counters=[{}] * len(order),
     )
 
 
@@ -75,7 +73,7 @@ def drawn(m: int, seed: int) -> Tensor:
 def test_the_step_does_not_depend_on_the_clients_order(name, m, seed, data):
     updates = drawn(m, seed)
     order = data.draw(st.permutations(range(m)))
-    straight, moved = a_round(updates), a_round(updates, order)
+    straight, moved = ordered(updates), ordered(updates, order)
     expected = outcome(RULES[name]()(straight), straight)
     found = outcome(RULES[name]()(moved), moved)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -92,7 +90,7 @@ def test_extremes_leave_a_finite_step_and_no_negative_weight(name, m, kind):
         updates[0] = 9e14  # What the screening lets in.
     else:
         updates *= 1e14
-    received = a_round(updates)
+    received = ordered(updates)
     found = RULES[name]()(received)
     assert bool(outcome(found, received).isfinite().all())
     if isinstance(found, Aggregation):
@@ -103,10 +101,10 @@ def test_extremes_leave_a_finite_step_and_no_negative_weight(name, m, kind):
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_goes_on_after_a_restart_as_one_that_never_stopped(name):
     rule, resumed = RULES[name](), RULES[name]()
-    rule(a_round(drawn(5, 1)))
+    rule(ordered(drawn(5, 1)))
     if hasattr(rule, "state_dict"):
         resumed.load_state_dict(rule.state_dict())
-    later = a_round(drawn(5, 2), server_round=2)
+    later = ordered(drawn(5, 2), server_round=2)
     assert torch.equal(outcome(resumed(later), later), outcome(rule(later), later))
 
 

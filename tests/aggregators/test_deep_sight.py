@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedif_flower.aggregators import (
-    DeepSight,
+from fedif_flower.aggregators import DeepSight
+from fedif_flower.aggregators.deep_sight import (
     deep_sight_clusters,
     deep_sight_coefficients,
+    is_suspicious,
     output_energies,
     probability_ratios,
-    threshold_exceedings,
 )
-from fedif_flower.aggregators.deep_sight import is_suspicious
 from fedif_flower.errors import ConfigError
 from fedif_flower.strategies import RobustRule, Setup
 from tests.strategies.lines import Movers, column, play
@@ -30,12 +29,11 @@ def test_energies_by_hand():
     assert output_energies(weights, biases).tolist() == [[0.9, 0.1], [0.0, 0.0]]
 
 
-def test_few_neurons_exceed_the_threshold_where_few_classes_were_seen():
-    # With 4 classes more than a quarter of the largest counts.
-    energies = torch.tensor([[0.4, 0.2, 0.3, 0.1], [0.9, 0.05, 0.05, 0.0]])
-    assert threshold_exceedings(energies).tolist() == [3, 1]
-    # At most half of the median, 4.
-    assert is_suspicious(torch.tensor([4, 2, 5, 1, 4])).nonzero().flatten().tolist() == [1, 3]
+def test_who_moved_half_as_many_neurons_as_most_is_suspicious():
+    # With 4 classes more than a quarter of the largest counts: 3, 1, 3 and 2 neurons.
+    energies = [[0.4, 0.2, 0.3, 0.1], [0.9, 0.05, 0.05, 0.0], [0.4, 0.2, 0.3, 0.1]]
+    energies += [[0.5, 0.4, 0.1, 0.0]]
+    assert is_suspicious(torch.tensor(energies)).tolist() == [False, True, False, False]
 
 
 def test_ratios_by_hand():
@@ -56,11 +54,8 @@ def test_two_groups_that_all_figures_tell_apart_are_two_clusters():
     labels = deep_sight_clusters(cosines, points, points[None])
     assert bool((labels >= 0).all())
     assert bool(((labels[:, None] == labels) == (group[:, None] == group)).all())
-
-
-def test_two_models_are_too_few_to_make_a_cluster():
     zeros = torch.zeros(2, 2)
-    assert deep_sight_clusters(zeros, zeros, zeros[None]).tolist() == [-1, -1]
+    assert deep_sight_clusters(zeros, zeros, zeros[None]).tolist() == [-1, -1]  # Too few.
 
 
 def test_a_cluster_goes_with_a_third_of_suspicious_members_and_lengths_are_bounded():
@@ -68,11 +63,11 @@ def test_a_cluster_goes_with_a_third_of_suspicious_members_and_lengths_are_bound
     suspicious = torch.tensor([True, False, False, True, False, False, False, True, False])
     norms = torch.tensor([1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 1.0, 2.0, 2.0])
     # Of the first cluster a third is suspicious, of the second a quarter; the median is 2.
-    coefficients = deep_sight_coefficients(clusters, suspicious, norms)
+    coefficients = deep_sight_coefficients(clusters, suspicious, norms, 1 / 3)
     assert (5 * coefficients).tolist() == [0, 0, 0, 1, 0.5, 0.25, 1, 0, 1]
-    kept = deep_sight_coefficients(clusters, suspicious, norms, tolerated=0.5)
+    kept = deep_sight_coefficients(clusters, suspicious, norms, 0.5)
     assert (kept > 0).tolist() == [True] * 7 + [False, True]
-    assert not bool(deep_sight_coefficients(clusters, torch.ones(9).bool(), norms).any())
+    assert not bool(deep_sight_coefficients(clusters, torch.ones(9).bool(), norms, 1 / 3).any())
 
 
 def test_a_round_leaves_out_who_moved_one_class_alone():

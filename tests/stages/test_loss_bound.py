@@ -10,34 +10,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.errors import ValuationError
+from fedif_flower.round import ModelVectors
 from fedif_flower.stages import Destination, FedAvgM, LossBound, Stages
-from fedif_flower.valuation import Validation
-from tests.stages.test_pipeline import Point, distance
-
-
-def held_out(loss_fn=distance) -> Validation:
-    ones = torch.ones(2, 1)
-    return Validation(Point(), ones, 3 * ones, loss_fn=loss_fn, device="cpu")
+from tests.rounds import a_round
+from tests.stages.test_pipeline import distance, held_out
 
 
 def choose(
     bound: LossBound, start: float, steps: list[float], weights: list[float], hidden=None, more=()
 ) -> Destination:
     """Return the step that a round takes whose updates are ``steps`` from ``start``."""
-    client_updates = torch.tensor(steps).unsqueeze(1)
-    m = len(steps)
-    updates = RoundUpdates(
-        server_round=1,
-        client_ids=tuple(range(m)),
-        num_examples=torch.ones(m),
-        model=ModelVectors(torch.tensor([start]), torch.zeros(0)),
-        client_updates=client_updates,
-        squared_norms=client_updates.double().square().sum(dim=1),
-        buffer_updates=torch.zeros(m, 0),
-        hidden=hidden,
-    )
+    model = ModelVectors(torch.tensor([start]), torch.zeros(0))
+    updates = a_round(torch.tensor(steps)[:, None], model=model, hidden=hidden)
     given = torch.tensor(weights, dtype=torch.float64)
     return Stages([bound, *more]).settle(updates, given)
 
@@ -126,9 +111,3 @@ def test_a_step_that_misses_the_bound_begins_a_new_mean():
     assert momentum.moves_on
     choose(bound, 0.0, [-1.0], [1.0], more=[momentum])
     assert not momentum.moves_on
-
-
-@pytest.mark.parametrize("tolerance", [-0.1, math.nan, math.inf])
-def test_tolerances_that_are_none_are_refused(tolerance):
-    with pytest.raises(ConfigError, match="tolerance"):
-        LossBound(held_out(), tolerance)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import CheckpointError, ConfigError
-from fedif_flower.round import ModelVectors, RoundUpdates
-from fedif_flower.stages import Clip, FedAvgM, LossBound, Stages
+from fedif_flower.round import ModelVectors
+from fedif_flower.stages import (
+    Bucketing,
+    Clip,
+    FedAdam,
+    FedAvgM,
+    FedYogi,
+    LossBound,
+    MaxLength,
+    NearestNeighbours,
+    Stages,
+)
 from fedif_flower.valuation import Validation
+from tests.rounds import a_round
 
 
 class Point(nn.Module):
@@ -25,31 +38,21 @@ def distance(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).abs().mean()
 
 
-def bounds(multiple: float = 2.0, tolerance: float = 0.1) -> Stages:
+def held_out(loss_fn=distance) -> Validation:
     ones = torch.ones(2, 1)
-    validation = Validation(Point(), ones, 3 * ones, loss_fn=distance, device="cpu")
-    stages = [Clip(multiple), LossBound(validation, tolerance)] if multiple else []
-    return Stages(stages)
+    return Validation(Point(), ones, 3 * ones, loss_fn=loss_fn, device="cpu")
+
+
+def bounds() -> Stages:
+    return Stages([Clip(2.0), LossBound(held_out())])
 
 
 def settle(bounds: Stages, server_round: int, start: float, *steps: float) -> float:
     """Return where equal weights lead from ``start``."""
-    updates = torch.tensor(steps).unsqueeze(1)
-    m = len(steps)
-    staged = bounds.before(
-        RoundUpdates(
-            server_round=server_round,
-            client_ids=tuple(range(m)),
-            num_examples=torch.ones(m),
-            model=ModelVectors(torch.tensor([start]), torch.zeros(0)),
-            client_updates=updates,
-            squared_norms=updates.double().square().sum(dim=1),
-            buffer_updates=torch.zeros(m, 0),
-        )
-    )
-    params, buffers, _ = bounds.settle(staged, torch.full((m,), 1 / m, dtype=torch.float64))
-    assert buffers.shape == (0,)
-    return params.item()
+    model = ModelVectors(torch.tensor([start]), torch.zeros(0))
+    updates = a_round(torch.tensor(steps)[:, None], server_round=server_round, model=model)
+    equal = torch.full((len(steps),), 1 / len(steps), dtype=torch.float64)
+    return bounds.settle(bounds.before(updates), equal).params.item()
 
 
 def test_updates_that_raise_the_loss_lose_their_weight():
@@ -94,3 +97,31 @@ def test_the_state_of_other_stages_is_refused():
 def test_what_are_no_stages_is_named(stages, words):
     with pytest.raises(ConfigError, match=words):
         Stages(stages)
+
+
+def test_a_longer_update_is_shortened_in_place_as_it_arrives():
+    update = torch.tensor([3.0, 4.0])
+    arrive = Stages([MaxLength(1.0)]).arrive
+    assert arrive(update, 25.0) == arrive(update, 1.0) == 1.0
+    assert update.tolist() == pytest.approx([0.6, 0.8])
+    assert Stages([MaxLength(5.0)]).arrive(update, 1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stage", "key", "value"),
+    [
+        (Bucketing, "size", 1),
+        (Clip, "multiple", 0),
+        (LossBound, "tolerance", math.inf),
+        (LossBound, "descent_steps", -1),
+        (MaxLength, "max_length", math.nan),
+        (NearestNeighbours, "malicious_fraction", 2.0),
+        (FedAvgM, "momentum", 1.0),
+        (FedAvgM, "learning_rate", 0.0),
+        (FedAdam, "beta2", math.nan),
+        (FedYogi, "tau", 0.0),
+    ],
+)
+def test_a_setting_out_of_range_is_named(stage, key, value):
+    with pytest.raises(ConfigError, match=f"{key} = {value}; allowed: "):
+        stage(**{key: value})

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.errors import ConfigError
 from fedif_flower.stages import FedAdagrad, FedAdam, FedAvgM, FedYogi, ServerOptimizer
 
 
@@ -47,7 +46,6 @@ def test_two_steps_of_reddi_s_algorithm_by_hand(kind, squares):
 def test_any_optimizer_of_torch_moves_the_model():
     optimizer = ServerOptimizer(partial(torch.optim.Adam, lr=0.5, eps=0.0))
     assert go(optimizer, 1.0, 8.0, 8.0) == pytest.approx([1.5, 2.0])  # Bias is corrected there.
-    assert repr(optimizer) == "ServerOptimizer(lr=0.5, eps=0.0)"
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=8), st.floats(0, 0.99))
@@ -82,18 +80,3 @@ def test_goes_on_after_a_restart(make):
     assert second.shares == first.shares
     (again := make()).load_state_dict(kept)  # As it was when asked for.
     assert go(again, 5.0, 3.0, 4.0) == third
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda: FedAvgM(1.0), "momentum"),
-        (lambda: FedAvgM(-0.1), "momentum"),
-        (lambda: FedAvgM(learning_rate=0.0), "learning_rate"),
-        (lambda: FedAdam(beta2=float("nan")), "beta2"),
-        (lambda: FedYogi(tau=0.0), "tau"),
-    ],
-)
-def test_what_is_out_of_range_is_refused(make, name):
-    with pytest.raises(ConfigError, match=name):
-        make()

@@ -49,7 +49,7 @@ def test_a_stage_of_ones_own_goes_through_real_rounds():
 
 def test_strategies_that_score_bound_lengths_and_loss_by_default():
     strategy = FedIF(threshold_validation(), **BASE)
-    assert repr(strategy.stages) == "[Clip(2), LossBound(tolerance=0.1)]"
+    assert repr(strategy.stages) == "[Clip(multiple=2.0), LossBound(tolerance=0.1)]"
     play(strategy, Threshold(), Movers([[1.0], [1.0]]))
     bound = list(strategy.stages)[1]
     assert isinstance(bound, LossBound)
@@ -61,15 +61,15 @@ def test_strategies_that_score_bound_lengths_and_loss_by_default():
 @pytest.mark.parametrize(
     ("strategy", "keys", "expected"),
     [
-        ("fedif", {}, "[Clip(2), LossBound(tolerance=0.1)]"),
-        ("shapfed", {}, "[Clip(2)]"),
+        ("fedif", {}, "[Clip(multiple=2.0), LossBound(tolerance=0.1)]"),
+        ("shapfed", {}, "[Clip(multiple=2.0)]"),
         ("fedavg", {}, "[]"),
         ("fedif", {"update-clipping": 0.0}, "[]"),
-        ("krum", {"update-clipping": 1.5}, "[Clip(1.5)]"),
+        ("krum", {"update-clipping": 1.5}, "[Clip(multiple=1.5)]"),
         (
             "fedavg",
             {"screen": "fedif_flower.stages:FedAvgM", "FedAvgM.momentum": 0.5},
-            "[FedAvgM(momentum=0.5, lr=0.1)]",
+            "[FedAvgM(momentum=0.5, learning_rate=0.1)]",
         ),
         (
             "fedif",
@@ -80,8 +80,9 @@ def test_strategies_that_score_bound_lengths_and_loss_by_default():
                 "update-clipping": 3.0,
                 "server-optimizer": "fedavgm",
             },
-            "[MaxLength(9), NearestNeighbours(0.25), Clip(3), LossBound(tolerance=0.1), "
-            "FedAvgM(momentum=0.9, lr=0.1)]",
+            "[MaxLength(max_length=9.0), NearestNeighbours(malicious_fraction=0.25), "
+            "Clip(multiple=3.0), LossBound(tolerance=0.1), "
+            "FedAvgM(momentum=0.9, learning_rate=0.1)]",
         ),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_strategy_names_what_it_was_called_with():
     validation = repr(threshold_validation())
     assert repr(fedif) == (
         f"FedIF(validation={validation}, gamma=0.7, fraction_train=0.5, setup=Setup(device='cpu'), "
-        "stages=[Clip(2), LossBound(tolerance=0.1)])"
+        "stages=[Clip(multiple=2.0), LossBound(tolerance=0.1)])"
     )
     assert repr(strategies.FedSV(threshold_validation())).startswith(
         f"FedSV(validation={validation}"

@@ -43,7 +43,6 @@ class Estimator(Protocol):
         self, utility: Utility, num_clients: int, *, num_samples: int, generator: Generator
     ) -> Tensor:
         """Return the values ``[m]`` of ``num_clients`` clients."""
-        ...
 
 
 ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(

@@ -1,0 +1,200 @@
+"""Each rule on a few updates, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedif_flower.aggregators import (
+    RFA,
+    AlignIns,
+    CentredClipping,
+    DnC,
+    FedAdp,
+    Flame,
+    FoolsGold,
+    Median,
+    SignGuard,
+    TrimmedMean,
+)
+from fedif_flower.aggregators.align_ins import sign_alignment
+from fedif_flower.aggregators.flame import cosine_distances
+from fedif_flower.aggregators.sign_guard import sign_shares
+from fedif_flower.errors import ValuationError
+from fedif_flower.round import Aggregation, ModelVectors
+from tests.rounds import a_round
+
+COLUMNS = [[1.0, 9.0], [2.0, -3.0], [7.0, 0.0], [100.0, 2.0]]
+AWAY = [[3.0, 4.0], [0.0, 1.0], [-10.0, 0.0]]
+# The mean is [1, 0]; the spread is along the first axis, by -1, 0, -2, 3.
+SPREAD = [[0.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [4.0, 0.0]]
+# Five models near [.., 1], all equally far from each other; lengths of which the median is 4.
+MODELS = 0.1 * torch.eye(8)[:7]
+MODELS[:5, 7], MODELS[5, 7], MODELS[6, 7] = 1, -1, 0
+NORMS = torch.tensor([1.0, 2.0, 4.0, 8.0, 3.0, 50.0, 90.0])
+SMALL = math.log(0.4 / 0.6) + 0.5
+
+
+def model(*params: float) -> dict[str, ModelVectors]:
+    return {"model": ModelVectors(torch.tensor(params), torch.zeros(0))}
+
+
+def gompertz(theta: float, alpha: float = 5.0) -> float:
+    return alpha * (1.0 - math.exp(-math.exp(-alpha * (theta - 1.0))))
+
+
+def after(rule: CentredClipping, step: list[float]) -> CentredClipping:
+    """The rule after a round that led so far."""
+    rule.last_step = torch.tensor(step)
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("rule", "updates", "given", "expected"),
+    [
+        (Median(), COLUMNS, {}, [4.5, 1]),
+        (Median(), COLUMNS[:3], {}, [2, 0]),
+        (Median(), COLUMNS[:1], {}, [1, 9]),
+        (TrimmedMean(0.25), COLUMNS, {}, [4.5, 1]),
+        (TrimmedMean(0.0), COLUMNS, {}, [27.5, 2]),
+        (TrimmedMean(1.0), [[1.0], [2.0], [6.0], [7.0], [-90.0]], {}, [2]),
+        # Mean of 0, 3, 9 is 4; distances 4, 1, 5; 1/4 : 1 : 1/5 = 5 : 20 : 4.
+        (RFA(iterations=1), [[0.0], [3.0], [9.0]], {}, [5 / 29, 20 / 29, 4 / 29]),
+        # From 0 with radius 2: [3, 4] * 2/5, [0, 1], [-2, 0].
+        (CentredClipping(2.0, 1), AWAY, {}, [(1.2 - 2) / 3, (1.6 + 1) / 3]),
+        # From [0, 1]: [3, 3] * 1/sqrt(18), [0, 0], [-10, -1] / sqrt(101).
+        (
+            after(CentredClipping(1.0, 1), [0.0, 1.0]),
+            AWAY,
+            {},
+            [(3 / 18**0.5 - 10 / 101**0.5) / 3, 1 + (3 / 18**0.5 - 1 / 101**0.5) / 3],
+        ),
+        # Lengths 5, 1, 10: the median is 5.
+        (CentredClipping(None, 1), AWAY, {}, [(3 - 5) / 3, (4 + 1) / 3]),
+        (after(CentredClipping(1e6, 4), [5.0, 5.0]), AWAY, {}, [-7 / 3, 5 / 3]),
+        (after(CentredClipping(), [1.0, 1.0]), [[1.0, 1.0]] * 3, {}, [1, 1]),
+        (DnC(0.25), SPREAD, {}, [1 / 3, 1 / 3, 1 / 3, 0]),
+        (DnC(0.5), SPREAD, {}, [0.5, 0.5, 0, 0]),
+        (DnC(0.0), SPREAD, {}, [0.25] * 4),
+        (DnC(1.0), SPREAD, {}, [0, 1, 0, 0]),  # One is always kept.
+        # Cosines with [1, 0]: 1, 1, 1, -1; the median is 1, the deviation sqrt(3)/2: z = 2 / 0.866.
+        # The median of the lengths 1, 2, 6 is 2.
+        (
+            AlignIns(),
+            [[1.0, 0.0], [2.0, 0.0], [6.0, 0.0], [-2.0, 0.0]],
+            model(3.0, 0.0),
+            [1 / 3, 1 / 3, 1 / 9, 0],
+        ),
+        # All cosines with the model are 0; the last one's signs disagree with the principal ones.
+        (
+            AlignIns(share=0.7),
+            [[0.0, 1.0, 1.0]] * 3 + [[0.0, -1.0, -1.0]],
+            model(1.0, 0.0, 0.0),
+            [1 / 3, 1 / 3, 1 / 3, 0],
+        ),
+        (AlignIns(10.0), [[1.0, 0.0], [-1.0, 0.0]], model(1.0, 1.0), [0.5, 0.5]),
+        (Flame(), MODELS, {"squared_norms": NORMS.square()}, [0.2, 0.2, 0.2, 0.1, 0.2, 0, 0]),
+        (FoolsGold(), [[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]], {}, [0, 0, 1]),
+        # Cosines 0.6 (first, second), 0 and 0.8: most 0.6, 0.8, 0.8. The first is pardoned to
+        # 0.6 * 0.6 / 0.8 = 0.45: alpha 0.55, 0.2, 0.2, divided by 0.55; log(0.36 / 0.64) < -0.5.
+        (FoolsGold(), [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], {}, [1, 0, 0]),
+        # Now 0.6 for both of the first, none for the third: alpha 0.4, 0.4, 1.
+        (
+            FoolsGold(),
+            [[1.0, 0.0], [0.6, 0.8], [0.0, -1.0]],
+            {},
+            [SMALL / (1 + 2 * SMALL), SMALL / (1 + 2 * SMALL), 1 / (1 + 2 * SMALL)],
+        ),
+        (FoolsGold(), [[1.0, 1.0]] * 3, {}, [0, 0, 0]),
+        # Their median length is 1. The fourth is too long, the fifth of other signs, the sixth too
+        # short, and the third is shortened.
+        (
+            SignGuard(share=1.0),
+            [[1.0], [1.0], [2.0], [9.0], [-1.0], [0.05]],
+            {},
+            [1 / 3, 1 / 3, 1 / 6, 0, 0, 0],
+        ),
+        # Zeros are few: the last two differ by them alone, by as much as any share can.
+        (
+            SignGuard(share=1.0),
+            [[1.0, 1, 1, -1, -1, 0]] * 4 + [[1.0, 1, 1, -1, -1, -1]] * 2,
+            {},
+            [0.25] * 4 + [0] * 2,
+        ),
+        (SignGuard(0.9, 1.1, 1.0), [[1.0], [-9.0]], {}, [0, 0]),
+    ],
+    ids=lambda value: type(value).__name__ if callable(value) else "",
+)
+def test_by_hand(rule, updates, given, expected):
+    found = rule(a_round(torch.as_tensor(updates), **given))
+    found = found.weights if isinstance(found, Aggregation) else found
+    assert found.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-12)
+
+
+def test_an_update_must_pass_every_random_set_of_coordinates():
+    updates = torch.zeros(5, 10_001)  # One coordinate is left out each time.
+    for client in range(4):
+        updates[client, client] = 10.0 + client  # Each stands out where the others do not.
+    weights = DnC(0.2, iterations=40)(a_round(updates)).weights
+    assert weights[3] == 0
+    assert weights[4] > 0
+
+
+def direct_weiszfeld(points: Tensor, alpha: Tensor, iterations: int, nu: float) -> Tensor:
+    """The definition, with the points themselves: the median ``[d]``, in float64."""
+    points, alpha = points.double(), alpha.double()
+    median = alpha @ points / alpha.sum()
+    for _ in range(iterations):
+        beta = alpha / (points - median).norm(dim=1).clamp_min(nu)
+        median = beta @ points / beta.sum()
+    return median
+
+
+@pytest.mark.parametrize("origin", [0.0, 30.0])
+def test_rfa_equals_the_direct_form(origin):
+    generator = torch.Generator().manual_seed(3)
+    common = origin * torch.randn(9001, generator=generator)
+    points = common + 0.01 * torch.randn(7, 9001, generator=generator)
+    points[6] += 10.0  # an attacker
+    alpha = torch.rand(7, generator=generator)
+    weights = RFA(iterations=30)(a_round(points, num_examples=alpha)).weights
+    median = direct_weiszfeld(points, alpha, 30, 1e-6)
+    error = (weights @ points.double() - median).norm()
+    # Rounding of inner products: 2e-16 |w|^2 / distance^2 = 2e-9 at the far origin.
+    assert float(error) <= 1e-8 * float((median - points[0]).norm())
+    with pytest.raises(ValuationError, match="positive sum"):
+        RFA()(a_round(points, num_examples=torch.zeros(7)))
+
+
+def test_fedadp_averages_angles_over_each_clients_own_rounds():
+    rule = FedAdp()
+    against = a_round(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), num_examples=torch.tensor([3, 1]))
+    first, second = 3 * math.exp(gompertz(0.0)), math.exp(gompertz(math.pi))
+    expected = [first / (first + second), second / (first + second)]
+    assert rule(against).weights.tolist() == pytest.approx(expected)
+    # The global update is (2, 2) / 2: 45 degrees from either.
+    rule(a_round(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), client_ids=(1, 2)))
+    mean = [0.0, (math.pi + math.pi / 4) / 2, math.pi / 4]
+    assert rule.angles_of([0, 1, 2]).tolist() == pytest.approx(mean)
+
+
+def test_the_share_of_the_largest_coordinates_with_the_principal_sign():
+    updates = torch.tensor([[5.0, 4.0, -0.1, 0.1], [3.0, 1.0, 0.2, -0.1], [-6.0, 2.0, 0.1, 0.3]])
+    # The principal signs are [+, +, +, +]; half of the coordinates count.
+    assert sign_alignment(updates, 0.5).tolist() == [1, 1, 0.5]
+    assert sign_alignment(updates, 0.01).tolist() == [1, 1, 0]  # one at least
+    shares = sign_shares(torch.tensor([[1.0, -2.0, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]]))
+    assert shares.tolist() == [[0.5, 0.25, 0.25], [0, 1, 0]]
+
+
+def test_cosine_distances_by_hand():
+    distances = cosine_distances(torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0], [1.0, 1.0]]))
+    assert distances[0].tolist() == pytest.approx([0, 1, 2, 1 - 0.5**0.5])
+    assert cosine_distances(torch.zeros(2, 3)).tolist() == [[0, 1], [1, 0]]
+    # Directions that are equal but for rounding have the distance 0.
+    lengths = torch.tensor([0.1, 0.3, 0.7, 1.1, 1.3], dtype=torch.float64)[:, None]
+    along = torch.randn(300, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert not cosine_distances(lengths * along).any()
