@@ -9,7 +9,7 @@ was sent. Nothing outside this file knows how they lie in a record.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -23,8 +23,11 @@ from torch import Tensor
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.arrays import ArraySpec, pack_array, view_array
 from fedif_flower.messages.buffers import check_variance, is_statistic, is_variance, measure_advance
+from fedif_flower.messages.text import enumerated
 from fedif_flower.round import ModelVectors
 
+# Beyond this a model is absurd, and squares of its 10^8 values would leave float32.
+MAX_MAGNITUDE = 1e15
 # A block of a model and of an update stay in the cache between two passes over them.
 _BLOCK = 1 << 16
 
@@ -138,30 +141,28 @@ class ParameterLayout:
         wide = any(spec.dtype == np.float64 for spec in (*self.trainable, *self.buffers))
         return torch.float64 if wide else torch.float32
 
-    def check(self, arrays: Mapping[str, Array], received: ModelVectors | None = None) -> None:
-        """Raise ReplyError unless ``arrays`` has exactly this layout's names, shapes, dtypes.
+    def views(self, arrays: Mapping[str, Array]) -> dict[str, NDArray[np.generic]]:
+        """Return views of a record's arrays by name.
 
-        Beside the model that was ``received``, a batch norm's ``running_var`` has to be one.
+        Raises
+        ------
+        ReplyError
+            Unless it has exactly this layout's names, shapes and dtypes, and what nobody may
+            change is as it was sent.
         """
-        if missing := sorted(set(self.order) - set(arrays)):
-            raise ReplyError(f"arrays missing: {_shorten(missing)}")
-        if extra := sorted(set(arrays) - set(self.order)):
-            raise ReplyError(f"unexpected arrays: {_shorten(extra)}")
-        for spec in (*self.trainable, *self.buffers, *self.counters):
-            spec.view(arrays[spec.name])
+        if missing := set(self.order) - set(arrays):
+            raise ReplyError(f"arrays missing: {enumerated(missing)}")
+        if extra := set(arrays) - set(self.order):
+            raise ReplyError(f"unexpected arrays: {enumerated(extra)}")
+        specs = (*self.trainable, *self.buffers, *self.counters)
+        views = {spec.name: spec.view(arrays[spec.name]) for spec in specs}
         for name, constant in self.constants.items():
             if not _same(view_array(arrays[name]), constant):
                 raise ReplyError(f"array {name!r} is not as it was sent")
         for name, first in self.tied.items():
             if not _same(view_array(arrays[name]), view_array(arrays[first])):
                 raise ReplyError(f"array {name!r} differs from {first!r}, to which it is tied")
-        if received is None:
-            return
-        sent = self.split_buffers(received.buffers)
-        for spec in (*self.trainable, *self.buffers):
-            if is_variance(spec.name) and spec.size:
-                largest = float(sent[spec.name].max()) if spec.name in sent else math.inf
-                check_variance(spec.name, spec.view(arrays[spec.name]), largest)
+        return views
 
     def unpack_update(
         self,
@@ -169,10 +170,8 @@ class ParameterLayout:
         received: ModelVectors,
         update: Tensor,
         buffer_update: Tensor,
-        *,
-        max_magnitude: float = math.inf,
     ) -> UnpackedUpdate:
-        """Write a checked record, less the model it came from, into two vectors.
+        """Write a reply's record, less the model it came from, into two vectors.
 
         One pass over the reply: it is read, subtracted, measured and written block by block.
 
@@ -184,46 +183,39 @@ class ParameterLayout:
             The model it had received, on the CPU.
         update, buffer_update : Tensor
             ``[d]`` and ``[b]``, on the CPU: where the differences go.
-        max_magnitude : float
-            Larger values are refused.
 
         Raises
         ------
         ReplyError
-            If a value is NaN, infinite or larger than ``max_magnitude``, or an integer array
-            changed as no counter does (see :mod:`fedif_flower.messages.buffers`).
+            If the arrays are not the layout's, a value is NaN, infinite or beyond
+            ``MAX_MAGNITUDE``, a variance is none, or an integer array changed as no counter does
+            (see :mod:`fedif_flower.messages.buffers`).
         """
-        squared_norms = [
-            _subtract(specs, arrays, reference, target, max_magnitude)
-            for specs, reference, target in (
-                (self.trainable, received.params, update),
-                (self.buffers, received.buffers, buffer_update),
-            )
-        ]
+        views = self.views(arrays)
+        sent = self.split_buffers(received.buffers)
+        for spec in (*self.trainable, *self.buffers):
+            if is_variance(spec.name) and spec.size:
+                largest = float(sent[spec.name].max()) if spec.name in sent else math.inf
+                check_variance(spec.name, views[spec.name], largest)
+        squared_norm = _subtract(self.trainable, views, received.params, update, MAX_MAGNITUDE)
+        _subtract(self.buffers, views, received.buffers, buffer_update, MAX_MAGNITUDE)
         # What did not change is the received model's own: an index of millions is not copied.
         counters, advances = dict(received.counters), {}
         for spec in self.counters:
-            values = spec.view(arrays[spec.name])
-            advance = measure_advance(spec.name, received.counters[spec.name].numpy(), values)
-            if advance:
+            values = views[spec.name]
+            if advance := measure_advance(spec.name, received.counters[spec.name].numpy(), values):
                 counters[spec.name] = torch.from_numpy(np.array(values))
                 advances[spec.name] = advance
-        return UnpackedUpdate(squared_norms[0], counters, advances)
+        return UnpackedUpdate(squared_norm, counters, advances)
 
     def to_vectors(self, arrays: Mapping[str, Array]) -> ModelVectors:
         """Copy a record of this layout into new vectors on the CPU."""
-        self.check(arrays)
-        counters = {
-            spec.name: torch.from_numpy(np.array(spec.view(arrays[spec.name])))
-            for spec in self.counters
-        }
-        zero = ModelVectors(
-            torch.zeros(self.num_params, dtype=self.dtype),
-            torch.zeros(self.num_buffers, dtype=self.dtype),
-            counters,
-        )
-        params, buffers = torch.empty_like(zero.params), torch.empty_like(zero.buffers)
-        self.unpack_update(arrays, zero, params, buffers)
+        views = self.views(arrays)
+        params = torch.zeros(self.num_params, dtype=self.dtype)
+        buffers = torch.zeros(self.num_buffers, dtype=self.dtype)
+        for specs, vector in ((self.trainable, params), (self.buffers, buffers)):
+            _subtract(specs, views, vector, vector, math.inf)
+        counters = {s.name: torch.from_numpy(np.array(views[s.name])) for s in self.counters}
         return ModelVectors(params, buffers, counters)
 
     def to_arrays(self, vectors: ModelVectors) -> ArrayRecord:
@@ -261,16 +253,16 @@ def _pack(specs: Iterable[ArraySpec], vector: Tensor) -> dict[str, Array]:
 
 def _subtract(
     specs: Iterable[ArraySpec],
-    arrays: Mapping[str, Array],
+    views: Mapping[str, NDArray[np.generic]],
     reference: Tensor,
     target: Tensor,
     max_magnitude: float,
 ) -> float:
-    """Write ``arrays - reference`` into ``target``; return its squared norm."""
+    """Write what is viewed less ``reference`` into ``target``; return its squared norm."""
     old, new, total, start = reference.numpy(), target.numpy(), 0.0, 0
     with np.errstate(all="ignore"):  # what overflows is refused below
         for spec in specs:
-            values = spec.view(arrays[spec.name]).reshape(-1)
+            values = views[spec.name].reshape(-1)
             for first in range(0, spec.size, _BLOCK):
                 piece = values[first : first + _BLOCK]
                 place = slice(start + first, start + first + len(piece))
@@ -279,20 +271,20 @@ def _subtract(
             start += spec.size
     # NaN and Inf show in the norm, and so does any value that is too large.
     if not (math.isfinite(total) and total <= max_magnitude**2):
-        _refuse_values(specs, arrays, max_magnitude)
+        for spec in specs:
+            require_believable(spec.name, views[spec.name], max_magnitude)
     return total
 
 
-def _refuse_values(
-    specs: Iterable[ArraySpec], arrays: Mapping[str, Array], max_magnitude: float
+def require_believable(
+    name: str, values: NDArray[np.generic], max_magnitude: float = MAX_MAGNITUDE
 ) -> None:
-    for spec in specs:
-        values = spec.view(arrays[spec.name])
-        if not np.isfinite(values).all():
-            raise ReplyError(f"array {spec.name!r} has NaN or Inf")
-        largest = float(np.abs(values).max(initial=0))
-        if largest > max_magnitude:
-            raise ReplyError(f"array {spec.name!r} has {largest:g}, beyond {max_magnitude:g}")
+    """Raise ReplyError if a value is NaN, infinite or too large."""
+    if not np.isfinite(values).all():
+        raise ReplyError(f"array {name!r} has NaN or Inf")
+    largest = float(np.abs(values).max(initial=0))
+    if largest > max_magnitude:
+        raise ReplyError(f"array {name!r} has {largest:g}, beyond {max_magnitude:g}")
 
 
 def _require_numbers(values: Mapping[str, NDArray[np.generic]]) -> None:
@@ -316,8 +308,3 @@ def _is_constant(values: NDArray[np.generic]) -> bool:
 
 def _same(one: NDArray[np.generic], other: NDArray[np.generic]) -> bool:
     return one.dtype == other.dtype and np.array_equal(one, other)
-
-
-def _shorten(names: Collection[str]) -> str:
-    shown = ", ".join(list(names)[:3])
-    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -6,9 +6,11 @@ import logging
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 from flwr.app import MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from fedif_flower.messages.text import enumerated, printable
 
@@ -70,60 +72,51 @@ class AverageMetrics:
         """
         reported: dict[str, list[_Value]] = {}
         for record in records:
-            for value in _values(record, weighted_by_key):
-                reported.setdefault(value.name.replace("_", "-"), []).append(value)
-        means, lacking = MetricRecord(), []
+            for key, value in _values(record, weighted_by_key).items():
+                reported.setdefault(key, []).append(value)
+        means, lacking = MetricRecord(), {}
         for values in reported.values():
             name = Counter(value.name for value in values).most_common(1)[0][0]
-            usable = _comparable(_of_one_length(values))
+            usable = _comparable(values)
             if 2 * len(usable) >= len(records):
                 means[name] = _mean(usable)
-            if len(usable) < len(records):
-                lacking.append((name, len(usable)))
-        news = [(name, count) for name, count in lacking if name not in self._told]
-        if news and len(self._told) < MAX_METRICS:
-            self._told |= {name for name, _ in news}
-            which = [f"{name} (of {count} of {len(records)})" for name, count in news]
-            logger.warning("metrics that not all clients report alike: %s", enumerated(which))
+            if len(usable) < len(records) and name not in self._told:
+                lacking[name] = f"{name} (of {len(usable)} of {len(records)})"
+        if lacking and len(self._told) < MAX_METRICS:
+            self._told |= lacking.keys()
+            told = enumerated(lacking.values())
+            logger.warning("metrics that not all clients report alike: %s", told)
         return means
 
 
-@dataclass(frozen=True)
-class _Value:
-    """One metric of one client; a single number is a list of one."""
+class _Value(NamedTuple):
+    """One metric of one client: a number, or a list of them."""
 
     name: str
     weight: float
-    numbers: Sequence[float]
-    is_list: bool
+    numbers: NDArray[np.float64]
 
 
-def _values(record: RecordDict, weighted_by_key: str) -> list[_Value]:
-    """Return a client's first metrics, one of each name."""
-    metrics: dict[str, int | float | list[int] | list[float]] = {}
+def _values(record: RecordDict, weighted_by_key: str) -> dict[str, _Value]:
+    """Return a client's first metrics, by what is one name."""
+    metrics: dict[str, Any] = {}
     for own in record.values():
         if isinstance(own, MetricRecord):
             metrics |= {name: value for name, value in own.items() if name not in metrics}
-    weight = metrics.pop(weighted_by_key)
-    assert not isinstance(weight, list)  # screened
+    weight = float(metrics.pop(weighted_by_key))
     values: dict[str, _Value] = {}
     for name, value in metrics.items():
-        numbers = value if isinstance(value, list) else [value]
-        if len(numbers) <= MAX_VALUES and len(values) < MAX_METRICS:
-            one = _Value(name, float(weight), numbers, isinstance(value, list))
-            values.setdefault(name.replace("_", "-"), one)
-    return list(values.values())
+        if np.size(value) <= MAX_VALUES and len(values) < MAX_METRICS:
+            numbers = np.array(value, dtype=np.float64)
+            values.setdefault(name.replace("_", "-"), _Value(name, weight, numbers))
+    return values
 
 
-def _of_one_length(values: Sequence[_Value]) -> list[_Value]:
-    """Return the values of the most common length."""
-    ((shape, _),) = Counter((v.is_list, len(v.numbers)) for v in values).most_common(1)
-    return [v for v in values if (v.is_list, len(v.numbers)) == shape]
-
-
-def _comparable(alike: list[_Value]) -> list[_Value]:
-    """Return the values that are not far beyond their median."""
-    magnitudes = [max((abs(number) for number in v.numbers), default=0.0) for v in alike]
+def _comparable(values: Sequence[_Value]) -> list[_Value]:
+    """Return the values of the most common length that are not far beyond their median."""
+    ((shape, _),) = Counter(value.numbers.shape for value in values).most_common(1)
+    alike = [value for value in values if value.numbers.shape == shape]
+    magnitudes = [np.abs(value.numbers).max(initial=0.0) for value in alike]
     limit = MAX_DEVIATION * statistics.median(magnitudes)
     if len(alike) < 3 or limit == 0:
         return alike
@@ -133,7 +126,7 @@ def _comparable(alike: list[_Value]) -> list[_Value]:
 def _mean(values: Sequence[_Value]) -> float | list[float]:
     # In Flower's order of operations, so that honest clients' means are Flower's bit for bit.
     total = sum(value.weight for value in values)
-    shares = [value.weight / total for value in values]
-    columns = zip(*(value.numbers for value in values), strict=True)
-    means = [sum(x * share for x, share in zip(column, shares, strict=True)) for column in columns]
-    return means if values[0].is_list else means[0]
+    mean: float | list[float] = sum(
+        (value.numbers * (value.weight / total) for value in values), np.zeros(())
+    ).tolist()
+    return mean

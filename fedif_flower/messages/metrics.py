@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedif_flower.errors import ReplyError, require
 from fedif_flower.messages.text import printable
 
 logger = logging.getLogger(__name__)
-
-Metrics = dict[str, int | float | list[int] | list[float]]
 
 TRAIN_LOSS, TRAIN_SECONDS = "train-loss", "train-seconds"
 # Larger values are no figure of a training; their sums would leave floating point.
@@ -59,8 +57,6 @@ class ClientRecords:
     ----------
     num_examples : float
         The client's weight: what it reports under ``weighted_by_key``.
-    metrics : dict
-        The metrics of all its MetricRecords by name; the first of a name counts.
     records : RecordDict
         Every record but the ArrayRecord, as it came; metrics that are no number, absurd or
         impossible are left out, and names are printable.
@@ -71,7 +67,6 @@ class ClientRecords:
     """
 
     num_examples: float
-    metrics: Metrics
     records: RecordDict
     notes: tuple[str, ...] = ()
     claimed_examples: float | None = None
@@ -87,8 +82,7 @@ class ClientRecords:
         for name, record in self.records.items():
             if isinstance(record, MetricRecord) and key in record:
                 records[name] = MetricRecord({**record, key: maximum})
-        metrics, notes = self.metrics | {key: maximum}, (*self.notes, note)
-        return ClientRecords(maximum, metrics, records, notes, self.num_examples)
+        return ClientRecords(maximum, records, (*self.notes, note), self.num_examples)
 
 
 def screen_records(
@@ -118,22 +112,16 @@ def screen_records(
         raise ReplyError(
             f"{size} bytes beside the model's arrays; allowed: at most {MAX_RECORD_BYTES}"
         )
-    of_metrics = [record for _, record in named if isinstance(record, MetricRecord)]
-    weighted_by_key = limits.weighted_by_key
-    num_examples = _num_examples(of_metrics, weighted_by_key, limits.max_num_examples)
-    metrics: Metrics = {weighted_by_key: num_examples}
+    num_examples = _num_examples([record for _, record in named], limits)
     notes: list[str] = []
-    screened: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
+    screened = RecordDict()
     for name, record in named:
         if isinstance(record, MetricRecord):
-            credible = _credible(record, weighted_by_key, max_seconds, notes)
-            if weighted_by_key in record:
-                credible[weighted_by_key] = num_examples
-            metrics = credible | metrics
-            screened.setdefault(printable(name), MetricRecord(credible))
-        else:
-            screened.setdefault(printable(name), record)
-    return ClientRecords(num_examples, metrics, RecordDict(screened), tuple(notes))
+            record = _credible(record, limits.weighted_by_key, max_seconds, notes)
+            if limits.weighted_by_key in record:
+                record[limits.weighted_by_key] = num_examples
+        screened.setdefault(printable(name), record)
+    return ClientRecords(num_examples, screened, tuple(notes))
 
 
 def bound_examples(
@@ -154,12 +142,12 @@ def bound_examples(
     ]
 
 
-def scalar(metrics: Mapping[str, object], name: str) -> float | None:
+def scalar(records: RecordDict, name: str) -> float | None:
     """Return one number of a client's metrics; ``train_loss`` and ``train-loss`` are one name."""
-    for spelling in (name, name.replace("-", "_"), name.replace("_", "-")):
-        value = metrics.get(spelling)
-        if isinstance(value, int | float):
-            return float(value)
+    for record in records.values():
+        for key, value in record.items() if isinstance(record, MetricRecord) else ():
+            if key.replace("_", "-") == name and isinstance(value, int | float):
+                return float(value)
     return None
 
 
@@ -192,10 +180,11 @@ def screen_evaluations(
     return [one.records for one in bound_examples(accepted, limits)]
 
 
-def _num_examples(records: Iterable[MetricRecord], key: str, maximum: float) -> float:
-    """Return the first number under ``key``: an int where it is a whole number."""
-    value = next((record[key] for record in records if key in record), None)
-    if value is None:
+def _num_examples(records: Iterable[object], limits: ReplyLimits) -> float:
+    """Return the first number of examples: an int where it is a whole number."""
+    key, maximum = limits.weighted_by_key, limits.max_num_examples
+    found = (r[key] for r in records if isinstance(r, MetricRecord) and key in r)
+    if (value := next(found, None)) is None:
         raise ReplyError(f"metric {key!r} is missing")
     if isinstance(value, list) or not math.isfinite(value):
         raise ReplyError(f"metric {key!r} is {str(value)[:40]}, not a finite number")
@@ -211,18 +200,18 @@ def _whole(value: float) -> float:
 
 def _credible(
     record: MetricRecord, weighted_by_key: str, max_seconds: float, notes: list[str]
-) -> Metrics:
+) -> MetricRecord:
     """Return a record's metrics but for NaN and what cannot be, which ``notes`` names."""
-    credible: Metrics = {}
+    credible = MetricRecord()
     for name, value in record.items():
         shown = name if name == weighted_by_key else printable(name)
-        numbers = value if isinstance(value, list) else [value]
         is_time = name.replace("_", "-") == TRAIN_SECONDS
         low, high = (0.0, min(max_seconds, MAX_METRIC)) if is_time else (-MAX_METRIC, MAX_METRIC)
-        # NaN compares as false.
-        if all(low <= number <= high for number in numbers):
+        numbers = value if isinstance(value, list) else [value]
+        wrong = [number for number in numbers if not low <= number <= high]  # NaN too.
+        if not wrong:
             credible.setdefault(shown, value)
         elif len(notes) < MAX_NOTES:
-            wrong = next(number for number in numbers if not low <= number <= high)
-            notes.append(f"metric {shown!r} is {wrong:g} and left out: not in {low:g} to {high:g}")
+            words = f"metric {shown!r} is {wrong[0]:g} and left out: not in {low:g} to {high:g}"
+            notes.append(words)
     return credible

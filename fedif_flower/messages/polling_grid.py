@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any
 
@@ -23,9 +23,7 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
-from fedif_flower.messages.closing import Closing
 from fedif_flower.messages.forwarding_grid import ForwardingGrid
-from fedif_flower.messages.screening import REGISTRATION_ENDED
 from fedif_flower.messages.text import enumerated
 
 logger = logging.getLogger(__name__)
@@ -35,8 +33,65 @@ REPORT_SECONDS = 10.0  # How often a wait is told.
 # Flower's codes for errors, whose home is not public.
 MESSAGE_UNAVAILABLE = 3
 NODE_UNAVAILABLE = 5
+REGISTRATION_ENDED = 105  # No code of Flower's, whose errors do not tell it from a node's crash.
 # What says that the SuperLink is gone; anything else may be a reply's own fault.
 _CONNECTION_ERRORS = (httpx.HTTPError, OSError)
+
+
+@dataclass
+class Closing:
+    r"""Says of one round until when replies are waited for.
+
+    With k usable replies at time :math:`\tau` after the round began, it closes at
+    :math:`\tau + s`. A reply is usable once it was screened: nobody closes a round
+    by sending nonsense early.
+
+    Parameters
+    ----------
+    quorum : int, optional
+        k >= 1; ``None``: all that were asked are waited for.
+    grace : float
+        s >= 0, in seconds.
+    awaited : frozenset of int
+        Nodes asked in earlier rounds whose replies still count if they come now.
+    keeps : bool
+        Whether replies that are missing in the end count in later rounds.
+    """
+
+    quorum: int | None = None
+    grace: float = 0.0
+    awaited: frozenset[int] = frozenset()
+    keeps: bool = False
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+    usable: int = field(default=0, init=False)
+    deadline: float | None = field(default=None, init=False)
+
+    def begin(self, timeout: float | None, clock: Callable[[], float] | None = None) -> None:
+        """Begin to count, by the clock of whoever waits for the replies."""
+        self.clock = clock or self.clock
+        self.deadline = None if timeout is None else self.clock() + timeout
+
+    def count(self) -> None:
+        """Take in that one more reply is usable."""
+        self.usable += 1
+        if self.usable == self.quorum:
+            now = self.clock()
+            close = now + self.grace
+            self.deadline = close if self.deadline is None else min(close, self.deadline)
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether enough replies are usable."""
+        return self.quorum is not None and self.usable >= self.quorum
+
+    @property
+    def wants_late(self) -> bool:
+        """Whether a round waits on though all that is missing are replies to earlier ones."""
+        return not self.usable if self.quorum is None else not self.has_quorum
+
+    def is_over(self) -> bool:
+        """Tell whether nothing is waited for any more."""
+        return self.deadline is not None and self.clock() >= self.deadline
 
 
 class PollingGrid(ForwardingGrid):
@@ -279,22 +334,17 @@ class _Waiting:
     def fetch(self, grid: PollingGrid) -> Future[list[Message]]:
         """Begin to fetch the reply, which can be done once, unless that has begun."""
         if self.pull is None:
-            self.pull = _in_a_thread(grid, self.message_id)
+            self.pull = Future()
+            # A thread that nobody has to wait for, at the end of the program either.
+            Thread(target=_fetch, args=(grid, self.message_id, self.pull), daemon=True).start()
         return self.pull
 
 
-def _in_a_thread(grid: PollingGrid, message_id: str) -> Future[list[Message]]:
-    """Fetch a reply in a thread that nobody has to wait for, at the end of the program either."""
-    future: Future[list[Message]] = Future()
-
-    def fetch() -> None:
-        try:
-            future.set_result(list(grid.pull_messages([message_id])))
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=fetch, name=f"reply-{message_id[:8]}", daemon=True).start()
-    return future
+def _fetch(grid: PollingGrid, message_id: str, future: Future[list[Message]]) -> None:
+    try:
+        future.set_result(list(grid.pull_messages([message_id])))
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def _ended(message: Message) -> Message:

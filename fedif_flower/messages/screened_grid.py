@@ -14,10 +14,9 @@ from typing import Protocol, runtime_checkable
 from flwr.app import Array, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedif_flower.messages.closing import Closing
 from fedif_flower.messages.forwarding_grid import ForwardingGrid
 from fedif_flower.messages.instructions import round_of
-from fedif_flower.messages.polling_grid import MESSAGE_UNAVAILABLE, PollingGrid
+from fedif_flower.messages.polling_grid import MESSAGE_UNAVAILABLE, Closing, PollingGrid
 
 logger = logging.getLogger(__name__)
 
@@ -68,15 +67,10 @@ class ScreenedGrid(ForwardingGrid):
         """Whether a reply that is missing when a round closes can come later."""
         return isinstance(self._transport, KeepsLate)
 
-    def last_seen(self, node_id: int) -> float | None:
-        """Return when a node was last found online, in seconds since 1970, if that is known."""
-        grid = self._transport
-        return grid.last_seen(node_id) if isinstance(grid, PollingGrid) else None
-
-    def unregistered(self, node_ids: Iterable[int]) -> set[int]:
-        """Return the nodes whose registration ended, as far as that can be known."""
-        grid = self._transport
-        return grid.unregistered(node_ids) if isinstance(grid, PollingGrid) else set()
+    @property
+    def polling(self) -> PollingGrid | None:
+        """What waits for the replies of real nodes, and so knows who is there."""
+        return self._transport if isinstance(self._transport, PollingGrid) else None
 
     def close_by(self, closing: Closing) -> None:
         """Let ``closing`` say until when the replies to the next messages are waited for."""
@@ -108,9 +102,7 @@ class ScreenedGrid(ForwardingGrid):
             replies = iter(self._transport.send_and_receive(sent, timeout=timeout))
             if closing is not None:
                 replies = _until_closed(replies, timeout, closing)
-        asked = [*sent, *late]
-        weights = {id(m.content): weight(m.content) for m in asked if m.has_content()}
-        return _believable(replies, asked, weights)
+        return _believable(replies, [*sent, *late])
 
 
 def _until_closed(
@@ -159,9 +151,7 @@ def _unguessable(messages: Iterable[Message]) -> list[Message]:
     return sent
 
 
-def _believable(
-    replies: Iterable[Message], sent: list[Message], weights: dict[int, tuple[int, int]]
-) -> Iterator[Message]:
+def _believable(replies: Iterable[Message], sent: list[Message]) -> Iterator[Message]:
     asked: dict[str, Message] = {}
     nodes = {message.metadata.dst_node_id for message in sent}
     answered: set[str] = set()
@@ -172,7 +162,7 @@ def _believable(
         message = asked.get(answers)
         if message is not None and answers not in answered:
             answered.add(answers)
-            yield _checked(reply, message, weights)
+            yield _checked(reply, message)
         elif sender in nodes and (message is None or sender != message.metadata.dst_node_id):
             logger.warning("a reply in the name of node %d answers none of its messages", sender)
         else:
@@ -180,23 +170,19 @@ def _believable(
         del reply  # It need not stay in memory until the next is there.
 
 
-def _checked(reply: Message, message: Message, weights: dict[int, tuple[int, int]]) -> Message:
+def _checked(reply: Message, message: Message) -> Message:
+    """Return the reply to a message, or an error of the node that was asked in its place."""
+    sender, node_id = reply.metadata.src_node_id, message.metadata.dst_node_id
     if reply.has_error():
         return Message(reply.error, reply_to=message)
-    node_id = message.metadata.dst_node_id
-    if reply.metadata.src_node_id != node_id:
-        claimed = reply.metadata.src_node_id
-        return _error(message, f"the reply says that it comes from node {claimed}")
-    largest, most = weights.get(id(message.content), (0, 0))
-    size, values = weight(reply.content)
-    if size > LARGEST_RATIO * largest + SPARE_BYTES or values > most + SPARE_VALUES:
-        return _error(
-            message,
+    (largest, most), (size, values) = weight(message.content), weight(reply.content)
+    if sender != node_id:
+        reason = f"the reply says that it comes from node {sender}"
+    elif size > LARGEST_RATIO * largest + SPARE_BYTES or values > most + SPARE_VALUES:
+        reason = (
             f"the reply holds {size} bytes of arrays and {values} other values; "
-            f"the message {largest} and {most}",
+            f"the message {largest} and {most}"
         )
-    return reply
-
-
-def _error(message: Message, reason: str) -> Message:
-    return Message(Error(code=MESSAGE_UNAVAILABLE, reason=reason), reply_to=message)
+    else:
+        return reply
+    return Message(Error(MESSAGE_UNAVAILABLE, reason), reply_to=message)

@@ -5,48 +5,49 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+import numpy as np
 import psutil
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.aggregators.spread import bound_by_spread
 from fedif_flower.errors import ReplyError
-from fedif_flower.messages.arrays import arrays_of
+from fedif_flower.messages.arrays import ArraySpec, arrays_of
 from fedif_flower.messages.buffers import refuse_advances
-from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.closing import Closing
-from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
+from fedif_flower.messages.instructions import VECTOR_KEY, VECTOR_RECORD
+from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate, require_believable
 from fedif_flower.messages.metrics import (
     ClientRecords,
     ReplyLimits,
     bound_examples,
     screen_records,
 )
+from fedif_flower.messages.polling_grid import REGISTRATION_ENDED, Closing
 from fedif_flower.messages.text import printable
 from fedif_flower.round import ModelVectors, RoundUpdates
 
 logger = logging.getLogger(__name__)
 
-# Beyond this a model is absurd, and squares of its 10^8 values would leave float32.
-MAX_MAGNITUDE = 1e15
 # The updates of a round may take this share of the memory that is free.
 SHARE_OF_MEMORY = 0.25
-_APP_RAISED = 2  # Flower's code for it.
 NO_REPLY = "no reply before the deadline"
 CLOSED = "no reply before the round closed"
-REGISTRATION_ENDED = 105  # No code of Flower's, whose errors do not tell it from a node's crash.
 
 # What became of a client in a round: its reply was used or refused, its app raised an error,
 # nothing came that could be its reply, the round closed before it came, or the operator ended its
 # registration meanwhile.
 Status = Literal["accepted", "refused", "failed", "away", "late", "revoked"]
+
+_STATUS: Mapping[int, Status] = {2: "failed", REGISTRATION_ENDED: "revoked"}  # 2: the app raised.
 
 Arrive = Callable[[Tensor, float], float]
 # Looks at a reply, its arrays, and its node, for the round in which that was asked.
@@ -131,12 +132,37 @@ class Workspace:
 
     Rows that would take more than a quarter of the free memory lie in a file that is mapped into
     memory: the system keeps of it what fits. The file has no name, and is gone with the process.
+
+    Parameters
+    ----------
+    layout : ParameterLayout
+        The model's.
+    has_vector : bool
+        Whether each reply holds a vector ``[d]`` beside its model, as SCAFFOLD's do.
+
+    Attributes
+    ----------
+    updates, buffer_updates : Tensor
+        ``[m, d]`` and ``[m, b]``.
+    beside : dict of str to Tensor
+        What replies hold beside the model, ``[m, n]`` each.
     """
 
-    def __init__(self, layout: ParameterLayout) -> None:
+    def __init__(self, layout: ParameterLayout, *, has_vector: bool = False) -> None:
         self.layout = layout
-        self.updates = torch.empty(0, layout.num_params, dtype=layout.dtype)  # [m, d]
-        self.buffer_updates = torch.empty(0, layout.num_buffers, dtype=layout.dtype)  # [m, b]
+        self.updates = torch.empty(0, layout.num_params, dtype=layout.dtype)
+        self.buffer_updates = torch.empty(0, layout.num_buffers, dtype=layout.dtype)
+        self._vector = {VECTOR_KEY: self.updates} if has_vector else {}
+        self.expect({})
+
+    def expect(self, lengths: Mapping[str, int]) -> None:
+        """Require further arrays beside the model, float64, of these lengths, in the next round."""
+        further = {name: torch.empty(0, n, dtype=torch.float64) for name, n in lengths.items()}
+        self.beside = self._vector | further
+        self._specs = [
+            ArraySpec.of(name, rows.new_empty(rows.shape[1]).numpy())
+            for name, rows in self.beside.items()
+        ]
 
     def instruct(self, config: ConfigRecord, server_round: int) -> None:
         """Tell members in a round's config what they need to know beside the model."""
@@ -152,6 +178,9 @@ class Workspace:
             self.updates = empty_rows(rows, layout.num_params, layout.dtype)
         if rows > self.buffer_updates.shape[0]:
             self.buffer_updates = torch.empty(rows, layout.num_buffers, dtype=layout.dtype)
+        for name, own in self.beside.items():
+            if rows > len(own):
+                self.beside[name] = own.new_empty(rows, own.shape[1])
 
     def unpack(
         self,
@@ -166,21 +195,27 @@ class Workspace:
         Raises
         ------
         ReplyError
-            If they are not the model's, or not finite.
+            If they are not the model's, not finite, or one beside them is missing.
         """
-        arrays = arrays_of(content)
-        self.layout.check(arrays, received)
+        beside = list(self._views_beside(content))
         update = self.updates[row]  # [d]
         unpacked = self.layout.unpack_update(
-            arrays,
-            received,
-            update,
-            self.buffer_updates[row],
-            max_magnitude=MAX_MAGNITUDE,
+            arrays_of(content), received, update, self.buffer_updates[row]
         )
+        for rows, values in zip(self.beside.values(), beside, strict=True):
+            rows[row] = torch.from_numpy(np.array(values))
         if arrive is None:
             return unpacked
         return unpacked._replace(squared_norm=arrive(update, unpacked.squared_norm))
+
+    def _views_beside(self, content: RecordDict) -> Iterator[NDArray[np.generic]]:
+        record = content.get(VECTOR_RECORD)
+        for spec in self._specs:
+            if not isinstance(record, ArrayRecord) or spec.name not in record:
+                raise ReplyError(f"no array {spec.name!r}, which the local method sends")
+            view = spec.view(record[spec.name])
+            require_believable(spec.name, view)
+            yield view
 
     def unfit(self, accepted: Mapping[int, AcceptedReply]) -> dict[int, str]:
         """Return, by row, why replies are refused that were accepted on their own."""
@@ -194,6 +229,8 @@ class Workspace:
             if row != source:
                 self.updates[row] = self.updates[source]
                 self.buffer_updates[row] = self.buffer_updates[source]
+                for own in self.beside.values():
+                    own[row] = own[source]
 
     def round_updates(
         self,
@@ -293,47 +330,43 @@ def screen_replies(
     accepted: dict[int, AcceptedReply] = {}
     refused: list[RefusedReply] = []
     answered: set[int] = set()
-    seconds = 0.0
+    closing = closing or Closing()
 
     def take(reply: Message) -> None:
-        one = asked.get(reply.metadata.src_node_id)
-        if one is None:
-            stranger = ClientNode(-1, reply.metadata.src_node_id)
-            refused.append(RefusedReply(stranger, "reply from a node that was not asked"))
-            return
-        node = one.node
-        if node.node_id in answered:
-            refused.append(RefusedReply(node, "second reply from the same node"))
-            return
-        answered.add(node.node_id)
-        if reply.has_error():
-            code, reason = reply.error.code, str(reply.error.reason)
-            status: Status = "failed" if code == _APP_RAISED else "away"
-            if code == REGISTRATION_ENDED:
-                status = "revoked"
-            else:
-                reason = f"client error {code}: {reason}"
-            refused.append(RefusedReply(node, reason, status))
-            return
-        row = rows[node.node_id]
+        node_id = reply.metadata.src_node_id
+        one = asked.get(node_id)
+        node = ClientNode(UNKNOWN_PARTITION, node_id) if one is None else one.node
+        status: Status = "refused"
         try:
-            content, arrays = reply.content, arrays_of(reply.content)
+            if one is None:
+                raise ReplyError("reply from a node that was not asked")
+            if node_id in answered:
+                raise ReplyError("second reply from the same node")
+            answered.add(node_id)
+            if reply.has_error():
+                code, reason = reply.error.code, str(reply.error.reason)
+                status = _STATUS.get(code, "away")
+                raise ReplyError(
+                    reason if status == "revoked" else f"client error {code}: {reason}"
+                )
+            content = reply.content
             if look is not None:
-                look(content, arrays, node, one.server_round)
+                look(content, arrays_of(content), node, one.server_round)
             # One hundredth and a second more, for a clock that runs fast.
             max_seconds = 1.01 * (time.perf_counter() - one.at) + 1.0
             reported = screen_records(content, limits, max_seconds)
+            row = rows[node_id]
             unpacked = workspace.unpack(content, node, row, one.received, arrive)
             found = AcceptedReply(node, reported, *unpacked)
             is_late = one.server_round != server_round
             accepted[row] = _discounted(found, one, workspace, row) if is_late else found
+            closing.count()
         except ReplyError as error:
-            refused.append(RefusedReply(node, str(error)))
+            refused.append(RefusedReply(node, str(error), status))
         except Exception as error:  # nothing a client sends may stop the server
             refused.append(RefusedReply(node, f"unreadable reply: {error!r}"))
-        if row in accepted and closing is not None:
-            closing.count()
 
+    seconds = 0.0
     for reply in replies:
         started = time.perf_counter()
         take(reply)
@@ -341,14 +374,14 @@ def screen_replies(
         seconds += time.perf_counter() - started
     for row, reason in workspace.unfit(accepted).items():
         refused.append(RefusedReply(accepted.pop(row).node, reason))
-    silent = [
-        one.node
+    absence: tuple[str, Status] = (NO_REPLY, "away")
+    if closing.has_quorum or closing.keeps:
+        absence = CLOSED, "late"
+    refused += [
+        RefusedReply(one.node, *absence)
         for node_id, one in asked.items()
         if one.server_round == server_round and node_id not in answered
     ]
-    may_come = closing is not None and (closing.has_quorum or closing.keeps)
-    absence: tuple[str, Status] = (CLOSED, "late") if may_come else (NO_REPLY, "away")
-    refused.extend(RefusedReply(node, *absence) for node in silent)
     workspace.compact(sorted(accepted))
     refused.sort(key=lambda reply: reply.node)
     ordered = [accepted[row] for row in sorted(accepted)]

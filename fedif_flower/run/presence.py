@@ -80,7 +80,7 @@ class RollCall:
         there = {node.client_id: node for node in online if not node.is_simulated}
         absent = [n for n in directory.known if not n.is_simulated and n.client_id not in there]
         new = [node for node in absent if node.client_id not in self._gone]
-        watching = grid if isinstance(grid, ScreenedGrid) else None
+        watching = grid.polling if isinstance(grid, ScreenedGrid) else None
         ended = set[int]()
         if watching and 0 < len(new) <= MOST_NEW:
             ended = watching.unregistered(node.node_id for node in new)

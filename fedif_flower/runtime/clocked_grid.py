@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 from flwr.app import Message
 
-from fedif_flower.messages.closing import Closing
+from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.runtime.local_grid import ClientCall, LocalGrid
 
 Seconds = Callable[[int], float]

@@ -14,10 +14,11 @@ from torch import Tensor
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import Guide, LocalMethod, Turn
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.instructions import GUIDE_RECORD, VECTOR_RECORD
+from fedif_flower.messages.instructions import GUIDE_RECORD, VECTOR_KEY, VECTOR_RECORD
 from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.models import tensor_arrays
+from fedif_flower.messages.screening import Workspace
 from fedif_flower.messages.text import printable
-from fedif_flower.messages.vector_workspace import VectorWorkspace, vector_record
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.reports import RoundReport
@@ -43,7 +44,7 @@ class LocalPart(Callback):
     """
 
     _strategy: RunningStrategy  # From on_start on.
-    _workspace: VectorWorkspace  # From the first round on.
+    _workspace: Workspace  # From the first round on.
 
     def __init__(self, method: LocalMethod, guide: Guide | None) -> None:
         self._method, self._guide = method, guide
@@ -57,9 +58,9 @@ class LocalPart(Callback):
         guide = method.guide()
         return cls(method, guide) if method.sends_vector or guide is not None else None
 
-    def workspace(self, layout: ParameterLayout) -> VectorWorkspace:
+    def workspace(self, layout: ParameterLayout) -> Workspace:
         """Return room for updates, and for what replies hold beside them."""
-        self._workspace = VectorWorkspace(layout, has_vector=self._method.sends_vector)
+        self._workspace = Workspace(layout, has_vector=self._method.sends_vector)
         return self._workspace
 
     def on_start(self, strategy: RunningStrategy) -> None:
@@ -112,7 +113,7 @@ class LocalPart(Callback):
         """Return the vector, and what the guide tells this client."""
         own: dict[str, ConfigRecord | ArrayRecord] = {}
         if self._vector is not None:
-            own[VECTOR_RECORD] = vector_record(self._vector[0])
+            own[VECTOR_RECORD] = tensor_arrays({VECTOR_KEY: self._vector[0]})
         if self._guide is not None:
             told = self._guide.told(node.client_id, self._round)
             own[GUIDE_RECORD] = ConfigRecord(dict(told))
@@ -142,7 +143,7 @@ class LocalPart(Callback):
             return
         accepted = len(step.nodes)
         share = accepted / max(accepted, len(self._strategy.nodes.known))
-        changes = self._workspace.vectors[:accepted]
+        changes = self._workspace.beside[VECTOR_KEY][:accepted]
         moved = self._method.moved(self._vector[0], changes, share)
         self._vector = moved, self._strategy.model.record
 

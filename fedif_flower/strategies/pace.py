@@ -10,7 +10,7 @@ from typing import Annotated
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import require
-from fedif_flower.messages.closing import Closing
+from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked, Screening
 from fedif_flower.sections import require_fields

@@ -15,7 +15,7 @@ from fedif_flower.local_methods.scaffold import moved_control, summed_steps
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import tensor_arrays
-from fedif_flower.messages.vector_workspace import VectorWorkspace, vector_record
+from fedif_flower.messages.screening import Workspace
 from fedif_flower.round import ModelVectors
 from fedif_flower.run.rows import read_rows
 from fedif_flower.tasks.config import TrainingConfig
@@ -128,7 +128,7 @@ def content(vector: torch.Tensor | None, name: str = "local-method") -> RecordDi
     arrays = tensor_arrays({"weight": torch.ones(1, 2)})
     records = {"arrays": arrays}
     if vector is not None:
-        records[name] = vector_record(vector)
+        records[name] = tensor_arrays({"local-method": vector})
     return RecordDict(records)
 
 
@@ -137,15 +137,15 @@ def content(vector: torch.Tensor | None, name: str = "local-method") -> RecordDi
     [
         (content(None), "no array 'local-method'"),
         (content(torch.ones(2), "control"), "no array 'local-method'"),
-        (content(torch.tensor([1.0, float("nan")])), "has nan"),
-        (content(torch.tensor([1.0, float("-inf")])), "has inf"),
+        (content(torch.tensor([1.0, float("nan")])), "has NaN or Inf"),
+        (content(torch.tensor([1.0, float("-inf")])), "has NaN or Inf"),
         (content(torch.ones(3)), "local-method"),
         (content(torch.ones(2, dtype=torch.int64)), "dtype int64"),
     ],
 )
 def test_a_vector_is_screened_like_an_update(reply, reason):
     layout = ParameterLayout.from_arrays(tensor_arrays({"weight": torch.zeros(1, 2)}))
-    workspace = VectorWorkspace(layout)
+    workspace = Workspace(layout, has_vector=True)
     workspace.reserve(1)
     received = ModelVectors(torch.zeros(2), torch.zeros(0), {})
     with pytest.raises(ReplyError, match=reason):

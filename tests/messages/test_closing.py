@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_flower.messages.closing import Closing
+from fedif_flower.messages.polling_grid import Closing
 
 
 class Clock:

@@ -8,9 +8,7 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedif_flower.messages.closing import Closing
-from fedif_flower.messages.polling_grid import PollingGrid
-from fedif_flower.messages.screening import REGISTRATION_ENDED
+from fedif_flower.messages.polling_grid import REGISTRATION_ENDED, Closing, PollingGrid
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.strategies.hostile import Clients
 

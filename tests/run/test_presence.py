@@ -57,8 +57,10 @@ def test_only_news_is_told(roll):
 
 def test_whose_registration_ended_is_no_member_any_more(roll, monkeypatch):
     roll.call()
-    monkeypatch.setattr(ScreenedGrid, "unregistered", lambda _, nodes: set(nodes) & {1002})
-    monkeypatch.setattr(ScreenedGrid, "last_seen", lambda _, node_id: node_id + 0.5)
+    polling = SimpleNamespace(
+        unregistered=lambda nodes: set(nodes) & {1002}, last_seen=lambda node_id: node_id + 0.5
+    )
+    monkeypatch.setattr(ScreenedGrid, "polling", polling)
     assert roll.call(1001, 1002) == [(1001, "offline", 1001.5), (1002, "revoked", 1002.5)]
 
 
