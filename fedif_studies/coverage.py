@@ -12,29 +12,29 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import product
+from statistics import mean
 from typing import Annotated
 
-import numpy as np
 import torch
 import typer
 from scipy.stats import norm
 from torch import Tensor
 
-from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
-from fedif_flower.tasks.data.transforms import to_pixels
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.blocks import block_validations, block_weights
 from fedif_flower.valuation.intervals import half_widths, share_half_widths
-from fedif_flower.valuation.path import block_contributions, path_attribution, slopes
+from fedif_flower.valuation.path import block_contributions, slopes
 from fedif_studies.audit.federation import STRATEGIES, AuditStep, federate
 from fedif_studies.audit.members import AuditTask
+from fedif_studies.audit.valuations import path, summed
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
@@ -44,54 +44,29 @@ MOST_OTHERS = 3000  # Examples of the rest that are looked at.
 LEAST_OTHERS = 0.9  # Of the held-out set: a smaller rest says nothing.
 # Small enough for a draw in half a minute of one core.
 OF_DATA: Mapping[str, Mapping[str, Scalar]] = {
-    "fashion-mnist": {"model": "mlp", "learning-rate": 0.01}
+    "digits": {},
+    "fashion-mnist": {"model": "mlp", "learning_rate": 0.01},
 }
 RULES = ("FedAvg", "FedIF", "influence descent")
 KEY = ("data", "strategy", "examples", "draw")
 FIGURES = ("others", "members", "covered", "shares_covered", "half_width", "error", "share_half")
 
 
-class Contributions:
-    """Contributions to the loss on one set by block ``[b, m]``, and on another one ``[m]``."""
-
-    def __init__(self, held_out: Validation, others: Validation) -> None:
-        self._held_out, self._others = held_out, others
-        self._blocks = block_validations(held_out)
-        self.weights = block_weights(self._blocks)
-        self.by_block = torch.zeros(len(self._blocks), MEMBERS, dtype=torch.float64)
-        self.elsewhere = torch.zeros(MEMBERS, dtype=torch.float64)
-
-    @property
-    def values(self) -> Tensor:
-        """Contributions on the held-out set."""
-        return self.by_block.sum(dim=0)
-
-    def take(self, step: AuditStep) -> None:
-        """Attribute a round."""
-        start, updates = step.updates.global_params, step.updates.client_updates
-        own, elsewhere = (
-            path_attribution(data.gradient, start, updates, step.coefficients)
-            for data in (self._held_out, self._others)
-        )
-        middle = start + (step.coefficients.to(updates) @ updates) / 2
-        along = torch.stack([slopes(updates, block.gradient(middle)) for block in self._blocks])
-        self.by_block += block_contributions(along, step.coefficients, self.weights, own)
-        self.elsewhere += elsewhere
+def by_block(steps: Sequence[AuditStep], blocks: Sequence[Validation], weights: Tensor) -> Tensor:
+    """Return members' contributions to the held-out loss by block of its examples, ``[b, m]``."""
+    found = torch.zeros(len(blocks), MEMBERS, dtype=torch.float64)
+    for step in steps:
+        middle = step.start + step.taken / 2
+        along = torch.stack([slopes(step.rows, block.gradient(middle)) for block in blocks])
+        found += block_contributions(along, step.coefficients, weights, path("simpson")(step))
+    return found
 
 
 @cache
 def task_of(data: str, data_dir: str) -> AuditTask:
     """Return the members and their data."""
-    settings: dict[str, Scalar] = {
-        "dataset": data,
-        "num-clients": MEMBERS,
-        "num-server-rounds": ROUNDS,
-        "local-epochs": 1,
-        "device": "cpu",
-        **OF_DATA.get(data, {}),
-        **({"data-dir": data_dir} if data_dir else {}),
-    }
-    return AuditTask(RunConfig.from_run_config(default_run_config() | settings))
+    own = {"dataset": data, "num_clients": MEMBERS, "num_server_rounds": ROUNDS, **OF_DATA[data]}
+    return AuditTask.of(**own, **({"data_dir": data_dir} if data_dir else {}))
 
 
 def measure(data_dir: str, cell: Row) -> list[Row]:
@@ -99,39 +74,30 @@ def measure(data_dir: str, cell: Row) -> list[Row]:
     data, strategy = str(cell["data"]), str(cell["strategy"])
     examples, draw = int(str(cell["examples"])), int(str(cell["draw"]))
     task = task_of(data, data_dir)
-    test = task.dataset.test
-    order = numpy_generator("coverage", draw).permutation(len(test.labels))
-    chosen, rest = order[:examples], order[examples : examples + MOST_OTHERS]
+    order = numpy_generator("coverage", draw).permutation(len(task.dataset.test))
+    rest = order[examples : examples + MOST_OTHERS]
     if len(rest) < LEAST_OTHERS * examples:
         return []
-    held_out, others = (
-        Validation(
-            task.new_model(draw),
-            task.transformed(to_pixels(test.images[rows], task.dataset.max_value)),
-            torch.from_numpy(test.labels[rows].copy()),
-            device="cpu",
-        )
-        for rows in (np.sort(chosen), np.sort(rest))
-    )
-    rule, found = STRATEGIES[strategy](held_out), Contributions(held_out, others)
-    federate(task, task.members, seed=draw, rule=rule, watchers=[found])
-    by_block, weights = found.by_block.numpy(), found.weights.numpy()
-    widths, share_widths = (
-        half_widths(by_block, weights),
-        share_half_widths(by_block, by_block, weights),
-    )
-    errors = (found.values - found.elsewhere).abs().numpy()
+    held_out, others = task.held_out(order[:examples], draw), task.held_out(rest, draw)
+    _, steps = federate(task, task.members, seed=draw, rule=STRATEGIES[strategy](held_out))
+    steps = [replace(step, validation=held_out) for step in steps]
+    elsewhere = summed(path("simpson"))([replace(step, validation=others) for step in steps])
+    blocks = block_validations(held_out)
+    weights = block_weights(blocks)
+    found = by_block(steps, blocks, weights)
+    contributions, parts = found.numpy(), weights.numpy()
+    widths = half_widths(contributions, parts)
+    share_widths = share_half_widths(contributions, contributions, parts)
+    values = found.sum(dim=0)
+    errors = (values - elsewhere).abs().numpy()
     ours, theirs = (
-        values.clamp_min(0) / max(float(values.clamp_min(0).sum()), float(values.sum()))
-        for values in (found.values, found.elsewhere)
+        own.clamp_min(0) / max(float(own.clamp_min(0).sum()), float(own.sum()))
+        for own in (values, elsewhere)
     )
-    share_errors = (ours - theirs).abs().numpy()
-    covered, shares_covered = (
-        int((errors <= widths).sum()),
-        int((share_errors <= share_widths).sum()),
-    )
-    means = [float(values.mean()) for values in (widths, errors, share_widths)]
-    figures = [len(rest), MEMBERS, covered, shares_covered, *(f"{mean:.5g}" for mean in means)]
+    covered = int((errors <= widths).sum())
+    shares_covered = int(((ours - theirs).abs().numpy() <= share_widths).sum())
+    means = [f"{own.mean():.5g}" for own in (widths, errors, share_widths)]
+    figures = [len(rest), MEMBERS, covered, shares_covered, *means]
     return [dict(zip(FIGURES, figures, strict=True))]
 
 
@@ -152,16 +118,24 @@ def main(
         dict(zip(KEY, (name, rule, size, draw), strict=True)) for name, draw, size, rule in points
     ]
     fill(CSV, cells, partial(measure, data_dir))
+    typer.echo("\n".join(table().to_markdown()))
+
+
+def table() -> ResultTable:
+    """Return by data, rule and size the share of intervals that cover, and what could be."""
     groups = defaultdict(list)
     for row in read_rows(CSV):
         groups[row["data"], row["strategy"], int(row["examples"])].append(row)
     lines = []
     for (name, rule, size), rows in sorted(groups.items()):
-        shown = [np.mean([float(row[figure]) for row in rows]) for figure in FIGURES]
-        shares = (shown[2] / MEMBERS, shown[3] / MEMBERS, attainable(size, int(shown[0])))
-        lines.append([name, rule, str(size), str(len(rows)), *(f"{share:.0%}" for share in shares)])
+        others, covered, shares = (
+            mean(float(row[figure]) for row in rows)
+            for figure in ("others", "covered", "shares_covered")
+        )
+        found = (covered / MEMBERS, shares / MEMBERS, attainable(size, int(others)))
+        lines.append([name, rule, str(size), str(len(rows)), *(f"{share:.0%}" for share in found)])
     heading = ["data", "rule", "held out", "draws", "covered", "shares covered", "attainable"]
-    typer.echo("\n".join(ResultTable("Coverage", heading, lines, num_labels=2).to_markdown()))
+    return ResultTable("Coverage", heading, lines, num_labels=2)
 
 
 if __name__ == "__main__":

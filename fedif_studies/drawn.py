@@ -18,20 +18,19 @@ import torch
 import typer
 from torch import Tensor
 
-from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.seeding import torch_generator
-from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
 from fedif_flower.valuation.shapley.exact import all_coalitions
-from fedif_studies.audit.cases import HONEST
-from fedif_studies.audit.federation import Watcher, federate
-from fedif_studies.audit.findings import pearson, spearman
+from fedif_studies.audit.cases import HONEST, attack
+from fedif_studies.audit.federation import federate
+from fedif_studies.audit.findings import CEILING, pearson, spearman
 from fedif_studies.audit.members import AuditTask, Member
-from fedif_studies.audit.published import ComFedSV
+from fedif_studies.audit.published import comfedsv
 from fedif_studies.audit.retraining import train_coalitions
-from fedif_studies.audit.valuations import PaidPath, Summed
+from fedif_studies.audit.valuations import path, summed
 from fedif_studies.lab.run import fill
+from fedif_studies.lab.table import pivot
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "drawn.csv"
@@ -39,25 +38,18 @@ FEDERATIONS = ((100, 10), (12, 4))  # Members, and how many are drawn for a roun
 CASES = (HONEST, "label noise")
 FEW = 12  # Members of whom all coalitions are looked at.
 COALITIONS, AT_ONCE = 2048, 256
-CEILING = "another seed's retraining"
 
 
 @cache
 def task_of(members: int) -> AuditTask:
     """Return data, model and splits."""
-    own: dict[str, Scalar] = {
-        "num-clients": members,
-        "num-server-rounds": 30,
-        "local-epochs": 1,
-        "device": "cpu",
-    }
-    return AuditTask(RunConfig.from_run_config(default_run_config() | own))
+    return AuditTask.of(num_clients=members, num_server_rounds=30)
 
 
 def people(members: int, case: str) -> list[Member]:
     """Return the members; in the second case half of them have wrong labels."""
     task = task_of(members)
-    return task.members if case == HONEST else task.with_attack("label-noise", task.marked(0, 0.5))
+    return task.members if case == HONEST else attack("label-noise", 0.5)(task, 0)
 
 
 def slopes(masks: Tensor, utilities: Tensor) -> Tensor:
@@ -83,25 +75,23 @@ def measure(cell: Row) -> list[Row]:
     """Run a federation; return how each valuation of it agrees with retraining."""
     members, drawn, seed = (int(str(cell[key])) for key in ("members", "drawn", "seed"))
     case = str(cell["case"])
-    own, path, completed = people(members, case), PaidPath(), ComFedSV()
-    turns = Summed(lambda step: torch.ones(len(step.updates.client_ids), dtype=torch.float64))
-    looking: list[Watcher] = [path, turns, *([completed] if members <= FEW else [])]
-    federate(task_of(members), own, seed=seed, watchers=looking, per_round=drawn)
+    own, truth = people(members, case), retrained(members, case, 0)
+    _, steps = federate(task_of(members), own, seed=seed, per_round=drawn)
+    added_up = summed(path("simpson"))(steps)
+    turns = summed(lambda step: torch.ones(len(step.rows), dtype=torch.float64))(steps)
     values = {
         "number of examples (control)": torch.tensor([m.claimed for m in own]).double(),
-        "times drawn (control)": turns.values,
-        "sum of path attribution": path.values,
-        "its mean per draw": path.values / turns.values.clamp_min(1.0),
+        "times drawn (control)": turns,
+        "sum of path attribution": added_up,
+        "its mean per draw": added_up / turns.clamp_min(1.0),
         CEILING: retrained(members, case, 1),
     }
     if members <= FEW:
-        values["ComFedSV, completed"] = completed.values
-    truth = retrained(members, case, 0)
+        values["ComFedSV, completed"] = comfedsv(steps)
     return [
         {
             "valuation": name,
-            "pearson": f"{pearson(found, truth):.4f}",
-            "spearman": f"{spearman(found, truth):.4f}",
+            **{of.__name__: f"{of(found, truth):.4f}" for of in (pearson, spearman)},
         }
         for name, found in values.items()
     ]
@@ -109,20 +99,16 @@ def measure(cell: Row) -> list[Row]:
 
 def table() -> ResultTable:
     """Return by valuation the mean and range of Pearson's correlation over seeds."""
-    columns = list(product(FEDERATIONS, CASES))
-    rows = read_rows(CSV)
-    lines = []
-    for name in dict.fromkeys(row["valuation"] for row in rows):
-        line = [name]
-        for (members, drawn), case in columns:
-            at = (str(members), str(drawn), case, name)
-            keys = ("members", "drawn", "case", "valuation")
-            found = [float(r["pearson"]) for r in rows if tuple(r[k] for k in keys) == at]
-            shown = f"{mean(found):.2f} ({min(found):.2f}, {max(found):.2f})" if found else "-"
-            line.append(shown)
-        lines.append(line)
-    heading = ["", *(f"{drawn} of {members}, {case}" for (members, drawn), case in columns)]
-    return ResultTable("Agreement with retraining", heading, lines, num_labels=1)
+    values = (
+        ((r["valuation"],), f"{r['drawn']} of {r['members']}, {r['case']}", float(r["pearson"]))
+        for r in read_rows(CSV)
+    )
+    return pivot(
+        "Agreement with retraining",
+        ["valuation"],
+        values,
+        lambda own: f"{mean(own):.2f} ({min(own):.2f}, {max(own):.2f})",
+    )
 
 
 def main(

@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from math import sqrt
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -23,7 +22,9 @@ from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.data import find_data
+from fedif_studies.lab.measurements import SPLITS
 from fedif_studies.lab.run import federated, fill, last_ten
+from fedif_studies.lab.table import MeanStd, pivot
 from fedif_studies.rows import RESULTS, Row, put_tables
 
 OUTPUT = RESULTS / "factorial.csv"
@@ -52,15 +53,8 @@ ATTACKS: Mapping[str, Mapping[str, Scalar]] = {
 }
 SHARES = (0.2, 0.4)
 DATA: Mapping[str, Mapping[str, Scalar]] = {
-    "digits": {"num-server-rounds": 40, "num-clients": 50, "fraction-train": 0.2},
-    "fashion-mnist": {
-        "num-server-rounds": 40,
-        "num-clients": 50,
-        "fraction-train": 0.2,
-        "model": "mlp",
-        "local-epochs": 1,
-        "learning-rate": 0.01,
-    },
+    "digits": {},
+    "fashion-mnist": {"model": "mlp", "local-epochs": 1, "learning-rate": 0.01},
 }
 
 
@@ -112,6 +106,7 @@ def measure(data_dir: str, row: Row) -> list[Row]:
     cell = _cell(row)
     found, _ = find_data(cell.data, data_dir if cell.data != "digits" else "")
     settings: dict[str, Scalar] = {
+        **{"num-server-rounds": 40, "num-clients": 50, "fraction-train": 0.2},
         **DATA[cell.data],
         **found,
         **ATTACKS[cell.attack],
@@ -125,17 +120,14 @@ def measure(data_dir: str, row: Row) -> list[Row]:
         "seed": cell.seed,
     }
     with federated(settings) as run:
-        test, validation = (
-            [100 * value for value in last_ten(run, f"{split}_accuracy")]
-            for split in ("test", "validation")
-        )
+        test, validation = (last_ten(run, f"{split}_accuracy") for split in SPLITS)
     figures = {
         "last-ten": statistics.mean(test),
         "last": test[-1],
         "least-of-ten": min(test),
         "validation-last-ten": statistics.mean(validation),
     }
-    return [{name: f"{figure:.2f}" for name, figure in figures.items()}]
+    return [{name: f"{100 * figure:.2f}" for name, figure in figures.items()}]
 
 
 def _cell(row: Mapping[str, object]) -> Cell:
@@ -150,16 +142,10 @@ def read(path: Path = OUTPUT) -> dict[Cell, float]:
 
 
 class Effect(NamedTuple):
-    """What weights bring beside FedAvg's with the same bounds and momentum, over seeds.
+    """What weights bring beside FedAvg's with the same bounds and momentum, over paired seeds.
 
-    Attributes
-    ----------
-    seeds : int
-        Paired differences.
-    mean, half : float
-        In points, with half the 95 % interval by Student's t; 0 for a single seed.
-    p : float
-        Of the paired t-test, by Holm's method over all effects of the data set.
+    ``mean`` and ``half`` are points and half the 95 % interval by Student's t (0 for a single
+    seed), ``p`` is of the paired t-test, by Holm's method over all effects of the data set.
     """
 
     seeds: int
@@ -185,13 +171,13 @@ def effects(found: Mapping[Cell, float], data: str) -> dict[Cell, Effect]:
 
 
 def _paired(gains: Sequence[float]) -> Effect:
-    mean, n = statistics.mean(gains), len(gains)
-    if n < 2:
-        return Effect(n, mean, 0.0, 1.0)
-    error = statistics.stdev(gains) / sqrt(n)
-    half = float(stats.t.ppf(0.975, n - 1)) * error
-    p = 2 * float(stats.t.sf(abs(mean) / error, n - 1)) if error else float(mean == 0)
-    return Effect(n, mean, half, p)
+    mean = statistics.mean(gains)
+    if len(gains) < 2:
+        return Effect(1, mean, 0.0, 1.0)
+    if len(set(gains)) == 1:
+        return Effect(len(gains), mean, 0.0, float(mean == 0))
+    found = stats.ttest_1samp(gains, 0.0)
+    return Effect(len(gains), mean, found.confidence_interval().high - mean, found.pvalue)
 
 
 def means_table(found: Mapping[Cell, float], data: str) -> ResultTable:
@@ -205,24 +191,21 @@ def means_table(found: Mapping[Cell, float], data: str) -> ResultTable:
         for bounds in BOUNDS
         if weights in BOUNDS[bounds]
     ]
-    lines = []
+    values = []
     for attack, share in conditions():
-        of_seeds: dict[int, list[float]] = {}
-        for seed in sorted({cell.seed for cell in found}):
-            row = [Cell(data, seed, attack, share, *one, 0.0) for one in wanted]
-            if all(cell in found for cell in row):
-                of_seeds[seed] = [found[cell] for cell in row]
-        if of_seeds:
-            shown = [_mean(values) for values in zip(*of_seeds.values(), strict=True)]
-            name = f"{attack}, {share:.0%}" if share else attack
-            lines.append([name, str(len(of_seeds)), *shown])
-    heading = ["attack", "seeds", *(f"{weights}, {bounds}" for weights, bounds in wanted)]
-    return ResultTable(f"{data}: means", heading, lines, num_labels=1)
-
-
-def _mean(values: Sequence[float]) -> str:
-    mean = f"{statistics.mean(values):.1f}"
-    return mean if len(values) < 2 else f"{mean}±{statistics.stdev(values):.1f}"
+        name = f"{attack}, {share:.0%}" if share else attack
+        rows = [
+            [Cell(data, seed, attack, share, *one, 0.0) for one in wanted]
+            for seed in sorted({cell.seed for cell in found})
+        ]
+        rows = [row for row in rows if all(cell in found for cell in row)]
+        values += [
+            ((name, str(len(rows))), f"{cell.weights}, {cell.bounds}", found[cell])
+            for row in rows
+            for cell in row
+        ]
+    title, names = f"{data}: means", ["attack", "seeds"]
+    return pivot(title, names, values, lambda own: MeanStd.of(own).shown(".1f").replace(" ", ""))
 
 
 def effects_table(found: Mapping[Cell, float], data: str) -> ResultTable:
@@ -232,16 +215,17 @@ def effects_table(found: Mapping[Cell, float], data: str) -> ResultTable:
     """
     measured = effects(found, data)
     columns = [(attack, share) for attack, share in conditions() if share in (0, max(SHARES))]
-    lines = []
-    for weights, bounds, momentum in product(WEIGHTS[1:-1], BOUNDS, MOMENTUM):
-        shown = []
-        for attack, share in columns:
-            effect = measured.get(Cell(data, 0, attack, share, weights, bounds, momentum))
-            shown.append("-" if effect is None else _shown(effect))
-        if any(text != "-" for text in shown):
-            lines.append([weights, bounds, f"{momentum:g}", *shown])
-    heading = ["weights", "bounds", "momentum", *(attack for attack, _ in columns)]
-    return ResultTable(f"{data}: effects", heading, lines, num_labels=2)
+    wanted = (
+        Cell(data, 0, *column, *line)
+        for *line, column in product(WEIGHTS[1:-1], BOUNDS, MOMENTUM, columns)
+    )
+    values = (
+        ((cell.weights, cell.bounds, f"{cell.momentum:g}"), cell.attack, measured[cell])
+        for cell in wanted
+        if cell in measured
+    )
+    names = ["weights", "bounds", "momentum"]
+    return pivot(f"{data}: effects", names, values, lambda own: _shown(own[0]))
 
 
 def _shown(effect: Effect) -> str:
@@ -263,9 +247,9 @@ def main(
     if table:
         tables = {}
         for name in DATA:
-            tables[f"{name} means"] = means_table(found, name).to_markdown()
-            tables[f"{name} effects"] = effects_table(found, name).to_markdown()
-        put_tables(PAGE, tables)
+            tables[f"{name} means"] = means_table(found, name)
+            tables[f"{name} effects"] = effects_table(found, name)
+        put_tables(PAGE, {name: one.to_markdown() for name, one in tables.items()})
         return
     wanted = sorted(cells(data.split(","), seeds), key=lambda cell: not _is_quoted(cell))
     if not fill(output, [cell._asdict() for cell in wanted], partial(measure, data_dir)):

@@ -8,7 +8,7 @@ from pathlib import Path
 from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.tables import ResultTable
 from fedif_studies.arena.bouts import CLEAN
-from fedif_studies.lab.table import MeanStd
+from fedif_studies.lab.table import MeanStd, pivot
 from fedif_studies.rows import put_tables
 
 Point = tuple[str, str]
@@ -58,20 +58,18 @@ def _extreme(own: Mapping[Point, MeanStd], share: str, choose: Callable[..., Poi
 
 def every_attack(rows: Sequence[Mapping[str, str]], data: str, figure: str) -> ResultTable:
     """Return a line per attack and share, with a figure of each rule and bounds."""
-    found = over_seeds(rows, data, figure)
-    points = dict.fromkeys(point for own in found.values() for point in own)
-    lines = [
-        [
-            "no attack" if attack == CLEAN else f"{attack}, {float(share):.0%}",
-            *(
-                own[attack, share].shown(".1f") if (attack, share) in own else "-"
-                for own in found.values()
-            ),
-        ]
-        for attack, share in points
-    ]
-    heading = ["attack", *(f"{rule}, {bounds}" for rule, bounds in found)]
-    return ResultTable(f"{data}: {figure}, %", heading, lines, num_labels=1)
+    values = (
+        ((_condition(row),), f"{row['rule']}, {row['bounds']}", 100 * float(row[figure]))
+        for row in rows
+        if row["data"] == data and row[figure]
+    )
+    title = f"{data}: {figure}, %"
+    return pivot(title, ["attack"], values, lambda own: MeanStd.of(own).shown(".1f"))
+
+
+def _condition(row: Mapping[str, str]) -> str:
+    clean = row["attack"] == CLEAN
+    return "no attack" if clean else f"{row['attack']}, {float(row['share']):.0%}"
 
 
 def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
@@ -83,14 +81,9 @@ def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
             tables[f"{data} {figure}"] = every_attack(rows, data, figure)
     if not page.exists():
         make_folder(page.parent)
-        text = ["# Arena", ""]
-        for name, table in tables.items():
-            text += [
-                f"## {table.title}",
-                "",
-                f"<!-- begin: {name} -->",
-                f"<!-- end: {name} -->",
-                "",
-            ]
-        write_atomically(page, "\n".join(text))
+        marked = (
+            f"## {table.title}\n\n<!-- begin: {name} -->\n<!-- end: {name} -->\n"
+            for name, table in tables.items()
+        )
+        write_atomically(page, "\n".join(["# Arena\n", *marked]))
     put_tables(page, {name: table.to_markdown() for name, table in tables.items()})

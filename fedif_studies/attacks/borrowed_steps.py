@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -11,10 +12,12 @@ from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder
 from fedif_flower.attacks.free_riders import last_step
 from fedif_flower.attacks.random_update import gaussian_of_length
 from fedif_flower.settings import Setting
+from fedif_studies.attacks.harm_and_repair import harm_and_repair
 
-_SENT, _OLDER = "sent", "older"
+_OLDER = "older"
 
 
+@dataclass
 class BorrowedStep(Behaviour):
     r"""Sends its honest update and the last global step: :math:`u \leftarrow c (u + \Delta)`.
 
@@ -24,16 +27,14 @@ class BorrowedStep(Behaviour):
         c > 0.
     """
 
-    def __init__(
-        self, factor: Annotated[float, Setting("c: how many times the sum is sent", gt=0)] = 2.0
-    ) -> None:
-        self.factor = factor
+    factor: Annotated[float, Setting("c: how many times the sum is sent", gt=0)] = 2.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters, so many times both further."""
         return own.received + self.factor * (own.trained - own.received + last_step(own))
 
 
+@dataclass
 class AlternatingStep(Behaviour):
     r"""Sends :math:`c \Delta` in odd rounds, its honest update in even ones.
 
@@ -43,10 +44,7 @@ class AlternatingStep(Behaviour):
         c > 0.
     """
 
-    def __init__(
-        self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 4.0
-    ) -> None:
-        self.factor = factor
+    factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 4.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the last step further in odd rounds, the trained parameters in even ones."""
@@ -54,6 +52,7 @@ class AlternatingStep(Behaviour):
         return own.received + self.factor * step if own.server_round % 2 else own.trained
 
 
+@dataclass
 class UndoneStep(Behaviour):
     r"""Sends :math:`-c \Delta` in odd rounds, and in the next what takes that back.
 
@@ -63,21 +62,14 @@ class UndoneStep(Behaviour):
         c > 0.
     """
 
-    def __init__(
-        self, factor: Annotated[float, Setting("c: how many times the step is undone", gt=0)] = 3.0
-    ) -> None:
-        self.factor = factor
+    factor: Annotated[float, Setting("c: how many times the step is undone", gt=0)] = 3.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the last step back, or what it sent before with the other sign."""
-        step = last_step(own)
-        if own.server_round % 2:
-            own.memory[_SENT] = -self.factor * step
-            return own.received + own.memory[_SENT].to(own.received)
-        sent = own.memory.get(_SENT)
-        return own.trained if sent is None else own.received - sent.to(own.received)
+        return harm_and_repair(own, -self.factor * last_step(own))
 
 
+@dataclass
 class NoisyStep(Behaviour):
     r"""Sends the last global step and noise: :math:`c \Delta + c |\Delta| z / |z|`.
 
@@ -89,10 +81,7 @@ class NoisyStep(Behaviour):
         c > 0.
     """
 
-    def __init__(
-        self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
-    ) -> None:
-        self.factor = factor
+    factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters, one disguised step further."""
@@ -101,6 +90,7 @@ class NoisyStep(Behaviour):
         return own.received + step + noise
 
 
+@dataclass
 class OlderStep(Behaviour):
     r"""Sends an older global step again: :math:`u \leftarrow c \Delta_{t-k}`.
 
@@ -112,13 +102,8 @@ class OlderStep(Behaviour):
         k >= 2; 2: the step before the last one.
     """
 
-    def __init__(
-        self,
-        factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 2.0,
-        back: Annotated[int, Setting("k: 2 is the step before the last one", ge=2)] = 2,
-    ) -> None:
-        self.factor = factor
-        self.back = back
+    factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 2.0
+    back: Annotated[int, Setting("k: 2 is the step before the last one", ge=2)] = 2
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters, one older step further."""
@@ -129,6 +114,7 @@ class OlderStep(Behaviour):
         return own.received + self.factor * newer[0]
 
 
+@dataclass
 class SharedNoise(Colluder):
     r"""All send the last global step and the same noise, as long as the step.
 
@@ -140,11 +126,8 @@ class SharedNoise(Colluder):
         c > 0: of both.
     """
 
-    def __init__(
-        self, factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
-    ) -> None:
-        self.factor = factor
-        self._received: Tensor | None = None
+    factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
+    _received: Tensor | None = field(default=None, init=False)
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the updates ``[k, d]``, all the same."""

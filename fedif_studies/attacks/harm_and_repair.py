@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -14,6 +15,16 @@ _SENT = "sent"
 Factor = Annotated[float, Setting("c: how many times the update is turned around", gt=0)]
 
 
+def harm_and_repair(own: ClientRound, harm: Tensor) -> Tensor:
+    """Return the parameters ``[d]`` to send: harmed in odd rounds, in the next what repairs it."""
+    if own.server_round % 2:
+        own.memory[_SENT] = harm
+        return own.received + harm
+    sent = own.memory.get(_SENT)
+    return own.trained if sent is None else own.received - sent.to(own.received)
+
+
+@dataclass
 class HarmAndRepair(Behaviour):
     r"""Sends :math:`-c u` in odd rounds, and in the next what takes that back.
 
@@ -23,18 +34,14 @@ class HarmAndRepair(Behaviour):
         c > 0.
     """
 
-    def __init__(self, factor: Factor = 4.0) -> None:
-        self.factor = factor
+    factor: Factor = 4.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return its update turned round, or what it sent before with the other sign."""
-        if own.server_round % 2:
-            own.memory[_SENT] = -self.factor * (own.trained - own.received)
-            return own.received + own.memory[_SENT].to(own.received)
-        sent = own.memory.get(_SENT)
-        return own.trained if sent is None else own.received - sent.to(own.received)
+        return harm_and_repair(own, -self.factor * (own.trained - own.received))
 
 
+@dataclass
 class HarmForRepair(Colluder):
     r"""The last harms in odd rounds, :math:`-c u`; the first repairs in even ones.
 
@@ -48,16 +55,10 @@ class HarmForRepair(Colluder):
         c > 0.
     """
 
-    def __init__(self, factor: Factor = 4.0) -> None:
-        self.factor = factor
-        self._harm: Tensor | None = None
+    factor: Factor = 4.0
+    _harm: Tensor | None = field(default=None, init=False)
 
-    def collude(
-        self,
-        received: Tensor,  # noqa: ARG002
-        updates: Tensor,
-        generator: torch.Generator,  # noqa: ARG002
-    ) -> Tensor:
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the updates ``[k, d]``."""
         if len(updates) < 2:
             return updates

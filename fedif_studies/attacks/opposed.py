@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -11,6 +12,7 @@ from fedif_flower.attacks.behaviour import Colluder
 from fedif_flower.settings import Setting
 
 
+@dataclass
 class OpposedUpdates(Colluder):
     r"""The first adds :math:`k v` to its honest update, the others take it away between them.
 
@@ -28,24 +30,12 @@ class OpposedUpdates(Colluder):
         They do so in every so many rounds, >= 1, and are honest in the others.
     """
 
-    def __init__(
-        self,
-        factor: Annotated[
-            float, Setting("k: how long the opposed parts are, in lengths of v", gt=0)
-        ] = 10.0,
-        *,
-        every: Annotated[int, Setting("in every so many rounds", ge=1)] = 1,
-    ) -> None:
-        self.factor = factor
-        self.every = every
-        self._rounds = 0
+    factor: Annotated[float, Setting("k: the opposed parts' length, in those of v", gt=0)] = 10.0
+    every: Annotated[int, Setting("in every so many rounds", ge=1)] = 1
+    _rounds: int = field(default=0, init=False)
+    _received: Tensor | None = field(default=None, init=False)
 
-    def collude(
-        self,
-        received: Tensor,
-        updates: Tensor,
-        generator: torch.Generator,  # noqa: ARG002
-    ) -> Tensor:
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the updates ``[k, d]``: as they are where nobody is there to take away."""
         direction = self.direction(received, updates)
         self._rounds += 1
@@ -55,7 +45,7 @@ class OpposedUpdates(Colluder):
         signs[0] = 1.0
         return updates + self.factor * signs * direction
 
-    def direction(self, received: Tensor, updates: Tensor) -> Tensor:  # noqa: ARG002
+    def direction(self, received: Tensor, updates: Tensor) -> Tensor:
         """Return what is added and taken away, ``[d]``."""
         return updates[0]
 
@@ -67,9 +57,7 @@ class OpposedSteps(OpposedUpdates):
     there is no step, and they are honest.
     """
 
-    _received: Tensor | None = None
-
-    def direction(self, received: Tensor, updates: Tensor) -> Tensor:  # noqa: ARG002
+    def direction(self, received: Tensor, updates: Tensor) -> Tensor:
         """Return the last global step, ``[d]``."""
         before, self._received = self._received, received.clone()
         return torch.zeros_like(received) if before is None else received - before

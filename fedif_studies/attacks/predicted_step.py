@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -13,6 +14,7 @@ from fedif_flower.settings import Setting
 _MODELS, _ROUNDS = "models", "rounds"
 
 
+@dataclass
 class PredictedStep(Behaviour):
     r"""Sends the global step that it expects; what it trained does not matter.
 
@@ -38,13 +40,8 @@ class PredictedStep(Behaviour):
     prediction that goes astray would show, and cosines do not see lengths.
     """
 
-    def __init__(
-        self,
-        factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0,
-        window: Annotated[int, Setting("changes of the step to predict from", ge=1)] = 5,
-    ) -> None:
-        self.factor = factor
-        self.window = window
+    factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
+    window: Annotated[int, Setting("changes of the step to predict from", ge=1)] = 5
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters, one predicted step further."""
@@ -106,12 +103,9 @@ def curvature_product(moves: Tensor, changes: Tensor, vector: Tensor) -> Tensor:
     sigma = (changes[-1] @ moves[-1]) / squared
     products = moves @ changes.T  # [k, k]
     below = products.tril(-1)
-    middle = torch.cat(
-        [
-            torch.cat([-products.diagonal().diag(), below.T], dim=1),
-            torch.cat([below, sigma * (moves @ moves.T)], dim=1),
-        ]
-    )  # [2k, 2k]
+    upper = torch.cat([-products.diagonal().diag(), below.T], dim=1)
+    lower = torch.cat([below, sigma * (moves @ moves.T)], dim=1)
+    middle = torch.cat([upper, lower])  # [2k, 2k]
     known = torch.cat([changes, sigma * moves])  # [2k, d]
     # Pairs that depend on each other leave it singular.
     parts: Tensor = torch.linalg.pinv(middle, hermitian=True) @ (known @ vector)  # [2k]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -11,6 +12,7 @@ from fedif_flower.attacks.behaviour import Colluder
 from fedif_flower.settings import Setting
 
 
+@dataclass
 class TrustThenHarm(Colluder):
     r"""All send :math:`c \mu` for some of their rounds, and :math:`-c \mu` in the next.
 
@@ -27,21 +29,11 @@ class TrustThenHarm(Colluder):
         Rounds >= 1 for every harmful one.
     """
 
-    def __init__(
-        self,
-        factor: Annotated[float, Setting("c: how many times the mean is sent", gt=0)] = 2.0,
-        earning: Annotated[int, Setting("rounds of earning weight before each harm", ge=1)] = 3,
-    ) -> None:
-        self.factor = factor
-        self.earning = earning
-        self._rounds = 0
+    factor: Annotated[float, Setting("c: how many times the mean is sent", gt=0)] = 2.0
+    earning: Annotated[int, Setting("rounds of earning weight before each harm", ge=1)] = 3
+    _rounds: int = field(default=0, init=False)
 
-    def collude(
-        self,
-        received: Tensor,  # noqa: ARG002
-        updates: Tensor,
-        generator: torch.Generator,  # noqa: ARG002
-    ) -> Tensor:
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the updates ``[k, d]``, all the same."""
         harms = self._rounds % (self.earning + 1) == self.earning
         self._rounds += 1

@@ -8,12 +8,11 @@ from functools import partial
 
 import torch
 
-from fedif_flower.attacks import Behaviour
+from fedif_flower.attacks import Behaviour, build_behaviour
 from fedif_flower.attacks.free_riders import RepeatStep
 from fedif_flower.attacks.label_noise import flip_labels
 from fedif_flower.attacks.scaling import HonestScaling
 from fedif_flower.seeding import torch_generator
-from fedif_flower.tasks.data import to_pixels
 from fedif_studies.attacks.borrowed_steps import (
     AlternatingStep,
     BorrowedStep,
@@ -35,17 +34,21 @@ Play = Callable[[AuditTask, Sequence[Member]], list[Member]]
 IDENTITIES = 5  # Of one owner.
 
 
+def playing(task: AuditTask, players: Sequence[int], play: Play) -> list[Member]:
+    """Return a task's members, of whom some play, marked; whom they add comes last."""
+    found = list(task.members)
+    own = [replace(member, is_marked=True) for member in play(task, [found[i] for i in players])]
+    for index, member in zip(players, own, strict=False):
+        found[index] = member
+    return found + own[len(players) :]
+
+
 def game(play: Play, count: int = 1) -> Case:
-    """Let ``count`` members play, from the seed's on; whom they add comes last."""
+    """Let ``count`` members play, from the seed's on."""
 
     def members(task: AuditTask, seed: int) -> list[Member]:
         m = task.config.num_clients
-        players = [(seed + i) % m for i in range(min(count, m))]
-        found = list(task.members)
-        playing = [replace(m, is_marked=True) for m in play(task, [found[i] for i in players])]
-        for index, member in zip(players, playing, strict=False):
-            found[index] = member
-        return found + playing[len(players) :]
+        return playing(task, [(seed + i) % m for i in range(min(count, m))], play)
 
     return members
 
@@ -99,8 +102,7 @@ def _copy(task: AuditTask, own: Sequence[Member]) -> list[Member]:
 
 def _take_validation(task: AuditTask, own: Sequence[Member]) -> list[Member]:
     """Train on the server's validation split, which data set and seed give away."""
-    images, labels = task.public_validation
-    pixels = to_pixels(images, task.dataset.max_value)
+    pixels, labels = task.examples(task.dataset.test, task.test_rows[0])
     return [replace(member, pixels=pixels, labels=labels) for member in own]
 
 
@@ -115,20 +117,41 @@ def _mislabelled(build: Callable[[], Behaviour]) -> Case:
     return game(play)
 
 
-def _attack(name: str) -> Case:
-    return lambda task, seed: task.with_attack(name, task.marked(seed))
+def attack(name: str, share: float = 0.3) -> Case:
+    """Let a share of the members behave as a run config's ``attack`` says."""
+
+    def play(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+        config = task.config.replace(attack=name)
+        return [
+            replace(
+                member,
+                behaviour=build_behaviour(config, partition_id=member.identity, seed=config.seed),
+            )
+            for member in own
+        ]
+
+    return lambda task, seed: playing(task, task.marked(seed, share), play)
+
+
+def _few_examples(_: AuditTask, own: Sequence[Member], share: float = 0.1) -> list[Member]:
+    """Hold the first share of one's part."""
+    kept = [max(round(share * len(member.labels)), 1) for member in own]
+    return [
+        replace(member, pixels=member.pixels[:n], labels=member.labels[:n], claimed=float(n))
+        for member, n in zip(own, kept, strict=True)
+    ]
 
 
 HONEST = "honest"
 THREATS: Mapping[str, Case] = {
-    "label noise": _attack("label-noise"),
-    "gradient noise": _attack("gradient-noise"),
-    "adversarial examples": _attack("adversarial"),
-    "returns the model": _attack("free-rider"),
-    "returns it with noise": _attack("free-rider-noise"),
-    "repeats the last step": _attack("free-rider-step"),
-    "few examples": lambda task, seed: task.with_few_examples(task.marked(seed)),
-    "backdoor": _attack("pixel-trigger"),
+    "label noise": attack("label-noise"),
+    "gradient noise": attack("gradient-noise"),
+    "adversarial examples": attack("adversarial"),
+    "returns the model": attack("free-rider"),
+    "returns it with noise": attack("free-rider-noise"),
+    "repeats the last step": attack("free-rider-step"),
+    "few examples": lambda task, seed: playing(task, task.marked(seed), _few_examples),
+    "backdoor": attack("pixel-trigger"),
 }
 MANIPULATIONS: Mapping[str, Case] = {
     "five identities": game(_five_identities),

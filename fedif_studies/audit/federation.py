@@ -1,11 +1,10 @@
-"""Federations in this process, with valuations that look on."""
+"""Federations in this process, whose rounds are kept for valuations to look at."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.influence import Projections, project_updates
 from fedif_flower.valuation.past_steps import PastSteps
-from fedif_flower.valuation.path import QUADRATURES
+from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.members import AuditTask, Member
 
 
@@ -47,41 +46,34 @@ class AuditStep:
     past: PastSteps
     num_members: int
 
+    @property
+    def start(self) -> Tensor:
+        """The parameters ``[d]`` before it."""
+        return self.updates.global_params
+
+    @property
+    def rows(self) -> Tensor:
+        """The updates ``[m, d]``."""
+        return self.updates.client_updates
+
+    @cached_property
+    def taken(self) -> Tensor:
+        """The step ``[d]``."""
+        return combine(torch.zeros_like(self.start), self.rows, self.coefficients)
+
+    @cached_property
+    def game(self) -> Tensor:
+        """What each coalition gains ``[2**m]`` if its members' parts of the step are put in."""
+        parts = all_coalitions(len(self.rows)).to(self.rows) * self.coefficients.to(self.rows)
+        points = (self.start + part @ self.rows for part in parts)
+        found = [self.validation.means(point, None, ("loss",)) for point in points]
+        return -torch.cat(found).double()
+
     @cached_property
     def projections(self) -> Projections:
         """Inner products and squared norms, from one gradient that all valuations share."""
-        gradient = self.validation.gradient(self.updates.global_params)
-        return project_updates(self.updates.client_updates, gradient, self.updates.squared_norms)
-
-    @cached_property
-    def mean_gradient(self) -> Tensor:
-        """Simpson's mean of the gradient along the step, ``[d]``."""
-        return self._mean_gradient(self.validation)
-
-    @cached_property
-    def mean_paying_gradient(self) -> Tensor:
-        """The same on the data that pay, ``[d]``."""
-        return self._mean_gradient(self.paying)
-
-    def _mean_gradient(self, data: Validation) -> Tensor:
-        start, rule = self.updates.global_params, QUADRATURES["simpson"]
-        step = combine(torch.zeros_like(start), self.updates.client_updates, self.coefficients)
-        gradients = [data.gradient(start + node * step).double() for node in rule.nodes]
-        weighted = (w * g for w, g in zip(rule.weights, gradients, strict=True))
-        return torch.stack(list(weighted)).sum(dim=0)
-
-
-class Watcher(Protocol):
-    """Looks at every round of a federation and values its members."""
-
-    def take(self, step: AuditStep) -> None:
-        """Look at a round."""
-        ...
-
-    @property
-    def values(self) -> Tensor:
-        """The values of all members so far, ``[m]``; more is better."""
-        ...
+        gradient = self.validation.gradient(self.start)
+        return project_updates(self.rows, gradient, self.updates.squared_norms)
 
 
 Rule = Callable[[RoundUpdates], Aggregation]
@@ -102,19 +94,15 @@ def as_run(strategy: ScreenedStrategy) -> Rule:
     return rule
 
 
-def _on(validation: Validation) -> Setup:
-    return Setup(device=validation.device)
-
-
 STRATEGIES: Mapping[str, Callable[[Validation], Rule]] = {
-    "FedAvg": lambda of: as_run(FedAvg(setup=_on(of))),
-    "FedIF": lambda of: as_run(FedIF(of, setup=_on(of))),
-    "influence descent": lambda of: as_run(InfluenceDescent(of, setup=_on(of))),
+    "FedAvg": lambda of: as_run(FedAvg(setup=Setup(device=of.device))),
+    "FedIF": lambda of: as_run(FedIF(of, setup=Setup(device=of.device))),
+    "influence descent": lambda of: as_run(InfluenceDescent(of, setup=Setup(device=of.device))),
 }
 # Without bounds, so that they differ by their weights alone.
 RULES: Mapping[str, Callable[[Validation], Rule]] = {
     "FedAvg": STRATEGIES["FedAvg"],
-    "FedIF": lambda of: as_run(FedIF(of, stages=(), setup=_on(of))),
+    "FedIF": lambda of: as_run(FedIF(of, stages=(), setup=Setup(device=of.device))),
     "RFA": lambda _: RFA(),
 }
 
@@ -125,10 +113,9 @@ def federate(
     *,
     seed: int,
     rule: Rule | None = None,
-    watchers: Sequence[Watcher] = (),
     per_round: int | None = None,
-) -> Tensor:
-    """Train a federation from scratch and return its last parameters ``[d]``.
+) -> tuple[Tensor, list[AuditStep]]:
+    """Train a federation from scratch; return its last parameters ``[d]``, and its rounds.
 
     Parameters
     ----------
@@ -140,21 +127,19 @@ def federate(
         The model's first parameters and the order of the members' examples.
     rule : callable
         How a round is combined; default: by FedAvg.
-    watchers : sequence of Watcher
-        Look at every round.
     per_round : int, optional
         How many members are drawn for a round, >= 1. Default: all.
     """
-    config = task.config
     model = task.new_model(seed)
-    params = vector_of(model)
+    params, past = vector_of(model), PastSteps()
     trainers = [Trainer(task, member, model, seed) for member in members]
     claimed = torch.tensor([member.claimed for member in members], dtype=torch.float64)
-    past, weigh = PastSteps(), rule or STRATEGIES["FedAvg"](task.server.validation)
-    for server_round in range(1, config.num_server_rounds + 1) if trainers else ():
+    weigh, steps = rule or STRATEGIES["FedAvg"](task.server.validation), list[AuditStep]()
+    for server_round in range(1, task.config.num_server_rounds + 1) if trainers else ():
+        turn = numpy_generator("audit-drawn", seed, server_round).permutation(len(members))
         drawn = tuple(
             index
-            for index in _drawn(len(members), per_round, seed, server_round)
+            for index in sorted(turn[:per_round].tolist())
             if server_round <= (members[index].rounds or server_round)
         )
         rows = torch.stack([trainers[index].update(params, server_round) for index in drawn])
@@ -173,23 +158,11 @@ def federate(
         found = weigh(updates)
         weights = found.weights.double().cpu()
         coefficients = weights if found.applied is None else found.applied.double().cpu()
-        step = AuditStep(
-            *(updates, weights, coefficients, task.server.validation, task.paying, past),
-            num_members=len(members),
-        )
-        for watcher in watchers:
-            watcher.take(step)
+        judges = task.server.validation, task.paying
+        steps.append(AuditStep(updates, weights, coefficients, *judges, past, len(members)))
         before, params = params, combine(params, rows, coefficients)
         past = past.after(params - before)
-    return params
-
-
-def _drawn(members: int, per_round: int | None, seed: int, server_round: int) -> tuple[int, ...]:
-    """Return who takes part in a round, in order."""
-    if per_round is None or per_round >= members:
-        return tuple(range(members))
-    drawn = numpy_generator("audit-drawn", seed, server_round).permutation(members)[:per_round]
-    return tuple(sorted(drawn.tolist()))
+    return params, steps
 
 
 def collude(
@@ -227,22 +200,12 @@ class Trainer:
         """Return the member's update ``[d]`` of ``params`` [d]."""
         vector_to_parameters(params.clone(), _trained(self._model))
         acting, ids = self._member.behaviour, (self._seed, self._member.identity, server_round)
-        pixels = acting.poison_inputs(
-            self._model,
-            self.pixels,
-            self.labels,
-            self._normalize,
-            torch_generator("audit-inputs", *ids),
-        )
-        generator = torch_generator("audit-training", *ids)
-        train_local(self._model, self._normalize(pixels), self.labels, self._training, generator)
-        own = ClientRound(
-            received=params,
-            trained=vector_of(self._model),
-            server_round=server_round,
-            generator=torch_generator("audit-update", *ids),
-            memory=self._memory,
-        )
+        drawn, model = torch_generator("audit-inputs", *ids), self._model
+        pixels = acting.poison_inputs(model, self.pixels, self.labels, self._normalize, drawn)
+        generator = self.generator(server_round)
+        train_local(model, self._normalize(pixels), self.labels, self._training, generator)
+        drawn, trained = torch_generator("audit-update", *ids), vector_of(model)
+        own = ClientRound(params, trained, server_round, drawn, self._memory)
         return acting.poison_update(own) - params
 
 

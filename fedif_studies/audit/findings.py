@@ -13,10 +13,12 @@ from torch import Tensor
 
 from fedif_studies.audit.cases import HONEST, MANIPULATIONS, RETRAINED, THREATS
 from fedif_studies.audit.federation import RULES
-from fedif_studies.audit.valuations import EXACT, shapley_of
+from fedif_studies.audit.published import shapley_of
+from fedif_studies.audit.valuations import EXACT
 
 CEILING = "another seed's retraining"
 Lines = Iterable[Mapping[str, str]]
+OfSeeds = Mapping[int, Tensor]
 
 
 class Finding(NamedTuple):
@@ -30,32 +32,30 @@ class Finding(NamedTuple):
 
 
 class Values:
-    """The members' values by federation and valuation, and who is marked."""
+    """The members' values ``[m]`` by valuation, case and rule, and seed, and who is marked."""
 
     def __init__(self, lines: Lines) -> None:
         found = defaultdict(list)
         for line in lines:
-            key = (line["valuation"], line["case"], int(line["seed"]), line["rule"])
+            key = line["valuation"], line["case"], line["rule"], int(line["seed"])
             found[key].append((int(line["member"]), float(line["value"]), int(line["marked"])))
-        tables = {key: torch.tensor(sorted(own)).double() for key, own in found.items()}  # [m, 3]
-        self._values = {key: table[:, 1] for key, table in tables.items()}
-        self._marked = {key: table[:, 2].bool() for key, table in tables.items()}
+        self._values: dict[tuple[str, str, str], dict[int, Tensor]] = defaultdict(dict)
+        self._marked: dict[tuple[str, int], Tensor] = {}
+        for (valuation, case, rule, seed), own in found.items():
+            table = torch.tensor(sorted(own)).double()  # [m, 3]
+            self._values[valuation, case, rule][seed] = table[:, 1]
+            self._marked[case, seed] = table[:, 2].bool()
         names = dict.fromkeys(key[0] for key in found)
         self.valuations = [name for name in names if name != EXACT] + [EXACT]
-        self.seeds = sorted({key[2] for key in found})
+        self.seeds = sorted({key[-1] for key in found})
 
-    def of(self, valuation: str, case: str, seed: int, rule: str = "FedAvg") -> Tensor | None:
-        """Return the values ``[m]`` of a federation's members, if they are there."""
-        return self._values.get((valuation, case, seed, rule))
+    def of(self, valuation: str, case: str, rule: str = "FedAvg") -> OfSeeds:
+        """Return the values of each seed's federation that is there."""
+        return self._values.get((valuation, case, rule), {})
 
-    def of_seeds(self, valuation: str, case: str, seeds: Iterable[int]) -> dict[int, Tensor]:
-        """Return the values of every seed's federation that is there."""
-        found = {seed: self.of(valuation, case, seed) for seed in seeds}
-        return {seed: own for seed, own in found.items() if own is not None}
-
-    def marked(self, valuation: str, case: str, seed: int) -> Tensor:
+    def marked(self, case: str, seed: int) -> Tensor:
         """Return which members are marked, ``[m]`` bool."""
-        return self._marked[valuation, case, seed, "FedAvg"]
+        return self._marked[case, seed]
 
 
 def findings(values: Values, retrained: Lines) -> list[Finding]:
@@ -75,47 +75,45 @@ def findings(values: Values, retrained: Lines) -> list[Finding]:
     return found
 
 
-def _by_coalition(lines: Lines, column: str) -> dict[int, Tensor]:
-    """Return by seed the figure ``[2**m]`` of every coalition, where all are there."""
+def _by_coalition(lines: Lines, column: str) -> list[Tensor]:
+    """Return each seed's figures ``[2**m]`` of every coalition, where all are there."""
     by_seed: dict[int, dict[int, float]] = defaultdict(dict)
     for line in lines:
         by_seed[int(line["seed"])][int(line["coalition"])] = float(line[column])
-    return {
-        seed: torch.tensor([found[i] for i in range(len(found))], dtype=torch.float64)
-        for seed, found in sorted(by_seed.items())
-        if max(found) + 1 == len(found) and len(found) & (len(found) - 1) == 0
-    }
+    return [
+        torch.tensor([found[i] for i in range(len(found))], dtype=torch.float64)
+        for _, found in sorted(by_seed.items())
+        if max(found) + 1 == len(found) and len(found).bit_count() == 1
+    ]
 
 
 def _in_run(values: Values, valuation: str) -> Iterable[Finding]:
     """Correlate with the exact Shapley values of the same rounds."""
     for case in RETRAINED:
-        own, exact = (values.of_seeds(name, case, values.seeds) for name in (valuation, EXACT))
+        own, exact = values.of(valuation, case), values.of(EXACT, case)
         for name, correlation in CORRELATIONS.items():
             scores = [correlation(own[seed], exact[seed]) for seed in own.keys() & exact.keys()]
             yield from _mean(f"in-run, {name}", case, valuation, scores)
 
 
-def _retraining(values: Values, case: str, losses: Mapping[int, Tensor]) -> Iterable[Finding]:
+def _retraining(values: Values, case: str, losses: Sequence[Tensor]) -> Iterable[Finding]:
     """Correlate with the Shapley values of the game of federations trained from scratch."""
-    exact = [shapley_of(-table) for table in losses.values()]
+    exact = [shapley_of(-table) for table in losses]
     mean = torch.stack(exact).mean(dim=0)
-    # Other seeds mark other members; where nobody is marked, all may be compared.
-    seeds = values.seeds if case == HONEST else [0]
     for name, correlation in CORRELATIONS.items():
         for valuation in values.valuations:
-            there = values.of_seeds(valuation, case, seeds).values()
-            scores = [correlation(own, mean) for own in there]
+            # Other seeds mark other members; where nobody is marked, all may be compared.
+            there = values.of(valuation, case).items()
+            scores = [correlation(own, mean) for seed, own in there if case == HONEST or not seed]
             yield from _mean(f"retraining, {name}", case, valuation, scores)
-        scores = [correlation(a, b) for a, b in itertools.combinations(exact, 2)]
-        yield from _mean(f"retraining, {name}", case, CEILING, scores)
+        yield from _mean(f"retraining, {name}", case, CEILING, _pairs(correlation, exact))
 
 
-def _removal(values: Values, case: str, accuracies: Mapping[int, Tensor]) -> Iterable[Finding]:
+def _removal(values: Values, case: str, accuracies: Sequence[Tensor]) -> Iterable[Finding]:
     """Give the area between the curves of dropping the lowest and the highest values first."""
-    accuracy = torch.stack(list(accuracies.values())).mean(dim=0)  # [2**m]
+    accuracy = torch.stack(list(accuracies)).mean(dim=0)  # [2**m]
     for valuation in values.valuations:
-        own = values.of(valuation, case, 0)
+        own = values.of(valuation, case).get(0)
         if own is not None:
             area = float((_curve(own, accuracy) - _curve(-own, accuracy)).mean())
             yield Finding("area between removal curves", case, valuation, area, 1)
@@ -130,23 +128,22 @@ def _curve(values: Tensor, accuracy: Tensor) -> Tensor:
 def _detection(values: Values, valuation: str) -> Iterable[Finding]:
     """Tell how well low values point to those who misbehave: ROC-AUC by threat."""
     for case in THREATS:
-        found = values.of_seeds(valuation, case, values.seeds)
-        aucs = [_auc(own, values.marked(valuation, case, seed)) for seed, own in found.items()]
+        found = values.of(valuation, case).items()
+        aucs = [_auc(own, values.marked(case, seed)) for seed, own in found]
         yield from _mean("detection, ROC-AUC", case, valuation, aucs)
 
 
 def _manipulation(values: Values, valuation: str) -> Iterable[Finding]:
     """Tell by which factor a member changes its share: 1 is no gain."""
-    honest = values.of_seeds(valuation, HONEST, values.seeds)
+    honest = values.of(valuation, HONEST)
     for case in MANIPULATIONS:
-        ratios = []
-        for seed, own in values.of_seeds(valuation, case, honest).items():
-            players = values.marked(valuation, case, seed)
-            after = _share(own, players)
+        ratios, after = [], values.of(valuation, case)
+        for seed in honest.keys() & after.keys():
+            players = values.marked(case, seed)
             # Identities that an owner adds come last.
             before = _share(honest[seed], players[: len(honest[seed])])
             if before > 0:
-                ratios.append(after / before)
+                ratios.append(_share(after[seed], players) / before)
         if ratios:
             middle = statistics.median(ratios)
             yield Finding("share after / before", case, valuation, middle, len(ratios))
@@ -154,15 +151,19 @@ def _manipulation(values: Values, valuation: str) -> Iterable[Finding]:
 
 def _stability(values: Values, valuation: str) -> Iterable[Finding]:
     """Give rank correlations between seeds, and between aggregation rules."""
-    of_seeds = values.of_seeds(valuation, HONEST, values.seeds).values()
-    seeds = [spearman(a, b) for a, b in itertools.combinations(of_seeds, 2)]
-    rules = []
-    for seed in values.seeds:
-        by_rule = [values.of(valuation, HONEST, seed, rule) for rule in RULES]
-        there = [own for own in by_rule if own is not None]
-        rules += [spearman(a, b) for a, b in itertools.combinations(there, 2)]
+    of_rules = [values.of(valuation, HONEST, rule) for rule in RULES]
+    seeds = _pairs(spearman, list(values.of(valuation, HONEST).values()))
+    rules = [
+        score
+        for seed in values.seeds
+        for score in _pairs(spearman, [own[seed] for own in of_rules if seed in own])
+    ]
     for case, scores in (("between seeds", seeds), ("between aggregation rules", rules)):
         yield from _mean("stability, Spearman", case, valuation, scores)
+
+
+def _pairs(correlation: Correlation, values: Sequence[Tensor]) -> list[float]:
+    return [correlation(a, b) for a, b in itertools.combinations(values, 2)]
 
 
 def _mean(question: str, case: str, valuation: str, scores: Sequence[float]) -> Iterable[Finding]:
@@ -201,7 +202,5 @@ def spearman(a: Tensor, b: Tensor) -> float:
     return pearson(*ranks)
 
 
-CORRELATIONS: Mapping[str, Callable[[Tensor, Tensor], float]] = {
-    "Pearson": pearson,
-    "Spearman": spearman,
-}
+Correlation = Callable[[Tensor, Tensor], float]
+CORRELATIONS: Mapping[str, Correlation] = {"Pearson": pearson, "Spearman": spearman}

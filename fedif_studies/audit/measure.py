@@ -20,7 +20,7 @@ from fedif_studies.audit.cases import CASES, HONEST, RETRAINED
 from fedif_studies.audit.federation import RULES, federate
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.retraining import train_coalitions
-from fedif_studies.audit.valuations import ALL_COALITIONS, EXACT, VALUATIONS, WATCHERS
+from fedif_studies.audit.valuations import ALL_COALITIONS, VALUATIONS
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import Row
 
@@ -93,16 +93,16 @@ def _values(task: AuditTask, valuations: Sequence[str], cell: Row) -> list[Row]:
     """Return all valuations' values of one federation's members."""
     seed = int(str(cell["seed"]))
     members = CASES[str(cell["case"])](task, seed)
-    names = [*valuations, EXACT]
-    if len(members) > MOST_MEMBERS:
-        names = [name for name in names if name not in ALL_COALITIONS]
-    watchers = {name: WATCHERS[name]() for name in names}
+    left_out = ALL_COALITIONS if len(members) > MOST_MEMBERS else ()
     rule = RULES[str(cell["rule"])](task.server.validation)
-    federate(task, members, seed=seed, rule=rule, watchers=list(watchers.values()))
+    _, steps = federate(task, members, seed=seed, rule=rule)
     return [
         {"valuation": name, "member": index, "marked": int(member.is_marked), "value": value}
-        for name, watcher in watchers.items()
-        for index, (member, value) in enumerate(zip(members, watcher.values.tolist(), strict=True))
+        for name in valuations
+        if name not in left_out
+        for index, (member, value) in enumerate(
+            zip(members, VALUATIONS[name](steps).tolist(), strict=True)
+        )
     ]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -11,13 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedif_flower.attacks import Behaviour, build_behaviour
+from fedif_flower.attacks import Behaviour
 from fedif_flower.errors import require
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.loaded_task import LoadedTask, load_task
 from fedif_flower.seeding import numpy_generator
+from fedif_flower.settings import Scalar
 from fedif_flower.tasks.config import IMAGES
 from fedif_flower.tasks.data import Dataset, dirichlet_partition, load_dataset, to_pixels
+from fedif_flower.tasks.data.cache import Split
 from fedif_flower.tasks.data.partition import split_test
 from fedif_flower.tasks.images import settled
 from fedif_flower.valuation import Validation
@@ -74,6 +75,13 @@ class AuditTask:
         self.config = settled(config)
         self.server: LoadedTask = load_task(self.config)
 
+    @classmethod
+    def of(cls, **settings: Scalar) -> AuditTask:
+        """Return a task of one epoch on the CPU; keys of a run config, with underscores."""
+        own = {key.replace("_", "-"): value for key, value in settings.items()}
+        usual = {**default_run_config(), "local-epochs": 1, "device": "cpu"}
+        return cls(RunConfig.from_run_config({**usual, **own}))
+
     def new_model(self, seed: int) -> nn.Module:
         """Return the untrained model of a seed."""
         return self.server.task.build_model(seed)
@@ -88,77 +96,41 @@ class AuditTask:
         """The data set, whose train split is divided."""
         return load_dataset(self.config.dataset, self.config.data_dir)
 
+    def examples(self, split: Split, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return some pixels ``[n, c, h, w]`` in [0, 1] of a split, and their labels ``[n]``."""
+        pixels = to_pixels(split.images[rows], self.dataset.max_value)
+        return pixels, torch.from_numpy(split.labels[rows].copy())
+
+    def held_out(self, rows: NDArray[np.int64], seed: int) -> Validation:
+        """Return test examples as a set to judge by, for the model of a seed."""
+        pixels, labels = self.examples(self.dataset.test, np.sort(rows))
+        device = self.config.device
+        return Validation(self.new_model(seed), self.transformed(pixels), labels, device=device)
+
     @cached_property
     def members(self) -> list[Member]:
         """Honest members, with parts drawn by Dirichlet from the config's seed."""
-        config, train = self.config, self.dataset.train
-        parts = dirichlet_partition(
-            self.dataset, config.num_clients, config.dirichlet_alpha, config.seed
-        )
+        config, data = self.config, self.dataset
+        parts = dirichlet_partition(data, config.num_clients, config.dirichlet_alpha, config.seed)
         return [
-            Member(
-                identity=index,
-                pixels=to_pixels(train.images[part], self.dataset.max_value),
-                labels=torch.from_numpy(train.labels[part].copy()),
-                claimed=float(len(part)),
-            )
+            Member(index, *self.examples(data.train, part), claimed=float(len(part)))
             for index, part in enumerate(parts)
         ]
 
     @cached_property
-    def public_validation(self) -> tuple[NDArray[np.uint8], Tensor]:
-        """What data set and seed say the validation split is: images, and labels ``[n]``."""
-        test = self.dataset.test
-        chosen, _ = split_test(len(test.labels), self.config.seed)
-        return test.images[chosen], torch.from_numpy(test.labels[chosen].copy())
+    def test_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What data set and seed say are the rows of the validation split, and the others."""
+        return split_test(len(self.dataset.test), self.config.seed)
 
     @cached_property
     def paying(self) -> Validation:
         """As many test examples as the validation split has, drawn by a salt that is no seed."""
-        test, config = self.dataset.test, self.config
-        known, others = split_test(len(test.labels), config.seed)
-        order = numpy_generator("audit-salt", config.seed).permutation(len(others))
-        chosen = others[np.sort(order[: len(known)])]
-        model = self.new_model(config.seed)
-        return Validation(model, *self._of_test(chosen), device=config.device)
-
-    def _of_test(self, chosen: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return images of the test split as the model takes them, and their labels."""
-        test = self.dataset.test
-        pixels = to_pixels(test.images[chosen], self.dataset.max_value)
-        return self.transformed(pixels), torch.from_numpy(test.labels[chosen].copy())
+        (known, others), seed = self.test_rows, self.config.seed
+        order = numpy_generator("audit-salt", seed).permutation(len(others))
+        return self.held_out(others[order[: len(known)]], seed)
 
     def marked(self, seed: int, share: float = 0.3) -> list[int]:
         """Return which members misbehave with this seed, at least one."""
         count = max(round(share * self.config.num_clients), 1)
         drawn = numpy_generator("audit-marked", self.config.seed, seed)
         return sorted(drawn.choice(self.config.num_clients, count, replace=False).tolist())
-
-    def with_attack(self, attack: str, marked: Iterable[int]) -> list[Member]:
-        """Return the members, of whom the marked ones behave like this."""
-        config, chosen = self.config.replace(attack=attack), set(marked)
-        return [
-            replace(
-                member,
-                behaviour=build_behaviour(config, partition_id=index, seed=config.seed),
-                is_marked=True,
-            )
-            if index in chosen
-            else member
-            for index, member in enumerate(self.members)
-        ]
-
-    def with_few_examples(self, marked: Iterable[int], share: float = 0.1) -> list[Member]:
-        """Return the members, of whom the marked ones hold the first share of their part."""
-        members = list(self.members)
-        for index in marked:
-            whole = members[index]
-            n = max(round(share * len(whole.labels)), 1)
-            members[index] = replace(
-                whole,
-                pixels=whole.pixels[:n],
-                labels=whole.labels[:n],
-                claimed=float(n),
-                is_marked=True,
-            )
-        return members

@@ -8,11 +8,11 @@ from pathlib import Path
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import read_rows
 from fedif_flower.storage import write_atomically
-from fedif_flower.tables import ResultTable
 from fedif_studies.audit.cases import IDENTITIES
 from fedif_studies.audit.federation import RULES
 from fedif_studies.audit.findings import Finding, Values, findings
 from fedif_studies.audit.measure import RETRAINING, VALUES
+from fedif_studies.lab.table import pivot
 from fedif_studies.rows import add_rows
 
 FINDINGS, PAGE = "findings.csv", "audit.md"
@@ -76,21 +76,14 @@ def write_audit(folder: Path, config: RunConfig) -> Path:
 
 def _table(title: str, found: Sequence[Finding]) -> list[str]:
     """Return a Markdown table: valuations down, questions and cases across, or the longer down."""
-    questions = list(dict.fromkeys(line.question for line in found))
-    cases = list(dict.fromkeys((line.question, line.case) for line in found))
-    heads = [
-        case if len(questions) == 1 else f"{case}, {question.rsplit(', ', 1)[-1]}"
-        for question, case in cases
-    ]
-    valuations = list(dict.fromkeys(line.valuation for line in found))
-    values = {(line.valuation, line.question, line.case): line.value for line in found}
-    cells = [
-        [f"{values[v, *case]:.3f}" if (v, *case) in values else "-" for case in cases]
-        for v in valuations
-    ]
-    head, down, across = "valuation", valuations, heads
-    if len(cases) > len(valuations):
-        cells = [list(column) for column in zip(*cells, strict=True)]
-        head, down, across = "case", heads, valuations
-    lines = [[name, *row] for name, row in zip(down, cells, strict=True)]
-    return ResultTable(title, [head, *across], lines, num_labels=1).to_markdown()
+    many = len({one.question for one in found}) > 1
+
+    def case(one: Finding) -> str:
+        return f"{one.case}, {one.question.rsplit(', ', 1)[-1]}" if many else one.case
+
+    values = [(one.valuation, case(one), one.value) for one in found]
+    head, (down, across) = "valuation", (len({v[i] for v in values}) for i in (0, 1))
+    if across > down:
+        head, values = "case", [(name, valuation, value) for valuation, name, value in values]
+    lines = (((line,), column, value) for line, column, value in values)
+    return pivot(title, [head], lines, lambda own: f"{own[0]:.3f}").to_markdown()

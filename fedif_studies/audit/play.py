@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -14,11 +16,11 @@ from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation.past_steps import REMEMBERED, PastSteps
 
 
+@dataclass
 class NoisyUpdate(Behaviour):
     """Sends its honest update and noise that is ``factor`` > 0 times as long."""
 
-    def __init__(self, factor: float = 0.5) -> None:
-        self.factor = factor
+    factor: float = 0.5
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the trained parameters with noise."""
@@ -26,6 +28,7 @@ class NoisyUpdate(Behaviour):
         return own.trained + gaussian_of_length(own.received, length, own.generator)
 
 
+@dataclass
 class MoreOfLastSteps(Behaviour):
     r"""Sends ``factor`` times what its update has of the last three steps, and the rest as it is.
 
@@ -33,8 +36,7 @@ class MoreOfLastSteps(Behaviour):
     these steps.
     """
 
-    def __init__(self, factor: float = 2.0) -> None:
-        self.factor = factor
+    factor: float = 2.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the parameters with more of the last steps."""
@@ -53,8 +55,7 @@ class MoreOfLastSteps(Behaviour):
 class GradientAndLastStep(Behaviour):
     """Sends a step down its own data's gradient, as long as its update, and the last step."""
 
-    def __init__(self) -> None:
-        self._gradient = torch.zeros(0)
+    _gradient = torch.zeros(0)
 
     def poison_inputs(
         self,
@@ -62,7 +63,7 @@ class GradientAndLastStep(Behaviour):
         pixels: Tensor,
         labels: Tensor,
         normalize: Normalize,
-        generator: torch.Generator,  # noqa: ARG002
+        _: torch.Generator,
     ) -> Tensor:
         """Remember the gradient at the received model; the pixels stay as they are."""
         named = dict(model.named_parameters())

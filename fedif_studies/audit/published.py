@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from fedif_flower.round import combine
 from fedif_flower.valuation.shapley.exact import all_coalitions, exact_shapley
 from fedif_studies.audit.federation import AuditStep
 
@@ -26,12 +27,11 @@ def second_order(step: AuditStep) -> Tensor:
 
     the Shapley values of the loss expanded to second order; H s by central differences.
     """
-    start, updates = step.updates.global_params, step.updates.client_updates
-    taken = combine(torch.zeros_like(start), updates, step.coefficients)
     near = 0.05
-    ahead, behind = (step.validation.gradient(start + sign * near * taken) for sign in (1, -1))
+    points = (step.start + sign * near * step.taken for sign in (1, -1))
+    ahead, behind = map(step.validation.gradient, points)
     bent = (ahead - behind).double() / (4 * near)  # Half of H s.
-    return first_order(step) - step.coefficients * (updates.double() @ bent)
+    return first_order(step) - step.coefficients * (step.rows.double() @ bent)
 
 
 def fedfomo(own_decrease: Tensor, step: AuditStep) -> Tensor:
@@ -44,34 +44,27 @@ def fedfomo(own_decrease: Tensor, step: AuditStep) -> Tensor:
     return torch.where(length > 0, own_decrease / length.clamp_min(1e-300), 0.0)
 
 
-class CGSV:
-    """Cosine gradient Shapley values, smoothed over rounds, in which the values are the weights.
+def cgsv(steps: Sequence[AuditStep], smoothing: float = 0.95) -> Tensor:
+    """Return cosine gradient Shapley values, smoothed over rounds: the values are the weights.
 
-    Xu et al., "Gradient-Driven Rewards to Guarantee Fairness in Collaborative Machine Learning",
-    NeurIPS 2021.
-
-    Parameters
-    ----------
-    smoothing : float
-        How much of a value stays, in [0, 1).
+    In each round an update is compared with the sum of all, each of length 1 and weighed by its
+    value, of which ``smoothing``, in [0, 1), stays. Xu et al., "Gradient-Driven Rewards to
+    Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021.
     """
-
-    def __init__(self, smoothing: float = 0.95) -> None:
-        self._smoothing = smoothing
-        self.values = torch.zeros(0, dtype=torch.float64)
-
-    def take(self, step: AuditStep) -> None:
-        """Compare each update with the sum of all, each of length 1 and weighed by its value."""
-        if not len(self.values):
-            members = step.num_members
-            self.values = torch.full((members,), 1 / members, dtype=torch.float64)
-        chosen = list(step.updates.client_ids)
-        units = normalize(step.updates.client_updates.double(), dim=1, eps=1e-30)
-        common = self.values[chosen] @ units  # [d]
+    members = steps[0].num_members
+    values = torch.full((members,), 1 / members, dtype=torch.float64)
+    for step in steps:
+        chosen, units = list(step.updates.client_ids), normalize(step.rows.double(), eps=1e-30)
+        common = values[chosen] @ units  # [d]
         found = cosine_similarity(units, common[None], dim=1, eps=1e-30)
-        kept = self._smoothing * self.values[chosen]
-        self.values[chosen] = (kept + (1 - self._smoothing) * found).clamp_min(0.0)
-        self.values = self.values / self.values.sum().clamp_min(1e-300)
+        values[chosen] = (smoothing * values[chosen] + (1 - smoothing) * found).clamp_min(0.0)
+        values = values / values.sum().clamp_min(1e-300)
+    return values
+
+
+def shapley_of(utilities: Tensor) -> Tensor:
+    """Return the Shapley values ``[m]`` from all coalitions' utilities ``[2**m]``."""
+    return exact_shapley(lambda _: utilities, utilities.numel().bit_length() - 1)
 
 
 def banzhaf_of(utilities: Tensor) -> Tensor:
@@ -86,55 +79,34 @@ def banzhaf_of(utilities: Tensor) -> Tensor:
     return values
 
 
-class ComFedSV:
-    """Shapley values of a game whose rounds x coalitions are completed by low rank.
+def comfedsv(
+    steps: Sequence[AuditStep], rank: int = 3, ridge: float = 1e-3, sweeps: int = 50
+) -> Tensor:
+    """Return the Shapley values of a game whose rounds x coalitions are completed by low rank.
 
     A coalition of which somebody was not drawn has no value in that round; a matrix of this rank
-    that fits the others says one. A study: nobody should be paid by what was never measured.
+    that fits the others says one (see :func:`complete`). A study: nobody should be paid by what was
+    never measured. Coalitions are unweighted means of their members' updates.
 
     Fan et al., "Improving Fairness for Data Valuation in Horizontal Federated Learning", ICDE 2022
     (arXiv:2109.09046).
-
-    Parameters
-    ----------
-    rank : int
-        Of the completion, >= 1.
-    ridge : float
-        What keeps factors small, beside the mean square of what is known, > 0.
-    sweeps : int
-        Alternating least squares, >= 1.
     """
-
-    def __init__(self, rank: int = 3, ridge: float = 1e-3, sweeps: int = 50) -> None:
-        self._rank, self._ridge, self._sweeps = rank, ridge, sweeps
-        self._known: list[Tensor] = []  # [2**n] a round; NaN where it is not known.
-        self._members = 0
-
-    def take(self, step: AuditStep) -> None:
-        """Measure the coalitions of those who were drawn, as unweighted means of their updates."""
-        self._members = step.num_members
-        updates, start = step.updates.client_updates, step.updates.global_params
-        masks = all_coalitions(len(updates))[1:]
-        means = masks.to(updates) / masks.sum(dim=1, keepdim=True)
-        before = step.validation.loss(start)
-        found = [before - step.validation.loss(start + row @ updates) for row in means]
-        bits = torch.tensor([1 << i for i in step.updates.client_ids])
-        row = torch.full((1 << self._members,), torch.nan, dtype=torch.float64)
-        row[0] = 0.0
-        row[(masks * bits).sum(dim=1)] = torch.tensor(found, dtype=torch.float64)
-        self._known.append(row)
-
-    @property
-    def values(self) -> Tensor:
-        """The Shapley values of the rounds' sum, ``[m]``."""
-        known = torch.stack(self._known)
-        game = complete(known, self._rank, self._ridge, self._sweeps).sum(dim=0)
-        bits = 2 ** torch.arange(self._members)
-        return exact_shapley(lambda masks: game[(masks * bits).sum(dim=1)], self._members)
+    known = torch.full((len(steps), 1 << steps[0].num_members), torch.nan, dtype=torch.float64)
+    known[:, 0] = 0.0
+    for row, step in zip(known, steps, strict=True):
+        masks = all_coalitions(len(step.rows))[1:]
+        means = masks.to(step.rows) / masks.sum(dim=1, keepdim=True) @ step.rows
+        losses = [step.validation.loss(step.start + mean) for mean in means]
+        found = step.validation.loss(step.start) - torch.tensor(losses, dtype=torch.float64)
+        row[masks.long() @ torch.tensor([1 << i for i in step.updates.client_ids])] = found
+    return shapley_of(complete(known, rank, ridge, sweeps).sum(dim=0))
 
 
 def complete(known: Tensor, rank: int, ridge: float, sweeps: int) -> Tensor:
-    """Return a matrix ``[T, n]`` with what is NaN in it by alternating least squares."""
+    """Return a matrix ``[T, n]`` with what is NaN in it by alternating least squares.
+
+    ``ridge`` > 0 keeps factors small, beside the mean square of what is known.
+    """
     there = ~known.isnan()
     if there.all():
         return known

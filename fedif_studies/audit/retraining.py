@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -41,56 +41,47 @@ def train_coalitions(
     ConfigError
         If the model has buffers or dropout: then models cannot be trained side by side.
     """
-    config = task.config
-    model = task.new_model(seed)
-    _require_plain(model, config.model)
+    model, config = task.new_model(seed), task.config.part(TrainingConfig)
+    dropping = (m for m in model.modules() if isinstance(m, nn.Dropout) and m.p)
+    if next(model.buffers(), None) is not None or next(dropping, None) is not None:
+        raise ConfigError(
+            f"model = {task.config.model!r} has buffers or dropout; allowed where coalitions are "
+            "trained from scratch: a model without, such as 'mlp' or 'lenet5'"
+        )
+    gradients = _gradients_of(model)
     trainers = [Trainer(task, member, model, seed) for member in members]
     claimed = torch.tensor([member.claimed for member in members], dtype=torch.float64)
     weights = masks * claimed  # [c, m]
     weights = (weights / weights.sum(dim=1, keepdim=True).clamp_min(1.0)).float()
-    batched = _BatchedTraining(model, config.part(TrainingConfig))
     params = vector_of(model).repeat(len(masks), 1)  # [c, d]
-    for server_round in range(1, config.num_server_rounds + 1):
+    for server_round in range(1, task.config.num_server_rounds + 1):
         steps = torch.zeros_like(params)
         for index, trainer in enumerate(trainers):
             rows = masks[:, index].nonzero().squeeze(1)
-            if len(rows):
-                inputs = task.transformed(trainer.pixels)
-                generator = trainer.generator(server_round)
-                update = batched.update(params[rows], inputs, trainer.labels, generator)
-                steps[rows] += weights[rows, index, None] * update
+            received, inputs = params[rows], task.transformed(trainer.pixels)
+            own, velocity = received.clone(), torch.zeros_like(received)
+            batches = _batches(len(inputs), config, trainer.generator(server_round))
+            for chosen in batches if len(rows) else ():
+                found = gradients(own, inputs[chosen], trainer.labels[chosen])
+                velocity.mul_(config.momentum).add_(found)
+                own.add_(velocity, alpha=-config.learning_rate)
+            steps[rows] += weights[rows, index, None] * (own - received)
         params += steps
     return params
 
 
-class _BatchedTraining:
-    """Local training of several models on the same examples in the same order."""
+def _gradients_of(model: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return the gradients ``[c, d]`` at parameters ``[c, d]``, all on the same examples."""
+    named, names = dict(model.named_parameters()), trainable_names(model)
+    shapes = [named[name].shape for name in names]
 
-    def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
-        self._config = config
-        named = dict(model.named_parameters())
-        self._names = trainable_names(model)
-        self._shapes = [named[name].shape for name in self._names]
+    def loss(flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        pieces = torch.split(flat, [shape.numel() for shape in shapes])
+        shaped = (piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True))
+        own = dict(zip(names, shaped, strict=True))
+        return functional.cross_entropy(functional_call(model, own, (inputs,)), labels)
 
-        def loss(flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-            pieces = torch.split(flat, [shape.numel() for shape in self._shapes])
-            shaped = (piece.view(s) for piece, s in zip(pieces, self._shapes, strict=True))
-            own = dict(zip(self._names, shaped, strict=True))
-            return functional.cross_entropy(functional_call(model, own, (inputs,)), labels)
-
-        self._gradients = vmap(grad(loss), in_dims=(0, None, None))
-
-    def update(
-        self, received: Tensor, inputs: Tensor, labels: Tensor, generator: torch.Generator
-    ) -> Tensor:
-        """Return the updates ``[c, d]`` of received parameters ``[c, d]``."""
-        config, params = self._config, received.clone()
-        velocity = torch.zeros_like(params)
-        for chosen in _batches(len(labels), config, generator):
-            gradients = self._gradients(params, inputs[chosen], labels[chosen])
-            velocity.mul_(config.momentum).add_(gradients)
-            params.add_(velocity, alpha=-config.learning_rate)
-        return params - received
+    return vmap(grad(loss), in_dims=(0, None, None))
 
 
 def _batches(count: int, config: TrainingConfig, generator: torch.Generator) -> Iterator[Tensor]:
@@ -98,14 +89,3 @@ def _batches(count: int, config: TrainingConfig, generator: torch.Generator) -> 
     torch.randint(2**62, (), generator=generator)  # What it seeds dropout with.
     for _ in range(config.local_epochs):
         yield from torch.split(torch.randperm(count, generator=generator), config.batch_size)
-
-
-def _require_plain(model: nn.Module, name: str) -> None:
-    """Raise ConfigError unless models can be trained side by side."""
-    if any(True for _ in model.buffers()) or any(
-        isinstance(module, nn.Dropout) and module.p for module in model.modules()
-    ):
-        raise ConfigError(
-            f"model = {name!r} has buffers or dropout; allowed where coalitions are trained from "
-            "scratch: a model without, such as 'mlp' or 'lenet5'"
-        )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
 from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.tables import ResultTable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,36 @@ class MeanStd:
         """Return both as text, each in a format such as ``".2f"``."""
         text = format(self.mean, form)
         return text if self.std is None else f"{text} ± {format(self.std, form)}"
+
+
+def pivot(
+    title: str,
+    names: Sequence[str],
+    values: Iterable[tuple[Sequence[str], str, T]],
+    shown: Callable[[list[T]], str],
+) -> ResultTable:
+    """Return a table of values by line and column, both in the order of their coming.
+
+    Parameters
+    ----------
+    title : str
+        Of the table.
+    names : sequence of str
+        What the first columns are called, which name a line.
+    values : iterable of tuple
+        A line's names, a column's name, and one of the values that meet there.
+    shown : callable
+        Returns what is shown of those; where there are none, it is a dash.
+    """
+    found: dict[tuple[str, ...], dict[str, list[T]]] = {}
+    for line, column, value in values:
+        found.setdefault(tuple(line), {}).setdefault(column, []).append(value)
+    columns = list(dict.fromkeys(column for own in found.values() for column in own))
+    lines = [
+        [*line, *(shown(own[column]) if column in own else "-" for column in columns)]
+        for line, own in found.items()
+    ]
+    return ResultTable(title, [*names, *columns], lines, num_labels=len(names))
 
 
 def write_table(

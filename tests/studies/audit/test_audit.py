@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES
@@ -15,33 +14,21 @@ from fedif_studies.audit.measure import measure
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.page import write_audit
 from fedif_studies.audit.retraining import train_coalitions
-from fedif_studies.audit.valuations import EXACT, VALUATIONS, WATCHERS
+from fedif_studies.audit.valuations import EXACT, VALUATIONS
 from fedif_studies.lab import run
 from tests.tolerance import assert_same_step, rounding
 
 MEMBERS, ROUNDS = 4, 2
 
 
-def run_config(**overrides) -> RunConfig:
-    settings = {
-        "num-clients": MEMBERS,
-        "num-server-rounds": ROUNDS,
-        "local-epochs": 1,
-        "device": "cpu",
-        "dirichlet-alpha": 100.0,
-    }
-    return RunConfig.from_run_config(default_run_config() | settings | overrides)
-
-
 @pytest.fixture(scope="module")
 def task() -> AuditTask:
-    return AuditTask(run_config())
+    return AuditTask.of(num_clients=MEMBERS, num_server_rounds=ROUNDS, dirichlet_alpha=100.0)
 
 
-def watched(task: AuditTask, case: str, *names: str, seed: int = 0) -> dict[str, torch.Tensor]:
-    watchers = {name: WATCHERS[name]() for name in names}
-    federate(task, CASES[case](task, seed), seed=seed, watchers=list(watchers.values()))
-    return {name: watcher.values for name, watcher in watchers.items()}
+def watched(task: AuditTask, case: str, *names: str) -> dict[str, torch.Tensor]:
+    _, steps = federate(task, CASES[case](task, 0), seed=0)
+    return {name: VALUATIONS[name](steps) for name in names}
 
 
 def test_coalitions_side_by_side_are_those_trained_alone(task):
@@ -50,11 +37,11 @@ def test_coalitions_side_by_side_are_those_trained_alone(task):
     together = train_coalitions(task, members, masks, seed=3)
     for mask, params in zip(masks.tolist(), together, strict=True):
         chosen = [member for member, is_in in zip(members, mask, strict=True) if is_in]
-        alone = federate(task, chosen, seed=3)
+        alone, _ = federate(task, chosen, seed=3)
         if not chosen:
             assert torch.equal(params, alone)
             continue
-        start = federate(task, [], seed=3)
+        start, _ = federate(task, [], seed=3)
         assert_same_step(params, alone, start, rounding(torch.float32, ROUNDS))
 
 
@@ -77,10 +64,9 @@ def test_five_identities_share_what_their_owner_had(task):
 
 
 def test_who_returns_the_model_contributes_exactly_nothing(task):
-    marked = task.marked(0)
     found = watched(task, "returns the model", *VALUATIONS)
-    assert found["path attribution (trapezoid)"][marked].tolist() == [0.0]
-    assert found["path attribution (simpson)"][marked].tolist() == [0.0]
+    for rule in ("trapezoid", "simpson"):
+        assert found[f"path attribution ({rule})"][task.marked(0)].tolist() == [0.0]
 
 
 def rows(values, case=HONEST, marked=()):

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from fedif_flower.round import ModelVectors, RoundUpdates
-from fedif_flower.valuation.influence import project_updates
+from fedif_flower.valuation.past_steps import PastSteps
+from fedif_studies.audit.federation import AuditStep
 from fedif_studies.audit.published import (
-    CGSV,
-    ComFedSV,
     banzhaf_of,
+    cgsv,
+    comfedsv,
     complete,
     fedfomo,
     first_order,
     second_order,
+    shapley_of,
 )
-from fedif_studies.audit.valuations import own_decrease, shapley_of, step_game
+from fedif_studies.audit.valuations import own_decrease
 
 CURVATURE = torch.tensor([2.0, 4.0])
 
@@ -38,7 +38,7 @@ class Quadratic:
 
 def step_of(rows, coefficients, start=(1.0, 1.0), ids=None, members=None):
     params, updates = torch.tensor(start), torch.tensor(rows)
-    m, validation = len(rows), Quadratic()
+    m = len(rows)
     round_updates = RoundUpdates(
         server_round=1,
         client_ids=tuple(range(m)) if ids is None else ids,
@@ -49,13 +49,9 @@ def step_of(rows, coefficients, start=(1.0, 1.0), ids=None, members=None):
         buffer_updates=updates.new_zeros(m, 0),
         counters=({},) * m,
     )
-    return SimpleNamespace(
-        updates=round_updates,
-        coefficients=torch.tensor(coefficients, dtype=torch.float64),
-        validation=validation,
-        num_members=members or m,
-        projections=project_updates(updates, validation.gradient(params)),
-    )
+    weights = torch.tensor(coefficients, dtype=torch.float64)
+    judges = Quadratic(), Quadratic()
+    return AuditStep(round_updates, weights, weights, *judges, PastSteps(), members or m)
 
 
 def test_in_run_data_shapley_of_both_orders():
@@ -65,7 +61,7 @@ def test_in_run_data_shapley_of_both_orders():
     # -.5 <(-2, 0), (1, 3)> = 1; -.5 <(0, -1), (1, 3)> = 1.5.
     assert second_order(step).tolist() == pytest.approx([1.0, 1.5], abs=1e-4)
     # A quadratic loss is its own expansion: so they are the exact values.
-    torch.testing.assert_close(second_order(step), shapley_of(step_game(step)), rtol=0.0, atol=1e-4)
+    torch.testing.assert_close(second_order(step), shapley_of(step.game), rtol=0.0, atol=1e-4)
 
 
 def test_fedfomo_is_a_decrease_over_a_distance():
@@ -76,12 +72,10 @@ def test_fedfomo_is_a_decrease_over_a_distance():
 
 def test_cgsv_smooths_cosines_with_the_sum_of_unit_updates():
     # Units (1, 0) and (0, 1) have their sum at 45 degrees; the third stands against it.
-    watcher = CGSV(smoothing=0.5)
-    watcher.take(step_of([[3.0, 0.0], [0.0, 2.0]], [0.5, 0.5]))
-    assert watcher.values.tolist() == pytest.approx([0.5, 0.5])
-    watcher = CGSV(smoothing=0.0)
-    watcher.take(step_of([[1.0, 0.0], [1.0, 0.0], [-2.0, 0.0]], [0.3] * 3))
-    assert watcher.values.tolist() == pytest.approx([0.5, 0.5, 0.0])
+    step = step_of([[3.0, 0.0], [0.0, 2.0]], [0.5, 0.5])
+    assert cgsv([step], smoothing=0.5).tolist() == pytest.approx([0.5, 0.5])
+    step = step_of([[1.0, 0.0], [1.0, 0.0], [-2.0, 0.0]], [0.3] * 3)
+    assert cgsv([step], smoothing=0.0).tolist() == pytest.approx([0.5, 0.5, 0.0])
 
 
 def test_banzhaf_counts_every_coalition_alike():
@@ -100,17 +94,13 @@ def test_a_matrix_of_rank_one_is_completed():
 
 def test_comfedsv_of_rounds_that_are_all_known_is_the_shapley_value_of_their_means():
     # The loss falls from 3 to 2 by the first, to 1 by the second, to .75 at their mean.
-    watcher = ComFedSV()
-    watcher.take(step_of([[-1.0, 0.0], [0.0, -1.0]], [0.5, 0.5]))
-    assert watcher.values.tolist() == pytest.approx([(1 + 0.25) / 2, (2 + 1.25) / 2])
+    step = step_of([[-1.0, 0.0], [0.0, -1.0]], [0.5, 0.5])
+    assert comfedsv([step]).tolist() == pytest.approx([(1 + 0.25) / 2, (2 + 1.25) / 2])
 
 
 def test_comfedsv_gives_who_was_not_drawn_what_low_rank_says():
     rows = [[-1.0, 0.0], [0.0, -1.0]]
-    watcher = ComFedSV(rank=1, ridge=1e-8, sweeps=500)
-    watcher.take(step_of(rows, [0.5, 0.5]))
-    watcher.take(step_of(rows[:1], [1.0], ids=(0,), members=2))
+    steps = [step_of(rows, [0.5, 0.5]), step_of(rows[:1], [1.0], ids=(0,), members=2)]
     # The second round is as the first by what is known of it: so is the whole of it.
-    torch.testing.assert_close(
-        watcher.values, torch.tensor([1.25, 3.25]).double(), rtol=1e-2, atol=0.0
-    )
+    found = comfedsv(steps, rank=1, ridge=1e-8, sweeps=500)
+    torch.testing.assert_close(found, torch.tensor([1.25, 3.25]).double(), rtol=1e-2, atol=0.0)
