@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from fedif_flower.attacks import ATTACKS, AttackConfig, Behaviour, LabelNoise, build_behaviour
+from fedif_flower.attacks import ATTACKS, AttackConfig, Behaviour, build_behaviour
+from fedif_flower.attacks.label_noise import LabelNoise
 from fedif_flower.client.app import app
 from fedif_flower.client.reply import train_round
 from fedif_flower.client.trust import require_trusted

@@ -4,11 +4,8 @@ A new attack is a subclass of :class:`Behaviour` that overrides the hook it need
 :data:`ATTACKS`.
 """
 
-from fedif_flower.attacks.adversarial import AdversarialSamples
 from fedif_flower.attacks.assignment import attacks_now, malicious_partitions, poison_ratio
 from fedif_flower.attacks.behaviour import Backdoor, Behaviour, ClientRound, Colluder
-from fedif_flower.attacks.gradient_noise import GradientNoise
-from fedif_flower.attacks.label_noise import LabelNoise
 from fedif_flower.attacks.registry import (
     ATTACKS,
     AttackConfig,
@@ -19,14 +16,11 @@ from fedif_flower.attacks.registry import (
 
 __all__ = [
     "ATTACKS",
-    "AdversarialSamples",
     "AttackConfig",
     "Backdoor",
     "Behaviour",
     "ClientRound",
     "Colluder",
-    "GradientNoise",
-    "LabelNoise",
     "attacks_now",
     "behaviour_of",
     "build_behaviour",

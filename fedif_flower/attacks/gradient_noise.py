@@ -12,30 +12,14 @@ from fedif_flower.attacks.behaviour import Behaviour, ClientRound
 from fedif_flower.settings import Setting
 
 
-def add_gaussian(params: Tensor, std: float, generator: torch.Generator) -> Tensor:
-    r"""Return :math:`w + \sigma z` ``[d]`` with :math:`z \sim N(0, I)`.
-
-    Parameters
-    ----------
-    params : Tensor
-        ``[d]``: w.
-    std : float
-        :math:`\sigma` >= 0, in units of the parameters.
-    generator : torch.Generator
-        On the CPU.
-    """
-    noise = torch.randn(params.shape, generator=generator, dtype=params.dtype)
-    return params + noise.to(params.device).mul_(std)
-
-
 @dataclass
 class GradientNoise(Behaviour):
-    """Adds Gaussian noise to all trainable parameters every time it has trained.
+    r"""Sends :math:`w + \sigma z` with :math:`z \sim N(0, I)` every time it has trained w.
 
     Parameters
     ----------
     std : float
-        Standard deviation of the noise, >= 0.
+        :math:`\sigma` >= 0, in units of the parameters.
     """
 
     std: Annotated[
@@ -43,5 +27,6 @@ class GradientNoise(Behaviour):
     ] = 0.1
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the parameters with noise on them (see :func:`add_gaussian`)."""
-        return add_gaussian(own.trained, self.std, own.generator)
+        """Return the parameters with noise on them."""
+        noise = torch.randn(own.trained.shape, generator=own.generator, dtype=own.trained.dtype)
+        return own.trained + noise.to(own.trained.device).mul_(self.std)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from fedif_flower.attacks.behaviour import ClientRound
 from fedif_flower.attacks.pixel_trigger import PixelTrigger
-from fedif_flower.attacks.scaling import Factor, scaled
+from fedif_flower.attacks.scaling import HonestScaling
 
 
 @dataclass
-class ModelReplacement(PixelTrigger):
+class ModelReplacement(HonestScaling, PixelTrigger):
     r"""Trains with a pixel trigger and sends :math:`w_{t-1} + c (w_i - w_{t-1})`.
 
     With m clients in a round whose honest updates are short, the mean of such a reply with
@@ -29,9 +26,3 @@ class ModelReplacement(PixelTrigger):
     ----------
     Bagdasaryan et al., 2020 (How to backdoor federated learning), equation 3 with n / eta = c.
     """
-
-    factor: Factor = 10.0
-
-    def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the parameters with the update scaled."""
-        return scaled(own, self.factor)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedif_flower.attacks.assignment import choose
 from fedif_flower.attacks.behaviour import Backdoor
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import require
 from fedif_flower.settings import Setting
 
 Target = Annotated[int, Setting("the class that the model is to answer with", ge=0)]
@@ -31,8 +31,7 @@ def stamp_square(pixels: Tensor) -> Tensor:
 
 def require_target(target: int, num_classes: int) -> None:
     """Raise ConfigError unless the target is a class."""
-    if not 0 <= target < num_classes:
-        raise ConfigError(f"target = {target}; allowed: a class, 0 to {num_classes - 1}")
+    require(target < num_classes, "target", target, f"a class, 0 to {num_classes - 1}")
 
 
 @dataclass

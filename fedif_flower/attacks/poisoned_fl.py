@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -15,6 +16,7 @@ _LEAST, _LESS = 0.5, 0.7  # Of the paper: the smallest factor, and what it is mu
 _SIGNIFICANT = 2.326  # Standard deviations: one-sided, p = 0.01.
 
 
+@dataclass
 class PoisonedFL(Colluder):
     r"""All send :math:`c \lVert \Delta \rVert\, v \odot s`, with signs s that never change.
 
@@ -40,18 +42,13 @@ class PoisonedFL(Colluder):
     that since the accomplices last took part.
     """
 
-    def __init__(
-        self,
-        factor: Annotated[float, Setting("c: in lengths of the last global step", gt=0)] = 8.0,
-        patience: Annotated[int, Setting("rounds until c is judged again", ge=1)] = 50,
-    ) -> None:
-        self.factor = factor
-        self.patience = patience
-        self._signs: Tensor | None = None  # [d]
-        self._received: Tensor | None = None  # [d]
-        self._judged: Tensor | None = None  # [d]: the model when c was judged last.
-        self._sent: Tensor | None = None  # [d]
-        self._rounds = 0
+    factor: Annotated[float, Setting("c: in lengths of the last global step", gt=0)] = 8.0
+    patience: Annotated[int, Setting("rounds until c is judged again", ge=1)] = 50
+    _signs: Tensor | None = field(default=None, init=False)  # [d]
+    _received: Tensor | None = field(default=None, init=False)  # [d]
+    _judged: Tensor | None = field(default=None, init=False)  # [d]: where c was judged last.
+    _sent: Tensor | None = field(default=None, init=False)  # [d]
+    _rounds: int = field(default=0, init=False)
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the updates ``[k, d]``, all the same."""

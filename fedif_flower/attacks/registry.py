@@ -2,77 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Self
 
 from pydantic import model_validator
 
-from fedif_flower.attacks.adversarial import AdversarialSamples
-from fedif_flower.attacks.alie import Alie
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
 from fedif_flower.attacks.behaviour import Behaviour, Colluder
-from fedif_flower.attacks.descending_backdoor import DescendingBackdoor
-from fedif_flower.attacks.distributed_trigger import DistributedTrigger
-from fedif_flower.attacks.edge_case import EdgeCase
-from fedif_flower.attacks.fang import Fang
-from fedif_flower.attacks.free_riders import RepeatStep, ReturnModel, ReturnWithNoise
-from fedif_flower.attacks.gradient_noise import GradientNoise
-from fedif_flower.attacks.hidden_backdoor import HiddenBackdoor
-from fedif_flower.attacks.ipm import InnerProductManipulation
-from fedif_flower.attacks.label_noise import LabelNoise
-from fedif_flower.attacks.mimic import Mimic
-from fedif_flower.attacks.min_max import MinMax
-from fedif_flower.attacks.min_sum import MinSum
-from fedif_flower.attacks.model_replacement import ModelReplacement
-from fedif_flower.attacks.neurotoxin import Neurotoxin
-from fedif_flower.attacks.pixel_trigger import PixelTrigger
-from fedif_flower.attacks.poisoned_fl import PoisonedFL
-from fedif_flower.attacks.random_update import RandomUpdate
-from fedif_flower.attacks.scaling import HonestScaling, Scaling
-from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
-from fedif_flower.attacks.sign_flip import SignFlip
-from fedif_flower.attacks.sybils import Sybils
 from fedif_flower.errors import ConfigError
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings
 from fedif_flower.settings import RefusedValueError, setting
 from fedif_flower.tasks.task import Task
 
-_BUILT_IN: Mapping[str, Callable[..., Behaviour]] = MappingProxyType(
-    {
-        "none": Behaviour,
-        "label-noise": LabelNoise,
-        "gradient-noise": GradientNoise,
-        "adversarial": AdversarialSamples,
-        "sign-flip": SignFlip,
-        "random-update": RandomUpdate,
-        "free-rider": ReturnModel,
-        "free-rider-noise": ReturnWithNoise,
-        "free-rider-step": RepeatStep,
-        "scaling": Scaling,
-        "honest-scaling": HonestScaling,
-        "pixel-trigger": PixelTrigger,
-        "distributed-trigger": DistributedTrigger,
-        "semantic-backdoor": SemanticBackdoor,
-        "hidden-backdoor": HiddenBackdoor,
-        "model-replacement": ModelReplacement,
-        "neurotoxin": Neurotoxin,
-        "edge-case": EdgeCase,
-        "descending-backdoor": DescendingBackdoor,
-        "alie": Alie,
-        "ipm": InnerProductManipulation,
-        "min-max": MinMax,
-        "min-sum": MinSum,
-        "fang": Fang,
-        "mimic": Mimic,
-        "sybils": Sybils,
-        "poisoned-fl": PoisonedFL,
-    }
-)
+# Each is imported when it is named.
+_BUILT_IN = {
+    "none": "behaviour:Behaviour",
+    "label-noise": "label_noise:LabelNoise",
+    "gradient-noise": "gradient_noise:GradientNoise",
+    "adversarial": "adversarial:AdversarialSamples",
+    "sign-flip": "sign_flip:SignFlip",
+    "random-update": "random_update:RandomUpdate",
+    "free-rider": "free_riders:ReturnModel",
+    "free-rider-noise": "free_riders:ReturnWithNoise",
+    "free-rider-step": "free_riders:RepeatStep",
+    "scaling": "scaling:Scaling",
+    "honest-scaling": "scaling:HonestScaling",
+    "pixel-trigger": "pixel_trigger:PixelTrigger",
+    "distributed-trigger": "distributed_trigger:DistributedTrigger",
+    "semantic-backdoor": "semantic_backdoor:SemanticBackdoor",
+    "hidden-backdoor": "hidden_backdoor:HiddenBackdoor",
+    "model-replacement": "model_replacement:ModelReplacement",
+    "neurotoxin": "neurotoxin:Neurotoxin",
+    "edge-case": "edge_case:EdgeCase",
+    "descending-backdoor": "descending_backdoor:DescendingBackdoor",
+    "alie": "alie:Alie",
+    "ipm": "ipm:InnerProductManipulation",
+    "min-max": "min_max:MinMax",
+    "min-sum": "min_sum:MinSum",
+    "fang": "fang:Fang",
+    "mimic": "mimic:Mimic",
+    "sybils": "sybils:Sybils",
+    "poisoned-fl": "poisoned_fl:PoisonedFL",
+}
 
 # A constructor can have these beside its settings: the client's own poison ratio, the config.
-ATTACKS = Registry("attack", _BUILT_IN, offered=("ratio", "malicious_fraction", "config"))
+ATTACKS = Registry(
+    "attack",
+    {name: f"{__package__}.{where}" for name, where in _BUILT_IN.items()},
+    offered=("ratio", "malicious_fraction", "config"),
+)
 
 
 class AttackConfig(SectionedSettings):

@@ -11,8 +11,6 @@ from fedif_flower.attacks.behaviour import Behaviour, ClientRound
 from fedif_flower.attacks.label_noise import LabelNoise
 from fedif_flower.settings import Setting
 
-Factor = Annotated[float, Setting("c: how many times the update is sent", gt=0)]
-
 
 def scaled(own: ClientRound, factor: float) -> Tensor:
     r"""Return :math:`w_{t-1} + c (w_i - w_{t-1})`, ``[d]``."""
@@ -29,7 +27,7 @@ class HonestScaling(Behaviour):
         c > 0.
     """
 
-    factor: Factor = 10.0
+    factor: Annotated[float, Setting("c: how many times the update is sent", gt=0)] = 10.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the parameters with the update scaled (see :func:`scaled`)."""
@@ -37,7 +35,7 @@ class HonestScaling(Behaviour):
 
 
 @dataclass
-class Scaling(LabelNoise):
+class Scaling(HonestScaling, LabelNoise):
     r"""Trains on labels of which a share is wrong and sends :math:`c\,u`.
 
     Parameters
@@ -47,9 +45,3 @@ class Scaling(LabelNoise):
     factor : float
         c > 0.
     """
-
-    factor: Factor = 10.0
-
-    def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the parameters with the update scaled (see :func:`scaled`)."""
-        return scaled(own, self.factor)

@@ -1,10 +1,12 @@
 """What clients do beside plain SGD on their loss: one file per method. No Flower, no I/O."""
 
-from fedif_flower.local_methods.guide import Guide, Told, Turn
 from fedif_flower.local_methods.local_method import (
+    Guide,
     LocalMethod,
     LocalRound,
     LocalTerm,
+    Told,
+    Turn,
     require_method_fit,
 )
 from fedif_flower.local_methods.moon import Moon

@@ -15,16 +15,16 @@ from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 from torch.utils.hooks import RemovableHandle
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 _LAST = "moon-last-model"
 
 
 @dataclass(frozen=True)
-class Moon(LocalMethod):
+class Moon(CheckedFields, LocalMethod):
     r"""Local representations are drawn to the global model's, away from the last local model's.
 
     .. math::
@@ -56,10 +56,6 @@ class Moon(LocalMethod):
         ),
     ] = ""
 
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
-
     def term(self, local: LocalRound) -> LocalTerm:
         """Return the contrastive term; nothing in a client's first round.
 
@@ -84,18 +80,17 @@ class _Contrast(LocalTerm):
         super().__init__()
         self._moon = moon
         self._models = [model, _frozen(model), _frozen(model, last)]  # in training, global, last
-        self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self._features: dict[nn.Module, Tensor] = {}  # Of each model's last call.
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
-        def note_inputs(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._inputs = args, kwargs
+        @torch.no_grad()
+        def follow(_: nn.Module, args: Any, kwargs: Any, _output: object) -> None:
+            for other in self._models[1:]:
+                other(*args, **kwargs)
 
-        self._handles = [
-            self._models[0].register_forward_pre_hook(note_inputs, with_kwargs=True),
-            *map(self._watch, self._models),
-        ]
+        follows = self._models[0].register_forward_hook(follow, with_kwargs=True)
+        self._handles = [follows, *map(self._watch, self._models)]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,10 +99,6 @@ class _Contrast(LocalTerm):
 
     def loss(self) -> Tensor:
         r"""Return :math:`\mu \ell_{con}` of the batch that the model has just seen."""
-        args, kwargs = self._inputs
-        with torch.no_grad():
-            for other in self._models[1:]:
-                other(*args, **kwargs)
         z, *others = (self._features[model].flatten(1) for model in self._models)  # [n, f]
         similar = [functional.cosine_similarity(z, other, dim=1) for other in others]  # 2 x [n]
         logits = torch.stack(similar, dim=1) / self._moon.temperature  # [n, 2]
@@ -138,9 +129,8 @@ def _frozen(model: nn.Module, params: Tensor | None = None) -> nn.Module:
 def _layer(model: nn.Module, name: str) -> nn.Module:
     """Return the module of that name, or the last linear one."""
     modules = dict(model.named_modules())
-    if name and name not in modules:
-        raise ConfigError(f"moon.layer = {name!r}; allowed: {', '.join(filter(None, modules))}")
     linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
+    require(not name or name in modules, "moon.layer", name, ", ".join(filter(None, modules)))
     if not name and not linear:
         raise ConfigError("moon.layer: this model has no linear layer; name a module of it")
     return modules[name] if name else linear[-1]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
 from fedif_flower.local_methods.local_method import LocalMethod
 from fedif_flower.local_methods.moon import Moon
 from fedif_flower.local_methods.scaffold import Scaffold
@@ -13,16 +10,12 @@ from fedif_flower.sections import SectionedSettings
 from fedif_flower.settings import setting
 from fedif_flower.tasks.task import Task
 
-_BUILT_IN: Mapping[str, Callable[..., LocalMethod]] = MappingProxyType(
-    {
-        "sgd": LocalMethod,
-        "scaffold": Scaffold,
-        "moon": Moon,
-    }
-)
-
 # A constructor can have these beside its settings: the task's classes, the run's seed.
-LOCAL_METHODS = Registry("local_method", _BUILT_IN, offered=("num_classes", "seed"))
+LOCAL_METHODS = Registry(
+    "local_method",
+    {"sgd": LocalMethod, "scaffold": Scaffold, "moon": Moon},
+    offered=("num_classes", "seed"),
+)
 
 
 class LocalMethodConfig(SectionedSettings):

@@ -23,7 +23,7 @@ class Scaffold(LocalMethod):
     (the paper's option II) with c the server's control variate, :math:`c_i` the client's, both 0
     at first, and :math:`W_K = \sum_{j=1}^{K} \sum_{i=0}^{j-1} \beta^i` what K steps with momentum
     :math:`\beta` count for: K without momentum, as in the paper. The client sends
-    :math:`c_i^+ - c_i`; the server's half is :func:`moved_control`.
+    :math:`c_i^+ - c_i`; the server's half is :meth:`moved`.
     """
 
     sends_vector = True
@@ -42,8 +42,23 @@ class Scaffold(LocalMethod):
         return change
 
     def moved(self, vector: Tensor, changes: Tensor, share: float) -> Tensor:
-        """Return the server's control variate after a round (see :func:`moved_control`)."""
-        return moved_control(vector, changes, share)
+        r"""Return the server's control variate after a round.
+
+        .. math::
+            c \leftarrow c + \frac{|S|}{N} \cdot \frac{1}{|S|} \sum_{i \in S} f_i \, \Delta c_i,
+            \qquad f_i = \min(1, 2 \operatorname{median}_j
+            \lVert \Delta c_j \rVert / \lVert \Delta c_i \rVert)
+
+        With :math:`f_i = 1` this is the paper's: the mean of all N clients' control variates,
+        whatever weights move the model. By weights that change from round to round, c would be the
+        mean of nothing. What a hostile client can do to c is bounded by :math:`f_i`.
+        """
+        lengths = torch.linalg.vector_norm(changes.double(), dim=1)  # [m]
+        bound = 2 * lengths.quantile(0.5)
+        factors = (bound / lengths).clamp(max=1).nan_to_num(1.0)  # 0 / 0: nothing to shorten.
+        weights = share * factors / len(changes)  # [m]
+        moved: Tensor = vector + weights.to(changes) @ changes
+        return moved
 
     def _own(self, local: LocalRound) -> Tensor:
         kept = local.memory.get(_CONTROL)
@@ -64,34 +79,6 @@ def summed_steps(steps: int, momentum: float) -> float:
     for _ in range(steps):
         velocity = momentum * velocity + 1.0
         moved += velocity
-    return moved
-
-
-def moved_control(control: Tensor, changes: Tensor, share: float) -> Tensor:
-    r"""Return the server's control variate after a round.
-
-    .. math::
-        c \leftarrow c + \frac{|S|}{N} \cdot \frac{1}{|S|} \sum_{i \in S} f_i \, \Delta c_i, \qquad
-        f_i = \min(1, 2 \operatorname{median}_j \lVert \Delta c_j \rVert / \lVert \Delta c_i \rVert)
-
-    With :math:`f_i = 1` this is the paper's: the mean of all N clients' control variates, whatever
-    weights move the model. By weights that change from round to round, c would be the mean of
-    nothing. What a hostile client can do to c is bounded by :math:`f_i`.
-
-    Parameters
-    ----------
-    control : Tensor
-        ``[d]``.
-    changes : Tensor
-        ``[m, d]``: :math:`\Delta c_i`.
-    share : float
-        :math:`|S| / N`, in (0, 1]: of the members, those whose replies were accepted.
-    """
-    lengths = torch.linalg.vector_norm(changes.double(), dim=1)  # [m]
-    bound = 2 * lengths.quantile(0.5)
-    factors = (bound / lengths).clamp(max=1).nan_to_num(1.0)  # 0 / 0: nothing to shorten.
-    weights = share * factors / len(changes)  # [m]
-    moved: Tensor = control + weights.to(changes) @ changes
     return moved
 
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.errors import DataError
-from fedif_flower.local_methods.guide import Guide, Told, Turn
-from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
+from fedif_flower.local_methods import Guide, LocalMethod, LocalRound, LocalTerm, Told, Turn
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import describe, tensor_pair

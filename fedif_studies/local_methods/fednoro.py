@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
 from fedif_flower.errors import DataError
-from fedif_flower.local_methods.guide import Guide, Told, Turn
-from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
+from fedif_flower.local_methods import Guide, LocalMethod, LocalRound, LocalTerm, Told, Turn
 from fedif_flower.round import RoundUpdates
 from fedif_flower.sections import require_fields
 from fedif_flower.settings import Setting

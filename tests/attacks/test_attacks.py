@@ -6,12 +6,12 @@ from fedif_flower.attacks import (
     ATTACKS,
     AttackConfig,
     Behaviour,
-    GradientNoise,
     behaviour_of,
     build_behaviour,
     malicious_partitions,
     poison_ratio,
 )
+from fedif_flower.attacks.gradient_noise import GradientNoise
 from fedif_flower.errors import ConfigError
 
 

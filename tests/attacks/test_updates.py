@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedif_flower.attacks import ClientRound, GradientNoise
+from fedif_flower.attacks import ClientRound
 from fedif_flower.attacks.free_riders import RepeatStep, ReturnModel, ReturnWithNoise
-from fedif_flower.attacks.gradient_noise import add_gaussian
+from fedif_flower.attacks.gradient_noise import GradientNoise
 from fedif_flower.attacks.random_update import RandomUpdate, gaussian_of_length
 from fedif_flower.attacks.scaling import HonestScaling, Scaling
 from fedif_flower.attacks.sign_flip import SignFlip
@@ -45,14 +45,13 @@ def test_only_one_of_those_that_scale_lies_about_labels():
 
 
 def test_noise_has_the_given_standard_deviation_and_no_mean():
-    params = torch.full((100_000,), 3.0)
-    noise = add_gaussian(params, 0.1, torch.Generator().manual_seed(0)) - params
+    own = client_round([0.0] * 100_000, [3.0] * 100_000)
+    noise = GradientNoise(0.1).poison_update(own) - own.trained
     # Standard errors at n = 100,000: mean 0.1 / 316 = 0.00032, std 0.1 / 447 = 0.00022.
     assert abs(float(noise.mean())) < 0.002
     assert float(noise.std()) == pytest.approx(0.1, abs=0.0015)
     assert float((noise.abs() < 0.1).float().mean()) == pytest.approx(0.6827, abs=0.01)
-    assert torch.equal(params, torch.full((100_000,), 3.0))
-    assert torch.equal(add_gaussian(params, 0.0, torch.Generator()), params)
+    assert torch.equal(GradientNoise(0.0).poison_update(own), torch.full((100_000,), 3.0))
 
 
 @pytest.mark.parametrize("attack", [GradientNoise(0.5), RandomUpdate(2)])

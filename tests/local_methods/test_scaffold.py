@@ -11,7 +11,7 @@ from torch.nn.utils import parameters_to_vector
 
 from fedif_flower.errors import ConfigError, ReplyError
 from fedif_flower.local_methods import LocalRound, Scaffold
-from fedif_flower.local_methods.scaffold import moved_control, summed_steps
+from fedif_flower.local_methods.scaffold import summed_steps
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import tensor_arrays
@@ -57,9 +57,9 @@ def test_the_server_s_control_variate_by_hand():
     control = torch.tensor([1.0, 1.0])
     changes = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 8.0]])
     # The third is twice as long as twice the median of the lengths 2, 2, 8. Each counts for 1 / 6.
-    moved = moved_control(control, changes, share=0.5)
+    moved = Scaffold().moved(control, changes, share=0.5)
     assert moved.tolist() == pytest.approx([1.0 + 2 / 6, 1.0 + (2 + 4) / 6])
-    zeros = moved_control(control, torch.zeros(3, 2), share=0.5)
+    zeros = Scaffold().moved(control, torch.zeros(3, 2), share=0.5)
     assert torch.equal(zeros, control)
 
 
