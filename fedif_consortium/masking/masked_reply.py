@@ -29,15 +29,14 @@ from fedif_consortium.masking.terms import (
     MaskingTerms,
     trial_key,
 )
-from fedif_flower.client.reply import model_of, named_task
-from fedif_flower.client.trust import require_trusted
+from fedif_flower.client.reply import model_of
+from fedif_flower.client.trust import agreed
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import LocalMethod, build_local_method
 from fedif_flower.messages.arrays import pack_array, view_array
-from fedif_flower.messages.instructions import FACTS_KEY, ROUND_KEY, read_config
+from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.storage import make_folder, write_atomically
-from fedif_flower.tasks.config import TaskConfig
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.tasks.task import Task
 
@@ -109,9 +108,7 @@ def masked_round(
     masking = member_masking(settings, node, message.metadata.dst_node_id)
     if masking is None:
         return call_next(message, context)
-    config = read_config(settings)
-    require_trusted(config, node)
-    task = task or named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
+    config, task = agreed(settings, node, task)
     if type(build_local_method(config, task, config.seed)) is not LocalMethod:
         raise ConfigError(f"masking: local-method = {config.local_method!r}; allowed: sgd")
     if config.attack != "none" and not masking.terms.is_trial:

@@ -10,21 +10,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedif_flower.client.local import train_task
 from fedif_flower.client.part import ClientPart
-from fedif_flower.client.reply import describe_node, named_task
-from fedif_flower.client.trust import client_site, require_trusted
+from fedif_flower.client.training import train_task
+from fedif_flower.client.trust import agreed, client_site
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import build_local_method, require_method_fit
 from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.messages.instructions import FACTS_KEY, TASK_KEY, read_config
+from fedif_flower.messages.instructions import read_config
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import QUESTION, RECORD, Finding, Status, to_record
 from fedif_flower.tasks.batches import class_labels, count_examples, read_batches
-from fedif_flower.tasks.config import TaskConfig
 from fedif_flower.tasks.task import Data, Task
 
 LEAST_SPACE, LITTLE_SPACE = 100 * 2**20, 2**30  # Bytes.
@@ -49,25 +47,14 @@ def describe(
     parts : sequence of ClientPart
         Each adds checks of its own.
     """
-    reply = describe_node(message, context)
-    settings = message.content.config_records.get(QUESTION)
-    if settings is None:
-        return reply
-    node, config = NodeConfig.from_node_config(context.node_config), read_config(settings)
-
-    def of_run() -> Task:
-        require_trusted(config, node)
-        found = task or named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
-        if found.name != settings[TASK_KEY]:
-            raise ConfigError(
-                f"this member's task is {found.name!r}, the server's {settings[TASK_KEY]!r}"
-            )
-        return found
-
-    found = check_member(config, node, of_run)
-    found += [one for part in parts for one in part.checks(node, settings)]
-    reply.content[RECORD] = to_record(found, time.time())
-    return reply
+    node = NodeConfig.from_node_config(context.node_config)
+    answer = ConfigRecord({"partition-id": node.partition_id, "attack": node.attack or ""})
+    content = RecordDict({"node": answer})
+    if settings := message.content.config_records.get(QUESTION):
+        found = check_member(read_config(settings), node, lambda: agreed(settings, node, task)[1])
+        found += [one for part in parts for one in part.checks(node, settings)]
+        content[RECORD] = to_record(found, time.time())
+    return Message(content, reply_to=message)
 
 
 def check_member(config: ClientConfig, node: NodeConfig, task: Callable[[], Task]) -> list[Finding]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -24,11 +23,10 @@ from fedif_flower.attacks import (
     build_behaviour,
     require_fit,
 )
-from fedif_flower.client.local import train_task
-from fedif_flower.client.poisoning import poisoned_data
-from fedif_flower.client.trust import client_site, require_trusted
+from fedif_flower.client.training import train_task
+from fedif_flower.client.trust import agreed, client_site
 from fedif_flower.devices import select_device, torch_threads
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import (
     LocalMethod,
     LocalRound,
@@ -40,29 +38,19 @@ from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import (
     ACCOMPLICE_KEY,
     COLLUSION_KEY,
-    FACTS_KEY,
     GUIDE_RECORD,
     PROXIMAL_KEY,
     ROUND_KEY,
     RUN_KEY,
-    TASK_KEY,
     VECTOR_KEY,
     VECTOR_RECORD,
-    read_config,
 )
 from fedif_flower.messages.models import load_arrays, model_arrays, tensor_arrays
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.seeding import torch_generator
-from fedif_flower.tasks.config import TaskConfig, TrainingConfig
-from fedif_flower.tasks.registry import build_task
+from fedif_flower.tasks.batches import describe, tensor_pair
+from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Task
-
-
-def describe_node(message: Message, context: Context) -> Message:
-    """Answer the server's question which partition this node holds."""
-    node = NodeConfig.from_node_config(context.node_config)
-    answer = ConfigRecord({"partition-id": node.partition_id, "attack": node.attack or ""})
-    return Message(content=RecordDict({"node": answer}), reply_to=message)
 
 
 def train_round(message: Message, context: Context, task: Task | None = None) -> Message:
@@ -81,16 +69,13 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     # in this process until the garbage collector comes by.
     settings = cast(ConfigRecord, message.content["config"])
     arrays = cast(ArrayRecord, message.content["arrays"])
-    config = read_config(settings)
     node = NodeConfig.from_node_config(context.node_config)
+    config, task = agreed(settings, node, task)
     server_round = cast(int, settings[ROUND_KEY])
-    require_trusted(config, node)
-    task = task or named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
-    acting = behaviour(config, node)
+    acting = behaviour(config, node, task, can_collude=bool(settings.get(COLLUSION_KEY)))
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):
         acting = Behaviour()
     method = build_local_method(config, task, config.seed)
-    _require_fit(acting, task, settings, attack=node.attack or config.attack)
     started, run = time.perf_counter(), str(settings[RUN_KEY])
     ids = config.seed, node.partition_id
     with (
@@ -150,38 +135,90 @@ def _received_vector(message: Message, method: LocalMethod) -> Tensor | None:
     """Return what the server sent beside the model, for a method that needs it."""
     if not method.sends_vector:
         return None
-    vector: Tensor = cast(ArrayRecord, message.content[VECTOR_RECORD]).to_torch_state_dict()[
-        VECTOR_KEY
-    ]
+    record = cast(ArrayRecord, message.content[VECTOR_RECORD])
+    vector: Tensor = record.to_torch_state_dict()[VECTOR_KEY]
     return vector
 
 
-def _require_fit(acting: Behaviour, task: Task, settings: ConfigRecord, *, attack: str) -> None:
-    """Raise ConfigError if a client cannot do what it is to do."""
-    if isinstance(acting, Colluder) and not settings.get(COLLUSION_KEY):
+def behaviour(
+    config: ClientConfig, node: NodeConfig, task: Task, *, can_collude: bool
+) -> Behaviour:
+    """Return what a node does: its own ``attack`` if set, else what the seed assigns to it.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot do that.
+    """
+    seed, partition_id = config.seed, node.partition_id
+    if node.attack is not None:
+        config = config.replace(attack=node.attack)
+        acting = build_behaviour(config, partition_id=partition_id, seed=seed)
+    else:
+        acting = behaviour_of(
+            config, partition_id=partition_id, num_clients=config.num_clients, seed=seed
+        )
+    if isinstance(acting, Colluder) and not can_collude:
         raise ConfigError(
-            f"attack {attack!r} needs to see what the other malicious "
+            f"attack {config.attack!r} needs to see what the other malicious "
             "clients are about to send, which is possible only in a simulation whose run config "
             "names the attack"
         )
-    if task.name != settings[TASK_KEY]:
-        raise ConfigError(
-            f"this client's task is {task.name!r}, the server's {settings[TASK_KEY]!r}"
-        )
-    require_fit(acting, task, attack)
+    require_fit(acting, task, config.attack)
+    return acting
 
 
-def behaviour(config: ClientConfig, node: NodeConfig) -> Behaviour:
-    """Return what a node does: its own ``attack`` if set, else what the seed assigns to it."""
-    if node.attack is not None:
-        own = config.replace(attack=node.attack)
-        return build_behaviour(own, partition_id=node.partition_id, seed=config.seed)
-    return behaviour_of(
-        config,
-        partition_id=node.partition_id,
-        num_clients=config.num_clients,
-        seed=config.seed,
+def poisoned_data(
+    task: Task,
+    model: nn.Module,
+    data: Any,
+    acting: Behaviour,
+    ids: tuple[int, int],
+    server_round: int,
+) -> Any:
+    """Return a client's data as its model takes them; a pair of tensors on the model's device.
+
+    Parameters
+    ----------
+    task : Task
+        Whose ``transform`` the inputs go through.
+    model : nn.Module
+        The model received: adversarial samples are made against it, and inputs go to its device.
+    data : Data
+        What the task gave this client: tensors, or batches of any structure.
+    acting : Behaviour
+        Changes labels, inputs or whole examples, or nothing.
+    ids : tuple of int
+        The run's seed and the partition, on which what is drawn depends.
+    server_round : int
+        The same, of inputs; other data are changed once.
+
+    Raises
+    ------
+    DataError
+        If the behaviour or the task's ``transform`` needs tensors, and the data are none.
+    """
+    device = next(model.parameters()).device
+    data = acting.poison_data(data, torch_generator("poison-data", *ids))
+    pair = tensor_pair(data)
+    if pair is None:
+        if acting.needs_tensors:
+            raise DataError(
+                f"attack {type(acting).__name__} changes tensors of inputs and labels; the client "
+                f"data of task {task.name!r} are {describe(data)}"
+            )
+        return task.transformed(data)
+    inputs, targets = pair
+    classes = task.num_classes or 0
+    targets = acting.poison_labels(targets, classes, torch_generator("poison-labels", *ids)).to(
+        device
     )
+    scaled, transform = task.in_unit_range(inputs.to(device))
+    scaled, targets = acting.poison_examples(
+        scaled, targets, classes, torch_generator("poison-examples", *ids)
+    )
+    generator = torch_generator("poison-inputs", *ids, server_round)
+    return transform(acting.poison_inputs(model, scaled, targets, transform, generator)), targets
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:
@@ -191,12 +228,6 @@ def _trainable(model: nn.Module) -> list[nn.Parameter]:
 @torch.no_grad()
 def _trainable_vector(model: nn.Module) -> Tensor:
     return parameters_to_vector(_trainable(model))
-
-
-@lru_cache(maxsize=4)
-def named_task(settings: TaskConfig, facts: str) -> Task:
-    """Return the task that a run config names, with what the server says of its data in JSON."""
-    return build_task(settings, json.loads(facts))
 
 
 @lru_cache(maxsize=4)

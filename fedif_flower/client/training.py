@@ -1,9 +1,9 @@
-"""Local training by SGD: one loop, whatever its batches come from."""
+"""Local training of any task: by SGD, one loop whatever its batches come from, or its own way."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,21 @@ from fedif_flower.client.batch_sources import (
     PreparedBatches,
 )
 from fedif_flower.client.flat_sgd import FlatSGD, accumulating_linear_layers
-from fedif_flower.errors import DataError
+from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import LocalTerm
+from fedif_flower.tasks.batches import count_examples, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import keep_freed_memory, module_mode, seeded_randomness
-from fedif_flower.tasks.task import LossFunction
-from fedif_flower.valuation.objective import Objective
+from fedif_flower.tasks.task import LossFunction, Task
+from fedif_flower.valuation.batch_weight import class_mean
+from fedif_flower.valuation.objective import objective_of
+
+
+class Trained(NamedTuple):
+    """What a training reports beside the model: the mean loss over the last epoch's examples."""
+
+    loss: float
+    num_examples: float  # A fraction where ``batch_loss`` tells such sizes.
 
 
 def train_local(
@@ -32,7 +41,6 @@ def train_local(
     *,
     proximal_mu: float = 0.0,
     loss_fn: LossFunction = functional.cross_entropy,
-    term: LocalTerm | None = None,
 ) -> float:
     r"""Train a model in place by minibatch SGD with momentum, and return its training loss.
 
@@ -62,8 +70,6 @@ def train_local(
         FedProx's :math:`\mu` >= 0.
     loss_fn : callable
         ``loss_fn(model(inputs), labels)`` -> scalar, the mean over the batch.
-    term : LocalTerm, optional
-        What a local method adds to each step.
 
     Returns
     -------
@@ -80,68 +86,21 @@ def train_local(
     McMahan et al., 2017 (FedAvg, algorithm 1); Li et al., 2020 (FedProx, equation 2).
     """
     source = PreparedBatches(model, inputs, labels, config.batch_size, loss_fn)
-    # In bfloat16 the products are of copies of the weights.
-    is_plain = config.precision == "float32"
-    with accumulating_linear_layers(model) if is_plain else nullcontext():
-        loss, _ = _train(model, source, config, generator, proximal_mu, term)
-    return loss
+    return train_on(model, source, config, generator, proximal_mu).loss
 
 
-def train_batches(
-    model: nn.Module,
-    data: Any,
-    objective: Objective,
-    config: TrainingConfig,
-    generator: torch.Generator,
-    *,
-    proximal_mu: float = 0.0,
-    term: LocalTerm | None = None,
-) -> tuple[float, float]:
-    """Train a model in place as :func:`train_local` does, on data of any structure.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        On the device to train on; returns to the modes its modules were in.
-    data : Tensor, dict or tuple of Tensor, Dataset, DataLoader or iterable of batches
-        As :class:`~fedif_flower.client.batch_sources.BatchesAsTheyCome` takes them.
-    objective : Objective
-        The loss.
-    config : TrainingConfig
-        Epochs, batch size, learning rate, momentum and precision.
-    generator : torch.Generator
-        On the CPU: seeds order and dropout.
-    proximal_mu : float
-        FedProx's factor >= 0.
-    term : LocalTerm, optional
-        What a local method adds to each step.
-
-    Returns
-    -------
-    loss : float
-        Mean over the last epoch's examples.
-    num_examples : float
-        How many these were; a fraction where ``batch_loss`` tells such sizes.
-
-    Raises
-    ------
-    DataError
-        If there are no examples, or batches can be gone through only once.
-    """
-    device = next(model.parameters()).device
-    source = BatchesAsTheyCome(data, objective, config.batch_size, device)
-    return _train(model, source, config, generator, proximal_mu, term)
-
-
-def _train(
+def train_on(
     model: nn.Module,
     source: PreparedBatches | BatchesAsTheyCome,
     config: TrainingConfig,
     generator: torch.Generator,
-    proximal_mu: float,
-    term: LocalTerm | None,
-) -> tuple[float, float]:
-    """Return the last epoch's mean loss, without the term's, and its number of examples."""
+    proximal_mu: float = 0.0,
+    term: LocalTerm | None = None,
+) -> Trained:
+    """Train a model in place as :func:`train_local` does, on batches of any source.
+
+    Its loss is without the term's.
+    """
     keep_freed_memory()
     term = term or LocalTerm()
     seed = int(torch.randint(2**62, (), generator=generator))
@@ -153,9 +112,11 @@ def _train(
         correction=term.gradient,
     )
     device = next(model.parameters()).device
-    is_mixed = config.precision == "bf16"
+    is_mixed = config.precision == "bf16"  # Its products are of copies of the weights.
+    is_plain = isinstance(source, PreparedBatches) and not is_mixed
+    products = accumulating_linear_layers(model) if is_plain else nullcontext()
     total, weight, examples = torch.zeros((), device=device), 0.0, 0.0
-    with seeded_randomness(seed, device), module_mode(model, training=True), sgd, term:
+    with products, seeded_randomness(seed, device), module_mode(model, training=True), sgd, term:
         for _ in range(config.local_epochs):
             total.zero_()
             weight = examples = 0.0
@@ -174,9 +135,97 @@ def _train(
                 examples += size.examples
             if not weight:
                 raise DataError(NO_EXAMPLES)
-    return float(total) / weight, int(examples) if examples.is_integer() else examples
+    return Trained(float(total) / weight, int(examples) if examples.is_integer() else examples)
 
 
 def _autocast(device: torch.device) -> torch.autocast:
     # No cache: each weight is cast once per step anyway.
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+
+
+def train_task(
+    task: Task,
+    model: nn.Module,
+    data: Any,
+    config: TrainingConfig,
+    generator: torch.Generator,
+    *,
+    proximal_mu: float = 0.0,
+    term: LocalTerm | None = None,
+) -> Trained:
+    """Train a model in place on data of a task, transformed already.
+
+    Parameters
+    ----------
+    task : Task
+        Says how, and by which loss.
+    model : torch.nn.Module
+        On the device to train on.
+    data : tensors, Dataset, DataLoader or iterable of batches
+        What to train on. A pair of tensors must lie on the model's device. Examples whose target
+        the loss ignores are left out.
+    config : TrainingConfig
+        Epochs, batch size, learning rate, momentum and precision.
+    generator : torch.Generator
+        On the CPU: everything drawn at random follows from it.
+    proximal_mu : float
+        FedProx's factor >= 0.
+    term : LocalTerm, optional
+        What a local method adds to each step; training of the task's own has none.
+
+    Raises
+    ------
+    DataError
+        If there are no examples, or the task's ``train`` returns no number.
+    ConfigError
+        If there is a proximal term, which training of the task's own does not have.
+    """
+    if task.train is not None:
+        if proximal_mu:
+            raise ConfigError(
+                f"FedProx adds a term to the local loss, but task {task.name!r} trains by a "
+                "function of its own: choose another strategy"
+            )
+        return _train_as_told(task, model, data, config, generator)
+    pair, own_loss = tensor_pair(data), None if term is None else term.loss_fn
+    source: PreparedBatches | BatchesAsTheyCome
+    if pair is not None and task.batch_loss is None:
+        inputs, targets = _counted(task.pair_loss, *pair)
+        loss_fn = own_loss or task.pair_loss
+        source = PreparedBatches(model, inputs, targets, config.batch_size, loss_fn)
+    else:
+        objective = objective_of(own_loss or task.loss, task.batch_loss)
+        device = next(model.parameters()).device
+        source = BatchesAsTheyCome(data, objective, config.batch_size, device)
+    return train_on(model, source, config, generator, proximal_mu, term)
+
+
+def _counted(loss_fn: LossFunction, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Leave out examples whose target the loss ignores: a batch of them alone has no mean."""
+    mean = class_mean(loss_fn)
+    if mean is None or bool((counted := mean.counts(targets)).all()):
+        return inputs, targets
+    return inputs[counted], targets[counted]
+
+
+def _train_as_told(
+    task: Task, model: nn.Module, data: Any, config: TrainingConfig, generator: torch.Generator
+) -> Trained:
+    """Train by the task's own function."""
+    assert task.train is not None  # the caller has looked
+    count = count_examples(data)
+    if not count:
+        words = f"client_data is {describe(data)}; with train() it needs a length"
+        raise DataError(NO_EXAMPLES if count == 0 else words)
+    device = next(model.parameters()).device
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with seeded_randomness(seed, device), module_mode(model, training=True):
+        loss = task.train(model, data, config.part(TrainingConfig))
+    if not isinstance(loss, int | float | Tensor) or (
+        isinstance(loss, Tensor) and loss.numel() != 1
+    ):
+        raise DataError(
+            f"task {task.name!r}: train() returned {describe(loss)}; expected a number, the mean "
+            "training loss"
+        )
+    return Trained(float(loss), count)

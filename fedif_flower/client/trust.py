@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from functools import lru_cache
 from pathlib import Path
+
+from flwr.app import ConfigRecord
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.instructions import FACTS_KEY, TASK_KEY, read_config
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.registry import IN_PROCESS, is_import, package_of
-from fedif_flower.tasks.task import ClientSite
+from fedif_flower.tasks.config import TaskConfig
+from fedif_flower.tasks.registry import build_task
+from fedif_flower.tasks.task import ClientSite, Task
+
+
+def agreed(
+    settings: ConfigRecord, node: NodeConfig, task: Task | None
+) -> tuple[ClientConfig, Task]:
+    """Return a run's settings, and its task: the app's own if it has one, else the one named.
+
+    Raises
+    ------
+    ConfigError
+        If the server names code that this node does not import for it, or means another task.
+    """
+    config = read_config(settings)
+    require_trusted(config, node)
+    task = task or _named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
+    if task.name != settings[TASK_KEY]:
+        raise ConfigError(
+            f"this client's task is {task.name!r}, the server's {settings[TASK_KEY]!r}"
+        )
+    return config, task
+
+
+@lru_cache(maxsize=4)
+def _named_task(settings: TaskConfig, facts: str) -> Task:
+    """Return the task that a run config names, with what the server says of its data in JSON."""
+    return build_task(settings, json.loads(facts))
 
 
 def require_trusted(config: ClientConfig, node: NodeConfig) -> None:
@@ -27,7 +60,7 @@ def require_trusted(config: ClientConfig, node: NodeConfig) -> None:
     )
     for key, name in named:
         package = package_of(name)
-        if is_import(name) and package not in node.importable and not _is_simulated():
+        if is_import(name) and package not in node.import_from.split() and not _is_simulated():
             raise ConfigError(
                 f"{key} = {name!r}: this node imports nothing from {package!r} for a server; its "
                 f"operator can allow it with import-from={package!r} in the node config"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Self
 
 from pydantic import model_validator
@@ -81,11 +81,6 @@ class NodeConfig(Settings):
         "`module:object`; those that a package installs under a name of their own need no mention "
         "([security](security.md#what-a-node-executes))",
     )
-
-    @property
-    def importable(self) -> Collection[str]:
-        """The packages of ``import_from``."""
-        return self.import_from.split()
 
     @model_validator(mode="after")
     def _is_one_of_the_partitions(self) -> Self:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.aggregators import fltrust_coefficients
-from fedif_flower.client.local import train_task
-from fedif_flower.client.training import train_local
+from fedif_flower.client.training import train_local, train_task
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedif_flower.client.training import train_batches, train_local
+from fedif_flower.client.batch_sources import BatchesAsTheyCome
+from fedif_flower.client.training import Trained, train_local, train_on
 from fedif_flower.errors import DataError
 from fedif_flower.tasks.batches import count_examples
 from fedif_flower.tasks.config import TrainingConfig
@@ -32,6 +33,11 @@ class Scale(nn.Module):
 
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(1)
+
+
+def train_batches(model, data, objective, config, generator) -> Trained:
+    source = BatchesAsTheyCome(data, objective, config.batch_size, torch.device("cpu"))
+    return train_on(model, source, config, generator)
 
 
 def test_one_step_by_hand():

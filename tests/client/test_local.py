@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedif_flower.client.local import train_task
+from fedif_flower.client.training import train_task
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.tasks.config import TrainingConfig
 from tests.run.points import classes, line, regression

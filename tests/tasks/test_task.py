@@ -8,7 +8,7 @@ from fedif_flower.attacks import Behaviour
 from fedif_flower.attacks.adversarial import AdversarialSamples
 from fedif_flower.attacks.gradient_noise import GradientNoise
 from fedif_flower.attacks.label_noise import LabelNoise
-from fedif_flower.client.poisoning import poisoned_data
+from fedif_flower.client.reply import poisoned_data
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.tasks.task import Metric, Site, Task
 
