@@ -18,10 +18,9 @@ from fedif_flower.round import Aggregation, RoundUpdates, combine, combine_buffe
 from fedif_flower.sections import require_fields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.arguments import BaseArguments, naming
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.scored import bounds
-from fedif_flower.strategies.setup import require_kind
+from fedif_flower.strategies.setup import BaseArguments, naming, require_kind
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.descent import LossGradient
 

@@ -9,8 +9,8 @@ import torch
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies.setup import BaseArguments
 
 
 class OracleExclusion(ScreenedStrategy):

@@ -8,8 +8,7 @@ from __future__ import annotations
 from functools import partial
 from types import MappingProxyType
 
-from fedif_flower.strategies.scored import ScoredStrategy, Weighting, valued
-from fedif_flower.valuation import Validation, Valuation
+from fedif_flower.strategies.scored import ScoredStrategy, Weighting
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 
@@ -26,7 +25,7 @@ class AFedSV(ScoredStrategy):
 
     Parameters
     ----------
-    validation : Validation or ShapleyValuation
+    validation : Validation or Valuation
         The server's held-out set D' with model and loss; or how Shapley values are estimated on it,
         such as ``ShapleyValuation(validation, estimator="gtg", num_samples=20)``. Default:
         complementary contributions, 50 samples per stratum, of the accuracy.
@@ -43,7 +42,3 @@ class AFedSV(ScoredStrategy):
         {"weighting": partial(Weighting, initial=0.5), "validation": ShapleyValuation}
     )
     default_weighting = Weighting(initial=0.5)
-
-    def valued(self, validation: Validation | Valuation, seed: int) -> ShapleyValuation:
-        """Return Shapley values on a validation set."""
-        return valued(self, validation, ShapleyValuation, seed=seed)

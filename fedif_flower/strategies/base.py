@@ -31,7 +31,6 @@ from fedif_flower.messages.screening import Asked, Screening, Workspace, screen_
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.stages import Stage, Stages
-from fedif_flower.strategies.arguments import FlowerArguments
 from fedif_flower.strategies.callbacks import Callback, Question, admitted, announced
 from fedif_flower.strategies.evaluation import ClientEvaluation
 from fedif_flower.strategies.failures import MemberFailures
@@ -43,7 +42,7 @@ from fedif_flower.strategies.pace import LateReplies
 from fedif_flower.strategies.reports import round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
 from fedif_flower.strategies.scoring import Scoring
-from fedif_flower.strategies.setup import DEFAULTS, Setup
+from fedif_flower.strategies.setup import DEFAULTS, FlowerArguments, Setup
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.strategies.steps import (
     Outcome,

@@ -32,23 +32,13 @@ Rounds = Literal["synchronous", "buffered"]
 ALWAYS = 10**9  # Rounds after which a reply still counts.
 
 
-def _no_screen() -> Stage:
-    """Look at no round: all updates are weighed."""
-    return Stage()
-
-
-def _no_optimizer() -> Stage:
-    """Move the model along each round's own step."""
-    return Stage()
-
-
 # A constructor can have the server's held-out data beside its settings.
-SCREENS = Registry("screen", {"off": _no_screen}, offered=("validation",))
+SCREENS = Registry("screen", {"off": Stage}, offered=("validation",))
 
 SERVER_OPTIMIZERS = Registry(
     "server_optimizer",
     {
-        "off": _no_optimizer,
+        "off": Stage,
         "fedavgm": FedAvgM,
         "fedadam": FedAdam,
         "fedyogi": FedYogi,
@@ -190,8 +180,7 @@ def default_stages(strategy: str) -> list[Stage]:
 
 def default_clipping(strategy: str) -> float:
     """Return what ``update-clipping = "auto"`` stands for with a strategy, by its name."""
-    clips = [stage for stage in default_stages(strategy) if isinstance(stage, Clip)]
-    return clips[0].multiple if clips else 0.0
+    return next((s.multiple for s in default_stages(strategy) if isinstance(s, Clip)), 0.0)
 
 
 def configured_bounds(strategy: str, clipping: float) -> list[Stage]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from fedif_flower.strategies.scored import ScoredStrategy, valued
-from fedif_flower.valuation import InfluenceValuation, Validation, Valuation
+from fedif_flower.strategies.scored import ScoredStrategy
+from fedif_flower.valuation import InfluenceValuation
 
 
 class FedIF(ScoredStrategy):
@@ -18,7 +18,7 @@ class FedIF(ScoredStrategy):
 
     Parameters
     ----------
-    validation : Validation or InfluenceValuation
+    validation : Validation or Valuation
         The server's held-out set D' with model and loss; or how influence is measured on it, such
         as ``InfluenceValuation(validation, weight_normalization=False)``.
     gamma : float
@@ -38,7 +38,3 @@ class FedIF(ScoredStrategy):
 
     made_of = MappingProxyType({**ScoredStrategy.made_of, "validation": InfluenceValuation})
     can_mask = True
-
-    def valued(self, validation: Validation | Valuation, seed: int) -> InfluenceValuation:  # noqa: ARG002
-        """Return the influence on a validation set, its gradient taken while clients train."""
-        return valued(self, validation, InfluenceValuation)

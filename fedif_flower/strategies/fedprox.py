@@ -12,8 +12,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.fedavg import FedAvg
+from fedif_flower.strategies.setup import BaseArguments
 
 
 class FedProx(FedAvg):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from fedif_flower.strategies.scored import ScoredStrategy, Weighting, valued
-from fedif_flower.valuation import Validation, Valuation
-from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+from fedif_flower.strategies.scored import ScoredStrategy, Weighting
+from fedif_flower.valuation.shapley.valuation import SampledOrders
 
 
 class FedSV(ScoredStrategy):
@@ -20,9 +19,5 @@ class FedSV(ScoredStrategy):
     Parameters as in :class:`~fedif_flower.strategies.afedsv.AFedSV`; ``gamma`` is of no use.
     """
 
-    made_of = MappingProxyType({"weighting": None, "gamma": None, "validation": ShapleyValuation})
+    made_of = MappingProxyType({"weighting": None, "gamma": None, "validation": SampledOrders})
     default_weighting = Weighting(smooth_update=False)
-
-    def valued(self, validation: Validation | Valuation, seed: int) -> ShapleyValuation:
-        """Return Shapley values on a validation set."""
-        return valued(self, validation, ShapleyValuation, estimator="permutation", seed=seed)

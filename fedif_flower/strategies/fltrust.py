@@ -14,9 +14,8 @@ from fedif_flower.client.training import train_local, train_task
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
-from fedif_flower.strategies.arguments import BaseArguments, naming
 from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.setup import require_kind
+from fedif_flower.strategies.setup import BaseArguments, naming, require_kind
 from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import array_shapes, copy_module, tied_names, trainable_names

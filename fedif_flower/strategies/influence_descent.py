@@ -11,13 +11,12 @@ from typing import Annotated, Any, ClassVar, Unpack
 from torch import Tensor
 
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.arguments import BaseArguments, naming
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.scored import bounds
-from fedif_flower.strategies.setup import require_kind
+from fedif_flower.strategies.setup import BaseArguments, naming, require_kind
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.classes import missing_classes
@@ -29,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class DescentSettings:
+class DescentSettings(CheckedFields):
     """How a round of influence descent goes down the validation loss.
 
     Parameters
@@ -63,10 +62,6 @@ class DescentSettings:
             "lengthening the step, or by repeating the last one"
         ),
     ] = False
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
 
 
 DEFAULT_DESCENT = DescentSettings()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from fedif_flower.strategies.scored import ScoredStrategy, valued
+from fedif_flower.strategies.scored import ScoredStrategy
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
@@ -25,9 +26,9 @@ class LeaveOneOut(ScoredStrategy):
         }
     )
 
-    def valued(self, validation: Validation | Valuation, seed: int) -> ShapleyValuation:
+    def valued(self, validation: Validation | Valuation, seed: int) -> Valuation:
         """Return leave-one-out values on a validation set, whatever the estimator was."""
-        given = valued(self, validation, ShapleyValuation, estimator="leave-one-out")
-        return ShapleyValuation(
-            given.validation, estimator="leave-one-out", utility=given.utility, seed=seed
-        )
+        given = super().valued(validation, seed)
+        if not isinstance(given, ShapleyValuation):
+            return given
+        return replace(given, estimator="leave-one-out")

@@ -23,12 +23,11 @@ from fedif_flower.aggregators import (
     SignGuard,
     TrimmedMean,
 )
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.registry import Registry
 from fedif_flower.sections import make
 from fedif_flower.strategies.afedsv import AFedSV
-from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
@@ -39,6 +38,7 @@ from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.robust_rule import RobustRule
 from fedif_flower.strategies.s_fedavg import SFedAvg
+from fedif_flower.strategies.setup import BaseArguments
 from fedif_flower.strategies.shapfed import ShapFed
 from fedif_flower.strategies.summary import constructor_signature
 from fedif_flower.tasks.config import TrainingConfig
@@ -62,13 +62,9 @@ class StrategyParts:
     is_malicious: Callable[[ClientNode], bool]
     base: BaseArguments
 
-    def offered(self) -> dict[str, Any]:
-        """Return its parts by name; ``parts`` is all of them, for a function."""
-        return {name: self if name == "parts" else getattr(self, name) for name in OFFERED}
 
-
-# A constructor can have these beside its settings.
-OFFERED = (*(part.name for part in fields(StrategyParts) if part.name != "base"), "parts")
+# A constructor can have these beside its settings; ``parts`` is all of them, for a function.
+OFFERED = (*(part.name for part in fields(StrategyParts)), "parts")
 
 
 def multi_krum(malicious_fraction: float, clients_per_round: int) -> Krum:
@@ -143,12 +139,9 @@ def build_named(
     """
     what, maker = f"strategy {name!r}", STRATEGIES[name]
     screens = not isinstance(maker, type) or issubclass(maker, ScreenedStrategy)
-    made = make(what, maker, parts.offered(), settings, parts.base if screens else {})
+    offered = {**vars(parts), "parts": parts}
+    made = make(what, maker, offered, settings, parts.base if screens else {})
     if isinstance(made, ScreenedStrategy):
         return made
-    if callable(made):
-        return RobustRule(made, **parts.base)
-    raise ConfigError(
-        f"strategy = {name!r} is of type {type(made).__name__}; allowed: a subclass of "
-        "fedif_flower.strategies.ScreenedStrategy, a robust rule, or a function that returns one"
-    )
+    require(callable(made), "strategy", name, "a strategy, a robust rule, or what returns one")
+    return RobustRule(made, **parts.base)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies.setup import BaseArguments
 from fedif_flower.strategies.state import Stateful
 from fedif_flower.strategies.steps import Rule
 

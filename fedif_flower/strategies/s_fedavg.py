@@ -9,13 +9,12 @@ from typing import Annotated, Any, ClassVar, Unpack
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.arguments import BaseArguments, naming
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.scored import bounds, valued
-from fedif_flower.strategies.setup import DEFAULTS
-from fedif_flower.valuation import Validation
+from fedif_flower.strategies.setup import DEFAULTS, BaseArguments, naming
+from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import ScoreLedger
-from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+from fedif_flower.valuation.shapley.valuation import SampledOrders
 
 _LEAST_CHANCE = 1e-12  # Of being drawn.
 
@@ -34,7 +33,7 @@ class SFedAvg(ScreenedStrategy):
 
     Parameters
     ----------
-    validation : Validation or ShapleyValuation
+    validation : Validation or Valuation
         The server's held-out set D' with model and loss; or how Shapley values are estimated on it.
         Default: 50 permutations, of the accuracy.
     alpha : float
@@ -45,23 +44,21 @@ class SFedAvg(ScreenedStrategy):
     """
 
     default_stages = staticmethod(bounds)
-    validation: Validation
     ledger: ScoreLedger
-    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"validation": ShapleyValuation})
+    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"validation": SampledOrders})
 
     def __init__(
         self,
-        validation: Validation | ShapleyValuation,
+        validation: Validation | Valuation,
         *,
         alpha: Annotated[
             float, Setting("share of the old relevance that stays", ge=0, lt=1)
         ] = 0.75,
         **base: Unpack[BaseArguments],
     ) -> None:
-        seed = base.get("setup", DEFAULTS).seed
-        own = valued(self, validation, ShapleyValuation, estimator="permutation", seed=seed)
-        super().__init__(**naming(base, own.validation))
-        self.valuation, self.validation = own, own.validation
+        self.valuation = own = valued(self, validation, base.get("setup", DEFAULTS).seed)
+        super().__init__(**naming(base, own.validation or own))
+        self.validation = own.validation
         self.ledger = ScoreLedger(1.0 - alpha)
 
     def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:

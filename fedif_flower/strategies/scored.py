@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, TypeVar, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields, make
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
-from fedif_flower.strategies.arguments import BaseArguments, naming
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.scoring import Scoring
-from fedif_flower.strategies.setup import DEFAULTS, require_kind
+from fedif_flower.strategies.setup import DEFAULTS, BaseArguments, naming, require_kind
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger, WeightScope, min_max
 
-Kind = TypeVar("Kind")
-
 
 @dataclass(frozen=True)
-class Weighting:
+class Weighting(CheckedFields):
     r"""How scores become weights.
 
     Parameters
@@ -69,10 +65,6 @@ class Weighting:
     ] = "participants"
     num_clients: int | None = None
 
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
-
 
 def bounds() -> list[Stage]:
     """Return bounds on lengths and on the validation loss, for strategies that are given none."""
@@ -114,9 +106,7 @@ class ScoredStrategy(ScreenedStrategy):
         **base: Unpack[BaseArguments],
     ) -> None:
         valuation = self.valued(validation, base.get("setup", DEFAULTS).seed)
-        super().__init__(
-            **naming(base, valuation.validation or valuation),
-        )
+        super().__init__(**naming(base, valuation.validation or valuation))
         weighting = self.default_weighting if weighting is None else weighting
         self.weighting = weighting
         self.valuation = valuation
@@ -128,15 +118,9 @@ class ScoredStrategy(ScreenedStrategy):
             bias_correction=weighting.bias_correction,
         )
 
-    def valued(self, validation: Validation | Valuation, seed: int) -> Valuation:  # noqa: ARG002
-        """Return what scores a round; a subclass that has a valuation makes it of a Validation."""
-        if isinstance(validation, Validation) or not hasattr(validation, "score"):
-            own = type(self).__name__
-            raise ConfigError(
-                f"{own}: validation = {validation!r}; allowed: a Valuation, before Flower's own "
-                f"arguments, as in {own}(valuation, fraction_train=0.5)"
-            )
-        return validation
+    def valued(self, validation: Validation | Valuation, seed: int) -> Valuation:
+        """Return what scores a round: what was given, or the strategy's own on a Validation."""
+        return valued(self, validation, seed)
 
     @property
     def scoring(self) -> Scoring:
@@ -154,11 +138,9 @@ class ScoredStrategy(ScreenedStrategy):
         if self.weighting.round_normalization:
             normalized = min_max(normalized, scores.resolution)
         weight_scores = self.ledger.update(client_ids, normalized)
-        accumulative = (
-            self.ledger.accumulate(client_ids, scores.influences)
-            if scores.influences is not None
-            else None
-        )
+        accumulative = None
+        if scores.influences is not None:
+            accumulative = self.ledger.accumulate(client_ids, scores.influences)
         if self.weighting.weight_scope == "population":
             population = self.weighting.num_clients or len(self.nodes.known)
             weights = self.ledger.population_weights(client_ids, population)
@@ -174,7 +156,13 @@ class ScoredStrategy(ScreenedStrategy):
         )
 
 
-def valued(strategy: object, given: object, kind: type[Kind], **settings: Any) -> Kind:
-    """Return the valuation that a strategy was given, or one of that kind on a Validation."""
-    require_kind(strategy, "validation", given, Validation, kind)
-    return given if isinstance(given, kind) else kind(given, **settings)  # type: ignore[call-arg]
+def valued(strategy: ScreenedStrategy, given: Validation | Valuation, seed: int) -> Valuation:
+    """Return a valuation that was given, or what a strategy's ``made_of`` makes of a Validation."""
+    maker = getattr(strategy, "made_of", {}).get("validation")
+    if maker is not None and isinstance(given, Validation):
+        offered = {"validation": given, "seed": seed}
+        made: Valuation = make(type(strategy).__name__, maker, offered)
+        return made
+    require_kind(strategy, "validation", given, *(Validation,) * bool(maker), Valuation)
+    assert not isinstance(given, Validation)
+    return given

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Protocol, TypedDict
 
 import torch
 from flwr.app import ArrayRecord
@@ -12,9 +12,12 @@ from flwr.app import ArrayRecord
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.means import MetricsAggregation
 from fedif_flower.messages.screening import Look, Workspace
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
+from fedif_flower.stages import Stage
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
 from fedif_flower.strategies.pace import DEFAULT_PACE, Pace
 
@@ -34,7 +37,7 @@ class GivenIntake(Protocol):
 
 
 @dataclass(frozen=True, repr=False)
-class Setup:
+class Setup(CheckedFields):
     """How rounds are run, and how far replies count.
 
     Parameters
@@ -120,10 +123,6 @@ class Setup:
     pace: Pace = DEFAULT_PACE
     local_method: LocalMethod = PLAIN
 
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
-
     def __repr__(self) -> str:
         """Name what is not a default."""
         shown = [
@@ -135,6 +134,44 @@ class Setup:
 
 
 DEFAULTS = Setup()
+
+
+class FlowerArguments(TypedDict, total=False):
+    """Those of Flower's ``FedAvg`` that are handed on to it as they are."""
+
+    fraction_train: float
+    fraction_evaluate: float
+    min_train_nodes: int
+    min_evaluate_nodes: int
+    min_available_nodes: int
+    weighted_by_key: str
+    arrayrecord_key: str
+    configrecord_key: str
+
+
+class BaseArguments(FlowerArguments, total=False):
+    """Flower's arguments, and those of :class:`~fedif_flower.strategies.ScreenedStrategy`."""
+
+    train_metrics_aggr_fn: MetricsAggregation | None
+    evaluate_metrics_aggr_fn: MetricsAggregation | None
+    stages: Sequence[Stage] | None
+    callbacks: Sequence[Callback]
+    setup: Setup
+
+
+def naming(base: BaseArguments, model: Any) -> BaseArguments:
+    """Return them with the names of arrays of a model of one's own, where the setup gives none.
+
+    It has ``parameter_names`` and ``tied_names``, as a Validation has.
+    """
+    setup = base.get("setup", DEFAULTS)
+    trained, tied = setup.trainable_keys, setup.tied_keys
+    named = replace(
+        setup,
+        trainable_keys=model.parameter_names if trained is None else trained,
+        tied_keys=model.tied_names if tied is None else tied,
+    )
+    return {**base, "setup": named}
 
 
 def require_kind(strategy: object, name: str, value: Any, *kinds: type) -> None:

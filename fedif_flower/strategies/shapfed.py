@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import RoundUpdates
 from fedif_flower.stages import Clip, Stage
-from fedif_flower.strategies.arguments import BaseArguments
 from fedif_flower.strategies.scored import ScoredStrategy, Weighting
-from fedif_flower.strategies.setup import require_kind
+from fedif_flower.strategies.setup import BaseArguments, require_kind
 from fedif_flower.tasks.modules import array_shapes, tied_names, trainable_names
 from fedif_flower.valuation.ledger import Gamma
 from fedif_flower.valuation.scores import Scores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -34,6 +34,7 @@ class Scores:
     resolution: float = 0.0
 
 
+@runtime_checkable
 class Valuation(Protocol):
     """Scores a round's clients."""
 

@@ -11,6 +11,8 @@ from fedif_flower import RFA, FedAvg, FedIF, FedProx, Krum, SFedAvg
 from fedif_flower import strategies as room
 from fedif_flower.aggregators import SignGuard
 from fedif_flower.errors import FedIFError
+from fedif_flower.run.loaded_task import load_task
+from fedif_flower.run.strategy import build_strategy
 from fedif_flower.strategies import (
     DescentSettings,
     Pace,
@@ -20,6 +22,7 @@ from fedif_flower.strategies import (
 )
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.lines import threshold_validation
+from tests.strategies.named import config
 
 REFUSED: list[tuple[type, dict[str, object], str]] = [
     (Weighting, {"weight_scope": "all"}, "weight_scope = 'all'; allowed: participants, population"),
@@ -71,3 +74,11 @@ def test_flowers_arguments_may_be_given_by_place():
     assert (strategy.fraction_train, strategy.arrayrecord_key) == (0.5, "model")
     assert (strategy.train_metrics_aggr_fn, strategy.evaluate_metrics_aggr_fn) == (mean, mean)
     assert FedAvg(evaluate_metrics_aggr_fn=mean).evaluate_metrics_aggr_fn is mean
+
+
+@pytest.mark.parametrize("name", ["fedif", "afedsv", "fedsv", "s-fedavg", "leave-one-out"])
+def test_a_name_and_its_class_value_alike(tmp_path, name):
+    loaded = load_task(config(tmp_path, name))
+    named = build_strategy(loaded)
+    by_class = type(named)(loaded.validation, setup=named.setup)
+    assert vars(named.valuation) == vars(by_class.valuation)

@@ -13,7 +13,6 @@ import fedif_flower.strategies as strategies
 from fedif_flower.aggregators import Median
 from fedif_flower.strategies import RootTraining, Setup
 from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.summary import given_settings
 from fedif_flower.valuation import InfluenceValuation
 from tests.strategies.lines import threshold_validation
 
@@ -58,11 +57,11 @@ def test_positional_arguments_and_those_of_a_users_own_subclass():
         def __init__(self, first, second=2, **base):
             super().__init__(**base)
 
-    flower = given_settings(strategies.FedAvg, (0.3, 0.4), {}).values
+    flower = strategies.FedAvg(0.3, 0.4).settings
     assert (flower["fraction_train"], flower["fraction_evaluate"]) == (0.3, 0.4)
-    settings = given_settings(Own, (1,), {"proximal_mu": 0.5})
-    assert settings.values.items() >= {"first": 1, "second": 2, "proximal_mu": 0.5}.items()
-    assert settings.given == {"first": 1, "proximal_mu": 0.5}
+    own = Own(1, proximal_mu=0.5)
+    assert own.settings.items() >= {"first": 1, "second": 2, "proximal_mu": 0.5}.items()
+    assert repr(own) == "Own(first=1, proximal_mu=0.5)"
 
 
 def test_a_strategy_names_what_it_was_called_with():
@@ -71,7 +70,7 @@ def test_a_strategy_names_what_it_was_called_with():
     )
     validation = repr(threshold_validation())
     assert repr(fedif) == (
-        f"FedIF(validation={validation}, gamma=0.7, fraction_train=0.5, setup=Setup(device='cpu'), "
+        f"FedIF(validation={validation}, gamma=0.7, setup=Setup(device='cpu'), fraction_train=0.5, "
         "stages=[Clip(multiple=2.0), LossBound(tolerance=0.1)])"
     )
     assert repr(strategies.FedSV(threshold_validation())).startswith(

@@ -20,6 +20,8 @@ from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapley import ESTIMATORS, CoalitionMemo
 from fedif_flower.valuation.validation import Validation
 
+Estimator = Annotated[str, Setting("how Shapley values are estimated", choices=ESTIMATORS)]
+
 # Utilities are means over examples, their values weighted means of differences of these: pairwise
 # sums of up to 2**20 terms err by less, in units of the largest utility.
 _ROUNDINGS = 16
@@ -64,9 +66,7 @@ class ShapleyValuation(CheckedFields):
 
     validation: Validation
     _: KW_ONLY
-    estimator: Annotated[str, Setting("how Shapley values are estimated", choices=ESTIMATORS)] = (
-        "complementary"
-    )
+    estimator: Estimator = "complementary"
     num_samples: Annotated[
         int,
         Setting(
@@ -122,3 +122,10 @@ class ShapleyValuation(CheckedFields):
             evaluations=memo.evaluations,
             resolution=_ROUNDINGS * torch.finfo(exact).eps * max(largest),
         )
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class SampledOrders(ShapleyValuation):
+    """Shapley values over sampled orders of the clients, as FedSV and S-FedAvg estimate them."""
+
+    estimator: Estimator = "permutation"
