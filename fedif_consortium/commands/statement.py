@@ -44,7 +44,8 @@ def make(
     run_dir: Annotated[Path, typer.Argument(help="a run's folder")],
     budget: Annotated[str, typer.Option(help="an amount to share out, such as 1000")] = "",
     names: Annotated[
-        Path | None, typer.Option(help="CSV: client_id,name; default: the names at registration")
+        Path | None,
+        typer.Option(exists=True, help="CSV: client_id,name; default: the names at registration"),
     ] = None,
     key: Annotated[
         Path | None,
@@ -92,7 +93,7 @@ def make(
         again=again,
     )
     typer.echo(f"Statement: {(folder / 'statement.html').absolute()}")
-    account, _ = read_account((folder / ACCOUNT).read_text())
+    account = read_account((folder / ACCOUNT).read_text())
     if account.unpaid:
         typer.secho(f"No shares: {account.unpaid}", fg="yellow")
     for warning in open_games(RunFolder(run_dir).config.read()):

@@ -39,7 +39,7 @@ def verify(
         signed = f"{member.signed} of {member.accepted} updates"
         typer.echo(f"Signed by {member.name}: {signed}")
     for held in found.receipts:
-        kept = f"{held.lines} lines, {held.heads} heads"
+        kept = f"{len(held.lines)} lines, {len(held.rounds)} heads"
         typer.echo(f"As {held.name} was told: {kept}")
     if found.redone:
         rounds = ", ".join(map(str, found.redone))

@@ -52,8 +52,10 @@ class Signed(BaseModel):
         return self.model_dump(exclude={"run"})
 
 
-def first_of(error: ValidationError) -> str:
+def first_of(error: Exception) -> str:
     """Return the first thing that is wrong, in one line."""
+    if not isinstance(error, ValidationError):
+        return str(error)
     wrong = error.errors()[0]
     where = ".".join(map(str, wrong["loc"]))
     return f"{where} = {wrong['input']!r:.80}: {wrong['msg']}"

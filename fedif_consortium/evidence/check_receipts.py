@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 from fedif_consortium.evidence.check_signatures import Signatures
 from fedif_consortium.evidence.receipt_book import read_chain, run_id
-from fedif_consortium.evidence.receipts import (
-    MemberLine,
-    RoundChain,
-    ToldRound,
-    read_leaf,
-    round_leaves,
-)
+from fedif_consortium.evidence.receipts import RoundChain, ToldRound, read_leaf, round_leaves
 from fedif_consortium.evidence.signed_update import SignedUpdate
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole
@@ -34,17 +28,10 @@ class HeldReceipts:
     rounds: Sequence[ToldRound]
     sent: Mapping[int, set[str]]
 
+    @cached_property
     def lines(self) -> list[tuple[int, str]]:
-        """Return its leaves, in their order, with their numbers."""
+        """Its leaves, in their order, with their numbers."""
         return sorted(line for told in self.rounds for line in told.numbered())
-
-
-class CheckedReceipts(NamedTuple):
-    """What was found right: so many heads and lines of a member, that its folder holds."""
-
-    name: str
-    heads: int
-    lines: int
 
 
 def last_head(run: RunFolder) -> str:
@@ -53,17 +40,14 @@ def last_head(run: RunFolder) -> str:
 
 
 def _end(chain: RoundChain) -> str:
-    return f"{chain.heads[-1][1].size} {chain.heads[-1][1].root.hex()}" if chain.heads else ""
+    head = chain.rounds[-1].head if chain.rounds else None
+    return f"{head.size} {head.root.hex()}" if head else ""
 
 
-def redone_rounds(chain: RoundChain) -> tuple[int, ...]:
-    """Return the rounds that were done again after the run was resumed."""
-    rounds = [number for number, _ in chain.heads]
-    return tuple(sorted({number for number in rounds if rounds.count(number) > 1}))
-
-
-def check_round_chain(run: RunFolder, told: str, signed: Signatures) -> RoundChain:
-    """Check that heads are those of the leaves, and the leaves those of the records.
+def check_receipts(
+    run: RunFolder, told: str, signed: Signatures, folders: Sequence[Path]
+) -> tuple[tuple[HeldReceipts, ...], tuple[int, ...]]:
+    """Check the chain of a run, and compare members' receipts with it and with each other.
 
     Parameters
     ----------
@@ -73,53 +57,61 @@ def check_round_chain(run: RunFolder, told: str, signed: Signatures) -> RoundCha
         The last head, as the manifest has it.
     signed : mapping
         What members signed.
+    folders : sequence of Path
+        Members' ``receipts-dir``.
+
+    Returns
+    -------
+    (tuple of HeldReceipts, tuple of int)
+        What members kept, and the rounds that were done again after the run was resumed.
 
     Raises
     ------
+    ConfigError
+        If a folder holds nothing of this run.
     StatementError
-        Naming the first round that is not as members were told.
+        Naming the first round that is not as members were told, or the members who were told
+        different things.
     """
-    heads_file = run.round_heads.path.name
     try:
         chain = read_chain(run, run_id(run))
         if _end(chain) != told:
-            raise StatementError(f"{heads_file} is not what the manifest says")
-        if len({head.key for _, head in chain.heads}) > 1:
-            raise StatementError(f"{heads_file}: the heads are signed with several keys")
-        for number, head in chain.heads:
-            head.check()
-            if chain.sizes.get(head.root) != head.size:
+            raise StatementError(f"{run.round_heads.path.name} is not what the manifest says")
+        for one in chain.rounds:
+            one.head.check()
+            if chain.sizes.get(one.head.root) != one.head.size:
                 raise StatementError(
-                    f"round {number}: receipts.csv does not lead to the head of it"
+                    f"round {one.number}: receipts.csv does not lead to the head of it"
                 )
-        if chain.heads:
-            _check_leaves(run, chain, signed)
-    except (ConfigError, EvidenceError, ValueError, KeyError) as error:
+    except (ConfigError, EvidenceError) as error:
         raise StatementError(f"the chain of receipts cannot be read: {error}") from error
-    return chain
-
-
-def check_signed_heads(chain: RoundChain, signed: Signatures) -> None:
-    """Raise StatementError unless the records lead to what members signed that they were told."""
+    if chain.rounds:
+        _check_leaves(run, chain, signed)
+    held = [read_held(folder, run_id(run)) for folder in folders]
+    _compare(held)
+    for member in held:  # A line says more than a head does.
+        _check_lines(member, chain, signed)
+    for member in held:
+        _check_heads(member, chain)
     for (number, client_id), update in sorted(signed.items()):
         if update.head and update.head not in chain.sizes:
             raise StatementError(
                 f"before round {number}, history was rewritten: client {client_id} signed that it "
                 "was told of other rounds than the records have"
             )
+    times = Counter(one.number for one in chain.rounds)
+    return tuple(held), tuple(sorted(number for number, count in times.items() if count > 1))
 
 
 def _check_leaves(run: RunFolder, chain: RoundChain, signed: Signatures) -> None:
     """Raise StatementError unless each round's last leaves say what the records say."""
     lines, attributed = _by_round(run.clients.read()), _by_round(run.attribution.read())
-    leaves = {entry["round"]: entry["leaves"] for entry in chain.entries()}
+    leaves = {one.number: one.leaves for one in chain.rounds}
     for row in run.attributed_rounds.read():
         number = int(row["round"])
-        if number not in leaves:
-            raise StatementError(f"round {number} is not in receipts.csv")
-        found = [read_leaf(leaf) for leaf in leaves[number]]
+        found = [read_leaf(leaf) for leaf in leaves.get(number, ())]
         members = [
-            MemberLine(line["client_id"], leaf["update"], line["weight"], line["status"])
+            (line["client_id"], leaf["update"], line["weight"], line["status"])
             for line, leaf in zip(lines[number], found, strict=False)
         ]
         told = {
@@ -127,7 +119,7 @@ def _check_leaves(run: RunFolder, chain: RoundChain, signed: Signatures) -> None
             for line in attributed[number]
         }
         is_whole = len(members) == len(lines[number])
-        if not is_whole or round_leaves(number, members, told) != leaves[number]:
+        if not is_whole or round_leaves(number, members, told) != list(leaves.get(number, ())):
             raise StatementError(f"round {number}: receipts.csv does not say what the records say")
         for leaf in found:
             update = signed.get((number, int(leaf["client_id"])))
@@ -156,7 +148,7 @@ def read_held(folder: Path, run: str) -> HeldReceipts:
         Naming a file that is damaged, or says what nobody signed.
     """
     own = folder if folder.name == run else folder / run
-    paths = sorted(own.glob("*.json")) if own.is_dir() else []
+    paths = sorted(own.glob("*.json"))
     if not paths:
         raise ConfigError(f"receipts = {str(folder)!r} holds none of run {run}")
     whole = own.absolute().parent
@@ -169,55 +161,13 @@ def read_held(folder: Path, run: str) -> HeldReceipts:
             if path.name.startswith("round-"):
                 rounds.append(ToldRound.read(run, content))
                 rounds[-1].check()
-            elif path.name.startswith("sent-"):
+            else:
                 if "signature" in content:  # It may have signed nothing.
                     SignedUpdate.read(run, content).check()
                 sent[int(content["round"])].add(content["sent"])
         except (OSError, KeyError, TypeError, ValueError, EvidenceError) as error:
             raise StatementError(f"{path} was changed: {error!r:.120}") from error
-    return HeldReceipts(name, rounds, sent)
-
-
-def check_receipts(
-    run: RunFolder, chain: RoundChain, signed: Signatures, folders: Sequence[Path]
-) -> tuple[CheckedReceipts, ...]:
-    """Compare members' receipts with each other, and with a run's records.
-
-    Parameters
-    ----------
-    run : RunFolder
-        The run.
-    chain : RoundChain
-        As it was read.
-    signed : mapping
-        What members signed.
-    folders : sequence of Path
-        Members' ``receipts-dir``.
-
-    Raises
-    ------
-    ConfigError
-        If a folder holds nothing of this run.
-    StatementError
-        Naming the round from which on history was rewritten, or the members who were told
-        different ones.
-    """
-    held = [read_held(folder, run_id(run)) for folder in folders]
-    _compare(held)
-    if held and not chain.heads:
-        raise StatementError(f"{held[0].name} holds receipts, and the records have no chain")
-    for member in held:  # A line says more than a head does.
-        for index, leaf in member.lines():
-            there = chain.leaves[index] if index < len(chain.leaves) else "nothing"
-            if there != leaf:
-                raise StatementError(
-                    f"round {read_leaf(leaf)['round']}: history was rewritten: {member.name} has a "
-                    f"receipt for '{leaf}'; the records have '{there}'"
-                )
-    for member in held:
-        _check_heads_held(member, chain)
-        _check_sent(member, signed)
-    return tuple(CheckedReceipts(m.name, len(m.rounds), len(m.lines())) for m in held)
+    return HeldReceipts(name, sorted(rounds, key=lambda told: told.size), sent)
 
 
 def _compare(held: Sequence[HeldReceipts]) -> None:
@@ -227,38 +177,25 @@ def _compare(held: Sequence[HeldReceipts]) -> None:
         for told in member.rounds:
             name, root = roots.setdefault(told.size, (member.name, told.root))
             if root != told.root:
-                lines = [line for one in held for line in one.lines()]
-                rounds = [int(read_leaf(leaf)["round"]) for i, leaf in lines if i < told.size]
-                until = f" (up to round {max(rounds)})" if rounds else ""
                 raise StatementError(
                     f"the server told {name} and {member.name} different histories: both have a "
-                    f"signed head of {told.size} lines, and they differ{until}"
+                    f"signed head of {told.size} lines, and they differ"
                 )
 
 
-def _check_heads_held(member: HeldReceipts, chain: RoundChain) -> None:
-    """Raise StatementError unless the records lead to every head that a member holds."""
-    covered = 0
-    for told in sorted(member.rounds, key=lambda told: told.size):
-        if told.key != chain.heads[-1][1].key:
-            raise StatementError(f"{member.name} holds a head that is signed with another key")
-        if chain.sizes.get(told.root) != told.size:
-            first = min((t for t, head in chain.heads if head.size > covered), default="?")
-            raise StatementError(
-                f"from round {first} on, history was rewritten: {member.name} holds a signed head "
-                f"of {told.size} lines that the records do not lead to"
-            )
-        covered = told.size
-
-
-def _check_sent(member: HeldReceipts, signed: Signatures) -> None:
-    """Raise StatementError where the records say of an update what its sender does not."""
-    for _, line in member.lines():
+def _check_lines(member: HeldReceipts, chain: RoundChain, signed: Signatures) -> None:
+    """Raise StatementError where the records say other things than a member was told, or sent."""
+    leaves = dict(enumerate(chain.leaves))
+    for index, line in member.lines:
         leaf = read_leaf(line)
         number, update = int(leaf["round"]), leaf["update"]
-        sent = member.sent.get(number)
+        if (there := leaves.get(index, "nothing")) != line:
+            raise StatementError(
+                f"round {number}: history was rewritten: {member.name} has a receipt for "
+                f"'{line}'; the records have '{there}'"
+            )
+        sent, own = member.sent.get(number), signed.get((number, int(leaf["client_id"])))
         if sent and update and update not in sent:
-            own = signed.get((number, int(leaf["client_id"])))
             is_own = own is not None and own.sent.hex() == update
             raise StatementError(
                 f"round {number}: {member.name} says that it sent another update than "
@@ -269,4 +206,18 @@ def _check_sent(member: HeldReceipts, signed: Signatures) -> None:
             raise StatementError(
                 f"round {number}: {member.name} sent an update, and the records say "
                 f"{leaf['status']!r}"
+            )
+
+
+def _check_heads(member: HeldReceipts, chain: RoundChain) -> None:
+    """Raise StatementError unless the records lead to every head that a member holds."""
+    keys = {one.head.key for one in chain.rounds}
+    for told in member.rounds:
+        if keys and told.key not in keys:
+            raise StatementError(f"{member.name} holds a head that is signed with another key")
+        if chain.sizes.get(told.root) != told.size:
+            later = (one.number for one in chain.rounds if one.head.size > told.start)
+            raise StatementError(
+                f"from round {next(later, '?')} on, history was rewritten: {member.name} holds a "
+                f"signed head of {told.size} lines that the records do not lead to"
             )

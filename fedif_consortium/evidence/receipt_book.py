@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -12,7 +12,6 @@ from flwr.app import ConfigRecord
 from fedif_consortium.evidence.receipts import (
     LEAF,
     RECEIPTS_RECORD,
-    MemberLine,
     RoundChain,
     SignedHead,
     round_leaves,
@@ -31,7 +30,6 @@ from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.reports import RoundReport
 
 Content = Mapping[str, ConfigRecord]
-logger = logging.getLogger(__name__)
 
 
 class ReceiptBook(Callback, Kept):
@@ -51,13 +49,13 @@ class ReceiptBook(Callback, Kept):
     """
 
     def __init__(self, folder: RunFolder, witness: ReplyWitness, key: Ed25519PrivateKey) -> None:
-        self._folder, self._witness, self._key = folder, witness, key
+        self._folder, self._witness, self._key, self._run = folder, witness, key, witness.run
         # Of a process that was stopped, perhaps.
-        self._earlier = read_chain(folder, witness.run).entries()
+        self._earlier = [one.entry() for one in read_chain(folder, witness.run).rounds]
         self._chain = RoundChain()
         self._restored: list[dict[str, Any]] = []  # Until the run begins.
-        self._journaled = {-1: 0}  # How many entries a checkpoint has, by its round.
-        self._waiting: dict[int, list[MemberLine]] = {}  # By round, until it is attributed.
+        self._journaled = {-1: 0}  # How many rounds a checkpoint has, by its own.
+        self._waiting: dict[int, list[tuple[str, str, str, str]]] = {}  # Until it is attributed.
         self._seen: dict[int, bytes] = {}  # The end of the chain that a client has signed.
 
     def enclose(self, node: ClientNode) -> Content:
@@ -72,7 +70,7 @@ class ReceiptBook(Callback, Kept):
             if seen is not None and seen.signed is not None:
                 self._seen[node.client_id] = seen.signed.head
             update, weight = seen.digest.hex() if seen else "", str(cell(client.weight))
-            lines.append(MemberLine(str(node.client_id), update, weight, client.status))
+            lines.append((str(node.client_id), update, weight, str(client.status)))
         self._waiting[report.round] = lines
 
     def attributed(self, found: RoundAttribution) -> None:
@@ -82,13 +80,15 @@ class ReceiptBook(Callback, Kept):
             for client in found.clients
         }
         lines = self._waiting.pop(found.server_round, [])
-        self._add(found.server_round, round_leaves(found.server_round, lines, attributed))
+        leaves = round_leaves(found.server_round, lines, attributed)
+        if leaves:
+            self._add(found.server_round, leaves, partial(SignedHead.by, self._key, self._run))
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
-        """Return the entries since the checkpoint of a round."""
-        entries = self._chain.entries()
-        self._journaled[last_round] = len(entries)
-        return entries[self._journaled.get(after, 0) :]
+        """Return the rounds since the checkpoint of one."""
+        rounds = self._chain.rounds
+        self._journaled[last_round] = len(rounds)
+        return [one.entry() for one in rounds[self._journaled.get(after, 0) :]]
 
     def restore(
         self,
@@ -96,29 +96,28 @@ class ReceiptBook(Callback, Kept):
         memory: Mapping[str, Any] | None,  # noqa: ARG002
         last_round: int,
     ) -> None:
-        """Go on behind a checkpoint's entries, and behind what members were told since."""
+        """Go on behind a checkpoint's rounds, and behind what members were told since."""
         saved = [dict(line) for line in lines]
-        told = self._earlier[: len(saved)] == saved
-        if not told and self._earlier:
-            logger.warning("receipts.csv is not what the checkpoint says: it is written anew")
         self._journaled = {last_round: len(saved)}
-        self._restored = self._earlier if told else saved
+        is_longer = self._earlier[: len(saved)] == saved
+        self._restored = self._earlier if is_longer else saved
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
-        """Write the entries so far."""
+        """Write the rounds so far."""
         for entry in self._restored:
-            head = SignedHead.read(self._witness.run, entry)
-            self._add(entry["round"], entry["leaves"], head)
+            head = SignedHead.read(self._run, entry)
+            self._add(entry["round"], entry["leaves"], lambda *_, head=head: head)
 
-    def _add(self, number: int, leaves: Sequence[str], head: SignedHead | None = None) -> None:
+    def _add(
+        self, number: int, leaves: Sequence[str], signed: Callable[[int, bytes], SignedHead]
+    ) -> None:
         """Write a round: its leaves first, its head last."""
-        chain, folder = self._chain, self._folder
-        root = chain.add(leaves)
-        head = head or SignedHead.by(self._key, self._witness.run, len(chain.leaves), root)
-        if not chain.heads:
+        folder = self._folder
+        if not self._chain.rounds:
             folder.receipts.begin()
             folder.round_heads.begin()
-        chain.heads.append((number, head))
+        self._chain.add(number, leaves, signed)
+        head = self._chain.rounds[-1].head
         self._witness.heads.add(head.root)
         with writing(folder.receipts.path), folder.receipts.path.open("a", encoding="utf-8") as f:
             f.write("".join(f"{leaf}\n" for leaf in leaves))  # As it was hashed.
@@ -136,17 +135,12 @@ def read_chain(folder: RunFolder, run: str) -> RoundChain:
         If a line is none.
     """
     chain = RoundChain()
-    if not folder.round_heads.path.is_file():
-        return chain
     try:
         lines = [",".join(row[name] for name in LEAF) for row in folder.receipts.read()]
         for row in folder.round_heads.read():
             head = SignedHead.read(run, row)
-            start = len(chain.leaves)
-            if not start <= head.size <= len(lines):
-                raise ValueError(f"{head.size} leaves after {start}, of {len(lines)}")
-            chain.add(lines[start : head.size])
-            chain.heads.append((int(row["round"]), head))
+            leaves = lines[chain.sizes[chain.root] : head.size]
+            chain.add(int(row["round"]), leaves, lambda *_, head=head: head)
     except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(f"{folder.round_heads.path}: {error}") from error
     return chain
@@ -155,7 +149,7 @@ def read_chain(folder: RunFolder, run: str) -> RoundChain:
 def last_receipts(folder: RunFolder, client_ids: Iterable[int]) -> dict[int, Content]:
     """Return what members are told at the end of a run, by client id."""
     chain = read_chain(folder, run_id(folder))
-    signed = folder.signatures.read() if folder.signatures.path.is_file() else []
+    signed = folder.signatures.read()
     seen = {int(row["client_id"]): bytes.fromhex(row["head"]) for row in signed}  # The last one.
     return {i: _told(chain, i, seen.get(i, b"")) for i in client_ids}
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from flwr.app import ConfigRecord, RecordDict
-from pydantic import Field, StringConstraints, TypeAdapter, model_validator
+from pydantic import Field, StringConstraints, TypeAdapter
 
 from fedif_consortium.evidence.cells import Hex, Signed
 from fedif_flower.errors import EvidenceError
@@ -99,12 +99,6 @@ class ToldRound(SignedHead):
     hashes: tuple[Hex, ...]
     own: dict[int, Leaf]
 
-    @model_validator(mode="after")
-    def _grows(self) -> Self:
-        if self.start >= self.size:
-            raise ValueError("it has no leaves")
-        return self
-
     def check(self) -> None:
         """Raise EvidenceError unless the head is signed, and the leaves lead to it."""
         super().check()
@@ -154,15 +148,6 @@ def read_receipts(content: RecordDict) -> list[ToldRound]:
         ) from error
 
 
-class MemberLine(NamedTuple):
-    """What the records say of a member's part in a round, as texts of a table."""
-
-    client_id: str
-    update: str
-    weight: str
-    status: str
-
-
 def leaf_hash(leaf: str) -> bytes:
     """Return the hash of a leaf."""
     return hashlib.sha256(b"\x00" + leaf.encode()).digest()
@@ -179,7 +164,9 @@ def next_root(before: bytes, digest: bytes) -> bytes:
 
 
 def round_leaves(
-    server_round: int, lines: Iterable[MemberLine], attributed: Mapping[str, tuple[str, str]]
+    server_round: int,
+    lines: Iterable[tuple[str, str, str, str]],
+    attributed: Mapping[str, tuple[str, str]],
 ) -> list[str]:
     """Return the leaves of a round.
 
@@ -187,19 +174,17 @@ def round_leaves(
     ----------
     server_round : int
         The round.
-    lines : iterable of MemberLine
-        The lines of ``clients.csv``, in their order. A member's second one has no contribution.
+    lines : iterable of (str, str, str, str)
+        Client id, update, weight and status as ``clients.csv`` has them, in its order. A member's
+        second line has no contribution.
     attributed : mapping of str to (str, str)
         The contribution of each client and what it is credited with, by id.
     """
     left, leaves = dict(attributed), []
-    for line in lines:
-        own = left.pop(line.client_id, ("", ""))
-        cells = (line.client_id, line.update, line.weight, *own, line.status)
-        leaves.append(",".join((str(server_round), *cells)))
-    for client_id, own in left.items():
-        leaves.append(",".join((str(server_round), client_id, "", "", *own, CARRIED)))
-    return leaves
+    for client_id, update, weight, status in lines:
+        leaves.append((client_id, update, weight, *left.pop(client_id, ("", "")), status))
+    leaves += [(client_id, "", "", *own, CARRIED) for client_id, own in left.items()]
+    return [",".join((str(server_round), *cells)) for cells in leaves]
 
 
 def read_leaf(leaf: str) -> dict[str, str]:
@@ -213,46 +198,69 @@ def read_leaf(leaf: str) -> dict[str, str]:
     return dict(zip(LEAF, leaf.split(","), strict=True))
 
 
+class ChainedRound(NamedTuple):
+    """A round of the chain: its leaves and their hashes, the chain before, and the head after it.
+
+    ``head`` is what members were told, and nobody has checked it.
+    """
+
+    number: int
+    start: int
+    before: bytes
+    leaves: Sequence[str]
+    hashes: tuple[bytes, ...]
+    head: SignedHead
+
+    def told(self, client_id: int) -> ToldRound:
+        """Return what one member gets of it."""
+        start = f"{self.number},{client_id},"
+        own = {i: leaf for i, leaf in enumerate(self.leaves) if leaf.startswith(start)}
+        return ToldRound.model_construct(
+            **vars(self.head),
+            start=self.start,
+            before=self.before,
+            digest=round_hash(self.hashes),
+            hashes=self.hashes if own else (),
+            own=own,
+        )
+
+    def entry(self) -> dict[str, Any]:
+        """Return it for a checkpoint."""
+        return {"round": self.number, "leaves": list(self.leaves), **self.head.cells()}
+
+
 class RoundChain:
-    """The leaves of a run in the order in which they were written, and the heads told of them.
+    """The rounds of a run that have leaves, in the order in which they were written.
 
     Attributes
     ----------
-    leaves : list of str
-        All of them.
-    heads : list of (int, SignedHead)
-        With the round after which each was told. Nobody has checked them.
+    rounds : list of ChainedRound
+        A round that was done again is there twice.
     sizes : dict of bytes to int
-        How many leaves lead to each end that the chain had.
+        How many leaves lead to each end that the chain had, by its hash.
+    root : bytes
+        Its end.
     """
 
     def __init__(self) -> None:
-        self.leaves: list[str] = []
-        self.heads: list[tuple[int, SignedHead]] = []
+        self.rounds: list[ChainedRound] = []
         self.sizes: dict[bytes, int] = {BEGINNING: 0}
         self.root = BEGINNING
-        # Of each leaf, once: every member of a round is told of all.
-        self._hashes: list[bytes] = []
-        self._owners: list[str] = []
 
-    def add(self, leaves: Sequence[str]) -> bytes:
-        """Add a round's leaves; return the chain's end. A round without any changes nothing."""
-        if leaves:
-            hashes = [leaf_hash(leaf) for leaf in leaves]
-            self._owners += [read_leaf(leaf)["client_id"] for leaf in leaves]
-            self.leaves += leaves
-            self._hashes += hashes
-            self.root = next_root(self.root, round_hash(hashes))
-            self.sizes[self.root] = len(self.leaves)
-        return self.root
+    @property
+    def leaves(self) -> list[str]:
+        """All of them."""
+        return [leaf for one in self.rounds for leaf in one.leaves]
 
-    def entries(self) -> list[dict[str, Any]]:
-        """Return each head's cells, with its round and the leaves since the head before."""
-        starts = [0, *(head.size for _, head in self.heads)]
-        return [
-            {"round": number, "leaves": self.leaves[start : head.size], **head.cells()}
-            for start, (number, head) in zip(starts, self.heads, strict=False)
-        ]
+    def add(
+        self, number: int, leaves: Sequence[str], signed: Callable[[int, bytes], SignedHead]
+    ) -> None:
+        """Add a round; ``signed`` returns the head, given the size and the end of the chain."""
+        before, start, hashes = self.root, self.sizes[self.root], tuple(map(leaf_hash, leaves))
+        self.root, size = next_root(before, round_hash(hashes)), start + len(leaves)
+        self.sizes[self.root] = size
+        head = signed(size, self.root)
+        self.rounds.append(ChainedRound(number, start, before, leaves, hashes, head))
 
     def told(self, client_id: int, seen: bytes) -> list[ToldRound]:
         """Return the rounds after the end that a client has seen, at most the last 1,000.
@@ -264,18 +272,6 @@ class RoundChain:
         seen : bytes
             What it says that it has seen; empty: nothing.
         """
-        new, start, before = [], 0, BEGINNING
-        for _, head in self.heads:
-            if head.size > max(start, self.sizes.get(seen, 0)):
-                new.append((head, start, before))
-            start, before = head.size, head.root
-        return [self._told(*each, str(client_id)) for each in new[-MOST_ROUNDS:]]
-
-    def _told(self, head: SignedHead, start: int, before: bytes, client_id: str) -> ToldRound:
-        hashes = tuple(self._hashes[start : head.size])
-        places = [i for i in range(start, head.size) if self._owners[i] == client_id]
-        own = {i - start: self.leaves[i] for i in places}
-        digest, shown = round_hash(hashes), hashes if own else ()
-        return ToldRound.model_construct(
-            **vars(head), start=start, before=before, digest=digest, hashes=shown, own=own
-        )
+        size = self.sizes.get(seen, 0)
+        new = [one for one in self.rounds if one.head.size > size]
+        return [one.told(client_id) for one in new[-MOST_ROUNDS:]]

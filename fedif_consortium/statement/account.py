@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedif_consortium.statement.luck import (
     EXAMPLES,
@@ -35,7 +35,7 @@ from fedif_consortium.statement.luck import (
     told_apart,
 )
 from fedif_consortium.statement.own_parts import alike
-from fedif_consortium.statement.records import Part, Reply, RunRecords
+from fedif_consortium.statement.records import RunRecords
 from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_consortium.statement.shares import (
     NOTHING,
@@ -44,14 +44,14 @@ from fedif_consortium.statement.shares import (
     left_out_rounds,
     reason_against_shares,
     share_out,
-    withheld_shares,
 )
-from fedif_consortium.statement.verdict import OPPOSED, Beyond, Facts, Verdict, judge
+from fedif_consortium.statement.verdict import Verdict, judge
 from fedif_flower.messages.client_node import all_different, called
 from fedif_flower.run.completeness import Completeness
 from fedif_flower.valuation.intervals import MIN_ROUNDS, share_deviations
 
 DECISIVE = 0.5  # Of what all rounds together moved.
+OPPOSED = 0.9  # The negated cosine; honest updates were seen at 0.65.
 
 
 @dataclass(frozen=True)
@@ -64,56 +64,60 @@ class MemberAccount:
         Its lasting id, and the part of the data that it says it holds (-1: unknown).
     name : str
         What pages call it.
-    asked, taken_part, refused, away, signed : int
-        Rounds: in all, with an accepted reply, with a refused one, without any; and with an
-        accepted reply that it signed.
-    late : int
-        Of those that it took part in: with a reply that came after the round.
+    page : str
+        Its page, by path below the statement's folder. The number is the member's position, not
+        its id: members get to see these paths.
+    asked, taken_part, refused, away, late : int
+        Rounds: in all, with an accepted reply, with a refused one, without any; and of those that
+        it took part in, with one that came after the round.
+    signed : int
+        Accepted replies that it signed.
     revoked_in : int, optional
         The round in which the operator ended its registration.
     examples : float, optional
         The most examples it claimed and was believed.
-    contribution : float
-        In nats of validation loss; negative: it raised the loss.
-    equal_part : float
-        What it would be if each round's were shared equally among those who took part.
-    intervals : tuple of Between
-        Its 95 % intervals, one for each kind of luck; the last is about all of them.
-    per_draw : float, optional
-        The contribution over the number of rounds in which it was asked.
-    draw_intervals, share_intervals : tuple of Between
-        The same of that mean, and of the share, in [0, 1].
-    place : int
-        Its place among all by what its share is of.
-    places : (int, int), optional
-        The places that luck leaves open.
-    alike : int
-        How many others its group has, from whom it is not told apart.
-    other_rounds : float, optional
-        The contribution without the decisive round, where there is one.
-    by_class : tuple of float
-        The same in each class's loss, where that was attributed.
-    credited : float
-        What of the contribution lies within the bounds; at most the contribution.
-    share : float
-        Of what was gained, in [0, 1].
-    own_share : float
-        What that was before those who are not told apart were paid alike; its intervals are of it.
-    cents : int, optional
-        Its part of the budget.
-    withheld : float
-        What more its share would be without bounds, in [0, 1]; it is paid to nobody.
     weight_score : float, optional
         Omega after its last round.
     refusals : tuple of (str, int)
         Why replies were refused, and how often.
-    verdict : Verdict
-        Accept, review or quarantine, and why.
+    contribution : float
+        In nats of validation loss; negative: it raised the loss.
+    credited : float
+        What of the contribution lies within the bounds; at most the contribution.
+    by_class : tuple of float
+        The contribution in each class's loss, where that was attributed.
+    equal_part : float
+        What it would be if each round's were shared equally among those who took part.
+    other_rounds : float, optional
+        The contribution without the decisive round, where there is one.
+    per_draw : float, optional
+        The contribution over the number of rounds in which it was asked.
+    length, weight, borrowed : float
+        Its updates' length, its weight and what they hold of the last steps: means over its
+        rounds, in multiples of what is usual.
+    opposed_rounds : int
+        Rounds in which its update was turned against another one.
+    has_same_part : bool
+        Whether its updates have the same own part as another member's.
+    place : int
+        Its place among all by what its share is of.
+    alike : int
+        How many others its group has, from whom it is not told apart.
+    own_share, share : float
+        Its share of what was gained, in [0, 1], before and after those who are not told apart were
+        paid alike.
+    cents : int, optional
+        Its part of the budget.
+    intervals : tuple of Between
+        The contribution's 95 % intervals, one for each kind of luck; the last is about all of them.
+    draw_intervals, share_intervals : tuple of Between
+        The same of ``per_draw`` and ``own_share``.
     """
 
     client_id: int
     partition_id: int
     name: str
+    page: str
     asked: int
     taken_part: int
     refused: int
@@ -122,25 +126,27 @@ class MemberAccount:
     signed: int
     revoked_in: int | None
     examples: float | None
-    contribution: float
-    equal_part: float
-    intervals: tuple[Between, ...]
-    per_draw: float | None
-    draw_intervals: tuple[Between, ...]
-    share_intervals: tuple[Between, ...]
-    place: int
-    places: tuple[int, int] | None
-    alike: int
-    other_rounds: float | None
-    by_class: tuple[float, ...]
-    credited: float
-    share: float
-    own_share: float
-    cents: int | None
-    withheld: float
     weight_score: float | None
     refusals: tuple[tuple[str, int], ...]
-    verdict: Verdict
+    contribution: float
+    credited: float
+    by_class: tuple[float, ...]
+    equal_part: float
+    other_rounds: float | None
+    per_draw: float | None
+    length: float
+    weight: float
+    borrowed: float
+    opposed_rounds: int
+    has_same_part: bool
+    place: int
+    alike: int
+    own_share: float
+    share: float
+    cents: int | None
+    intervals: tuple[Between, ...]
+    draw_intervals: tuple[Between, ...]
+    share_intervals: tuple[Between, ...]
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -153,20 +159,40 @@ class MemberAccount:
         ends = self.interval
         return ends is not None and self.contribution != 0 and ends[0] <= 0 <= ends[1]
 
+    @property
+    def replies(self) -> int:
+        """How many came."""
+        return self.taken_part + self.refused
+
+    @property
+    def most_beyond(self) -> str:
+        """What lies furthest beyond what is usual, in words."""
+        found = {
+            f"its updates are {self.length:.1f} times as long as is usual": self.length,
+            f"its weight is {self.weight:.1f} times that of the median member": self.weight,
+            f"they hold {self.borrowed:.1f} times as much of the last steps": self.borrowed,
+        }
+        return max(found, key=found.__getitem__)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Accept, review or quarantine, and why."""
+        return judge(self)
+
 
 @dataclass(frozen=True)
 class Account:
     """A run's gain, in nats of validation loss, and its members', the highest first.
 
     ``first_round`` is the first of the ``rounds`` that count, but for those ``left_out`` (see
-    :func:`left_out_rounds`); ``decisive_round`` is the one that
-    brought more than half of what was gained, which is ``decisive``. ``unpaid`` says why nobody
-    has a share; it is empty where shares hold. ``uncredited`` is what of the contributions lies
-    beyond the bounds, ``nobody_share`` and ``nobody_cents`` what is paid to nobody.
+    :func:`left_out_rounds`); ``decisive_round`` is the one that brought more than half of what was
+    gained, which is ``decisive``. ``unpaid`` says why nobody has a share; it is empty where shares
+    hold. ``nobody_share`` and ``nobody_cents`` lie beyond the bounds: nobody is paid them.
     ``completeness`` is that of the whole run, whichever rounds count. ``about`` names what the
     intervals are about; empty: there are none. ``is_drawn`` says whether some members were asked
     in fewer rounds than others, ``never_drawn`` who was in none. ``groups`` are the client ids of
-    those who are not told apart, see :mod:`~fedif_consortium.statement.luck`.
+    those who are not told apart, see :mod:`~fedif_consortium.statement.luck`. ``names`` are what
+    the operator calls members, by client id.
     """
 
     rounds: int
@@ -176,22 +202,22 @@ class Account:
     attributed: float
     remainder: float
     budget_cents: int | None
-    first_round: int = 1
-    left_out: tuple[int, ...] = ()
-    decisive_round: int | None = None
-    decisive: float = 0.0
-    uncredited: float = 0.0
-    nobody_share: float = 0.0
-    nobody_cents: int | None = None
-    unpaid: str = ""
-    completeness: Completeness | None = None
-    about: str = ""
-    pay_by: PayBy = "sum"
-    ties: Ties = "apart"
-    is_drawn: bool = False
-    never_drawn: tuple[str, ...] = ()
-    groups: tuple[tuple[int, ...], ...] = ()
-    members: tuple[MemberAccount, ...] = field(default_factory=tuple)
+    first_round: int
+    left_out: tuple[int, ...]
+    decisive_round: int | None
+    decisive: float
+    nobody_share: float
+    nobody_cents: int | None
+    unpaid: str
+    completeness: Completeness
+    about: str
+    pay_by: PayBy
+    ties: Ties
+    is_drawn: bool
+    never_drawn: tuple[str, ...]
+    groups: tuple[tuple[int, ...], ...]
+    names: Mapping[int, str]
+    members: tuple[MemberAccount, ...]
 
     @property
     def last_round(self) -> int:
@@ -206,10 +232,137 @@ class Account:
         is_known = ends and ends[0][1].about == EXAMPLES
         return max(widths) if is_known else None
 
-    @property
-    def has_signatures(self) -> bool:
-        """Whether any member signed an update."""
-        return any(member.signed for member in self.members)
+
+class _Settling:
+    """The steps of :func:`settle`: lists and arrays are in the order of the records' members."""
+
+    def __init__(self, records: RunRecords, pay_by: PayBy, ties: Ties) -> None:
+        self.left_out = left_out_rounds(records.rounds)
+        self.records = records.without(self.left_out)
+        self.ids = list(self.records.members)
+        self.decrease, self.attributed, self.remainder = (
+            math.fsum(getattr(row, name) for row in self.records.rounds)
+            for name in ("decrease", "attributed", "remainder")
+        )
+        self._add_up()
+        self._share(pay_by)
+        self._weigh_luck(pay_by)
+        self.paid = alike_shares(self.shares, self.groups if ties == "alike" else ())
+
+    def _add_up(self) -> None:
+        """Add up what members contributed, and how often each was asked."""
+        column = {client_id: i for i, client_id in enumerate(self.ids)}
+        row = {of_round.round: t for t, of_round in enumerate(self.records.rounds)}
+        self.by_round = np.zeros((2, len(row), len(column)))  # Contributed, and credited.
+        for part in self.records.parts:
+            own = self.by_round[:, row[part.round], column[part.client_id]]
+            own += part.contribution, part.credited
+        self.contributed, self.credited = (
+            [math.fsum(own) + 0.0 for own in of.T] for of in self.by_round
+        )
+        asked = {(reply.client_id, reply.asked_in or reply.round) for reply in self.records.replies}
+        draws = Counter(client_id for client_id, number in asked if number in row)
+        self.draws = np.array([float(draws[client_id]) for client_id in self.ids])
+        self.turns = {turn.client_id: turn for turn in self.records.judged().members}
+        self.never_drawn = sorted({*self.records.names, *self.ids} - draws.keys())
+        asked_in = {turn.asked for turn in self.turns.values()}
+        self.is_drawn = bool(self.never_drawn) or len(asked_in) > 1
+        self.decisive = decisive_row([of_round.attributed for of_round in self.records.rounds])
+
+    def _share(self, pay_by: PayBy) -> None:
+        """Share out what was gained; what lies beyond the bounds is nobody's."""
+        self.times = np.maximum(self.draws, 1.0)
+        over = self.times if pay_by == "draw" else np.ones_like(self.times)
+        self.worth, self.gained = (
+            [Fraction(value) / int(n) for value, n in zip(of, over, strict=True)]
+            for of in (self.credited, self.contributed)
+        )
+        self.unpaid = reason_against_shares(self.decrease, self.remainder, self.credited)
+        self.shares = gain_shares(self.worth, sum(self.gained))
+        if self.unpaid:
+            self.shares = [NOTHING for _ in self.ids]
+        self.nobody = 1 - sum(self.shares, NOTHING) if any(self.shares) else NOTHING
+
+    def _weigh_luck(self, pay_by: PayBy) -> None:
+        """Tell how else all this could have come out, and which members are not told apart."""
+        sums, means = kinds_of_luck(self.records, list(self.by_round), self.times, self.is_drawn)
+        lucks = [luck for luck in (means if pay_by == "draw" else sums) if luck.about != ROUNDS]
+        values, gained = (np.array(of, dtype=float) for of in (self.worth, self.gained))
+        self.about = " and ".join(luck.about for luck in sums)
+        self.places = [1 + int((values > value).sum()) for value in values]
+        self.groups = groups(values, told_apart(values, lucks)) if lucks else []
+        of_shares = [
+            replace(of, contributed=share_deviations(values, gained, of.credited, of.contributed))
+            for of in lucks
+            if any(self.shares)
+        ]
+        contributed = np.array(self.contributed)
+        self.intervals = between(contributed, sums)
+        self.draw_intervals = between(contributed / self.times, means)
+        self.share_intervals = between(np.array(self.shares, dtype=float), of_shares, 0.0, 1.0)
+
+    def members(self, cents: Sequence[int | None]) -> tuple[MemberAccount, ...]:
+        """Return the account of each member, the highest contribution first."""
+        records, names = self.records, labels(self.records)
+        counts = Counter(part.round for part in records.parts)
+        equal = {row.round: row.attributed / max(counts[row.round], 1) for row in records.rounds}
+        others = np.delete(self.by_round[0], self.decisive or 0, axis=0)
+        same, found = alike(records.own_parts), []
+        for i, (client_id, partition_id) in enumerate(records.members.items()):
+            parts = records.parts_of[client_id]
+            length, weight, borrowed = (
+                math.fsum(getattr(part, name) for part in parts) / max(len(parts), 1)
+                for name in ("length", "weight", "borrowed")
+            )
+            member = MemberAccount(
+                client_id=client_id,
+                partition_id=partition_id,
+                name=names[client_id],
+                page=f"members/{i + 1:03}.html",
+                **self._came(client_id),
+                contribution=self.contributed[i],
+                credited=self.credited[i],
+                by_class=tuple(map(math.fsum, zip(*(p.by_class for p in parts), strict=True))),
+                equal_part=math.fsum(equal[part.round] for part in parts),
+                other_rounds=None if self.decisive is None else math.fsum(others[:, i]) + 0.0,
+                per_draw=self.contributed[i] / float(self.draws[i]) if self.draws[i] else None,
+                length=length,
+                weight=weight,
+                borrowed=borrowed,
+                opposed_rounds=sum(part.opposed > OPPOSED for part in parts),
+                has_same_part=client_id in same,
+                place=self.places[i],
+                alike=next((len(group) - 1 for group in self.groups if i in group), 0),
+                own_share=float(self.shares[i]),
+                share=float(self.paid[i]),
+                cents=cents[i],
+                intervals=self.intervals[i],
+                draw_intervals=self.draw_intervals[i] if self.draws[i] else (),
+                share_intervals=self.share_intervals[i],
+            )
+            found.append(member)
+        return tuple(sorted(found, key=lambda m: (-m.contribution, m.client_id)))
+
+    def _came(self, client_id: int) -> dict[str, Any]:
+        """Return what came of a member's replies."""
+        turn = self.turns.get(client_id)
+        own = self.records.replies_of[client_id]
+        used = [reply.round for reply in own if reply.status == "accepted"]
+        examples = [reply.num_examples for reply in own if reply.num_examples is not None]
+        scores = [reply.weight_score for reply in own if reply.weight_score is not None]
+        refusals = Counter(reply.rejection for reply in own if reply.rejection)
+        return {
+            "asked": turn.asked if turn else 0,
+            "taken_part": turn.usable if turn else 0,
+            "refused": turn.refused if turn else 0,
+            "away": turn.missing if turn else 0,
+            "late": turn.late if turn else 0,
+            "signed": sum((number, client_id) in self.records.signed for number in used),
+            "revoked_in": own[-1].round if own and own[-1].status == "revoked" else None,
+            "examples": max(examples, default=None),
+            "weight_score": scores[-1] if scores else None,
+            "refusals": tuple(refusals.most_common()),
+        }
 
 
 def settle(
@@ -217,6 +370,7 @@ def settle(
     budget_cents: int | None = None,
     pay_by: PayBy = "sum",
     ties: Ties = "apart",
+    from_round: int = 1,
 ) -> Account:
     """Return the account of a run.
 
@@ -230,159 +384,45 @@ def settle(
         Whether shares are of credits, or of their means over the rounds a member was asked in.
     ties : {"apart", "alike"}
         Whether members that are not told apart share equally what is theirs together.
+    from_round : int
+        The rounds before this one count for nothing.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such round.
     """
-    whole, left_out = records, left_out_rounds(records.rounds)
-    records = records.without(left_out)
-    rounds, ids = records.rounds, list(records.members)
-    per_round, credited = by_round(records)  # [T, n] each
-    totals, credits = ([math.fsum(own) + 0.0 for own in of.T] for of in (per_round, credited))
-    decisive = decisive_row([row.attributed for row in rounds])
-    decrease = math.fsum(row.decrease for row in rounds)
-    remainder = math.fsum(row.remainder for row in rounds)
-    draws, names = times_drawn(records), labels(records)
-    turns = {turn.client_id: turn for turn in records.judged().members}
-    never = [i for i in {**records.names, **records.members} if not draws.get(i)]
-    asked = [turn.asked for turn in turns.values()]
-    is_drawn = bool(never) or min(asked, default=0) < max(asked, default=0)
-
-    times = np.array([max(draws[i], 1.0) for i in ids])
-    over = times if pay_by == "draw" else np.ones_like(times)
-    paid, gained = (
-        [Fraction(value) / int(n) for value, n in zip(of, over, strict=True)]
-        for of in (credits, totals)
-    )
-    unpaid = reason_against_shares(decrease, remainder, credits)
-    own_shares = [NOTHING if unpaid else s for s in gain_shares(paid, sum(gained, NOTHING))]
-    is_paid = any(own_shares)
-    withheld = withheld_shares(gained, paid) if is_paid else [NOTHING] * len(ids)
-    nobody = 1 - sum(own_shares, NOTHING) if is_paid else NOTHING
-
-    kinds = kinds_of_luck(records, per_round, credited, times, is_drawn)
-    lucks = [kind for kind in kinds[int(pay_by == "draw")] if kind.about != ROUNDS]
-    values, sums = np.array([float(value) for value in paid]), np.array(totals)
-    apart = told_apart(values, lucks)
-    together = groups(values, apart) if lucks else []
-    shares = alike_shares(own_shares, together if ties == "alike" else ())
-    intervals, of_draws = between(sums, kinds[0]), between(sums / times, kinds[1])
-    of_shares = [
-        replace(
-            kind,
-            contributed=share_deviations(values, sums / over, kind.credited, kind.contributed),
-        )
-        for kind in lucks
-        if is_paid
-    ]
-    share_intervals = between(np.array([float(share) for share in own_shares]), of_shares)
-    cents: list[int] | list[None] = [None] * (len(ids) + 1)
+    counted = records.since(from_round)
+    found = _Settling(counted, pay_by, ties)
+    cents: Sequence[int | None] = [None] * (len(found.ids) + 1)
     if budget_cents is not None:
-        cents = share_out(budget_cents, [*shares, nobody])
-    equal, same = equal_parts(records), alike(records.own_parts)
-    replies: dict[int, list[Reply]] = {client_id: [] for client_id in ids}
-    for reply in records.replies:
-        replies[reply.client_id].append(reply)
-    members = []
-    for i, (client_id, partition_id) in enumerate(records.members.items()):
-        own, parts, turn = replies[client_id], records.parts_of[client_id], turns.get(client_id)
-        times_asked = draws[client_id]
-        facts = Facts(
-            contribution=totals[i],
-            equal_part=equal[client_id],
-            interval=(intervals[i][-1].low, intervals[i][-1].high) if intervals[i] else None,
-            taken_part=turn.usable if turn else 0,
-            refused=turn.refused if turn else 0,
-            has_same_part=client_id in same,
-            uncredited=totals[i] - credits[i],
-            usual=beyond(parts),
-        )
-        member = MemberAccount(
-            client_id=client_id,
-            partition_id=partition_id,
-            name=names[client_id],
-            asked=turn.asked if turn else 0,
-            taken_part=facts.taken_part,
-            refused=facts.refused,
-            away=turn.missing if turn else 0,
-            late=turn.late if turn else 0,
-            signed=sum(
-                r.status == "accepted" and (r.round, client_id) in records.signed for r in own
-            ),
-            revoked_in=own[-1].round if own and own[-1].status == "revoked" else None,
-            examples=max((r.num_examples for r in own if r.num_examples is not None), default=None),
-            contribution=totals[i],
-            equal_part=facts.equal_part,
-            intervals=intervals[i],
-            per_draw=totals[i] / times_asked if times_asked else None,
-            draw_intervals=of_draws[i] if times_asked else (),
-            share_intervals=tuple(
-                Between(e.about, max(e.low, 0.0), min(e.high, 1.0)) for e in share_intervals[i]
-            ),
-            place=1 + int((values > values[i]).sum()),
-            places=(
-                1 + int((apart[i] & (values > values[i])).sum()),
-                len(ids) - int((apart[i] & (values < values[i])).sum()),
-            )
-            if lucks
-            else None,
-            alike=next((len(group) - 1 for group in together if i in group), 0),
-            other_rounds=None
-            if decisive is None
-            else math.fsum(np.delete(per_round[:, i], decisive)) + 0.0,
-            by_class=tuple(map(math.fsum, zip(*(p.by_class for p in parts), strict=True))),
-            credited=credits[i],
-            share=float(shares[i]),
-            own_share=float(own_shares[i]),
-            cents=cents[i],
-            withheld=float(withheld[i]),
-            weight_score=next(
-                (r.weight_score for r in reversed(own) if r.weight_score is not None), None
-            ),
-            refusals=tuple(Counter(r.rejection for r in own if r.rejection).most_common()),
-            verdict=judge(facts),
-        )
-        members.append(member)
+        cents = share_out(budget_cents, [*found.paid, found.nobody])
+    names, decisive = labels(found.records), found.decisive
     return Account(
-        rounds=len(whole.rounds),
-        loss_before=whole.losses[0],
-        loss_after=whole.losses[-1],
-        decrease=decrease,
-        attributed=math.fsum(row.attributed for row in rounds),
-        remainder=remainder,
+        rounds=len(counted.rounds),
+        loss_before=counted.losses[0],
+        loss_after=counted.losses[-1],
+        decrease=found.decrease,
+        attributed=found.attributed,
+        remainder=found.remainder,
         budget_cents=budget_cents,
-        first_round=whole.rounds[0].round,
-        left_out=left_out,
-        decisive_round=None if decisive is None else rounds[decisive].round,
-        decisive=0.0 if decisive is None else rounds[decisive].attributed,
-        uncredited=math.fsum(totals) - math.fsum(credits),
-        nobody_share=float(nobody),
+        first_round=from_round,
+        left_out=found.left_out,
+        decisive_round=None if decisive is None else found.records.rounds[decisive].round,
+        decisive=0.0 if decisive is None else found.records.rounds[decisive].attributed,
+        nobody_share=float(found.nobody),
         nobody_cents=cents[-1],
-        unpaid=unpaid,
-        completeness=records.completeness,
-        about=" and ".join(kind.about for kind in kinds[0]),
+        unpaid=found.unpaid,
+        completeness=records.judged(),
+        about=found.about,
         pay_by=pay_by,
         ties=ties,
-        is_drawn=is_drawn,
-        never_drawn=tuple(names.get(i) or records.names[i] for i in sorted(never)),
-        groups=tuple(tuple(ids[i] for i in group) for group in together if len(group) > 1),
-        members=tuple(sorted(members, key=lambda m: (-m.contribution, m.client_id))),
+        is_drawn=found.is_drawn,
+        never_drawn=tuple(names.get(i) or records.names[i] for i in found.never_drawn),
+        groups=tuple(tuple(found.ids[i] for i in own) for own in found.groups if len(own) > 1),
+        names=records.names,
+        members=found.members(cents),
     )
-
-
-def by_round(records: RunRecords) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return what members contributed in each round, and are credited with, ``[T, n]`` each."""
-    column = {client_id: i for i, client_id in enumerate(records.members)}
-    row = {of_round.round: t for t, of_round in enumerate(records.rounds)}
-    values = np.zeros((2, len(row), len(column)))
-    for part in records.parts:
-        values[:, row[part.round], column[part.client_id]] += part.contribution, part.credited
-    return values[0], values[1]
-
-
-def times_drawn(records: RunRecords) -> dict[int, int]:
-    """Return in how many of the rounds that count each member was asked, by client id."""
-    counted = {row.round for row in records.rounds}
-    asked = {(reply.client_id, reply.asked_in or reply.round) for reply in records.replies}
-    found = Counter(client_id for client_id, number in asked if number in counted)
-    return {client_id: found[client_id] for client_id in records.members}
 
 
 def decisive_row(attributed: Sequence[float]) -> int | None:
@@ -394,25 +434,6 @@ def decisive_row(attributed: Sequence[float]) -> int | None:
         return None
     most = max(range(len(attributed)), key=attributed.__getitem__)
     return most if attributed[most] > DECISIVE * math.fsum(map(abs, attributed)) else None
-
-
-def equal_parts(records: RunRecords) -> dict[int, float]:
-    """Return each member's contribution if its rounds' were shared equally, by client id."""
-    counts = Counter(part.round for part in records.parts)
-    equal = {row.round: row.attributed / max(counts[row.round], 1) for row in records.rounds}
-    of = records.parts_of
-    return {i: math.fsum(equal[part.round] for part in parts) for i, parts in of.items()}
-
-
-def beyond(parts: Sequence[Part]) -> Beyond:
-    """Return how a member's updates compare with what is usual."""
-    count = max(len(parts), 1)
-    return Beyond(
-        length=math.fsum(part.length for part in parts) / count,
-        weight=math.fsum(part.weight for part in parts) / count,
-        borrowed=math.fsum(part.borrowed for part in parts) / count,
-        opposed_rounds=sum(part.opposed > OPPOSED for part in parts),
-    )
 
 
 def labels(records: RunRecords) -> dict[int, str]:

@@ -17,6 +17,7 @@ told apart from one of the group. Only those who have a share are in groups.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -57,39 +58,38 @@ class Luck:
     credited: Array
     degrees: int
 
-    def scaled(self, factors: Array) -> Luck:
-        """Return the luck of figures times these factors, ``[n]``."""
-        own = self.contributed * factors, self.credited * factors
-        return Luck(self.about, *own, self.degrees)
+
+def of_blocks(about: str, values: Sequence[Array], weights: Sequence[float]) -> Luck:
+    """Return the luck of sums over blocks: of held-out examples, or of rounds.
+
+    ``values`` are what was contributed and what is credited, ``[b, n]`` each.
+    """
+    contributed, credited = (deviations(of, np.array(weights)) for of in values)
+    return Luck(about, contributed, credited, len(weights) - 1)
 
 
-def of_blocks(about: str, contributed: Array, credited: Array, weights: Sequence[float]) -> Luck:
-    """Return the luck of sums over blocks, ``[b, n]``: of held-out examples, or of rounds."""
-    of = np.array(weights)
-    return Luck(about, deviations(contributed, of), deviations(credited, of), len(of) - 1)
-
-
-def of_draws(contributed: Array, credited: Array, draws: Array) -> Luck:
-    r"""Return the luck of means per draw; ``[T, n]``, and how often members were drawn, ``[n]``.
+def of_draws(values: Sequence[Array], draws: Array) -> Luck:
+    r"""Return the luck of means per draw; ``[T, n]`` each, and how often members were drawn.
 
     A member drawn a times has the standard error :math:`\sqrt{\sum_t (c_t - \bar c)^2 / (a (a-1))}`
     with a - 1 degrees of freedom. Who was drawn once might as well have contributed nothing.
     """
-    rounds = len(contributed)
-    more = np.maximum(draws - 1, 1.0)
+    rounds, more = len(values[0]), np.maximum(draws - 1, 1.0)
     wider = np.array([quantile(degrees) for degrees in more]) / quantile(rounds - 1)
 
-    def errors(values: Array) -> Array:
-        mean = values.sum(axis=0) / draws
-        squares = np.maximum((values**2).sum(axis=0) - draws * mean**2, 0.0)
+    def errors(of: Array) -> Array:
+        mean = of.sum(axis=0) / draws
+        squares = np.maximum((of**2).sum(axis=0) - draws * mean**2, 0.0)
         own = np.where(draws > 1, wider * np.sqrt(squares / (draws * more)), np.abs(mean))
         return np.diag(own)
 
-    return Luck(DRAW, errors(contributed), errors(credited), rounds - 1)
+    return Luck(DRAW, errors(values[0]), errors(values[1]), rounds - 1)
 
 
-def between(values: Array, kinds: Sequence[Luck]) -> list[tuple[Between, ...]]:
-    """Return each member's intervals: one for each kind of luck, and of two, that of both.
+def between(
+    values: Array, kinds: Sequence[Luck], least: float = -math.inf, most: float = math.inf
+) -> list[tuple[Between, ...]]:
+    """Return each value's intervals: one for each kind of luck, and of two, that of both.
 
     Parameters
     ----------
@@ -97,6 +97,8 @@ def between(values: Array, kinds: Sequence[Luck]) -> list[tuple[Between, ...]]:
         ``[n]``: what was contributed.
     kinds : sequence of Luck
         By how much that could have come out otherwise.
+    least, most : float
+        What it can be.
     """
     widths = {
         kind.about: quantile(kind.degrees) * np.linalg.norm(kind.contributed, axis=0)
@@ -104,12 +106,13 @@ def between(values: Array, kinds: Sequence[Luck]) -> list[tuple[Between, ...]]:
     }
     if len(widths) > 1:
         widths[BOTH] = np.sqrt(sum(own**2 for own in widths.values()))
+    ends = {
+        about: np.stack([values - own, values + own], axis=1).clip(least, most) + 0.0
+        for about, own in widths.items()
+    }
     return [
-        tuple(
-            Between(about, float(value - own[i]) + 0.0, float(value + own[i]) + 0.0)
-            for about, own in widths.items()
-        )
-        for i, value in enumerate(values)
+        tuple(Between(about, *own[i].tolist()) for about, own in ends.items())
+        for i in range(len(values))
     ]
 
 
@@ -142,23 +145,23 @@ def _range(members: int, degrees: int) -> float:
 
 
 def kinds_of_luck(
-    records: RunRecords, per_round: Array, credited: Array, times: Array, is_drawn: bool
+    records: RunRecords, by_round: Sequence[Array], times: Array, is_drawn: bool
 ) -> tuple[list[Luck], list[Luck]]:
     """Return the kinds of luck of members' sums, and of their means per draw.
 
     Where contributions are not split by held-out examples, and nobody was drawn, they are about
     other rounds. Fewer than five rounds tell nothing.
     """
-    of_sums, of_means, rounds = list[Luck](), list[Luck](), len(per_round)
+    of_sums, of_means, rounds = list[Luck](), list[Luck](), len(by_round[0])
     if rounds < MIN_ROUNDS:
         return of_sums, of_means
     if weights := records.block_weights:
         parts = ((p.client_id, p.contribution, p.credited, p.by_block) for p in records.parts)
         sums = block_sums(parts, list(records.members), len(weights))
-        of_sums.append(of_blocks(EXAMPLES, *sums, weights))
-        of_means.append(of_sums[0].scaled(1 / times))
+        of_sums.append(of_blocks(EXAMPLES, sums, weights))
+        of_means.append(of_blocks(EXAMPLES, [of / times for of in sums], weights))
     if is_drawn or not weights:
         about = DRAW if is_drawn else ROUNDS
-        of_sums.append(of_blocks(about, per_round, credited, [1 / rounds] * rounds))
-        of_means.append(of_draws(per_round, credited, times))
+        of_sums.append(of_blocks(about, by_round, [1 / rounds] * rounds))
+        of_means.append(of_draws(by_round, times))
     return of_sums, of_means

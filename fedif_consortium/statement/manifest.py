@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_der_public_key
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
 from fedif_consortium.evidence.cells import first_of
@@ -26,17 +27,13 @@ from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, key_id
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole, regular
 from fedif_flower.messages.text import printable
+from fedif_flower.storage import set_aside, temporary_sibling, writing
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 ENVELOPE = "manifest.intoto.json"
 OPERATOR = "the operator"
-SALT = "validation-salt.txt"
-ACCOUNT, TABLE, PAGE, PAGES = (
-    "statement.json",
-    "statement.csv",
-    "statement.html",
-    "members",
-)
+SALT = "validation-salt.txt"  # Of secret data.
+ACCOUNT, TABLE, PAGE = "statement.json", "statement.csv", "statement.html"
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # Below the run's folder; fit for terminals.
@@ -178,22 +175,19 @@ def read_signed(folder: Path, members: Mapping[str, VerifyingKey] = MappingProxy
         if envelope.payload_type != PAYLOAD_TYPE:
             raise EvidenceError(f"payloadType is {envelope.payload_type!r:.80}")
         statement = SignedStatement.model_validate(parse_json(envelope.payload))
-        keys = {**members, OPERATOR: statement.predicate.signer}
-        signers = []
+        operator = statement.predicate.signer
+        keys, signers = {**members, OPERATOR: operator}, []
         for one in envelope.signatures:
             name = envelope.signer(one, keys)
             key = fingerprint(keys[name]) if name else printable(one.keyid, 64)
             signers.append(SignedBy(name, key))
-        named = key_id(keys[OPERATOR]) in [one.keyid for one in envelope.signatures]
+        named = key_id(operator) in [one.keyid for one in envelope.signatures]
         if OPERATOR not in [signer.name for signer in signers] or not named:
             raise EvidenceError("the operator's signature is not there")
         if envelope.to_bytes() != content:
             raise EvidenceError("it is not written as fedif writes it")
-    except ValidationError as error:
-        why = f"its content is no statement: {printable(first_of(error))}"
-        raise StatementError(f"{ENVELOPE} was changed: {why}") from error
     except (EvidenceError, ValueError, UnsupportedAlgorithm) as error:
-        raise StatementError(f"{ENVELOPE} was changed: {error}") from error
+        raise StatementError(f"{ENVELOPE} was changed: {printable(first_of(error))}") from error
     return Signed(envelope, statement, tuple(signers))
 
 
@@ -224,3 +218,23 @@ def file_hash(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise StatementError(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def put_folder(folder: Path, content: Mapping[str, bytes]) -> None:
+    """Put a folder with these files there, whole or not at all; what is there gets another name.
+
+    Raises
+    ------
+    StorageError
+        If the disk takes no more.
+    """
+    fresh = temporary_sibling(folder)
+    try:
+        with writing(folder):
+            for name, data in content.items():
+                (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+                (fresh / name).write_bytes(data)
+            set_aside(folder)
+            fresh.replace(folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)

@@ -17,9 +17,9 @@ from jinja2.runtime import Context
 
 from fedif_consortium.evidence.keys import fingerprint
 from fedif_consortium.page import TEMPLATES, templates
-from fedif_consortium.statement.account import Account, MemberAccount
+from fedif_consortium.statement.account import Account
 from fedif_consortium.statement.luck import BOTH, DRAW, EXAMPLES, ROUNDS
-from fedif_consortium.statement.manifest import PAGE, PAGES, Manifest
+from fedif_consortium.statement.manifest import PAGE, Manifest
 from fedif_consortium.statement.open_games import CREDIT_BOUNDS, open_games
 from fedif_consortium.statement.records import RunRecords
 from fedif_consortium.statement.verdict import RULES
@@ -52,16 +52,12 @@ class Scale:
         return kept
 
 
-def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, bytes]:
-    """Return every page by its path below the statement's folder."""
+def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, str]:
+    """Return every page by its path below the statement's folder; ``records`` of what counts."""
     members = account.members
     values = [member.contribution for member in members]
     bounds = {name: float(records.config.get(f"credit.{name}", 0.0)) for name in CREDIT_BOUNDS}
     told = {name: f"{v:g} times" if v else "any multiple of" for name, v in bounds.items()}
-    advice: dict[str, list[MemberAccount]] = {}
-    for member in members:
-        if member.verdict.advice:
-            advice.setdefault(member.verdict.advice, []).append(member)
     shared = {
         "account": account,
         "config": records.config,
@@ -75,41 +71,21 @@ def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[st
         "version": records.provenance.get("versions", {}).get("fedif-flower", ""),
         "decimals": decimals_for(values),
     }
-    losses = records.losses
     ends = [end for member in members for end in member.interval or ()]
+    scale, losses = Scale([*values, *ends], 5, 145), records.losses
     page = _templates().get_template("consortium.html.md")
-    pages = {
-        PAGE: page.render(
-            **shared,
-            advice=advice,
-            scale=Scale([*values, *ends], 5, 145),
-            losses=losses,
-            loss_scale=Scale(losses, 128, 12),
-        )
-    }
-    names, scale = page_names(records), Scale(values, 40, 680)
+    loss_scale = Scale(losses, 128, 12)
+    pages = {PAGE: page.render(**shared, scale=scale, losses=losses, loss_scale=loss_scale)}
+    page, scale = _templates().get_template("member.html.md"), Scale(values, 40, 680)
     ticks = "".join(f"M{scale(value)} 22V46" for value in values)
-    page = _templates().get_template("member.html.md")
     for member in members:
         of_round = {part.round: part.contribution for part in records.parts_of[member.client_id]}
         own = [of_round.get(row.round) for row in records.rounds]
-        pages[names[member.client_id]] = page.render(
-            **shared,
-            member=member,
-            scale=scale,
-            ticks=ticks,
-            own=own,
-            own_scale=Scale([value for value in own if value is not None], 118, 12),
+        own_scale = Scale([value for value in own if value is not None], 118, 12)
+        pages[member.page] = page.render(
+            **shared, member=member, scale=scale, ticks=ticks, own=own, own_scale=own_scale
         )
-    return {name: text.encode() for name, text in pages.items()}
-
-
-def page_names(records: RunRecords) -> dict[int, str]:
-    """Return the path of each member's page below the statement's folder, by client id.
-
-    The file's number is the member's position, not its id: members get to see these paths.
-    """
-    return {i: f"{PAGES}/{n:03}.html" for n, i in enumerate(records.members, start=1)}
+    return pages
 
 
 @lru_cache(maxsize=1)

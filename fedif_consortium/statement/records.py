@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import pyarrow as pa
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    StringConstraints,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, TypeAdapter
+from pydantic import ValidationError as Invalid
 
 from fedif_consortium.evidence.cells import first_of
-from fedif_flower.errors import ConfigError
+from fedif_consortium.statement.manifest import SALT, read_file
+from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.completeness import Completeness, completeness
-from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, JsonFile, RunFolder, Table
+from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, RunFolder, Table
 from fedif_flower.run.rows import Line, read_table
+from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
 from fedif_flower.strategies.scoring import Scoring
 
-_CLASS = "contribution_class_"
 USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
+_Of = TypeVar("_Of", "Part", "Reply")
 # What a cell may hold: -0.0 is 0.0; a loss that diverged is NaN; an empty cell is nothing.
 _Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda v: v + 0.0)]
 _Loss = Annotated[
@@ -38,9 +34,9 @@ _Loss = Annotated[
     AfterValidator(lambda v: v if math.isfinite(v) else math.nan),
 ]
 _Optional = BeforeValidator(lambda text: text or None)
-_ROUNDS = dict.fromkeys(("round", "online", "accepted", "rejected", "failed"), pa.int64())
-_PRESENCE = dict.fromkeys(("round", "partition_id"), pa.int64()) | {"client_id": pa.uint64()}
-_PRESENCE |= dict.fromkeys(("presence", "at"), pa.string())
+_ROUNDS = ("round", "online", "accepted", "rejected", "failed", "round_failed")
+_PRESENCE = {"round": pa.int64(), "partition_id": pa.int64(), "client_id": pa.uint64()}
+_PRESENCE |= {"presence": pa.string(), "at": pa.string()}
 
 
 def _printable(text: str) -> str:
@@ -80,7 +76,7 @@ class Part:
     weight: _Finite
     borrowed: _Finite
     opposed: _Finite
-    by_block: tuple[_Finite, ...] = ()
+    by_block: tuple[_Finite, ...]
 
 
 @dataclass(frozen=True)
@@ -125,18 +121,17 @@ class RunRecords:
         One for each client and round with a contribution.
     replies : tuple of Reply
         One for each client and round that it was asked in.
+    members : dict of int to int
+        Every member that was asked or contributed, in rounds that are left out too: partition by
+        client id, in that order.
     names : dict of int to str
         What members are called, by client id.
     scoring : Scoring, optional
         How weight scores came about, where that was recorded.
-    earlier : dict of int to int
-        Members of rounds that are left out: partition by client id.
     masking : mapping, optional
         Who kept the masks, and the last hash of that keeper's log, if updates were masked.
     lines, attendance : sequence of mapping
         How many members were there, and who was not: lines of ``rounds.csv``, ``attendance.csv``.
-    completeness : Completeness
-        Whether what the whole run asked for came.
     block_weights : tuple of float
         Each block's part of the held-out examples; empty: contributions are not split by them.
     own_parts : mapping
@@ -151,26 +146,40 @@ class RunRecords:
     rounds: tuple[RoundLoss, ...]
     parts: tuple[Part, ...]
     replies: tuple[Reply, ...]
+    members: Mapping[int, int]
     names: Mapping[int, str]
-    scoring: Scoring | None = None
-    earlier: Mapping[int, int] = field(default_factory=dict)
-    masking: Mapping[str, Any] | None = None
-    signed: frozenset[tuple[int, int]] = frozenset()
-    lines: Sequence[Line] = ()
-    attendance: Sequence[Line] = ()
-    completeness: Completeness | None = None
-    block_weights: tuple[float, ...] = ()
-    own_parts: Mapping[int, tuple[int, tuple[float, ...]]] = field(default_factory=dict)
+    scoring: Scoring | None
+    masking: Mapping[str, Any] | None
+    signed: frozenset[tuple[int, int]]
+    lines: Sequence[Line]
+    attendance: Sequence[Line]
+    block_weights: tuple[float, ...]
+    own_parts: Mapping[int, tuple[int, tuple[float, ...]]]
+
+    def salt(self) -> str:
+        """Return the salt of secret data as its statement opens it, else the server's own.
+
+        Empty: no data are secret.
+
+        Raises
+        ------
+        StatementError
+            If it is not the one that the run began with.
+        """
+        if COMMITMENT not in self.provenance:
+            return ""
+        if self.folder.statement.is_dir():
+            salt = read_file(self.folder.statement, SALT).decode().strip()
+        else:
+            salt = salt_of(str(self.provenance[NONCE])).value
+        if commitment_of(salt) != self.provenance[COMMITMENT]:
+            raise StatementError("the salt is not the one that the run committed to")
+        return salt
 
     def judged(self) -> Completeness:
         """Return whether what was asked for in these rounds came."""
         replies = map(vars, self.replies)
         return completeness(self.lines, replies, self.attendance, self.names, self.config)
-
-    @property
-    def name(self) -> str:
-        """What the run is called."""
-        return self.folder.path.name
 
     @property
     def losses(self) -> list[float]:
@@ -181,28 +190,19 @@ class RunRecords:
     @cached_property
     def parts_of(self) -> dict[int, list[Part]]:
         """Each member's parts, by client id."""
-        found: dict[int, list[Part]] = {client_id: [] for client_id in self.members}
-        for part in self.parts:
-            found[part.client_id].append(part)
-        return found
+        return _by_member(self.parts, self.members)
 
     @cached_property
-    def members(self) -> dict[int, int]:
-        """Every member that was asked or contributed: partition by client id, in that order."""
-        last = dict(self.earlier)
-        last |= {part.client_id: part.partition_id for part in self.parts}
-        last |= {reply.client_id: reply.partition_id for reply in self.replies}
-        return dict(sorted(last.items(), key=lambda item: (item[1], item[0])))
+    def replies_of(self) -> dict[int, list[Reply]]:
+        """Each member's replies, by client id."""
+        return _by_member(self.replies, self.members)
 
     def without(self, rounds: Collection[int]) -> RunRecords:
         """Return the records without what some rounds contributed; replies stay."""
-        if not rounds:
-            return self
         return replace(
             self,
             rounds=tuple(row for row in self.rounds if row.round not in rounds),
             parts=tuple(part for part in self.parts if part.round not in rounds),
-            earlier=self.members,
         )
 
     def since(self, first_round: int) -> RunRecords:
@@ -216,12 +216,9 @@ class RunRecords:
         if first_round not in range(1, len(self.rounds) + 1):
             raise ConfigError(f"from-round = {first_round}; allowed: 1 to {len(self.rounds)}")
         return replace(
-            self,
-            rounds=self.rounds[first_round - 1 :],
-            parts=tuple(part for part in self.parts if part.round >= first_round),
+            self.without(range(first_round)),
             replies=tuple(reply for reply in self.replies if reply.round >= first_round),
             lines=[line for line in self.lines if line["round"] >= first_round],
-            earlier=self.members,
         )
 
 
@@ -241,23 +238,17 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         If the run is not complete, was run without attribution, or a line is not as it should be;
         the error names the file.
     """
-    if not run_dir.is_dir():
-        raise ConfigError(f"{str(run_dir)!r} is no directory")
     folder = RunFolder(run_dir)
-    summary = folder.summary
-    if not summary.path.is_file():
-        raise ConfigError(f"{str(run_dir)!r} holds no complete run: {summary.path.name} is missing")
-    if not folder.attribution.path.is_file():
-        raise ConfigError(
-            f"{str(run_dir)!r} was run without attribution: run it with attribution = 'simpson'"
-        )
-    for file in (folder.config, folder.provenance, folder.clients, folder.attributed_rounds):
+    for file, why in (
+        (folder.summary, "no complete run is there"),
+        (folder.attribution, "run it with attribution = 'simpson'"),
+        (folder.attributed_rounds, "run it with attribution = 'simpson'"),
+        (folder.clients, "it was taken away"),
+    ):
         if not file.path.is_file():
-            raise ConfigError(f"{str(file.path)!r} is missing")
-    if names is None:
-        names = read_names(folder.names.path) if folder.names.path.is_file() else {}
+            raise ConfigError(f"{str(file.path)!r} is missing: {why}")
     rounds = _parse(folder.attributed_rounds, RoundLoss)
-    parts = _parse(folder.attribution, Part, _with_classes)
+    parts = _parse(folder.attribution, Part)
     replies = _parse(folder.clients, Reply)
     numbers = [row.round for row in rounds]
     if not rounds or numbers != list(range(1, len(rounds) + 1)):
@@ -271,34 +262,33 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     ):
         if strange := of_rounds - set(numbers):
             raise ConfigError(f"{table.path}: this run has no round {min(strange)}")
-    provenance = folder.provenance.read()
-    places = dict.fromkeys(("round", "client_id"), pa.uint64())
-    own_parts = {
-        client_id: (rounds, tuple(sketch))
-        for client_id, rounds, *sketch in (
-            row.values() for row in read_table(folder.own_parts.path, more=True).to_pylist()
-        )
-    }
-    records = RunRecords(
+    held = {part.client_id: part.partition_id for part in parts}
+    held |= {reply.client_id: reply.partition_id for reply in replies}
+    places = {"round": pa.uint64(), "client_id": pa.uint64()}
+    sketches = read_table(folder.own_parts.path, more=True).to_pylist()
+    provenance, is_split = folder.provenance.read(), all(part.by_block for part in parts)
+    return RunRecords(
         folder=folder,
         config=folder.config.read(),
         provenance=provenance,
-        block_weights=_weights(folder, provenance, parts),
         rounds=rounds,
         parts=parts,
         replies=replies,
-        names=dict(names),
-        scoring=_scoring(summary),
+        members=dict(sorted(held.items(), key=lambda item: (item[1], item[0]))),
+        names=read_names(folder.names.path) if names is None else names,
+        scoring=Scoring.from_record(folder.summary.read().get("scoring")),
         masking=folder.masking.read() if folder.masking.path.is_file() else None,
-        lines=read_table(folder.rounds.path, {**_ROUNDS, "round_failed": pa.int64()}).to_pylist(),
-        own_parts=own_parts,
-        attendance=read_table(folder.attendance.path, _PRESENCE).to_pylist(),
         signed=frozenset(
-            (row["round"], row["client_id"])
-            for row in read_table(folder.signatures.path, places).to_pylist()
+            tuple(row.values()) for row in read_table(folder.signatures.path, places).to_pylist()
         ),
+        lines=read_table(folder.rounds.path, dict.fromkeys(_ROUNDS, pa.int64())).to_pylist(),
+        attendance=read_table(folder.attendance.path, _PRESENCE).to_pylist(),
+        block_weights=tuple(provenance.get(BLOCKS_KEY) or ()) if is_split else (),
+        own_parts={
+            client_id: (rounds, tuple(sketch))
+            for client_id, rounds, *sketch in (row.values() for row in sketches)
+        },
     )
-    return replace(records, completeness=records.judged())
 
 
 def read_names(path: Path) -> dict[int, str]:
@@ -310,57 +300,34 @@ def read_names(path: Path) -> dict[int, str]:
         Naming the file and the line: an id that is no whole number or is there twice, a name that
         is empty, longer than 80 characters or not printable.
     """
-    if not path.is_file():
-        raise ConfigError(f"{str(path)!r} cannot be read: it is no file")
-    names: dict[int, str] = {}
-    for line, named in enumerate(_parse(Table(path, ("client_id", "name")), Named), start=2):
-        if named.client_id in names:
-            raise ConfigError(f"{path}, line {line}: client_id = {named.client_id} is there twice")
-        names[named.client_id] = named.name
+    lines = _parse(Table(path, ("client_id", "name")), Named)
+    names = {named.client_id: named.name for named in lines}
+    if len(names) < len(lines):
+        raise ConfigError(f"{path}: a client_id is there twice")
     return names
 
 
-def _parse(
-    table: Table,
-    kind: type[_Row],
-    prepared: Callable[[Mapping[str, str]], object] = lambda row: row,
-) -> tuple[_Row, ...]:
-    """Return every line of a table as one of a kind; ``prepared`` makes its values of the cells."""
-    adapter, parsed = TypeAdapter(kind), []
-    for line, row in enumerate(table.read(), start=2):
-        try:
-            if None in row or None in row.values():
-                raise ValueError("it has another number of cells than the first line")
-            parsed.append(adapter.validate_python(prepared(row)))
-        except ValidationError as error:
-            raise ConfigError(f"{table.path}, line {line}: {first_of(error)}") from error
-        except (KeyError, ValueError) as error:
-            raise ConfigError(f"{table.path}, line {line}: {error!r}") from error
-    return tuple(parsed)
-
-
-def _with_classes(row: Mapping[str, str]) -> object:
-    by_class = tuple(value for key, value in row.items() if key.startswith(_CLASS))
-    # Masked rounds are not split: their cells are empty.
-    by_block = tuple(value for key, value in row.items() if key.startswith(BLOCK_COLUMN) and value)
-    return {**row, "by_class": by_class, "by_block": by_block}
-
-
-def _weights(folder: RunFolder, provenance: Mapping[str, Any], parts: Sequence[Part]) -> Any:
-    """Return the weights of blocks of held-out examples; none where a line is not split."""
-    weights = provenance.get(BLOCKS_KEY) or []
-    if not weights or any(not part.by_block for part in parts):
-        return ()
-    fits = isinstance(weights, list) and len(weights) > 1
-    if not fits or not all(isinstance(w, float) and 0 < w < 1 for w in weights):
-        raise ConfigError(f"{folder.provenance.path}: {BLOCKS_KEY} are no weights of blocks")
-    if any(len(part.by_block) != len(weights) for part in parts):
-        raise ConfigError(f"{folder.attribution.path}: a line has not {len(weights)} blocks")
-    return tuple(weights)
-
-
-def _scoring(summary: JsonFile) -> Scoring | None:
+def _parse(table: Table, kind: type[_Row]) -> tuple[_Row, ...]:
+    """Return every line of a table as one of a kind."""
+    rows = [row | _split(row) for row in table.read()]
     try:
-        return Scoring.from_record(summary.read().get("scoring"))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{summary.path}: scoring: {error}") from error
+        return TypeAdapter(tuple[kind, ...]).validate_python(rows)  # type: ignore[valid-type]
+    except Invalid as error:
+        index, _, wrong = first_of(error).partition(".")
+        raise ConfigError(f"{table.path}, line {int(index) + 2}: {wrong}") from error
+
+
+def _split(row: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return what a line has by class and by block; masked rounds are not split: it is empty."""
+    starts = {"by_class": "contribution_class_", "by_block": BLOCK_COLUMN}
+    return {
+        name: tuple(value for key, value in row.items() if value and str(key).startswith(start))
+        for name, start in starts.items()
+    }
+
+
+def _by_member(lines: Sequence[_Of], members: Collection[int]) -> dict[int, list[_Of]]:
+    found: dict[int, list[_Of]] = {client_id: [] for client_id in members}
+    for line in lines:
+        found[line.client_id].append(line)
+    return found

@@ -8,6 +8,8 @@ from fedif_flower.settings import Settings, in_section, setting
 
 PayBy = Literal["sum", "draw"]
 Ties = Literal["apart", "alike"]
+AMOUNT = r"^([0-9]{1,12}(\.[0-9]{1,2})?)?$"
+CONTACT = r"^[^\x00-\x1f\x7f]{0,200}$"
 CLIPPING = 2.0  # Of a run that pays, whatever its strategy.
 
 
@@ -19,14 +21,14 @@ class StatementSettings(Settings, alias_generator=in_section("statement")):
         "what the statement at the end of a deployed run shares out, such as `1000` or `1000.50`; "
         f"empty: it states shares alone. With a budget, `update-clipping = auto` is {CLIPPING:g} "
         "for every strategy that can be attributed",
-        pattern=r"^([0-9]{1,12}(\.[0-9]{1,2})?)?$",
+        pattern=AMOUNT,
         allowed="an amount such as '1000' or '1000.50'",
         changes_result=False,
     )
     contact: str = setting(
         "",
         "whom members may ask about that statement: its pages say it",
-        pattern=r"^[^\x00-\x1f\x7f]{0,200}$",
+        pattern=CONTACT,
         allowed="at most 200 printable characters",
         changes_result=False,
     )

@@ -64,14 +64,16 @@ def reason_against_shares(decrease: float, remainder: float, contributions: Sequ
     return "" if any(value > 0 for value in contributions) else "nobody contributed"
 
 
-def gain_shares(credits: Sequence[float | Fraction], gained: Fraction = NOTHING) -> list[Fraction]:
+def gain_shares(
+    credits: Sequence[float | Fraction], gained: float | Fraction = NOTHING
+) -> list[Fraction]:
     """Return each credit's exact share of the positive ones, or of ``gained`` if that is more.
 
     All are 0 if none is positive.
     """
-    positive = [max(value, 0.0) for value in credits]
-    whole = max(_sum(positive), gained)
-    return [Fraction(value) / whole if any(positive) else NOTHING for value in positive]
+    positive = [Fraction(max(value, 0.0)) for value in credits]
+    whole = max(sum(positive, NOTHING), Fraction(gained))
+    return [value / whole if any(positive) else NOTHING for value in positive]
 
 
 def alike_shares(shares: Sequence[Fraction], groups: Iterable[Sequence[int]]) -> list[Fraction]:
@@ -79,28 +81,8 @@ def alike_shares(shares: Sequence[Fraction], groups: Iterable[Sequence[int]]) ->
     found = list(shares)
     for group in groups:
         part = sum((shares[i] for i in group), NOTHING) / len(group)
-        for i in group:
-            found[i] = part
+        found = [part if i in group else own for i, own in enumerate(found)]
     return found
-
-
-def withheld_shares(
-    contributions: Sequence[float | Fraction], credits: Sequence[float | Fraction]
-) -> list[Fraction]:
-    r"""Return what bounds take from each member's share.
-
-    .. math:: \frac{\max(c_i, 0) - \max(\hat c_i, 0)}
-                   {\max\big(\sum_j \max(\hat c_j, 0), \sum_j c_j\big)}
-    """
-    whole = max(_sum([max(value, 0.0) for value in credits]), _sum(contributions))
-    return [
-        min((Fraction(max(value, 0.0)) - Fraction(max(credit, 0.0))) / whole, Fraction(1))
-        for value, credit in zip(contributions, credits, strict=True)
-    ]
-
-
-def _sum(values: Sequence[float | Fraction]) -> Fraction:
-    return sum((Fraction(value) for value in values), NOTHING)
 
 
 def share_out(cents: int, shares: Sequence[Fraction]) -> list[int]:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedif_consortium.evidence.check_receipts import (
-    CheckedReceipts,
-    check_receipts,
-    check_round_chain,
-    check_signed_heads,
-    redone_rounds,
-)
+from fedif_consortium.evidence.check_receipts import HeldReceipts, check_receipts
 from fedif_consortium.evidence.check_signatures import (
     SignedMember,
     check_signatures,
@@ -24,11 +19,10 @@ from fedif_consortium.evidence.check_signatures import (
 )
 from fedif_consortium.evidence.keys import VerifyingKey, fingerprint
 from fedif_consortium.statement.account import settle
-from fedif_consortium.statement.bundle import account_json, read_account
+from fedif_consortium.statement.bundle import account_json, contents, read_account
 from fedif_consortium.statement.manifest import (
     ACCOUNT,
     ENVELOPE,
-    SALT,
     Manifest,
     Signed,
     SignedStatement,
@@ -37,12 +31,11 @@ from fedif_consortium.statement.manifest import (
     read_file,
     read_signed,
 )
-from fedif_consortium.statement.pages import made_with, render
+from fedif_consortium.statement.pages import made_with
 from fedif_consortium.statement.records import RunRecords, read_names, read_run
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.secret_validation import COMMITMENT, commitment_of
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
 
@@ -59,8 +52,8 @@ class Verified:
         Files whose hashes are signed but which are not there, and so were not checked.
     members : tuple of SignedMember
         Who signed its updates; empty: nobody did.
-    receipts : tuple of CheckedReceipts
-        Whose receipts are as the records say.
+    receipts : tuple of HeldReceipts
+        What members kept, which is as the records say.
     redone : tuple of int
         Rounds of which members have receipts twice: the run was resumed, and did them again.
     """
@@ -68,7 +61,7 @@ class Verified:
     signed: Signed
     not_here: tuple[str, ...] = ()
     members: tuple[SignedMember, ...] = ()
-    receipts: tuple[CheckedReceipts, ...] = ()
+    receipts: tuple[HeldReceipts, ...] = ()
     redone: tuple[int, ...] = ()
 
     @property
@@ -110,35 +103,27 @@ def verify(
     ConfigError
         If there is no statement, or a single page is to be checked against more than itself.
     """
-    if not path.exists():
-        raise ConfigError(f"{str(path)!r} does not exist")
-    is_page = path.is_file()
+    is_page, run = path.is_file(), RunFolder(path)
     if is_page and receipts:
         raise ConfigError(f"{str(path)!r} is a page; receipts are checked against a run's folder")
-    run = RunFolder(path)
-    folder = path.parent if is_page else run.statement
-    if not is_page and not folder.is_dir():
+    if not is_page and not run.statement.is_dir():
         raise ConfigError(f"{str(path)!r} holds no statement: make one with `fedif statement`")
-    found = Verified(read_signed(folder, members or {}))
+    found = Verified(read_signed(path.parent if is_page else run.statement, members or {}))
     if key and key.replace(" ", "") != found.key.replace(" ", ""):
         raise StatementError(f"the statement is signed by another key: {found.key}")
     if is_page:
-        digest = hashlib.sha256(read_file(folder, path.name)).hexdigest()
+        digest = hashlib.sha256(read_file(path.parent, path.name)).hexdigest()
         files = found.signed.statement.files.items()
         if digest not in {own for name, own in files if name.endswith(".html")}:
             raise StatementError(f"{path.name} was changed: it is no page of this statement")
         return found
     with refused_as(StatementError, "the records cannot be read"):
         not_here = _check_files(run, found.signed.statement)
-        _check_origin(run, found.manifest)
         _check_account(run, found.manifest)
-        names = read_names(run.names.path) if run.names.path.is_file() else {}
-        signed = read_signatures(run)
+        names, signed = read_names(run.names.path), read_signatures(run)
         checked = check_signatures(run, signed, names, members)
-        chain = check_round_chain(run, found.manifest.head, signed)
-        held = check_receipts(run, chain, signed, receipts)
-        check_signed_heads(chain, signed)
-        return Verified(found.signed, not_here, checked, held, redone_rounds(chain))
+        held, redone = check_receipts(run, found.manifest.head, signed, receipts)
+        return Verified(found.signed, not_here, checked, held, redone)
 
 
 def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
@@ -163,45 +148,36 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     return tuple(not_here)
 
 
-def _check_origin(run: RunFolder, manifest: Manifest) -> None:
-    """Raise StatementError unless settings, data, code and salt are those of the records."""
-    provenance = run.provenance.read()
-    for name, digest in hashes_of(provenance).items():
-        if getattr(manifest, name) != digest:
-            raise StatementError(f"{run.provenance.path.name} has another hash of the {name}")
-    committed = provenance.get(COMMITMENT)
-    if committed is None:
-        return
-    salt = read_file(run.statement, SALT).decode("utf-8", "replace").strip()
-    if commitment_of(salt) != committed:
-        raise StatementError(f"{SALT} is not the salt that the run committed to")
-
-
 def _check_account(run: RunFolder, manifest: Manifest) -> None:
     """Raise StatementError unless account and pages follow from the records."""
-    content = read_file(run.statement, ACCOUNT)
-    account, names = read_account(content)
-    records = read_run(run.path, names)
-    counted = records.since(account.first_round)
+    told = read_file(run.statement, ACCOUNT)
+    account = read_account(told)
+    records = read_run(run.path, account.names)
+    for name, digest in hashes_of(records.provenance).items():
+        if getattr(manifest, name) != digest:
+            raise StatementError(f"{run.provenance.path.name} has another hash of the {name}")
+    records.salt()
     _check_sums(run, records)
-    settled = settle(counted, account.budget_cents, account.pay_by, account.ties)
-    again = json.loads(account_json(settled, counted))
-    for where, told, found in _differences(json.loads(content), again, ACCOUNT):
-        raise StatementError(f"{where} is {told!r}, but the records give {found!r}")
+    again = settle(
+        *(records, account.budget_cents, account.pay_by, account.ties, account.first_round)
+    )
+    found = json.loads(account_json(again))
+    for where, was, now in _differences(json.loads(told), found, ACCOUNT):
+        raise StatementError(f"{where} is {was!r}, but the records give {now!r}")
     # Another version may word or draw things differently.
     if manifest.made_with == made_with():
-        for name, page in render(account, counted, manifest).items():
-            if read_file(run.statement, name) != page:
+        for name, content in contents(account, records, manifest).items():
+            if read_file(run.statement, name) != content:
                 raise StatementError(f"{name} does not show what {ACCOUNT} says")
 
 
 def _check_sums(run: RunFolder, records: RunRecords) -> None:
     """Raise StatementError unless rounds add up, and nobody is credited with more than it gave."""
-    of_rounds: dict[int, list[float]] = {row.round: [] for row in records.rounds}
+    given = defaultdict[int, list[float]](list)
     for part in records.parts:
-        of_rounds[part.round].append(part.contribution)
+        given[part.round].append(part.contribution)
     for row in records.rounds:
-        total = math.fsum(of_rounds[row.round])
+        total = math.fsum(given[row.round])
         scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
         off = max(abs(row.attributed - total), abs(row.decrease - row.attributed - row.remainder))
         if off > 1e-6 * scale:
@@ -209,9 +185,8 @@ def _check_sums(run: RunFolder, records: RunRecords) -> None:
             raise StatementError(f"{name}: round {row.round} does not add up")
     # Over the whole run: a step that was taken back has both with the other sign.
     for client_id, parts in records.parts_of.items():
-        contribution = math.fsum(part.contribution for part in parts)
-        scale = math.fsum(abs(part.contribution) for part in parts)
-        if math.fsum(part.credited for part in parts) > contribution + 1e-9 * scale:
+        beyond = math.fsum(part.credited - part.contribution for part in parts)
+        if beyond > ROUNDING * math.fsum(abs(part.contribution) for part in parts):
             name = run.attribution.path.name
             raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
 

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import hashlib
+from functools import partial
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_consortium.evidence.receipts import (
     BEGINNING,
-    MemberLine,
     RoundChain,
     SignedHead,
     leaf_hash,
@@ -19,11 +19,22 @@ from fedif_flower.errors import EvidenceError
 KEY = Ed25519PrivateKey.generate()
 
 
+def sha(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def chain_of(*rounds: list[str]) -> RoundChain:
+    chain = RoundChain()
+    for number, leaves in enumerate(rounds, start=1):
+        chain.add(number, leaves, partial(SignedHead.by, KEY, "ab" * 16))
+    return chain
+
+
 def test_a_rounds_leaves_by_hand():
     lines = [
-        MemberLine("1", "aa", "0.5", "accepted"),
-        MemberLine("2", "", "0.0", "away"),
-        MemberLine("1", "", "0.0", "refused"),  # A second reply of the same node.
+        ("1", "aa", "0.5", "accepted"),
+        ("2", "", "0.0", "away"),
+        ("1", "", "0.0", "refused"),  # A second reply of the same node.
     ]
     assert round_leaves(7, lines, {"1": ("-0.25", "-0.3"), "3": ("0.1", "0.05")}) == [
         "7,1,aa,0.5,-0.25,-0.3,accepted",
@@ -34,30 +45,24 @@ def test_a_rounds_leaves_by_hand():
 
 
 def test_a_chain_by_hand():
-    chain = RoundChain()
-    sha = lambda *parts: hashlib.sha256(b"".join(parts)).digest()  # noqa: E731
-    first = sha(b"\1", sha(b"\0", b"1,1,,,,,away"), sha(b"\0", b"1,2,,,,,away"))
-    assert chain.add(["1,1,,,,,away", "1,2,,,,,away"]) == sha(b"\2", sha(), first)
-    assert chain.add([]) == chain.root == sha(b"\2", sha(), first)  # A round without anybody.
-    second = sha(b"\1", sha(b"\0", b"2,1,,,,,away"))
-    assert chain.add(["2,1,,,,,away"]) == sha(b"\2", sha(b"\2", sha(), first), second)
+    chain = chain_of(["1,1,,,,,away", "1,2,,,,,away"], ["2,1,,,,,away"])
+    digest = sha(b"\1", sha(b"\0", b"1,1,,,,,away"), sha(b"\0", b"1,2,,,,,away"))
+    first = sha(b"\2", sha(), digest)
+    second = sha(b"\2", first, sha(b"\1", sha(b"\0", b"2,1,,,,,away")))
+    assert [(one.head.size, one.head.root) for one in chain.rounds] == [(2, first), (3, second)]
 
 
 def test_a_client_is_told_its_own_lines_and_the_hashes_of_the_others():
-    chain = RoundChain()
     lines = ["1,1,aa,1.0,,,accepted", "1,2,bb,0.0,,,accepted"]
-    root = chain.add(lines)
-    assert chain.told(1, b"") == []  # No head was signed yet.
-    chain.heads.append((1, SignedHead.by(KEY, "ab" * 16, 2, root)))
-    (told,) = chain.told(1, b"")
+    chain = chain_of(lines, ["2,1,cc,1.0,,,accepted"])
+    first, later = (one.head.root for one in chain.rounds)
+    (told, _) = chain.told(1, b"")
     told.check()
     assert (told.before, told.numbered()) == (BEGINNING, [(0, lines[0])])
     assert told.hashes == tuple(leaf_hash(line) for line in lines)
-    later = chain.add(["2,1,cc,1.0,,,accepted"])
-    chain.heads.append((2, SignedHead.by(KEY, "ab" * 16, 3, later)))
     assert [each.numbered() for each in chain.told(2, b"")] == [[(1, lines[1])], []]
-    (last,) = chain.told(2, root)
-    assert (last.before, last.hashes, next_root(root, last.digest)) == (root, (), later)
+    (last,) = chain.told(2, first)
+    assert (last.before, last.hashes, next_root(first, last.digest)) == (first, (), later)
     assert chain.told(2, later) == []
     for changes in (
         {"run": "cd" * 16},
@@ -67,7 +72,7 @@ def test_a_client_is_told_its_own_lines_and_the_hashes_of_the_others():
         {"own": {5: lines[0]}},
         {"hashes": told.hashes[::-1]},
         {"start": 1},
-        {"before": root},
+        {"before": first},
         {"digest": bytes(32)},
     ):
         with pytest.raises(EvidenceError):
