@@ -73,12 +73,16 @@ def make(
     """
     if not run_dir.is_dir():
         raise ConfigError(f"{str(run_dir)!r} is no directory")
-    from fedif_consortium.evidence.keys import fingerprint, public_of
+    from fedif_consortium.evidence.keys import (
+        default_key_path,
+        fingerprint,
+        load_or_make_key,
+        public_of,
+    )
     from fedif_consortium.statement.bundle import make_statement, parse_budget, read_account
     from fedif_consortium.statement.manifest import ACCOUNT
     from fedif_consortium.statement.open_games import open_games
     from fedif_consortium.statement.records import read_names
-    from fedif_consortium.statement.signing import default_key_path, load_or_make_key
     from fedif_flower.run.folder import RunFolder
 
     signer = load_or_make_key(key or default_key_path())
@@ -114,9 +118,8 @@ def sign(
 
     Send manifest.intoto.json to the operator afterwards. Nothing is signed that does not verify.
     """
-    from fedif_consortium.evidence.keys import fingerprint, public_of, read_members
+    from fedif_consortium.evidence.keys import fingerprint, load_key, public_of, read_members
     from fedif_consortium.statement.countersign import sign_statement
-    from fedif_consortium.statement.signing import load_key
 
     signer = load_key(key)
     known = None if members is None else read_members(members)

@@ -1,12 +1,13 @@
-"""Keys of members, and what they sign.
+"""Keys of members and of the operator, and what they sign.
 
 A member signs with a key of elliptic curves, as SuperNodes have them (``ssh-keygen -t ecdsa``), or
-with Ed25519; both as OpenSSH or PEM writes them.
+with Ed25519; both as OpenSSH or PEM writes them. The operator signs with Ed25519.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
+    NoEncryption,
+    PrivateFormat,
     PublicFormat,
     load_pem_private_key,
     load_pem_public_key,
@@ -24,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.storage import config_folder, require_private, write_private
 
 SigningKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
 VerifyingKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
@@ -43,10 +47,10 @@ def read_private_key(data: bytes, name: str) -> SigningKey:
     load = load_ssh_private_key if b"OPENSSH" in data else load_pem_private_key
     try:
         key = load(data, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{name} is no private key; allowed: {_KINDS}") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
     if not isinstance(key, SigningKey):
-        raise ConfigError(f"{name} is a private key of another kind; allowed: {_KINDS}")
+        raise ConfigError(f"{name} is no private key; allowed: {_KINDS}")
     return key
 
 
@@ -65,6 +69,49 @@ def read_key_file(path: Path, name: str) -> SigningKey:
         raise ConfigError(f"{name} cannot be read: {error.strerror}") from error
 
 
+def load_key(path: Path) -> SigningKey:
+    """Return the private key in a file that its owner alone may read.
+
+    Raises
+    ------
+    ConfigError
+        If it is not there, no unencrypted key that signs, or others may read it.
+    """
+    key = read_key_file(path, "key")
+    require_private(path, "key")
+    return key
+
+
+def default_key_path() -> Path:
+    """Return ``$FEDIF_STATEMENT_KEY``, or ``statement-key.pem`` in the user's configuration.
+
+    That is ``<$XDG_CONFIG_HOME or ~/.config>/fedif-flower``. Not beside the results: those are
+    handed around.
+    """
+    named = os.environ.get("FEDIF_STATEMENT_KEY")
+    return Path(named) if named else config_folder() / "statement-key.pem"
+
+
+def load_or_make_key(path: Path) -> Ed25519PrivateKey:
+    """Return the operator's key in a file, which is made with mode 0600 if it is not there.
+
+    Raises
+    ------
+    ConfigError
+        If it is no unencrypted Ed25519 key, or others may read it.
+    StorageError
+        If it cannot be made.
+    """
+    if not path.exists():
+        key = Ed25519PrivateKey.generate()
+        write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        return key
+    loaded = load_key(path)
+    if not isinstance(loaded, Ed25519PrivateKey):
+        raise ConfigError(f"key = {str(path)!r} is no Ed25519 key")
+    return loaded
+
+
 def read_public_key(data: bytes, name: str) -> VerifyingKey:
     """Return a member's public key; ``name`` is what an error calls it.
 
@@ -76,10 +123,10 @@ def read_public_key(data: bytes, name: str) -> VerifyingKey:
     load = load_pem_public_key if b"-----BEGIN" in data else load_ssh_public_key
     try:
         key = load(data)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{name} is no public key; allowed: {_KINDS}") from error
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
     if not isinstance(key, VerifyingKey):
-        raise ConfigError(f"{name} is a public key of another kind; allowed: {_KINDS}")
+        raise ConfigError(f"{name} is no public key; allowed: {_KINDS}")
     return key
 
 
@@ -118,7 +165,7 @@ def sign(key: SigningKey, content: bytes) -> bytes:
     """Return the signature of some content."""
     if isinstance(key, Ed25519PrivateKey):
         return key.sign(content)
-    return key.sign(content, ec.ECDSA(_hash_for(key.curve)))
+    return key.sign(content, _hash_for(key.curve))
 
 
 def is_signed(key: VerifyingKey, signature: bytes, content: bytes) -> bool:
@@ -127,17 +174,17 @@ def is_signed(key: VerifyingKey, signature: bytes, content: bytes) -> bool:
         if isinstance(key, Ed25519PublicKey):
             key.verify(signature, content)
         else:
-            key.verify(signature, content, ec.ECDSA(_hash_for(key.curve)))
+            key.verify(signature, content, _hash_for(key.curve))
     except InvalidSignature:
         return False
     return True
 
 
-def _hash_for(curve: ec.EllipticCurve) -> hashes.HashAlgorithm:
-    """Return the hash of a curve's strength."""
+def _hash_for(curve: ec.EllipticCurve) -> ec.ECDSA:
+    """Return the signature algorithm with a hash of a curve's strength."""
     if curve.key_size <= 256:
-        return hashes.SHA256()
-    return hashes.SHA384() if curve.key_size <= 384 else hashes.SHA512()
+        return ec.ECDSA(hashes.SHA256())
+    return ec.ECDSA(hashes.SHA384() if curve.key_size <= 384 else hashes.SHA512())
 
 
 def read_members(folder: Path) -> dict[str, VerifyingKey]:

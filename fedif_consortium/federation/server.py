@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from fedif_consortium.evidence.keys import fingerprint, public_of
+from fedif_consortium.evidence.keys import fingerprint, load_or_make_key, public_of
 from fedif_consortium.federation.certificates import (
     AUTHORITY_DAYS,
     SERVER_DAYS,
@@ -22,7 +22,6 @@ from fedif_consortium.federation.documents import to_toml
 from fedif_consortium.federation.files import new, private_folder, secret
 from fedif_consortium.federation.flower import Program, connect
 from fedif_consortium.federation.folder import FederationFolder, FederationSettings
-from fedif_consortium.statement.signing import load_or_make_key
 from fedif_consortium.superlink.proxy import nginx_settings
 from fedif_flower.errors import ConfigError
 

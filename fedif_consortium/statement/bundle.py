@@ -28,10 +28,10 @@ from fedif_consortium.statement.manifest import (
     put_folder,
     statement_of,
 )
+from fedif_consortium.statement.member_account import Verdict
 from fedif_consortium.statement.pages import made_with, render
 from fedif_consortium.statement.records import RunRecords, read_run
 from fedif_consortium.statement.settings import AMOUNT, CONTACT, PayBy, Ties
-from fedif_consortium.statement.verdict import Verdict
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import parse_json, refused_as
 from fedif_flower.run.folder import RunFolder
@@ -142,10 +142,7 @@ def contents(account: Account, records: RunRecords, manifest: Manifest) -> dict[
 
 def account_json(account: Account) -> str:
     """Return an account as a JSON object, from which :func:`read_account` makes it again."""
-    content = asdict(account)
-    for of, member in zip(content["members"], account.members, strict=True):
-        of["verdict"] = asdict(member.verdict)
-    return json.dumps(content, indent=2) + "\n"
+    return json.dumps(asdict(account), indent=2) + "\n"
 
 
 def read_account(text: str | bytes) -> Account:
@@ -166,12 +163,12 @@ def account_csv(account: Account) -> str:
     """Return the members' accounts as a table."""
     rows = []
     for member in account.members:
-        row = {key: value for key, value in vars(member).items() if not isinstance(value, tuple)}
+        values, verdict = vars(member), member.verdict
+        row = {k: v for k, v in values.items() if not isinstance(v, tuple | Verdict)}
         row["amount"] = "" if member.cents is None else amount(member.cents)
         for name in ("intervals", "draw_intervals", "share_intervals"):
-            last = vars(vars(member)[name][-1]) if vars(member)[name] else {}
+            last = vars(values[name][-1]) if values[name] else {}
             row |= {name.replace("intervals", end): last.get(end) for end in ("low", "high")}
-        verdict: Verdict = member.verdict
         rows.append(row | {"verdict": verdict.level, "reason": verdict.reason})
     return csv_text([rows[0], *(row.values() for row in rows)])
 

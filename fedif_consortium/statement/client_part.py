@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from flwr.app import Context, Message
 
-from fedif_consortium.statement.delivery_messages import ACTION
 from fedif_flower.client.part import ClientPart
+
+ACTION = "statement"  # Messages of type ``query.statement``.
 
 
 def _keep(message: Message, context: Context) -> Message:

@@ -3,67 +3,78 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedif_consortium.evidence.member_receipts import take_receipts
-from fedif_consortium.statement.delivery_messages import Receipt, read_delivery
-from fedif_flower.errors import FedIFError, StorageError
+from fedif_consortium.page import MAX_PAGE_BYTES, refuse_page
+from fedif_consortium.statement.manifest import ENVELOPE, PAGE, put_folder
+from fedif_flower.errors import FedIFError, ReplyError, StorageError
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.storage import make_folder, temporary_sibling, writing
+from fedif_flower.messages.text import printable
+from fedif_flower.storage import make_folder
 
 MAX_STATEMENTS = 100
+UNWANTED = "this node has no statement-dir"
+_RECORD = "statement"
 logger = logging.getLogger(__name__)
 
 
+def delivery(page: bytes, manifest: bytes) -> RecordDict:
+    """Return what brings a member its page, and the signed manifest that shows that it is whole."""
+    return RecordDict({_RECORD: ConfigRecord({"page": page, "manifest": manifest})})
+
+
 def keep_statement(message: Message, context: Context) -> Message:
-    """Write this node's page into its ``statement-dir``, and say whether that was done.
+    """Write this node's page into its ``statement-dir``, and answer why not, or nothing.
 
     Its last receipts come with it.
     """
     take_receipts(message.content, context)
-    return Message(content=_keep(message, context).to_content(), reply_to=message)
+    refused = UNWANTED
+    if folder := NodeConfig.from_node_config(context.node_config).statement_dir:
+        try:
+            kept = write_statement(message.content, Path(folder).expanduser().absolute())
+            logger.info("a statement for this node: %s", kept)
+            refused = ""
+        except FedIFError as error:
+            logger.warning("a statement was not kept: %s", error)
+            refused = str(error)
+    return Message(RecordDict({_RECORD: ConfigRecord({"refused": refused})}), reply_to=message)
 
 
-def _keep(message: Message, context: Context) -> Receipt:
-    node = NodeConfig.from_node_config(context.node_config)
-    if not node.statement_dir:
-        return Receipt(kept=False, wanted=False, reason="this node has no statement-dir")
-    folder = Path(node.statement_dir).expanduser().absolute()
-    try:
-        kept = write_statement(*read_delivery(message.content), folder)
-    except FedIFError as error:
-        logger.warning("a statement was not kept: %s", error)
-        return Receipt(kept=False, reason=str(error))
-    logger.info("a statement for this node: %s", kept)
-    return Receipt(kept=True)
+def read_answer(content: RecordDict) -> str:
+    """Return why a node did not keep its page; empty: it did."""
+    answer = content.config_records.get(_RECORD, ConfigRecord()).get("refused")
+    return printable(answer) if isinstance(answer, str) else "unreadable answer"
 
 
-def write_statement(page: bytes, manifest: bytes, folder: Path) -> Path:
-    """Write a statement into a new folder below ``folder``, and return its page's path.
+def write_statement(content: RecordDict, folder: Path) -> Path:
+    """Write what a server sent into a new folder below ``folder``, and return its page's path.
 
     The new folder is called after this host's clock. The server chooses no name, and nothing that
     is there is replaced or removed: a folder with 100 statements takes no more.
 
     Raises
     ------
+    ReplyError
+        If it is larger than 1 MiB each, no page, or not of these types.
     StorageError
         If that many are there, or the disk takes no more.
     """
+    record = content.config_records.get(_RECORD, ConfigRecord())
+    page, manifest = record.get("page"), record.get("manifest")
+    if not (isinstance(page, bytes) and isinstance(manifest, bytes)):
+        raise ReplyError("the message holds no page and manifest")
+    if len(manifest) > MAX_PAGE_BYTES:
+        raise ReplyError(f"the manifest has {len(manifest)} bytes; allowed: {MAX_PAGE_BYTES}")
+    if reason := refuse_page(page):
+        raise ReplyError(reason)
     make_folder(folder)
     if len(list(folder.glob("statement-*"))) >= MAX_STATEMENTS:
         raise StorageError(f"{folder} holds {MAX_STATEMENTS} statements: move some away")
     target = folder / datetime.now(UTC).strftime("statement-%Y-%m-%d-%H%M%S-%f")
-    fresh = temporary_sibling(target)
-    try:
-        with writing(target):
-            fresh.mkdir()
-            (fresh / "statement.html").write_bytes(page)
-            (fresh / "manifest.intoto.json").write_bytes(manifest)
-            fresh.rename(target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    return target / "statement.html"
+    put_folder(target, {PAGE: page, ENVELOPE: manifest})
+    return target / PAGE

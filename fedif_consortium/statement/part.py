@@ -1,18 +1,40 @@
-"""A deployed run's statement: made at its end, and brought to the members."""
+"""A deployed run's statement: made at its end, and brought to the members.
+
+A run's ``undelivered.json`` holds who is still to get which page. Every later run with the same
+``output-dir`` tries again.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping
+from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
 
-from fedif_consortium.statement.page_delivery import deliver, state_and_deliver
+from fedif_consortium.evidence.keys import default_key_path, load_or_make_key
+from fedif_consortium.evidence.receipt_book import last_receipts
+from fedif_consortium.statement.bundle import make_statement, parse_budget
+from fedif_consortium.statement.client_part import ACTION
+from fedif_consortium.statement.manifest import ACCOUNT, ENVELOPE
+from fedif_consortium.statement.member_pages import UNWANTED, delivery, read_answer
 from fedif_consortium.statement.settings import CLIPPING, StatementSettings
-from fedif_consortium.statement.signing import default_key_path, load_or_make_key
+from fedif_flower.errors import FedIFError
+from fedif_flower.messages.screened_grid import screened
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.config import default_clipping
+from fedif_flower.strategies.nodes import is_simulated
 from fedif_flower.strategies.registry import WITHOUT_COEFFICIENTS
+
+# A node starts a process to answer; one that is slower gets its page another time.
+TIMEOUT = 60.0
+logger = logging.getLogger(__name__)
 
 
 class Stated(RunPart):
@@ -27,9 +49,7 @@ class Stated(RunPart):
         """
         strategy = str(values["strategy"])
         is_paid = bool(values.get("statement.budget")) and strategy not in WITHOUT_COEFFICIENTS
-        if not is_paid or default_clipping(strategy):
-            return {}
-        return {"update-clipping": CLIPPING}
+        return {"update-clipping": CLIPPING} if is_paid and not default_clipping(strategy) else {}
 
     def build(self, run: RunContext) -> Built:
         """Bring pages of earlier runs to nodes that were away."""
@@ -38,9 +58,80 @@ class Stated(RunPart):
 
     def finished(self, run: RunContext) -> None:
         """Make the statement, and bring members their pages."""
-        state_and_deliver(run.grid, run.config, run.folder.path)
+        state_and_deliver(run.grid, run.config, run.folder)
 
 
 def receipt_key() -> Ed25519PrivateKey:
     """Return the key that signs what members are told of the records: the statements' own."""
     return load_or_make_key(default_key_path())
+
+
+def state_and_deliver(grid: Grid, config: RunConfig, run: RunFolder) -> None:
+    """Make a finished run's statement, and send every node that is online its pages.
+
+    Only where clients are real nodes, and contributions were attributed. Nothing that fails here
+    fails the run: the log says what, and pages stay to be delivered.
+    """
+    own = config.section(StatementSettings)
+    if run.attribution.path.is_file() and not is_simulated(grid):
+        try:
+            make_statement(
+                *(run.path, receipt_key()),
+                budget_cents=parse_budget(own.budget) if own.budget else None,
+                contact=own.contact,
+                pay_by=own.pay_by or "sum",
+                ties=own.ties or "apart",
+                again=True,
+            )
+            run.undelivered.write(_of_members(run, "page"))
+            logger.info("Statement: %s", run.statement)
+        except FedIFError as error:
+            logger.error("the run has no statement: %s", error)
+    deliver(grid, run.path.parent)
+
+
+def deliver(grid: Grid, output_dir: Path) -> None:
+    """Send the nodes that are online every page that they did not get yet, the oldest first."""
+    if is_simulated(grid):
+        return
+    waiting = output_dir.glob(f"*/{RunFolder(output_dir).undelivered.path.name}")
+    silent: set[int] = set()
+    for path in sorted(waiting, key=lambda path: path.stat().st_mtime_ns):
+        try:
+            silent |= _deliver_run(screened(grid), RunFolder(path.parent), silent)
+        except (FedIFError, OSError, ValueError, KeyError) as error:
+            logger.error("%s: statements cannot be delivered: %r", path.parent, error)
+
+
+def _of_members(run: RunFolder, what: str) -> dict[str, str]:
+    """Return what a run's statement says of each member, by client id."""
+    account = json.loads((run.statement / ACCOUNT).read_bytes())
+    return {str(member["client_id"]): member[what] for member in account["members"]}
+
+
+def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
+    """Send one run's pages; return the nodes that did not answer."""
+    left, names = run.undelivered.read(), _of_members(run, "name")
+    envelope = (run.statement / ENVELOPE).read_bytes()
+    online = (set(grid.get_node_ids()) & set(map(int, left))) - silent
+    messages = []
+    for node_id, receipts in last_receipts(run, sorted(online)).items():
+        content = delivery((run.statement / left[str(node_id)]).read_bytes(), envelope)
+        content.update(receipts)
+        messages.append(Message(content, node_id, f"{MessageType.QUERY}.{ACTION}"))
+    answered = set()
+    for reply in grid.send_and_receive(messages, timeout=TIMEOUT) if messages else ():
+        node_id = reply.metadata.src_node_id
+        if node_id not in online or not reply.has_content():
+            continue
+        answered.add(node_id)
+        refused = read_answer(reply.content)
+        if refused:
+            logger.info("%s did not keep its statement: %s", names.get(str(node_id)), refused)
+        if refused in ("", UNWANTED):
+            left.pop(str(node_id), None)
+    if left:
+        run.undelivered.write(left)
+    else:
+        run.undelivered.path.unlink()
+    return online - answered

@@ -7,21 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    from fedif_consortium.statement.account import MemberAccount
-
-Level = Literal["accept", "review", "quarantine"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether people should look at a member, why, and what to look at."""
-
-    level: Level
-    reason: str
-    advice: str = ""
+from fedif_consortium.statement.member_account import Level, MemberAccount, Verdict
 
 
 @dataclass(frozen=True)

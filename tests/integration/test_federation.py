@@ -25,14 +25,13 @@ import pytest
 
 from client_app import app as client_app
 from fedif_consortium.evidence.chained_log import Entry, last_hash, read_log
-from fedif_consortium.evidence.keys import read_members
+from fedif_consortium.evidence.keys import load_or_make_key, read_members
 from fedif_consortium.federation.invitation import make_node_key
 from fedif_consortium.member.app_bundle import build_bundle
 from fedif_consortium.member.node_log import FILE
 from fedif_consortium.member.outgoing import LeavesSettings, rounded
 from fedif_consortium.parts import server_parts
 from fedif_consortium.statement.bundle import make_statement
-from fedif_consortium.statement.signing import load_or_make_key
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 from fedif_flower.run.config import RunConfig, default_run_config

@@ -14,8 +14,8 @@ import torch
 import typer
 from peft import PeftModel
 
+from fedif_consortium.evidence.keys import load_or_make_key
 from fedif_consortium.statement.bundle import make_statement
-from fedif_consortium.statement.signing import load_or_make_key
 from fedif_flower import ShowRounds, Task, client_app, load
 from fedif_flower.errors import FedIFError
 from fedif_flower.run.config import RunConfig

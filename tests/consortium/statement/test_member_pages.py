@@ -5,9 +5,14 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from client_app import app as client_app
 from fedif_consortium.page import MAX_PAGE_BYTES, PAGE_HEAD
-from fedif_consortium.statement import member_pages as module
-from fedif_consortium.statement.delivery_messages import ACTION, delivery, read_receipt
-from fedif_consortium.statement.member_pages import MAX_STATEMENTS, write_statement
+from fedif_consortium.statement.client_part import ACTION
+from fedif_consortium.statement.member_pages import (
+    MAX_STATEMENTS,
+    UNWANTED,
+    delivery,
+    read_answer,
+    write_statement,
+)
 from fedif_flower.errors import StorageError
 from fedif_flower.runtime.local_grid import LocalGrid
 
@@ -15,18 +20,18 @@ PAGE = PAGE_HEAD.encode() + b"<title>hospital-2</title>"
 
 
 def send(content: RecordDict, **node_config: str):
-    """Send a message to a node and return its receipt."""
+    """Send a message to a node and return why it kept nothing."""
     grid = LocalGrid(client_app, 1, node_configs={0: node_config})
     message = Message(content, 1000, f"{MessageType.QUERY}.{ACTION}")
     (reply,) = grid.send_and_receive([message])
-    return read_receipt(reply.content)
+    return read_answer(reply.content)
 
 
 def test_a_node_keeps_its_page_and_what_checks_it(tmp_path):
     folder = tmp_path / "statements"
     content = delivery(PAGE, b"{}")
     for _ in range(2):
-        assert send(content, **{"statement-dir": str(folder)}).kept
+        assert send(content, **{"statement-dir": str(folder)}) == ""
     first, second = sorted(folder.iterdir())
     for kept in (first, second):
         assert {path.name for path in kept.iterdir()} == {
@@ -53,21 +58,21 @@ def test_what_a_server_may_write_is_bounded(tmp_path, change, said):
     folder = tmp_path / "statements"
     values = {"page": PAGE, "manifest": b"{}"} | change
     content = RecordDict({"statement": ConfigRecord(values)})
-    receipt = send(content, **{"statement-dir": str(folder)})
-    assert said in receipt.reason
-    assert receipt.kept == (not said)
+    refused = send(content, **{"statement-dir": str(folder)})
+    assert said in refused
+    assert bool(refused) == bool(said)
     # Whatever names the server sends: the node's own alone are used, in its own folder alone.
     assert {path.name for path in tmp_path.iterdir()} <= {"statements"}
     written = [path.relative_to(folder).as_posix() for path in folder.rglob("*.*")]
     assert all(name.startswith("statement-20") for name in written)
-    assert bool(written) == receipt.kept
+    assert bool(written) == (not said)
 
 
 def test_a_full_folder_takes_no_more_and_loses_nothing(tmp_path):
     for number in range(MAX_STATEMENTS):
         (tmp_path / f"statement-{number}").mkdir()
     with pytest.raises(StorageError, match="holds 100 statements: move some away"):
-        write_statement(PAGE, b"{}", tmp_path)
+        write_statement(delivery(PAGE, b"{}"), tmp_path)
     assert len(list(tmp_path.iterdir())) == MAX_STATEMENTS
 
 
@@ -77,11 +82,10 @@ def test_a_disk_that_is_full_leaves_nothing_half_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pathlib.Path.write_bytes", full)
     with pytest.raises(StorageError, match="No space left"):
-        module.write_statement(PAGE, b"{}", tmp_path)
+        write_statement(delivery(PAGE, b"{}"), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_node_keeps_nothing_without_a_folder_or_a_page(tmp_path):
-    receipt = send(delivery(PAGE, b"{}"))
-    assert (receipt.kept, receipt.wanted) == (False, False)
-    assert not send(RecordDict(), **{"statement-dir": str(tmp_path)}).kept
+    assert send(delivery(PAGE, b"{}")) == UNWANTED
+    assert send(RecordDict(), **{"statement-dir": str(tmp_path)})

@@ -9,9 +9,10 @@ from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from client_app import app as client_app
 from fedif_consortium.parts import server_parts
-from fedif_consortium.statement.page_delivery import deliver, state_and_deliver
+from fedif_consortium.statement.part import deliver, state_and_deliver
 from fedif_consortium.statement.verify import verify
 from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.consortium.statement.runs import make_run
 
@@ -48,7 +49,7 @@ def pages(tmp_path: Path, partition: int) -> list[Path]:
 def test_each_node_gets_its_own_page_and_can_check_it(tmp_path, run_dir, caplog):
     caplog.set_level(logging.INFO, "fedif_flower")
     settings = {"statement.budget": "100", "statement.contact": "Ada Holm, room 7"}
-    state_and_deliver(grid(tmp_path), config(**settings), run_dir)
+    state_and_deliver(grid(tmp_path), config(**settings), RunFolder(run_dir))
     for partition, name in ((0, "hospital-1"), (1, "hospital-2")):
         (page,) = pages(tmp_path, partition)
         assert f"{name}: your contribution" in page.read_text()
@@ -62,7 +63,7 @@ def test_each_node_gets_its_own_page_and_can_check_it(tmp_path, run_dir, caplog)
 
 
 def test_a_node_that_is_away_gets_its_page_the_next_time_once(tmp_path, run_dir):
-    state_and_deliver(grid(tmp_path, silent=[1]), config(), run_dir)
+    state_and_deliver(grid(tmp_path, silent=[1]), config(), RunFolder(run_dir))
     assert pages(tmp_path, 1) == []
     assert json.loads((run_dir / "undelivered.json").read_text()) == {"1001": "members/002.html"}
     deliver(grid(tmp_path), run_dir.parent)
@@ -75,7 +76,7 @@ def test_a_node_that_is_away_gets_its_page_the_next_time_once(tmp_path, run_dir)
     "answer",
     [
         RecordDict(),
-        RecordDict({"statement": ConfigRecord({"kept": "yes", "wanted": True, "reason": ""})}),
+        RecordDict({"statement": ConfigRecord({"refused": 5})}),
         RecordDict({"statement": MetricRecord({"kept": 1})}),
         RuntimeError("no"),
     ],
@@ -88,13 +89,13 @@ def test_a_hostile_node_stops_nothing(tmp_path, run_dir, answer):
             raise answer
         return Message(answer, reply_to=message)
 
-    state_and_deliver(grid(tmp_path, odd), config(), run_dir)
+    state_and_deliver(grid(tmp_path, odd), config(), RunFolder(run_dir))
     assert len(pages(tmp_path, 0)) == 1
     assert set(json.loads((run_dir / "undelivered.json").read_text())) == {"1001"}
 
 
 def test_a_run_without_a_statement_says_why_and_goes_on(tmp_path, run_dir, caplog):
     (run_dir / "attribution_rounds.csv").write_text("")
-    state_and_deliver(grid(tmp_path), config(), run_dir)
+    state_and_deliver(grid(tmp_path), config(), RunFolder(run_dir))
     assert "the run has no statement" in caplog.text
     assert not (run_dir / "statement").exists()

@@ -23,7 +23,7 @@ from fedif_consortium.evidence.receipts import (
 )
 from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
-from fedif_consortium.statement.page_delivery import deliver
+from fedif_consortium.statement.part import deliver
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 from fedif_flower.run.federation import run_federation

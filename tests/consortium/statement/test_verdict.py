@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from fedif_consortium.statement.account import MemberAccount
 from fedif_consortium.statement.luck import Between
-from fedif_consortium.statement.verdict import RULES
+from fedif_consortium.statement.member_account import MemberAccount
+from fedif_consortium.statement.verdict import RULES, judge
 
 BORROWED = {"length": 1.2, "weight": 1.0, "borrowed": 30.0}
 
@@ -52,8 +52,9 @@ CASES = [
 
 @pytest.mark.parametrize(("member", "level", "reason"), CASES)
 def test_each_rule(member, level, reason):
-    assert member.verdict.level == level
-    assert reason in member.verdict.reason
+    verdict = judge(member)
+    assert verdict.level == level
+    assert reason in verdict.reason
 
 
 def test_every_rule_is_reached():

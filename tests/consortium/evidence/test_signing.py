@@ -6,8 +6,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from fedif_consortium.evidence.keys import public_der
-from fedif_consortium.statement.signing import load_key, load_or_make_key
+from fedif_consortium.evidence.keys import load_key, load_or_make_key, public_der
 from fedif_flower.errors import ConfigError
 
 
