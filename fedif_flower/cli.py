@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from fedif_flower.run.config import RunConfig
     from fedif_flower.run.part import RunPart
+    from fedif_flower.strategies.reports import RoundReport
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -162,21 +163,31 @@ def main() -> None:
 
 def run_one(config: RunConfig, cpus_per_client: int, gpus_per_client: float) -> None:
     """Simulate one federation and print its result."""
+    from rich.progress import Progress
+
     from fedif_flower.run.preflight import with_free_folder
     from fedif_flower.run.recorder import as_pairs
     from fedif_flower.run.report import print_summary, require_complete
-    from fedif_flower.run.round_progress import RoundProgress
     from fedif_flower.runtime.processes import own_command
     from fedif_flower.runtime.simulation import simulate
 
     console, config = Console(), with_free_folder(config)
-    with RoundProgress(config.num_server_rounds, console) as progress:
+    with Progress(console=console, disable=not console.is_terminal) as bar:
+        rounds = bar.add_task("starting Ray", total=config.num_server_rounds)
+
+        def show(row: RoundReport) -> None:
+            """Move the bar; without a terminal, print a line."""
+            said = f"round {row.round}/{config.num_server_rounds} {row.headline}".rstrip()
+            bar.update(rounds, completed=row.round, description=said)
+            if bar.disable:
+                console.print(said, highlight=False)
+
         run_dir = simulate(
             config,
             door.client_app(),
             cpus_per_client=cpus_per_client,
             gpus_per_client=gpus_per_client,
-            on_row=lambda row: progress.show(row.round, row.headline),
+            on_row=show,
             again=lambda added: own_command("-c", as_pairs(added)),
             parts=door.run_parts(),
         )

@@ -6,6 +6,7 @@ go into ``docs/member-policy.md``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedif_consortium.member.app_rules import AppRules
@@ -16,11 +17,11 @@ from fedif_consortium.parts import server_parts
 from fedif_flower.run.reference import tables_of, update
 from fedif_flower.settings import Settings
 
-MEMBER_SECTIONS: dict[str, type[Settings]] = {
-    "Above the sections": PolicySettings,
-    "Keys of `[apps]`": AppRules,
-    "Keys of `[runs]`": RunRules,
-    "Keys of `[leaves]`": LeavesSettings,
+MEMBER_SECTIONS: dict[str, Sequence[type[Settings]]] = {
+    "Above the sections": [PolicySettings],
+    "Keys of `[apps]`": [AppRules],
+    "Keys of `[runs]`": [RunRules],
+    "Keys of `[leaves]`": [LeavesSettings],
 }
 
 

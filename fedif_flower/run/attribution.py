@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import BLOCKS_KEY, RunFolder
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
 from fedif_flower.run.part_settings import CreditSettings, QuarantineSettings
-from fedif_flower.run.secret_validation import COMMITMENT, NONCE, new_salt, paying_part, salt_of
+from fedif_flower.run.secret_validation import COMMITMENT, NONCE, paying_part, salt_of
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
@@ -58,8 +59,7 @@ class Attribution(RunPart):
         origin: dict[str, Any] = {}
         if credit.secret_validation:
             memory = (run.checkpoint and run.checkpoint.records.get(NAME)) or {}
-            earlier = memory.get(NONCE)
-            salt = salt_of(str(earlier)) if earlier else new_salt()
+            salt = salt_of(str(memory.get(NONCE) or secrets.token_hex(16)))
             origin = {NONCE: salt.nonce, COMMITMENT: salt.commitment}
             paying = paying_part(run.loaded, salt.value)
             logger.info("contributions are measured on secret data, commitment %s", salt.commitment)

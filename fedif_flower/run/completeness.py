@@ -192,6 +192,40 @@ class _Recorded:
             if number not in self.requests
         }
 
+    def turns(
+        self, client_id: int, name: str, average: Mapping[int, float], *, drawn: bool
+    ) -> MemberTurns:
+        """Return its part in the run; ``average`` has how often a member was asked, by round."""
+        last = max(average, default=0)
+        absences = self.absences(last)
+        count: Counter[str] = Counter([*self.requests.values(), *absences.values()])
+        asked, usable = len(self.requests) - count["open"], count["answered"] + count["late"]
+        missed = [t for t, why in absences.items() if why in ("offline", "paused")]
+        turns = asked + sum(average.get(t, 0.0) for t in missed)
+        # Lines say that it is gone, and say so again.
+        gone = list(takewhile(lambda c: c["presence"] in _GONE, reversed(self.changes)))
+        seen, last_seen = last, ""
+        if gone:
+            was_there = self.requests or len(gone) < len(self.changes)
+            seen = max(gone[-1]["round"] - 1, 0) if was_there else 0
+            last_seen = gone[-1]["at"] or ""
+        letters = {t: LETTERS[why] for t, why in (*absences.items(), *self.requests.items())}
+        told = range(1, last + 1) if drawn else ()
+        counted = ("answered", "late", "missing", "refused", "open", "offline", "paused")
+        return MemberTurns(
+            client_id=client_id,
+            partition_id=self.partition_id,
+            name=name,
+            asked=asked,
+            **{what: count[what] for what in counted},
+            not_admitted=count["not admitted"],
+            participation=min(usable / turns, 1.0) if turns else None,
+            presence=self.changes[-1]["presence"] if self.changes else "there",
+            last_seen=last_seen,
+            last_round=seen,
+            rounds="".join(letters.get(number, NOT_ASKED) for number in told),
+        )
+
 
 def completeness(
     rounds: Iterable[Line],
@@ -231,7 +265,7 @@ def completeness(
     for client_id, own in found.items():
         own.settle(last, late_rounds)
         name = called(client_id, own.partition_id, names.get(client_id, ""))
-        members.append(_member(client_id, name, own, average, last, drawn=drawn))
+        members.append(own.turns(client_id, name, average, drawn=drawn))
     members.sort(key=lambda m: (2.0 if m.participation is None else m.participation, m.client_id))
     least = float(settings.get("least-participation", LEAST_PARTICIPATION))
     verdict, reasons = _judged(members, rounds, least)
@@ -252,56 +286,13 @@ def _outcome(reply: Line) -> Outcome:
     return "open" if reply["status"] == "late" else "missing"
 
 
-def _member(
-    client_id: int,
-    name: str,
-    own: _Recorded,
-    average: Mapping[int, float],
-    last: int,
-    *,
-    drawn: bool,
-) -> MemberTurns:
-    absences = own.absences(last)
-    count, away = Counter(own.requests.values()), Counter(absences.values())
-    num_asked = len(own.requests) - count["open"]
-    lost = sum(average.get(t, 0.0) for t, why in absences.items() if why in ("offline", "paused"))
-    turns = num_asked + lost
-    # Lines say that it is gone, and say so again.
-    gone = list(takewhile(lambda c: c["presence"] in _GONE, reversed(own.changes)))
-    first = gone[-1] if gone else None
-    was_there = own.requests or len(gone) < len(own.changes)
-    letters = ""
-    if drawn:
-        of_round = {t: LETTERS[why] for t, why in (*absences.items(), *own.requests.items())}
-        letters = "".join(of_round.get(number, NOT_ASKED) for number in range(1, last + 1))
-    return MemberTurns(
-        client_id=client_id,
-        partition_id=own.partition_id,
-        name=name,
-        asked=num_asked,
-        answered=count["answered"],
-        late=count["late"],
-        missing=count["missing"],
-        refused=count["refused"],
-        open=count["open"],
-        offline=away["offline"],
-        paused=away["paused"],
-        not_admitted=away["not admitted"],
-        participation=min((count["answered"] + count["late"]) / turns, 1.0) if turns else None,
-        presence=own.changes[-1]["presence"] if own.changes else "there",
-        last_seen=first["at"] or "" if first else "",
-        last_round=(max(first["round"] - 1, 0) if was_there else 0) if first else last,
-        rounds=letters,
-    )
-
-
 def _judged(
     members: Sequence[MemberTurns], rounds: Sequence[Line], least: float
 ) -> tuple[Verdict, list[str]]:
     """Return a verdict, and what it rests on in sentences."""
     reasons = []
-    failed = [row for row in rounds if is_failed(row)]
-    ends_badly = bool(rounds) and is_failed(rounds[-1])
+    failed = [is_failed(row) for row in rounds]
+    ends_badly = failed[-1:] == [True]
     short = [m for m in members if m.participation is not None and m.participation < least]
     if ends_badly:
         reasons.append("The last round failed.")
@@ -314,8 +305,8 @@ def _judged(
         reasons.append(f"Never answered: {_listed(silent)}.")
     if gaps := [m for m in members if m.has_gaps and m not in short and m not in silent]:
         reasons.append(f"{len(gaps)} of {len(members)} members missed turns: {_listed(gaps)}.")
-    if failed and not ends_badly:
-        reasons.append(f"{len(failed)} of {len(rounds)} rounds failed.")
+    if any(failed) and not ends_badly:
+        reasons.append(f"{sum(failed)} of {len(rounds)} rounds failed.")
     verdict: Verdict = "complete with gaps" if reasons else "complete"
     if not any(m.usable for m in members):
         reasons.append("No reply was usable.")

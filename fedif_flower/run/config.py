@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -40,18 +40,17 @@ IMAGE_KEYS = tuple(name.replace("_", "-") for name in IMAGE_FIELDS)
 _OFF = (False, 0, "", "off")  # Values with which a part that is not there is not missed.
 
 
-class Part(Protocol):
+class ConfiguredPart:
     """What a run config asks of a part of a run (:class:`~fedif_flower.run.part.RunPart`)."""
 
-    @property
-    def settings(self) -> type[Settings] | None:
-        """Its section of the run config."""
+    settings: ClassVar[type[Settings] | None] = None
 
-    def automatic(self, values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
-        """Return what keys that are ``"auto"`` stand for with it."""
+    def automatic(self, values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:  # noqa: ARG002
+        """Return what keys of the run config that are ``"auto"`` stand for with this part."""
+        return {}
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError for settings beside which it cannot stand."""
+        """Raise ConfigError for settings that it cannot stand beside; nothing was loaded yet."""
 
 
 class RunConfig(ClientConfig, StrategyConfig):
@@ -119,7 +118,7 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     @classmethod
     def from_run_config(
-        cls, run_config: Mapping[str, Scalar], parts: Sequence[Part] | None = None
+        cls, run_config: Mapping[str, Scalar], parts: Sequence[ConfiguredPart] | None = None
     ) -> Self:
         """Parse and check a Flower run config; settings that are ``"auto"`` are resolved.
 
@@ -147,9 +146,9 @@ class RunConfig(ClientConfig, StrategyConfig):
             values["num-clients"] = cls.model_fields["num_clients"].default
         if values["learning-rate"] == AUTO:
             values["learning-rate"] = 0.05 if values["dataset"] == "digits" else 0.001
-        if (values["dataset"], values["strategy"]) == ("fashion-mnist", "fedif"):
-            tuned = values["fedif.gamma"] == AUTO
-            values["fedif.gamma"] = 0.4 if tuned else values["fedif.gamma"]
+        tuned = (values["dataset"], values["strategy"]) == ("fashion-mnist", "fedif")
+        if tuned and values["fedif.gamma"] == AUTO:
+            values["fedif.gamma"] = 0.4
         if values["assumed-malicious-fraction"] == AUTO:
             share = values["malicious-fraction"]
             # One that is not allowed is an error of the key that was set.
@@ -187,7 +186,7 @@ class RunConfig(ClientConfig, StrategyConfig):
         own = {k: v for section in self._more for k, v in section.defaults().items()}
         return {**self.defaults(), **own}
 
-    def require_heard(self, parts: Sequence[Part]) -> None:
+    def require_heard(self, parts: Sequence[ConfiguredPart]) -> None:
         """Raise ConfigError for a key that is set, of a section that none of these parts has."""
         heard = [part.settings for part in parts]
         unheard = {k for kind in self._more if kind not in heard for k in kind.key_names()}

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from fedif_flower.messages.client_node import UNKNOWN_PARTITION
 from fedif_flower.run.completeness import is_failed
 from fedif_flower.run.rows import Line
 from fedif_flower.tasks.task import Metric
@@ -27,9 +26,8 @@ def summarize(
     clients; ``detection_auc`` the area under the ROC curve of "low weight score means malicious"
     over the clients that took part, with each client's last weight score. Either is ``None``
     where it is not defined, and so is ``attack_success``: after the last round, the share of test
-    images with a backdoor's trigger that get its target class. ``unnamed_members`` never said which
-    partition they hold. ``metrics`` has the figures of a task's own metrics, and of the loss where
-    there is no accuracy.
+    images with a backdoor's trigger that get its target class. ``metrics`` has the figures of a
+    task's own metrics, and of the loss where there is no accuracy.
     """
     trained = [row for row in rounds if row["round"]]
     tested = [row for row in trained if row.get("test_accuracy") is not None]
@@ -57,20 +55,12 @@ def summarize(
         "failed_rounds": sum(failed),
         "kept_rounds": sum(row["status"] == "kept" for row in rounds),
         "last_round_failed": bool(failed) and failed[-1],
-        "unnamed_members": _count_unnamed(clients),
     }
 
 
 def _column(lines: Sequence[Line], name: str) -> list[Any]:
     """Return what there is in a column."""
     return [value for line in lines if (value := line.get(name)) is not None]
-
-
-def _count_unnamed(clients: Sequence[Line]) -> int:
-    """Return how many never said which partition they hold; 0 where nobody was asked for it."""
-    unnamed = {row["client_id"] for row in clients if row["partition_id"] == UNKNOWN_PARTITION}
-    named = any(row["partition_id"] != UNKNOWN_PARTITION for row in clients)
-    return len(unnamed) if named else 0
 
 
 def _metrics(

@@ -21,31 +21,6 @@ from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
 from fedif_flower.strategies.quarantine import Decision
 from fedif_flower.strategies.reports import RoundReport
 
-# What a run writes, and a new run in the same place removes; nothing else there is touched.
-RESULT_FILES = (
-    "summary.json",
-    "config.json",
-    "provenance.json",
-    "names.csv",
-    "rounds.csv",
-    "clients.csv",
-    "attendance.csv",
-    "attribution.csv",
-    "attribution_rounds.csv",
-    "quarantine.csv",
-    "signatures.csv",
-    "receipts.csv",
-    "round_heads.csv",
-    "masking.json",
-    "own_parts.csv",
-    "model.pt",
-    "model-unlearned.pt",
-    "accuracy.png",
-    "attribution.png",
-    "metric.png",
-    "weight-scores.png",
-    "report.md",
-)
 _MEMBER = ("round", "partition_id", "client_id")
 # What blocks of held-out examples are of all, in the provenance; their columns of contributions.
 BLOCKS_KEY, BLOCK_COLUMN = "held_out_blocks", "contribution_block_"
@@ -180,34 +155,44 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser().absolute()
-        self.config = JsonFile(self.path / "config.json")
-        self.provenance = JsonFile(self.path / "provenance.json")
-        self.summary = JsonFile(self.path / "summary.json")
-        self.rounds = Table(self.path / "rounds.csv", (*RoundReport(0).line(), *MEASURED))
-        self.clients = Table(self.path / "clients.csv", _CLIENT)
-        self.attendance = Table(self.path / "attendance.csv", (*_MEMBER, "presence", "at"))
+        self._results: list[Path] = []
+        self.summary = JsonFile(self._result("summary.json"))
+        self.config = JsonFile(self._result("config.json"))
+        self.provenance = JsonFile(self._result("provenance.json"))
+        self.names = self._table("names", ("client_id", "name"))
+        self.rounds = self._table("rounds", (*RoundReport(0).line(), *MEASURED))
+        self.clients = self._table("clients", _CLIENT)
+        self.attendance = self._table("attendance", (*_MEMBER, "presence", "at"))
         credit = (*_ATTRIBUTION, *_names(MemberCredit))
-        self.attribution = Table(self.path / "attribution.csv", credit)
-        self.attributed_rounds = Table(self.path / "attribution_rounds.csv", _ATTRIBUTED_ROUND)
-        self.quarantine = Table(self.path / "quarantine.csv", _names(Decision))
-        self.signatures = Table(self.path / "signatures.csv", ("round", "client_id", *_SIGNED))
-        self.receipts = Table(self.path / "receipts.csv", _LEAF)
-        self.round_heads = Table(self.path / "round_heads.csv", _HEAD)
+        self.attribution = self._table("attribution", credit)
+        self.attributed_rounds = self._table("attribution_rounds", _ATTRIBUTED_ROUND)
+        self.quarantine = self._table("quarantine", _names(Decision))
+        self.signatures = self._table("signatures", ("round", "client_id", *_SIGNED))
+        self.receipts = self._table("receipts", _LEAF)
+        self.round_heads = self._table("round_heads", _HEAD)
+        self.masking = JsonFile(self._result("masking.json"))
         own = (f"sketch_{k}" for k in range(256))
-        self.own_parts = Table(self.path / "own_parts.csv", ("client_id", "rounds", *own))
-        self.names = Table(self.path / "names.csv", ("client_id", "name"))
-        self.model = self.path / "model.pt"
-        self.report = self.path / "report.md"
-        self.accuracy_picture = self.path / "accuracy.png"
-        self.metric_picture = self.path / "metric.png"
-        self.attribution_picture = self.path / "attribution.png"
-        self.score_picture = self.path / "weight-scores.png"
+        self.own_parts = self._table("own_parts", ("client_id", "rounds", *own))
+        self.model = self._result("model.pt")
+        self.unlearned = self._result("model-unlearned.pt")
+        self.accuracy_picture = self._result("accuracy.png")
+        self.attribution_picture = self._result("attribution.png")
+        self.metric_picture = self._result("metric.png")
+        self.score_picture = self._result("weight-scores.png")
+        self.report = self._result("report.md")
         self.checkpoints = self.path / "checkpoints"
         self.updates = self.path / "updates"
-        self.masking = JsonFile(self.path / "masking.json")
         self.statement = self.path / "statement"
         self.undelivered = JsonFile(self.path / "undelivered.json")
         self.live = JsonFile(self.path / "state.json")
+
+    def _result(self, name: str) -> Path:
+        """Return where a file lies that a run writes, and a new run in the same place removes."""
+        self._results.append(self.path / name)
+        return self._results[-1]
+
+    def _table(self, name: str, columns: Iterable[str]) -> Table:
+        return Table(self._result(f"{name}.csv"), columns)
 
     def begin(self) -> None:
         """Make the folder, and remove an earlier run's files.
@@ -215,8 +200,8 @@ class RunFolder:
         Its statement is kept under another name: members may have been sent it.
         """
         make_folder(self.path)
-        for name in (*RESULT_FILES, self.live.path.name):
-            (self.path / name).unlink(missing_ok=True)
+        for path in (*self._results, self.live.path):
+            path.unlink(missing_ok=True)
         set_aside(self.statement)
 
     def is_complete(self) -> bool:
@@ -232,9 +217,9 @@ class RunFolder:
 
         Locks and checkpoints are none.
         """
+        there = [path for path in self._results if path.is_file()]
         more = sorted(self.updates.glob("[rs]*"))
-        there = [name for name in RESULT_FILES if (self.path / name).is_file()]
-        return there + [path.relative_to(self.path).as_posix() for path in more]
+        return [path.relative_to(self.path).as_posix() for path in (*there, *more)]
 
     def begin_attribution(self, num_classes: int, num_blocks: int = 0) -> None:
         """Begin both tables of the attribution, with a column for each class and each block."""

@@ -63,11 +63,10 @@ class LiveState(Callback):
         self._stack.push(self._end)
 
     def _end(self, kind: object, error: BaseException | None, trace: object) -> None:  # noqa: ARG002
-        if error is None:
-            self._set("finished")
+        if isinstance(error, Exception):
+            self._set("failed", reason=one_line(error))
         else:
-            failed = isinstance(error, Exception)
-            self._set("failed" if failed else "stopped", reason=one_line(error) if failed else "")
+            self._set("stopped" if error else "finished")
         self._over.set()
         self._changed.set()
         self._thread.join()

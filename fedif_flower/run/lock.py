@@ -42,8 +42,9 @@ def hold_directory(run_dir: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}")
     except Timeout:
+        who = (holder.is_file() and holder.read_text()) or "another run"
         raise StorageError(
-            f"{run_dir} is in use by {_read(holder)}: wait for its end, or set another run-name"
+            f"{run_dir} is in use by {who}: wait for its end, or set another run-name"
         ) from None
     except OSError as error:
         lock.release()
@@ -56,11 +57,3 @@ def hold_directory(run_dir: Path) -> Iterator[None]:
             lock_path.unlink()
             run_dir.rmdir()
         lock.release()
-
-
-def _read(holder: Path) -> str:
-    """Return who holds a directory, if that is written yet."""
-    try:
-        return holder.read_text() or "another run"
-    except OSError:
-        return "another run"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from flwr.serverapp import Grid
 
 from fedif_flower.run.checkpoint import Checkpoint
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import ConfiguredPart, RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
-from fedif_flower.settings import Scalar, Settings
+from fedif_flower.settings import Scalar
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.reports import RoundReport
@@ -150,7 +150,7 @@ class RunContext:
             told(what, seconds)
 
 
-class RunPart:
+class RunPart(ConfiguredPart):
     """Something a run can have beside its core; a subclass overrides what it needs.
 
     The doors say which parts a run has, in which order. A part that is not set in the run's
@@ -162,15 +162,6 @@ class RunPart:
         Its section of the run config: a :class:`~fedif_flower.settings.Settings` whose keys are
         :func:`~fedif_flower.settings.in_section`. A run without the part refuses them.
     """
-
-    settings: ClassVar[type[Settings] | None] = None
-
-    def automatic(self, values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:  # noqa: ARG002
-        """Return what keys of the run config that are ``"auto"`` stand for with this part."""
-        return {}
-
-    def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError for settings that it cannot stand beside; nothing was loaded yet."""
 
     def build(self, run: RunContext) -> Built:  # noqa: ARG002
         """Return what it adds; it looks at what earlier parts added, and writes nothing yet.

@@ -16,8 +16,6 @@ from fedif_flower.strategies.nodes import NodeDirectory
 # A member that is there is asked, or can be; it is offline; its registration ended; it is paused
 # after errors; a callback, such as a quarantine, does not admit it.
 Presence = Literal["there", "offline", "revoked", "paused", "not admitted"]
-# Of more members at once it is not told that they are there, nor asked whether they are registered.
-MOST_NEW = 10_000
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class RollCall:
         new = [node for node in absent if node.client_id not in self._gone]
         watching = grid.polling if isinstance(grid, ScreenedGrid) else None
         ended = set[int]()
-        if watching and 0 < len(new) <= MOST_NEW:
+        if watching and new:
             ended = watching.unregistered(node.node_id for node in new)
         changes = []
         for node in new:
@@ -92,10 +90,7 @@ class RollCall:
                 seen = self._called
             changes.append(Change(node, presence, seen))
         came = [node for client_id, node in there.items() if client_id not in self._there]
-        back = self._gone & there.keys()
-        if len(came) > MOST_NEW:
-            came = [node for node in came if node.client_id in back]
         changes += [Change(node, "there", now) for node in came]
-        self._gone = (self._gone - back) | {node.client_id for node in new}
+        self._gone = (self._gone - there.keys()) | {node.client_id for node in new}
         self._online, self._there = online, there
         return changes

@@ -15,27 +15,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedif_flower.run.config import RunConfig
-
 RUN_ID = "run_id"  # Drawn for a run, and kept where it is resumed.
 PACKAGE = Path(__file__).resolve().parents[1]
 # What a run's bundle leaves out: a server that got one has the same hash as a checkout.
 _NOT_IN_BUNDLES = ("cli.py", "listing.py", "run/reference.py", "runtime", "scaffold.py")
-
-
-def provenance(config: RunConfig, data: str, validation: Iterable[Tensor]) -> dict[str, Any]:
-    """Return what a run's result depends on, as hashes and versions.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Its settings.
-    data : str
-        The data set's fingerprint.
-    validation : iterable of Tensor
-        The validation set, as the model gets it.
-    """
-    return {"data_fingerprint": data, **origin(config.digest(), validation)}
 
 
 def package_version() -> str:

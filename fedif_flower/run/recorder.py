@@ -23,7 +23,7 @@ from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.loaded_task import tensors_in
 from fedif_flower.run.logs import note
 from fedif_flower.run.part import RunContext
-from fedif_flower.run.provenance import RUN_ID, provenance
+from fedif_flower.run.provenance import RUN_ID, origin
 from fedif_flower.run.results import run_title
 from fedif_flower.run.strategy import malicious_marker
 from fedif_flower.run.writer import OnRow, RunWriter
@@ -94,10 +94,10 @@ class RunRecorder(RunWriter):
         self._strategy = strategy
         self._begin()
         self.folder.config.write(self.config.to_mapping())
-        loaded = self.run.loaded
-        origin = provenance(self.config, loaded.fingerprint, tensors_in(loaded.validation_data))
-        own = {RUN_ID: self.run.run_id, **self.run.joined("provenance")}
-        self.folder.provenance.write({**origin, **own})
+        loaded, own = self.run.loaded, self.run.joined("provenance")
+        found = origin(self.config.digest(), tensors_in(loaded.validation_data))
+        ids = {"data_fingerprint": loaded.fingerprint, RUN_ID: self.run.run_id}
+        self.folder.provenance.write({**ids, **found, **own})
 
     def on_asked(self, question: Question) -> None:
         """Let the lines of the log say which round they are about."""

@@ -20,7 +20,7 @@ from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import RunPart
 from fedif_flower.run.parts import chosen_parts
-from fedif_flower.settings import Scalar, Settings
+from fedif_flower.settings import Settings
 from fedif_flower.strategies.config import StrategyConfig
 from fedif_flower.tasks.config import TaskConfig, TrainingConfig
 
@@ -58,10 +58,8 @@ def toml_defaults(parts: Sequence[RunPart]) -> str:
         lines += [f"{key} = {json.dumps(defaults[key])}" for key in own_keys(section)]
     for name, own in all_sections(parts).items():
         lines += ["", f"{TOML_TITLE[:-1]}.{name}]"]
-        lines += [
-            f"{key.partition('.')[2]} = {json.dumps(default)}"
-            for key, default in own.defaults().items()
-        ]
+        values = own.defaults().items()
+        lines += [f"{key.partition('.')[2]} = {json.dumps(value)}" for key, value in values]
     return "\n".join(lines)
 
 
@@ -70,24 +68,17 @@ def markdown_tables(parts: Sequence[RunPart]) -> str:
 
     Names of one kind, such as attacks, share a table, and a line of it where they share a setting.
     """
-    of_parts = {
-        f"`{part.settings.section_name()}`": part.settings for part in parts if part.settings
-    }
-    tables = {title: [own] for title, own in {**SECTIONS, **of_parts}.items()}
     by_name = RunConfig.sections()
+    own = {f"`{p.settings.section_name()}`": p.settings for p in parts if p.settings}
+    tables = {title: [settings] for title, settings in {**SECTIONS, **own}.items()}
     for kind, registry in RunConfig.registries.items():
-        own = [by_name[name] for name in registry.built_in if name in by_name]
-        if own:
-            tables[f"Each `{kind.replace('_', '-')}`"] = own
-    return _tables({**tables, "Each SuperNode": [NodeConfig]})
+        if named := [by_name[name] for name in registry.built_in if name in by_name]:
+            tables[f"Each `{kind.replace('_', '-')}`"] = named
+    return tables_of({**tables, "Each SuperNode": [NodeConfig]})
 
 
-def tables_of(sections: Mapping[str, type[Settings]]) -> str:
-    """Return a table for each section, in Markdown."""
-    return _tables({title: [own] for title, own in sections.items()})
-
-
-def _tables(titled: Mapping[str, Sequence[type[Settings]]]) -> str:
+def tables_of(titled: Mapping[str, Sequence[type[Settings]]]) -> str:
+    """Return a table for each title in Markdown, of the keys of these sections."""
     lines: list[str] = []
     for title, sections in titled.items():
         rows: dict[tuple[str, ...], list[str]] = {}
@@ -96,7 +87,8 @@ def _tables(titled: Mapping[str, Sequence[type[Settings]]]) -> str:
             for key, default, allowed, words in section.describe():
                 if key in own:
                     setting = key.rpartition(".")[2]
-                    row = (setting, _default(default), re.sub("^an? ", "", allowed), words)
+                    usual = "" if default is None else f"`{json.dumps(default)}`"
+                    row = (setting, usual, re.sub("^an? ", "", allowed), words)
                     rows.setdefault(row, []).append(f"`{key}`")
         lines += [f"## {title}", "", "| key | default | allowed | meaning |"]
         lines.append("| --- | --- | --- | --- |")
@@ -106,10 +98,6 @@ def _tables(titled: Mapping[str, Sequence[type[Settings]]]) -> str:
             )
         lines.append("")
     return "\n".join(lines)
-
-
-def _default(value: Scalar | None) -> str:
-    return "" if value is None else f"`{json.dumps(value)}`"
 
 
 def _escape(text: str) -> str:
@@ -130,17 +118,17 @@ def update(
     end = re.search(rf"\n\n\[(?!{re.escape(TOML_TITLE[1:-1])})", rest)
     assert end is not None
     after = rest[end.start() :]
-    changed = [(manifest, text, f"{before}{TOML_TITLE}\n{toml_defaults(parts)}{after}")]
+    texts = [(manifest, text, f"{before}{TOML_TITLE}\n{toml_defaults(parts)}{after}")]
     pages = {"configuration.md": markdown_tables(parts), **(more or {})}
     for name, tables in pages.items():
         page = project / "docs" / name
         text = page.read_text()
         before, after = text.split(BEGIN)[0], text.split(END)[1]
-        changed.append((page, text, f"{before}{BEGIN}\n{tables}\n{END}{after}"))
-    for path, old, new in changed:
-        if old != new:
-            path.write_text(new)
-    return [path for path, old, new in changed if old != new]
+        texts.append((page, text, f"{before}{BEGIN}\n{tables}\n{END}{after}"))
+    changed = {path: new for path, old, new in texts if old != new}
+    for path, new in changed.items():
+        path.write_text(new)
+    return list(changed)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from rich.console import Console
 from fedif_flower.errors import IncompleteRunError, TrainingFailedError
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED, Completeness
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.plots import plot_attribution, plot_progress, plot_scores
+from fedif_flower.run.plots import plot_members, plot_progress
 from fedif_flower.run.results import Run, run_title
 from fedif_flower.storage import write_atomically
 from fedif_flower.strategies.scoring import Scoring
@@ -24,32 +25,44 @@ _UNKNOWN = "-"
 
 def write_report(run: Run, summary: Mapping[str, Any], title: str) -> None:
     """Write pictures and ``report.md`` beside the tables of a run that is over."""
-    folder, names, last = run.folder, run.names, run.last_round
-    rounds, clients = run.lines("rounds"), run.lines("clients")
+    folder, rounds = run.folder, run.lines("rounds")
     lines = [f"# {title}", "", *_figures(summary).to_markdown(), ""]
     if told := _remainder(summary):
         lines += [*wrap(told, 100), ""]
-    if any(
-        row.get(name) is not None for row in rounds for name in ("test_loss", "validation_loss")
-    ):
+    losses = ("test_loss", "validation_loss")
+    if any(row.get(name) is not None for row in rounds for name in losses):
         picture = plot_progress(rounds, folder, title)
         lines += [f"![{picture.stem} over rounds]({picture.name})", ""]
-    if plot_attribution(run.attributed[1], clients, last, folder.attribution_picture, names):
+    known, last = {m.client_id: (m.label, m.malicious) for m in run.members}, run.last_round
+    contributed: dict[int, list[tuple[int, float]]] = defaultdict(lambda: [(0, 0.0)])
+    for row in run.attributed[1]:
+        so_far = contributed[row["client_id"]]
+        so_far.append((row["round"], so_far[-1][1] + row["contribution"]))
+    if contributed:
+        title = "Contribution of each client, summed over its rounds"
+        place = folder.attribution_picture
+        plot_members(contributed, known, last, place, "decrease of the validation loss", title)
         lines += ["![attributed contributions over rounds](attribution.png)", ""]
-    if plot_scores(clients, last, folder.score_picture, names):
+    scores: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for row in run.lines("clients"):
+        if row["weight_score"] is not None:
+            scores[row["client_id"]].append((row["round"], row["weight_score"]))
+    if scores:
+        title, place = "Weight score of each client that took part", folder.score_picture
+        plot_members(scores, known, last, place, r"weight score $\Omega$", title)
         lines += ["![weight scores over rounds](weight-scores.png)", ""]
     members = run.table()
     words = _column_words(members.heading, Scoring.from_record(summary.get("scoring")))
     lines += ["## Members", "", *wrap(words, 100), "", *members.to_markdown()]
-    lines += completeness_section(run.completeness)
+    lines += _completeness(run.completeness)
     write_atomically(folder.report, "\n".join(lines) + "\n")
 
 
 def _figures(summary: Mapping[str, Any]) -> ResultTable:
-    return ResultTable("", ("figure", "value"), summary_rows(summary), num_labels=1)
+    return ResultTable("", ("figure", "value"), _rows(summary), num_labels=1)
 
 
-def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the figures that a person looks at first, as far as they are known."""
     rows = [
         ("test accuracy", _percent(summary["test_accuracy"])),
@@ -60,15 +73,18 @@ def summary_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             for split in ("test", "validation")
         ),
         ("attack success rate", _percent(summary.get("attack_success"))),
-        *_gained(summary),
+    ]
+    if sums := summary.get("attribution"):
+        less = "less" if sums["remainder"] < 0 else "and"
+        by = f"{sums['attributed']:.4f} by members, {less} {abs(sums['remainder']):.4f} by nobody"
+        rows.append(("decrease of the validation loss", f"{sums['decrease']:.4f}: {by}"))
+    replies = "{accepted} / {rejected} / {failed}".format(**summary)
+    rows += [
         ("weight of malicious clients", _percent(summary["malicious_weight_share"])),
         ("detection AUC", shown_number(summary["detection_auc"], ".3f")),
         ("training, s per client and round", shown_number(summary["train_seconds_per_client"])),
         ("aggregation, s per round", shown_number(summary["aggregation_seconds_per_round"])),
-        (
-            "replies accepted / rejected / failed",
-            "{accepted} / {rejected} / {failed}".format(**summary),
-        ),
+        ("replies accepted / rejected / failed", replies),
         ("rounds", str(summary["rounds"])),
         *troubles(summary),
     ]
@@ -123,18 +139,7 @@ def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         shown.append(("rounds that failed", f"{failed}{last}"))
     if kept := summary.get("kept_rounds"):
         shown.append(("rounds that gave nobody weight", str(kept)))
-    if unnamed := summary.get("unnamed_members"):
-        shown.append(("members that named no partition", str(unnamed)))
     return shown
-
-
-def _gained(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return by how much the validation loss fell, and how much of that has an owner."""
-    if (sums := summary.get("attribution")) is None:
-        return []
-    nobody = f"{'less' if sums['remainder'] < 0 else 'and'} {abs(sums['remainder']):.4f} by nobody"
-    fell = f"{sums['decrease']:.4f}: {sums['attributed']:.4f} by members, {nobody}"
-    return [("decrease of the validation loss", fell)]
 
 
 def _remainder(summary: Mapping[str, Any]) -> str:
@@ -155,23 +160,21 @@ def _percent(value: float | None) -> str:
     return _UNKNOWN if value is None else f"{100 * value:.1f} %"
 
 
-def completeness_section(found: Completeness) -> list[str]:
+def _completeness(found: Completeness) -> list[str]:
     """Return a Markdown section: the verdict, and who lacks what, with its rounds as letters."""
     lines = ["", "## Completeness", "", *wrap(found.headline, 100)]
     shown = [member for member in found.members if member.has_gaps or member.not_admitted]
     if not shown:
         return lines
-    counted = ["asked", "answered", "late", "missing", "refused", "paused", "offline"]
-    columns = ["member", *counted, "took part in", "last seen"]
-    cells = [
-        [
-            member.name,
-            *(str(getattr(member, name)) for name in counted),
-            "" if member.participation is None else f"{100 * member.participation:.0f} %",
-            member.seen,
-        ]
-        for member in shown
-    ]
+    counted = ("asked", "answered", "late", "missing", "refused", "paused", "offline")
+    cells = []
+    for member in shown:
+        part = member.participation
+        counts = [str(getattr(member, name)) for name in counted]
+        cells.append(
+            [member.name, *counts, "" if part is None else f"{100 * part:.0f} %", member.seen]
+        )
+    columns = ("member", *counted, "took part in", "last seen")
     lines += ["", *ResultTable("", columns, cells, num_labels=1).to_markdown()]
     if others := len(found.members) - len(shown):
         lines += ["", f"Of the other {others} nothing is missing."]
@@ -179,8 +182,7 @@ def completeness_section(found: Completeness) -> list[str]:
         width = max(len(member.name) for member in drawn)
         meanings = ", ".join(f"{letter} {what}" for what, letter in LETTERS.items())
         lines += ["", *wrap(f"Each round: {meanings}, {NOT_ASKED} not asked.", 100), "", "```"]
-        lines += [f"{member.name:{width}}  {member.rounds}" for member in drawn]
-        lines += ["```"]
+        lines += [*(f"{member.name:{width}}  {member.rounds}" for member in drawn), "```"]
     return lines
 
 

@@ -177,10 +177,27 @@ class Run:
             for line in self.lines("clients"):
                 found.setdefault(line["client_id"], []).append(line)
             contributed = self._contributions()
-            members = [
-                _member(i, lines, self.names.get(i, ""), contributed.get(i))
-                for i, lines in found.items()
-            ]
+            members = []
+            for client_id, lines in found.items():
+                status = Counter(line["status"] for line in lines)
+                contribution, low, high = contributed.get(client_id, (None, None, None))
+                scores = [line["weight_score"] for line in lines]
+                member = Member(
+                    client_id=client_id,
+                    partition_id=lines[-1]["partition_id"],
+                    name=self.names.get(client_id, ""),
+                    accepted=status["accepted"],
+                    refused=status["refused"],
+                    failed=status["failed"],
+                    away=status["away"],
+                    contribution=contribution,
+                    low=low,
+                    high=high,
+                    weight_score=next((s for s in reversed(scores) if s is not None), None),
+                    weight=math.fsum(line["weight"] or 0.0 for line in lines),
+                    malicious=bool(lines[-1]["malicious"]),
+                )
+                members.append(member)
             return _sorted(members, "contribution" if contributed else "weight_score")
 
     def sort(self, by: str) -> tuple[Member, ...]:
@@ -291,13 +308,10 @@ class Run:
             )
             by_block, _ = block_sums(split, list(places), len(self._blocks))
             ends = ends_of(by_block, np.array(list(self._blocks.values())))
-        return {
-            i: (
-                math.fsum(per_round[:, k]),
-                *((None, None) if ends is None else map(float, ends[k])),
-            )
-            for i, k in places.items()
-        }
+        sums = [math.fsum(per_round[:, k]) for k in places.values()]
+        if ends is None:
+            return {i: (sums[k], None, None) for i, k in places.items()}
+        return {i: (sums[k], float(ends[k][0]), float(ends[k][1])) for i, k in places.items()}
 
 
 def load(path: str | Path) -> Run:
@@ -331,26 +345,3 @@ def _sorted(members: Sequence[Member], by: str) -> tuple[Member, ...]:
         return math.inf if value is None else -value, member.client_id
 
     return tuple(sorted(members, key=place))
-
-
-def _member(
-    client_id: int,
-    lines: Sequence[Line],
-    name: str,
-    contributed: tuple[float, float | None, float | None] | None,
-) -> Member:
-    status = Counter(line["status"] for line in lines)
-    scores = [line["weight_score"] for line in lines if line.get("weight_score") is not None]
-    contribution, low, high = contributed or (None, None, None)
-    return Member(
-        client_id=client_id,
-        partition_id=lines[-1]["partition_id"],
-        name=name,
-        **{what: status[what] for what in ("accepted", "refused", "failed", "away")},
-        contribution=contribution,
-        low=low,
-        high=high,
-        weight_score=scores[-1] if scores else None,
-        weight=math.fsum(line["weight"] or 0.0 for line in lines),
-        malicious=bool(lines[-1]["malicious"]),
-    )

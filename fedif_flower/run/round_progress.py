@@ -1,64 +1,12 @@
-"""How far a run is, for people: a bar on a terminal, else a line every so often."""
+"""How far a run is, for notebooks and scripts: a line every so often."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.reports import RoundReport
-
-
-class RoundProgress:
-    """Shows a run's rounds; without a terminal, every tenth of the way.
-
-    Parameters
-    ----------
-    num_rounds : int
-        How many rounds there will be.
-    console : Console
-        Where to.
-    """
-
-    def __init__(self, num_rounds: int, console: Console) -> None:
-        self._num_rounds = num_rounds
-        self._console = console
-        self._step = max(1, num_rounds // 10)
-        self._bar = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("starting Flower and Ray", total=num_rounds)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def show(self, server_round: int, text: str) -> None:
-        """Show a round that is over, with a few words on it."""
-        self._bar.update(self._task, completed=server_round, description=text)
-        if not self._console.is_terminal and server_round % self._step == 0:
-            self._console.print(
-                f"round {server_round}/{self._num_rounds} {text}".rstrip(), highlight=False
-            )
 
 
 class ShowRounds(Callback):

@@ -69,11 +69,6 @@ def salt_of(nonce: str, path: Path | None = None) -> Salt:
     return Salt(nonce, hmac.new(secret, nonce.encode(), hashlib.sha256).hexdigest())
 
 
-def new_salt() -> Salt:
-    """Return the salt of a run that begins."""
-    return salt_of(secrets.token_hex(16))
-
-
 def paying_part(loaded: LoadedTask, salt: str) -> Validation:
     """Return as many test examples as the validation split has, drawn by a salt, by class.
 

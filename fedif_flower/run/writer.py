@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import sys
 import time
@@ -12,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.text import printable
 from fedif_flower.run.figures import describe_machine, summarize
 from fedif_flower.run.folder import MEASURED, RunFolder, Table, write_tensors
 from fedif_flower.run.presence import Change, RollCall
@@ -22,7 +25,6 @@ from fedif_flower.run.provenance import origin
 from fedif_flower.run.report import write_report
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import Line
-from fedif_flower.run.server_evaluation import Evaluated, evaluate
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
@@ -33,7 +35,10 @@ from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
 
 OnRow = Callable[[RoundReport], object]
+# What a model was measured by, how long it took, and why there is nothing where it failed.
+_NOT_EVALUATED: tuple[Mapping[str, float], float, str] = ({}, 0.0, "")
 _BOUNDS = ("length", "borrowed", "weight")  # Of credit.
+logger = logging.getLogger(__name__)
 
 
 class RunWriter(Callback):
@@ -112,7 +117,7 @@ class RunWriter(Callback):
         self._report = RoundReport(0)
         self._roll = RollCall()
         self._news: list[Change] = []
-        self._evaluated = Evaluated()
+        self._evaluated = _NOT_EVALUATED
 
     @property
     def run_dir(self) -> Path:
@@ -171,21 +176,51 @@ class RunWriter(Callback):
         self._add_names({node.client_id: node.name for node in nodes if node.name})
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
-        """Return the metrics of a round's model, where it is to be evaluated."""
-        if self.is_due(server_round):
-            self._evaluated = evaluate(server_round, model, self._judges, self._keys)
-        return self._evaluated.metrics
+        """Return the metrics of a round's model, where it is to be evaluated.
+
+        One that cannot be measured is taken back; before the first round, the error ends the run.
+        """
+        if not self.is_due(server_round) or not any(self._judges.values()):
+            return {}
+        started = time.perf_counter()
+        try:
+            metrics = model.examined(lambda record: self._measured(model, record))
+            self._evaluated = metrics, time.perf_counter() - started, ""
+        except Exception as error:  # out of the model or the loss: the run goes on
+            if not server_round:
+                raise
+            reason = printable(f"the evaluation failed: {error!r}")
+            logger.error("round %d: %s", server_round, reason)
+            self._evaluated = {}, 0.0, reason
+        return self._evaluated[0]
+
+    def _measured(self, model: GlobalModel, record: ArrayRecord) -> dict[str, float]:
+        """Return what the server's splits say of a round's model, or of one before it."""
+        is_now = record is model.record
+        vectors = model.vectors if is_now else model.layout.to_vectors(record)
+        buffers = model.layout.named_buffers(vectors)
+        metrics: dict[str, float] = {}
+        for split, judge in self._judges.items():
+            if judge is None:
+                continue
+            if split == "triggered":
+                metrics["attack-success"] = judge.accuracy(vectors.params, buffers)
+                continue
+            found = judge.measure(vectors.params, buffers)
+            known = (key for key in self._keys if key in found)
+            metrics |= {f"{split}-{key.replace('_', '-')}": found[key] for key in known}
+        return metrics
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Write a round's line, with the metrics of its model."""
-        evaluated, self._evaluated = self._evaluated, Evaluated()
+        (_, seconds, remark), self._evaluated = self._evaluated, _NOT_EVALUATED
         is_told = self._report.round == server_round
         report = self._report if is_told else RoundReport(server_round)
         found = {name.replace("-", "_"): value for name, value in metrics.items()}
         report = replace(
             report,
-            reason="; ".join(filter(None, (report.reason, evaluated.reason))),
-            evaluation_seconds=evaluated.seconds,
+            reason="; ".join(filter(None, (report.reason, remark))),
+            evaluation_seconds=seconds,
             metrics={
                 name: value
                 for name in (*MEASURED, *self._own)

@@ -6,15 +6,8 @@ cost.
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NoReturn
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -25,53 +18,23 @@ from fedif_flower.registry import IN_PROCESS
 
 Scalar = bool | int | float | str
 ClientCall = Callable[[Message, Context], Message]
+NodeConfigs = Mapping[int, Mapping[str, Scalar]]  # By partition.
 FIRST_NODE_ID = 1000
 
 
-class NodeContexts(MutableMapping[int, Context]):
+class NodeContexts(dict[int, Context]):
     """The contexts of nodes, each made when it is first asked for: most of a million never are."""
 
-    def __init__(
-        self, num_nodes: int, node_configs: Mapping[int, Mapping[str, Scalar]] | None = None
-    ) -> None:
-        self._num_nodes = num_nodes
-        self._node_configs = node_configs or {}
-        self._ids: Sequence[int] = range(FIRST_NODE_ID, FIRST_NODE_ID + num_nodes)
-        self._made: dict[int, Context] = {}
+    def __init__(self, num_nodes: int, node_configs: NodeConfigs) -> None:
+        self._num_nodes, self._node_configs = num_nodes, node_configs
 
-    def __getitem__(self, node_id: int) -> Context:
-        if node_id not in self._made:
-            if node_id not in self._ids:
-                raise KeyError(node_id)
-            partition_id = node_id - FIRST_NODE_ID
-            own = self._node_configs.get(partition_id, {})
-            self._made[node_id] = Context(
-                run_id=1,
-                node_id=node_id,
-                node_config={
-                    "partition-id": partition_id,
-                    "num-partitions": self._num_nodes,
-                    **own,
-                },
-                state=RecordDict(),
-                run_config={},
-            )
-        return self._made[node_id]
-
-    def __setitem__(self, node_id: int, context: Context) -> None:
-        if node_id not in self._ids:
-            self._ids = [*self._ids, node_id]
-        self._made[node_id] = context
-
-    def __delitem__(self, node_id: int) -> None:
-        self._made.pop(node_id, None)
-        self._ids = [i for i in self._ids if i != node_id]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ids)
-
-    def __len__(self) -> int:
-        return len(self._ids)
+    def __missing__(self, node_id: int) -> Context:
+        """Return a new node's context."""
+        partition_id = node_id - FIRST_NODE_ID
+        own = self._node_configs.get(partition_id, {})
+        held = {"partition-id": partition_id, "num-partitions": self._num_nodes, **own}
+        self[node_id] = Context(1, node_id, held, RecordDict(), {})
+        return self[node_id]
 
 
 class LocalGrid(Grid):
@@ -96,7 +59,7 @@ class LocalGrid(Grid):
         client_app: ClientCall,
         num_nodes: int,
         *,
-        node_configs: Mapping[int, Mapping[str, Scalar]] | None = None,
+        node_configs: NodeConfigs = MappingProxyType({}),
         silent: Collection[int] = (),
     ) -> None:
         # Flower stamps every message with the task that sends it.
@@ -105,7 +68,8 @@ class LocalGrid(Grid):
         self._silent = {FIRST_NODE_ID + partition_id for partition_id in silent}
         self._waiting: dict[str, Message] = {}
         self._count = 0
-        self.contexts: MutableMapping[int, Context] = NodeContexts(num_nodes, node_configs)
+        self.node_ids: Sequence[int] = range(FIRST_NODE_ID, FIRST_NODE_ID + num_nodes)
+        self.contexts: dict[int, Context] = NodeContexts(num_nodes, node_configs)
 
     def set_run(self, run: object) -> None:
         """Do nothing: there is one run."""
@@ -121,7 +85,7 @@ class LocalGrid(Grid):
 
     def get_node_ids(self) -> list[int]:
         """Return every node's id."""
-        return list(self.contexts)
+        return list(self.node_ids)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Queue messages and return their ids."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedif_flower.client.app import task_app
@@ -48,10 +48,4 @@ def run_locally(
         {**keys, "task": OWN + task.name, "output-dir": str(output_dir)}
     )
     grid = LocalGrid(task_app(task), config.num_clients)
-    return run_federation(grid, config, task=task, again=_as_before, parts=parts)
-
-
-def _as_before(added: Mapping[str, Scalar]) -> str:
-    """Return the call that goes on, given what is added to the run config."""
-    keys = ", ".join(f"{key.replace('-', '_')}={value!r}" for key, value in added.items())
-    return f"run_locally(..., {keys})"
+    return run_federation(grid, config, task=task, parts=parts)

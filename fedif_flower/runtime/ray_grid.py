@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,7 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.server.superlink.fleet.vce.backend import Backend
 
-from fedif_flower.errors import ConfigError
-from fedif_flower.runtime.client_log import ClientLog, LoggedApp, collect_warnings
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.runtime.local_grid import LocalGrid
 
 if TYPE_CHECKING:
@@ -55,22 +53,19 @@ class RayGrid(LocalGrid):
         super().__init__(client_app, num_nodes)
         self._backend = backend
         self._executor = ThreadPoolExecutor(backend.num_workers, "ray-client")
-        self._log = ClientLog()
         self._futures: dict[str, Future[Message]] = {}
         self._at_work: set[Future[Message]] = set()
         self._keeping = Lock()
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return every node, registered in the order of the partitions."""
-        return [NodeInfo(node_id=i, registered_at=f"{i:020d}") for i in self.contexts]
+        return [NodeInfo(node_id=i, registered_at=f"{i:020d}") for i in self.node_ids]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Hand messages to the actors and return their ids."""
         message_ids = super().push_messages(messages)
         for message_id in message_ids:
-            # In a copy of this thread's context, by which the log names the run.
-            message = self._waiting.pop(message_id)
-            future = self._executor.submit(copy_context().run, self._answer, message)
+            future = self._executor.submit(self._answer, self._waiting.pop(message_id))
             self._at_work.add(future)
             future.add_done_callback(self._at_work.discard)
             self._futures[message_id] = future
@@ -100,7 +95,10 @@ class RayGrid(LocalGrid):
         try:
             while waiting:
                 left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-                yield _taken(arrived.get(timeout=left), waiting)
+                future = arrived.get(timeout=left)
+                waiting.remove(future)
+                yield future.result()
+                del future  # Nobody else keeps the reply.
         except Empty:  # the time is over
             return
         finally:
@@ -126,19 +124,12 @@ class RayGrid(LocalGrid):
             # Ray puts the actor's traceback first, where a reader wants what went wrong.
             reason = str(getattr(error, "cause", None) or error)
             return Message(Error(code=code, reason=reason), reply_to=message)
-        self._log.log(context)
         # A node that was too late may be asked again meanwhile: each keeps what it has changed.
         changed = {k: v for k, v in context.state.items() if k not in sent or v != sent[k]}
         with self._keeping:
             context.state = RecordDict({**self.contexts[node_id].state, **changed})
             self.contexts[node_id] = context
         return reply
-
-
-def _taken(future: Future[Message], waiting: set[Future[Message]]) -> Message:
-    """Return a reply that nobody else keeps."""
-    waiting.remove(future)
-    return future.result()
 
 
 def _replace_dead_actors(pool: BasicActorPool) -> None:
@@ -162,7 +153,7 @@ def _replace_dead_actors(pool: BasicActorPool) -> None:
 
 @contextmanager
 def ray_grid(
-    client_app: ClientApp, num_nodes: int, *, cpus_per_client: int, gpus_per_client: float
+    client_app: ClientApp, num_nodes: int, *, cpus_per_client: int = 1, gpus_per_client: float = 0.0
 ) -> Iterator[RayGrid]:
     """Start Ray (or join the cluster that ``RAY_ADDRESS`` names) and Flower's actors on it.
 
@@ -172,18 +163,24 @@ def ray_grid(
         What each node runs.
     num_nodes : int
         Simulated nodes, >= 1.
-    cpus_per_client, gpus_per_client : int, float
-        What of a machine an actor takes; they say how many clients work at once.
+    cpus_per_client : int
+        Cores that Ray keeps for a client while it works, >= 1.
+    gpus_per_client : float
+        The same of GPUs, >= 0; 0.1: ten clients share one.
 
     Raises
     ------
     ConfigError
-        If no machine of the cluster has room for one client.
+        If one is out of range, or no machine of the cluster has room for one client.
     """
+    require(cpus_per_client >= 1, "cpus_per_client", cpus_per_client, ">= 1")
+    require(gpus_per_client >= 0, "gpus_per_client", gpus_per_client, ">= 0")
     # Imported here: it pulls in Ray, which clients of a deployment lack.
     import ray
     from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 
+    # Flower logs every round's settings and metrics; what counts is in the run's own records.
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         # Ray announces that clients without a share of a GPU may see GPUs in a later version.
         warnings.simplefilter("ignore", FutureWarning)
@@ -199,14 +196,12 @@ def ray_grid(
             }
         )
 
-    logged_app = LoggedApp(client_app)
-
     def load() -> ClientApp:
-        return logged_app
+        return client_app
 
     def import_app() -> None:
-        """Collect warnings; the call has imported the app, and torch with it, in the actor."""
-        collect_warnings()
+        """Do nothing: to be called at all, the app, and torch with it, is imported."""
+        load()
 
     # In the actors, while the server reads its data.
     backend.actor_kwargs["on_actor_init_fn"] = import_app

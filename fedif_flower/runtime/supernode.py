@@ -7,7 +7,6 @@ and one whose port is taken with a traceback.
 from __future__ import annotations
 
 import argparse
-import errno
 import logging
 import socket
 import sys
@@ -50,12 +49,9 @@ def require_free_port(arguments: Sequence[str]) -> None:
         family = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)[0][0]
         socket.create_server((given.host, given.port), family=family).close()
     except (OSError, OverflowError) as error:
-        if getattr(error, "errno", None) != errno.EADDRINUSE:
-            where = f"{given.host}, port {given.port}"
-            raise ConfigError(f"this node cannot listen on {where}: {error}") from error
         raise ConfigError(
-            f"port {given.port} of this host is taken, perhaps by another node: give this one "
-            "another, `port = ...` in its node.toml or --port"
+            f"this node cannot listen on {given.host}, port {given.port}: {error}; if another node "
+            "has it, give this one another, `port = ...` in its node.toml or --port"
         ) from error
 
 

@@ -33,7 +33,7 @@ from torch import nn
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
-from fedif_flower.runtime.simulation import run_on_ray
+from fedif_flower.runtime.ray_grid import ray_grid
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.fedavg import FedAvg
@@ -135,7 +135,8 @@ def measure(case: Case) -> Cost:
     """Run one case in this process, whose peak memory it needs for itself."""
     with tempfile.TemporaryDirectory() as folder, Watch() as watch:
         rounds = _recorded(case, folder, watch) if case.recorded else _bare(case, watch)
-        run_on_ray(rounds, app, num_clients=case.clients)
+        with ray_grid(app, case.clients) as grid:
+            rounds(grid)
     return watch.cost()
 
 

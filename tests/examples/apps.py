@@ -30,8 +30,8 @@ def run(name: str, output_dir: Path, *, num_clients: int | None = None, **change
         for half in ("serverapp", "clientapp")
     )
     grid = LocalGrid(client, num_clients or config["num-clients"])
-    for context in grid.contexts.values():
-        context.run_config.update(config)
+    for node_id in grid.node_ids:
+        grid.contexts[node_id].run_config.update(config)
     server(grid, Context(1, 1, node_config={}, state=RecordDict(), run_config=config))
     return output_dir / config.get("run-name", "")
 

@@ -6,7 +6,6 @@ What else starts Ray is marked ``all``: a start costs more than hundreds of roun
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -21,17 +20,14 @@ import pytest
 import torch
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from client_app import app as client_app
 from fedif_consortium.parts import run_parts
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.logs import LOGGER
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.ray_grid import RayGrid
-from fedif_flower.runtime.simulation import run_on_ray
+from fedif_flower.runtime.ray_grid import RayGrid, ray_grid
 from tests.integration.deployed import REPOSITORY
 from tests.runtime.test_ray_grid import Threads
 
@@ -64,7 +60,6 @@ def fragile_app(fallen: Path, fall: Callable[[], None]) -> ClientApp:
 
     class Fragile(ClientApp):
         def __call__(self, message: Message, context: Context) -> Message:
-            logging.getLogger("fedif_flower.client").warning("the floor is wet")
             if message.metadata.message_type == MessageType.TRAIN:
                 (config,) = message.content.config_records.values()
                 here = context.node_config["partition-id"] == FALLS and config["server-round"] == 2
@@ -80,45 +75,29 @@ def fall() -> None:
     raise RuntimeError("fell")
 
 
-class Lines(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.kept: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.kept.append(record.getMessage())
-
-
 @pytest.fixture(scope="module")
-def on_ray(tmp_path_factory) -> tuple[Path, list[str]]:
-    """Run the three federations in actors of one Ray; return their folder and the warnings."""
-    folder, lines = tmp_path_factory.mktemp("ray"), Lines()
+def on_ray(tmp_path_factory) -> Path:
+    """Run the three federations in actors of one Ray, and here; return their folder."""
+    folder = tmp_path_factory.mktemp("ray")
     common = {"num-clients": CLIENTS, "fraction-train": 1.0, "num-server-rounds": ROUNDS}
 
     def configs(where: str) -> Iterator[RunConfig]:
         for name, settings in RUNS.items():
             yield read_config(folder / where, name, common | settings)
 
-    def main(grid: Grid) -> None:
+    with ray_grid(fragile_app(folder / "killed", lambda: os._exit(1)), CLIENTS) as grid:
         for config in configs("ray"):
             run_federation(grid, config, parts=run_parts())
-
-    logging.getLogger(LOGGER).addHandler(lines)
-    run_on_ray(main, fragile_app(folder / "killed", lambda: os._exit(1)), num_clients=CLIENTS)
-    logging.getLogger(LOGGER).removeHandler(lines)
     app = fragile_app(folder / "fallen", fall)
     for config in configs("here"):
         run_federation(LocalGrid(app, CLIENTS), config, parts=run_parts())
-    return folder, lines.kept
+    return folder
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_actors_give_what_this_process_gives(on_ray, name):
-    folder, _ = on_ray
-    model, rows = outcome(folder / "ray" / name)
-    expected_model, expected = outcome(folder / "here" / name)
+    model, rows = outcome(on_ray / "ray" / name)
+    expected_model, expected = outcome(on_ray / "here" / name)
     assert rows == expected
     # The masked sum's rounding is of the masks, which are drawn anew.
     near = {"rtol": 0, "atol": 1e-5 if name == "masked" else 0}
@@ -126,15 +105,11 @@ def test_actors_give_what_this_process_gives(on_ray, name):
 
 
 def test_a_client_that_kills_its_process_costs_its_own_reply_alone(on_ray):
-    rows = read_rows(on_ray[0] / "ray" / "memory" / "clients.csv")
+    rows = read_rows(on_ray / "ray" / "memory" / "clients.csv")
     assert len(rows) == CLIENTS * ROUNDS
     lost = [row for row in rows if row["status"] != "accepted"]
     assert [(row["round"], row["partition_id"]) for row in lost] == [("2", str(FALLS))]
     assert "actor died" in lost[0]["rejection"]
-
-
-def test_what_actors_warn_of_is_logged_once(on_ray):
-    assert on_ray[1].count("in a client: the floor is wet") == 1
 
 
 def clone(folder: Path) -> Path:

@@ -21,7 +21,8 @@ from client_app import app as client_app
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.simulation import run_on_ray, simulate
+from fedif_flower.runtime.ray_grid import ray_grid
+from fedif_flower.runtime.simulation import simulate
 from tests.integration.watch import MarkedProcesses
 
 PROJECT = Path(__file__).parents[2]
@@ -99,16 +100,12 @@ def make_app() -> ClientApp:
 
 def test_clients_run_on_both_nodes(address, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)
-    nodes = []
-
-    def main(grid) -> None:
+    with ray_grid(make_app(), 8) as grid:
         questions = [
             Message(RecordDict(), node_id, MessageType.QUERY) for node_id in grid.get_node_ids()
         ]
         replies = grid.send_and_receive(questions)
-        nodes.extend(reply.content["where"]["ray-node"] for reply in replies)
-
-    run_on_ray(main, make_app(), num_clients=8)
+        nodes = [reply.content["where"]["ray-node"] for reply in replies]
     assert len(nodes) == 8
     assert len(set(nodes)) == 2
 

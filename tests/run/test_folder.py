@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.folder import RESULT_FILES, JsonFile, RunFolder, Table
+from fedif_flower.run.folder import JsonFile, RunFolder, Table
 
 
 def test_a_table_grows_by_lines_and_leaves_empty_what_is_not_there(tmp_path):
@@ -43,8 +43,9 @@ def test_a_new_run_keeps_an_earlier_ones_statement_under_another_name(tmp_path):
 def test_results_are_those_that_are_there_in_their_order_and_nothing_else(tmp_path):
     folder = RunFolder(tmp_path)
     folder.updates.mkdir()
-    for name in (*reversed(RESULT_FILES), "own.log", "state.json", "updates/round-000002.pt"):
+    results = ["summary.json", "rounds.csv", "masking.json", "report.md", "updates/round-000002.pt"]
+    for name in (*reversed(results), "own.log", "state.json"):
         (tmp_path / name).write_text("")
-    assert folder.results() == [*RESULT_FILES, "updates/round-000002.pt"]
+    assert folder.results() == results
     folder.begin()
     assert {path.name for path in tmp_path.iterdir()} == {"own.log", "updates"}

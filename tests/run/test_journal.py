@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.run.journal import JournalEnd, append_lines, read_lines
+from fedif_flower.run.checkpoint import JournalEnd, append_lines, read_lines
 
 cells = (
     st.none() | st.booleans() | st.integers(0, 2**64 - 1) | st.floats(allow_nan=False) | st.text()

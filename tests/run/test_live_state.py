@@ -46,7 +46,7 @@ def test_it_says_who_was_asked_and_who_answered(tmp_path):
     [
         (None, "finished", None),
         (StorageError("disk \x1b für Köln full"), "failed", "disk ? für Köln full"),
-        (KeyboardInterrupt(), "stopped", ""),
+        (KeyboardInterrupt(), "stopped", None),
     ],
 )
 def test_its_last_word_is_how_the_run_ended(tmp_path, error, phase, reason):

@@ -75,11 +75,7 @@ def test_pauses_and_what_ends_them(roll):
     assert roll.call() == [(1000, "there", 5.0)]
 
 
-def test_that_a_simulated_member_or_one_of_very_many_is_there_is_not_told(roll, monkeypatch):
-    monkeypatch.setattr(presence, "MOST_NEW", 2)
-    assert roll.call() == []
-    assert roll.call(1001) == [(1001, "offline", 1.0)]
-    assert roll.call() == [(1001, "there", 3.0)]
+def test_that_a_simulated_member_is_there_is_not_told():
     simulated = [ClientNode(0, 5, is_simulated=True)]
     question = Question(1, simulated, (), simulated, (), candidates=simulated)
     assert RollCall().call(question, SimpleNamespace(known=simulated)) == []

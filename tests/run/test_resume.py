@@ -21,7 +21,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from tests.run.resuming import CLIENTS, recorder_of, run, run_config
 
-SAVING = {"recorder.py", "checkpoint.py", "journal.py"}
+SAVING = {"recorder.py", "checkpoint.py"}
 
 
 def checkpoints(run_dir: Path) -> list[str]:
@@ -47,10 +47,8 @@ def test_elsewhere_a_partition_id_is_a_claim_and_inherits_nothing(tmp_path):
     config = run_config(tmp_path, resume="auto", num_server_rounds=4, fraction_train=1.0)
     run(config, kill_at=3)
     newcomer = LocalGrid(client_app, CLIENTS)
-    newcomer.contexts = {
-        node_id + (1000 if node_id == 1000 else 0): context
-        for node_id, context in newcomer.contexts.items()
-    }
+    newcomer.node_ids = [*range(1001, 1006), 2000]
+    newcomer.contexts[2000] = newcomer.contexts[1000]
     rows = read_rows(run(config, newcomer) / "clients.csv")
     omega = {
         (row["round"], row["partition_id"]): (row["client_id"], float(row["weight_score"]))
@@ -79,7 +77,7 @@ def test_a_resumed_run_goes_on_without_nodes_that_do_not_come_back(tmp_path):
     first.strategy.model.receive(model)
     first.on_round_end(1)
     second = recorder(setup=Setup(node_timeout=0.01))
-    del grid.contexts[1003]
+    grid.node_ids = [1000, 1001, 1002, 1004, 1005]
     arrays = second.restore(second.run.checkpoint, grid, model)
     assert second.rounds_left == 4
     messages = second.strategy.configure_train(1, arrays, ConfigRecord(), grid)

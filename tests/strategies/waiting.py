@@ -23,7 +23,7 @@ class LateGrid(LocalGrid, InMemoryGrid):
         return ids if self.questions else ids[: self.looks]
 
     def get_nodes(self):
-        return [SimpleNamespace(node_id=i, registered_at=i) for i in self.contexts]
+        return [SimpleNamespace(node_id=i, registered_at=i) for i in self.node_ids]
 
     def push_messages(self, messages):
         messages = list(messages)

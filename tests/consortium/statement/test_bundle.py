@@ -11,7 +11,6 @@ from fedif_consortium.statement.bundle import (
 )
 from fedif_consortium.statement.manifest import read_signed
 from fedif_flower.errors import ConfigError, StorageError
-from fedif_flower.run.folder import RESULT_FILES
 from tests.consortium.statement.runs import make_run
 
 ROUNDS = [{0: 0.5, 1: 0.25, 2: -0.125}] * 6
@@ -38,11 +37,11 @@ def test_a_statement_is_pages_a_table_json_and_what_checks_them(tmp_path, key):
 
 def test_every_file_of_results_is_signed(tmp_path, key):
     run_dir = make_run(tmp_path / "run", ROUNDS)
-    for name in (*RESULT_FILES, "own.log"):
-        if not (run_dir / name).exists() and name != "names.csv":
-            (run_dir / name).write_text("{}" if name.endswith(".json") else name)
+    for name in ("quarantine.csv", "receipts.csv", "masking.json", "report.md", "own.log"):
+        (run_dir / name).write_text("{}" if name.endswith(".json") else name)
     signed = read_signed(make_statement(run_dir, key)).statement.files
-    assert {name for name in signed if "/" not in name} == set(RESULT_FILES) - {"names.csv"}
+    there = {path.name for path in run_dir.iterdir() if path.is_file()}
+    assert {name for name in signed if "/" not in name} == there - {"names.csv", "own.log"}
 
 
 def test_an_earlier_statement_is_refused_or_kept(tmp_path, key):

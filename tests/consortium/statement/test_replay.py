@@ -138,7 +138,7 @@ def test_a_round_that_failed_kept_nothing_and_is_passed_over(tmp_path):
         def send_and_receive(self, messages, *, timeout=None):
             sent = list(messages)
             self.rounds += any(message.metadata.message_type == "train" for message in sent)
-            self._silent = set(self.contexts) if self.rounds == 2 else set()
+            self._silent = set(self.node_ids) if self.rounds == 2 else set()
             return super().send_and_receive(sent, timeout=timeout)
 
     settings = config(tmp_path, num_server_rounds=4)
