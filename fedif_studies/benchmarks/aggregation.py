@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -29,7 +28,7 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.tasks.models import build_model
-from fedif_studies.benchmarks.common import Figure, Timing, repeat, report
+from fedif_studies.benchmarks.common import Figure, Timing, beside, repeat, report
 
 NUM_CLIENTS = 10
 
@@ -52,21 +51,16 @@ def cases(full: bool) -> list[Case]:
         inputs = torch.randn(count, *shape, generator=generator)
         return inputs, torch.randint(10, (count,), generator=generator)
 
+    built = [
+        ("Fashion-MNIST CNN, d = 29,034", "cnn-batch-norm", (1, 28, 28), 2000),
+        ("CIFAR-10 CNN, d = 1,059,306", "cnn", (3, 32, 32), 2000),
+        *([("ResNet-18, d = 11.2 M", "resnet18", (3, 32, 32), 100)] if full else []),
+    ]
     found = [
-        Case(
-            "Fashion-MNIST CNN, d = 29,034",
-            build_model("cnn-batch-norm", (1, 28, 28), 10, seed=0),
-            *images(2000, 1, 28, 28),
-        ),
-        Case(
-            "CIFAR-10 CNN, d = 1,059,306",
-            build_model("cnn", (3, 32, 32), 10, seed=0),
-            *images(2000, 3, 32, 32),
-        ),
+        Case(title, build_model(name, shape, 10, seed=0), *images(count, *shape))
+        for title, name, shape, count in built
     ]
     if full:
-        resnet = build_model("resnet18", (3, 32, 32), 10, seed=0)
-        found.append(Case("ResNet-18, d = 11.2 M", resnet, *images(100, 3, 32, 32)))
         wide = nn.Sequential(nn.Linear(1000, 9000), nn.ReLU(), nn.Linear(9000, 10100))
         found.append(Case("two layers, d = 100 M", wide, *images(100, 1000)))
     return found
@@ -91,8 +85,8 @@ def replies_to(messages: list[Message], arrays: ArrayRecord) -> list[Message]:
     return replies
 
 
-def measure(case: Case, times: int) -> tuple[Timing, Timing, Timing, Timing, float]:
-    """Return FedAvg's, FedIF's (gradient ready), FedIF's (not), the gradient's seconds; memory."""
+def measure(case: Case, times: int) -> list[Figure]:
+    """Return FedIF's seconds with its gradient ready and without, beside FedAvg's; memory."""
     arrays = model_arrays(case.model)
     validation = Validation(case.model, case.inputs, case.targets, device="cpu")
     grid = LocalGrid(lambda message, _: message, NUM_CLIENTS)
@@ -104,31 +98,31 @@ def measure(case: Case, times: int) -> tuple[Timing, Timing, Timing, Timing, flo
     replies = replies_to(messages, arrays)
     flower = FlowerFedAvg(fraction_evaluate=0.0)
 
-    def ready() -> None:
+    def begin() -> None:
+        ours.configure_train(1, arrays, ConfigRecord(), grid)
+
+    def begin_and_wait() -> None:
+        begin()
+        if (pending := ours.valuation._begun) is not None:  # type: ignore[attr-defined]
+            pending.result()
+
+    def aggregate() -> None:
         ours.aggregate_train(1, replies)
 
-    def rounds(overlap: bool) -> Timing:
-        seconds = []
-        for index in range(times + 1):
-            ours.configure_train(1, arrays, ConfigRecord(), grid)
-            if overlap:
-                _wait_for_gradient(ours)
-            started = time.perf_counter()
-            ready()
-            if index:
-                seconds.append(time.perf_counter() - started)
-        seconds.sort()
-        return Timing(seconds[len(seconds) // 2], seconds[0], seconds[-1])
-
-    _wait_for_gradient(ours)
+    begin_and_wait()
     before = _reset_peak_memory()
-    ready()
+    aggregate()
     share = (_memory("VmHWM") - before) / (NUM_CLIENTS * validation.num_params * 4)
-    with_gradient = rounds(overlap=True)
-    fedavg = repeat(lambda: flower.aggregate_train(1, replies), times)
-    gradient = best_bare_gradient(case, max(times // 3, 1))
-    without = rounds(overlap=False)
-    return fedavg, with_gradient, without, gradient, share
+    ready = repeat(aggregate, times, before=begin_and_wait)
+    fedavg = repeat(lambda: flower.aggregate_train(1, replies), times).median
+    gradient = best_bare_gradient(case, max(times // 3, 1)).median
+    without = repeat(aggregate, times, before=begin)
+    of, bare = f"{case.name}: FedIF", "gradient + Flower FedAvg"
+    return [
+        beside(f"{of}, gradient ready / Flower FedAvg", ready, fedavg, "<= 2 from 1 M on"),
+        beside(f"{of}, no overlap / {bare}", without, gradient + fedavg, "<= 1.1"),
+        Figure(f"{case.name}: extra memory / (m x d floats)", share, 1.0, "", share, "<= 1.5"),
+    ]
 
 
 def best_bare_gradient(case: Case, times: int) -> Timing:
@@ -163,12 +157,6 @@ def _memory(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def _wait_for_gradient(strategy: FedIF) -> None:
-    pending = strategy.valuation._begun  # type: ignore[attr-defined]
-    if pending is not None:
-        pending.result()
-
-
 def main(
     full: Annotated[bool, typer.Option(help="also 11 M and 100 M parameters")] = False,
     times: Annotated[int, typer.Option(help="repetitions")] = 9,
@@ -177,31 +165,7 @@ def main(
 ) -> None:
     """Print the table."""
     torch.set_num_threads(threads)
-    figures = []
-    for case in cases(full):
-        fedavg, ready, without, gradient, share = measure(case, times)
-        spread = f"{1e3 * ready.low:.1f} to {1e3 * ready.high:.1f} ms"
-        figures += [
-            Figure(
-                f"{case.name}: FedIF, gradient ready / Flower FedAvg",
-                1e3 * ready.median,
-                1e3 * fedavg.median,
-                "ms",
-                ready.median / fedavg.median,
-                "<= 2 from 1 M on",
-                spread,
-            ),
-            Figure(
-                f"{case.name}: FedIF, no overlap / gradient + Flower FedAvg",
-                1e3 * without.median,
-                1e3 * (gradient.median + fedavg.median),
-                "ms",
-                without.median / (gradient.median + fedavg.median),
-                "<= 1.1",
-                f"{1e3 * without.low:.1f} to {1e3 * without.high:.1f} ms",
-            ),
-            Figure(f"{case.name}: extra memory / (m x d floats)", share, 1.0, "", share, "<= 1.5"),
-        ]
+    figures = [figure for case in cases(full) for figure in measure(case, times)]
     report("Aggregation, m = 10", "aggregation", figures, write=write, full=full)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rich.console import Console
 
@@ -39,12 +44,33 @@ class Figure:
     note: str = ""
 
 
+def beside(name: str, ours: Timing, peer: float, aim: str = "", unit: str = "ms") -> Figure:
+    """Return seconds of ours beside those of a peer, in thousandths."""
+    spread = f"{1e3 * ours.low:.3g} to {1e3 * ours.high:.3g} {unit}"
+    return Figure(name, 1e3 * ours.median, 1e3 * peer, unit, ours.median / peer, aim, spread)
+
+
+def alone(module: str, *options: str) -> Any:
+    """Run one of these modules in a process of its own; return the JSON in its last line."""
+    # A file, not a pipe: Ray's helpers keep it open after the process itself has ended.
+    with tempfile.TemporaryFile("w+") as output:
+        command = [sys.executable, "-m", f"fedif_studies.benchmarks.{module}", *options]
+        subprocess.run(command, stdout=output, check=True, cwd=RESULTS.parents[1])
+        output.seek(0)
+        return json.loads(output.read().splitlines()[-1])
+
+
 def repeat(
-    call: Callable[[], object], times: int, clock: Callable[[], float] = time.perf_counter
+    call: Callable[[], object],
+    times: int,
+    clock: Callable[[], float] = time.perf_counter,
+    *,
+    before: Callable[[], object] = lambda: None,
 ) -> Timing:
-    """Return the seconds that ``call`` takes, after one call that does not count."""
+    """Return the seconds that ``call`` takes without what comes ``before``; the first is no use."""
     seconds = []
     for _ in range(times + 1):
+        before()
         started = clock()
         call()
         seconds.append(clock() - started)

@@ -6,10 +6,7 @@ copy for what has no like. ``--full`` takes 1.06, 11 and 100 million parameters.
 
 from __future__ import annotations
 
-import json
 import secrets
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Annotated
@@ -18,6 +15,7 @@ import numpy as np
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
 
 from fedif_consortium.masking.boxes import vector_digest
 from fedif_consortium.masking.member import MaskedUpdate, mask_update
@@ -25,7 +23,7 @@ from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.products import encode_vectors, products
 from fedif_consortium.masking.ring import mask_of
 from fedif_consortium.masking.sketches import SignSketch
-from fedif_studies.benchmarks.common import Figure, repeat, report
+from fedif_studies.benchmarks.common import Figure, alone, beside, repeat, report
 
 SIZES = {"CIFAR-10 CNN, d = 1,059,306": 1_059_306, "ResNet-18, d = 11.2 M": 11_173_962}
 LARGEST = {"d = 100 M": 100_000_000}
@@ -50,65 +48,46 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
     total, plain = np.zeros(length, np.uint64), np.zeros(length, np.float32)
     weight = np.uint64(12345)
 
-    def server_sum() -> None:
-        np.add(total, vector * weight, out=total)
+    def mask() -> NDArray[np.uint64]:
+        return mask_of(seed, length)
 
-    def plain_sum() -> None:
-        np.add(plain, update * np.float32(0.1), out=plain)
-
-    copied: Callable[[], object] = update.copy
-    product: Callable[[], object] = lambda: np.dot(update, direction)  # noqa: E731
-    pairs: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
-        "member masks and seals": (
-            masked, copied, "a copy"
+    plainly: dict[str, Callable[[], object]] = {
+        "a copy": update.copy,
+        "a product": lambda: np.dot(update, direction),
+        "of the plain sum": lambda: np.add(plain, update * np.float32(0.1), out=plain),
+    }
+    pairs: dict[str, tuple[Callable[[], object], str]] = {
+        "member masks and seals": (masked, "a copy"),
+        "server checks the digest": (lambda: vector_digest(vector), "a copy"),
+        "server's sketch of 256": (lambda: sketch.of(vector), "a copy"),
+        "server's product": (lambda: products(vector, encoded), "a product"),
+        "server's part of the sum": (
+            lambda: np.add(total, vector * weight, out=total),
+            "of the plain sum",
         ),
-        "server checks the digest": (lambda: vector_digest(vector), copied, "a copy"),
-        "server's sketch of 256": (lambda: sketch.of(vector), copied, "a copy"),
-        "server's product": (lambda: products(vector, encoded), product, "a product"),
-        "server's part of the sum": (server_sum, plain_sum, "of the plain sum"),
-        "keeper makes a mask": (lambda: mask_of(seed, length), copied, "a copy"),
-        "keeper's sketch of 256": (lambda: sketch.of(mask_of(seed, length)), copied, "a copy"),
-        "keeper's product": (
-            lambda: products(mask_of(seed, length), encoded), product, "a product"
-        ),
+        "keeper makes a mask": (mask, "a copy"),
+        "keeper's sketch of 256": (lambda: sketch.of(mask()), "a copy"),
+        "keeper's product": (lambda: products(mask(), encoded), "a product"),
         "keeper's part of the sum": (
-            lambda: np.add(total, mask_of(seed, length) * weight, out=total),
-            plain_sum, "of the plain sum"
+            lambda: np.add(total, mask() * weight, out=total),
+            "of the plain sum",
         ),
-    }  # fmt: skip
+    }
     found = []
-    for step, (own, peer, what) in pairs.items():
+    for step, (own, what) in pairs.items():
         # CPU seconds, which other work on the machine hardly changes.
-        ours, theirs = (repeat(call, times, time.process_time) for call in (own, peer))
-        found.append(
-            Figure(
-                f"{name}: {step} / {what}",
-                1e3 * ours.median,
-                1e3 * theirs.median,
-                "CPU ms",
-                ours.median / theirs.median,
-                "",
-                f"{1e3 * ours.low:.3g} to {1e3 * ours.high:.3g} CPU ms",
-            )
-        )
+        ours, theirs = (repeat(call, times, time.process_time) for call in (own, plainly[what]))
+        of = f"{name}: {step} / {what}"
+        found.append(beside(of, ours, theirs.median, unit="CPU ms"))
     found.append(
         Figure(f"{name}: upload / plain", 8e-6 * length, 4e-6 * length, "MB", 2.0, "<= 2.1")
     )
     return found
 
 
-def apart(members: int, length: int) -> dict[str, float]:
-    """Keep a round in a process of its own, whose peak is that of nothing else."""
-    module = "fedif_studies.benchmarks.masked_keeper"
-    command = [sys.executable, "-m", module, str(members), str(length)]
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    found: dict[str, float] = json.loads(answer.stdout)
-    return found
-
-
 def many_members() -> list[Figure]:
     """Compare a keeper's round of many members with one of few."""
-    few, many = (apart(members, MEMORY) for members in MANY)
+    few, many = (alone("masked_keeper", str(members), str(MEMORY)) for members in MANY)
     found = []
     for what, peer in few.items():
         unit, aim = ("MB", "flat") if what == "peak" else ("CPU s", "100")

@@ -1,7 +1,7 @@
 """What the simulation itself costs: clients that return what they receive, a little longer, on Ray.
 
 A round's milliseconds for 100 to a million simulated clients, and for 1 to 100 million parameters;
-peak memory of the driver, of Ray's processes, and of all of them together. A recorded federation is
+peak memory of all processes together. A recorded federation is
 FedIF's with scores, records, an evaluation and a checkpoint in every round.
 """
 
@@ -10,14 +10,11 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from threading import Event, Thread
 from typing import Annotated
 
@@ -40,10 +37,9 @@ from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
-from fedif_studies.benchmarks.common import Figure, report
+from fedif_studies.benchmarks.common import Figure, alone, report
 
 MILLION = 10**6
-MODULE = "fedif_studies.benchmarks.scale"  # This one: its name is __main__ where it is run.
 app = ClientApp()
 
 
@@ -60,14 +56,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds of a round but the first, and peak bytes: of the driver, of Ray, of both."""
+    """Milliseconds of a round but the first, and peak bytes of all processes."""
 
     median: float
     low: float
     high: float
-    driver: int
-    others: int
-    together: int
+    peak: int
 
 
 class Watch:
@@ -77,8 +71,8 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.ends: list[float] = []
-        self._peaks = [0, 0, 0]
+        self._ends: list[float] = []
+        self._peak = 0
         self._stop = Event()
         self._thread = Thread(target=self._watch, daemon=True)
 
@@ -92,18 +86,18 @@ class Watch:
 
     def note(self, *_: object) -> None:
         """Note the end of a round, or of the first model's evaluation."""
-        self.ends.append(time.perf_counter())
+        self._ends.append(time.perf_counter())
 
     def cost(self) -> Cost:
         """Return what the rounds cost; Ray starts during the first."""
-        found = [1e3 * (end - start) for start, end in itertools.pairwise(self.ends[1:])]
-        return Cost(statistics.median(found), min(found), max(found), *self._peaks)
+        found = [1e3 * (end - start) for start, end in itertools.pairwise(self._ends[1:])]
+        return Cost(statistics.median(found), min(found), max(found), self._peak)
 
     def _watch(self) -> None:
         driver = psutil.Process()
         while not self._stop.wait(0.2):
-            own, others = _pss(driver), sum(map(_pss, driver.children(recursive=True)))
-            self._peaks = list(map(max, self._peaks, (own, others, own + others)))
+            together = sum(map(_pss, [driver, *driver.children(recursive=True)]))
+            self._peak = max(self._peak, together)
 
 
 def _pss(process: psutil.Process) -> int:
@@ -114,10 +108,7 @@ def _pss(process: psutil.Process) -> int:
 
 def measure_alone(case: Case) -> Cost:
     """Measure a case in a process of its own."""
-    command = [sys.executable, "-m", MODULE, "--case", json.dumps(asdict(case))]
-    project = Path(__file__).parents[2]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=project)
-    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+    return Cost(**alone("scale", "--case", json.dumps(asdict(case))))
 
 
 @app.train()
@@ -196,7 +187,7 @@ def figures_of(full: bool, rounds: int) -> list[Figure]:
             ratio = cost.median / least.median
             figures += [
                 Figure(f"{name}: round", cost.median, least.median, "ms", ratio, aim, spread),
-                _memory(name, cost, least.together, "<= 2" if clients == MILLION else "flat"),
+                _memory(name, cost, least.peak, "<= 2" if clients == MILLION else "flat"),
             ]
     for millions in (1, 11, 100) if full else (1, 11):
         size = millions * MILLION
@@ -210,10 +201,8 @@ def figures_of(full: bool, rounds: int) -> list[Figure]:
 
 
 def _memory(name: str, cost: Cost, peer: float, aim: str) -> Figure:
-    parts = f"driver {cost.driver / 1e9:.2f}, Ray {cost.others / 1e9:.2f} GB"
-    together = cost.together
-    title = f"{name}: peak memory"
-    return Figure(title, together / 1e9, peer / 1e9, "GB", together / peer, aim, parts)
+    title, peak = f"{name}: peak memory", cost.peak
+    return Figure(title, peak / 1e9, peer / 1e9, "GB", peak / peer, aim)
 
 
 def main(

@@ -11,12 +11,9 @@ import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -37,7 +34,7 @@ from fedif_flower.tasks.data import (
     to_pixels,
 )
 from fedif_flower.tasks.models import build_model
-from fedif_studies.benchmarks.common import Figure, report
+from fedif_studies.benchmarks.common import Figure, alone, report
 
 CLIENTS, FLOOR = 100, "floor"
 AIMS = {"fedavg": "<= 1.10", "fedif": "<= 1.10"}
@@ -122,18 +119,6 @@ def _train(inputs: Tensor, labels: Tensor, config: TrainingConfig) -> float:
     return train_local(_model, inputs, labels, config, torch.Generator().manual_seed(0))
 
 
-def measure(contender: str, options: list[str]) -> list[float]:
-    """Run a contender in a process of its own; return milliseconds of a step by round."""
-    command = [sys.executable, "-m", "fedif_studies.benchmarks.throughput", *options]
-    # A file, not a pipe: Ray's helpers keep it open after the process itself has ended.
-    with tempfile.TemporaryFile("w+") as output:
-        project = Path(__file__).resolve().parents[2]
-        subprocess.run([*command, "--only", contender], stdout=output, check=True, cwd=project)
-        output.seek(0)
-        found: list[float] = json.loads(output.read().splitlines()[-1])
-    return found
-
-
 def main(
     data_dir: Annotated[str, typer.Option(help="image folder of CIFAR-10")],
     full: Annotated[bool, typer.Option(help="the paper's E = 5, three repetitions")] = False,
@@ -152,7 +137,7 @@ def main(
     step_ms: dict[str, list[float]] = {FLOOR: [], **{name: [] for name in AIMS}}
     for _ in range(3 if full else 1):
         for name, found in step_ms.items():
-            found += measure(name, options)
+            found += alone("throughput", *options, "--only", name)
     steps = statistics.fmean(map(work.steps, range(2, work.rounds)))
     figures, peer = [], 1e-3 * steps * statistics.median(step_ms[FLOOR])
     for name, aim in AIMS.items():

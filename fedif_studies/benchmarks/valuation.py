@@ -20,9 +20,8 @@ from fedif_flower.seeding import torch_generator
 from fedif_flower.valuation import InfluenceValuation
 from fedif_flower.valuation.shapley.permutation import random_permutations
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+from fedif_studies.benchmarks.authors_loop import NUM_CLIENTS, Case, build_case, judge
 from fedif_studies.benchmarks.common import Figure, report
-from fedif_studies.benchmarks.naive_afedsv import NaiveAFedSV
-from fedif_studies.benchmarks.replies import NUM_CLIENTS, Case, build_case, client_states
 
 NUM_SAMPLES = 50
 _QUICK_DRAWS = 10
@@ -41,6 +40,11 @@ class Cost:
     evaluations: int
     spread: str = ""
 
+    @property
+    def shown(self) -> str:
+        """All three."""
+        return f"{self.evaluations} passes, {self.seconds:.3g} s, {self.cpu_seconds:.3g} CPU s"
+
 
 def timed(call: Callable[[], int]) -> Cost:
     """Return what a valuation costs; it returns how many passes it made."""
@@ -56,19 +60,11 @@ def drawn_coalitions() -> Tensor:
     return random_permutations(len(sizes), NUM_CLIENTS, generator) < sizes[:, None]
 
 
-def measure_naive(case: Case, draws: int) -> Cost:
+def measure_authors(case: Case, draws: int) -> Cost:
     """Run the authors' loop; of fewer draws than all, the seconds are extrapolated."""
-    judge = case.validation()
-    empty = judge.accuracy(case.updates.global_params, case.updates.named_buffers)
-    naive = NaiveAFedSV(case.model, client_states(case), case.images, empty)
-    left = drawn_coalitions()[:draws].tolist()  # The first m draws have every size once.
-
-    def loop() -> int:
-        naive.values(left)
-        return naive.evaluations
-
-    cost = timed(loop)
-    scale = NUM_SAMPLES * (2 * NUM_CLIENTS - 1) / naive.evaluations
+    drawn = drawn_coalitions()[:draws].tolist()  # The first m draws have every size once.
+    cost = timed(lambda: judge(case, drawn))
+    scale = NUM_SAMPLES * (2 * NUM_CLIENTS - 1) / cost.evaluations
     return Cost(cost.seconds * scale, cost.cpu_seconds * scale, cost.evaluations)
 
 
@@ -96,28 +92,19 @@ def compare(name: str, case: Case, quick: bool) -> Iterator[Figure]:
     influence = measure_influence(case, 9)
     sampled = measure_shapley(case, "complementary")
     exact = measure_shapley(case, "exact")
-    naive = measure_naive(case, _QUICK_DRAWS if quick else NUM_SAMPLES * NUM_CLIENTS)
-    extrapolated = f" (extrapolated from {naive.evaluations} passes)" if quick else ""
+    authors = measure_authors(case, _QUICK_DRAWS if quick else NUM_SAMPLES * NUM_CLIENTS)
+    extrapolated = f" (extrapolated from {authors.evaluations} passes)" if quick else ""
     for ours, title, aim, peer, peer_name in (
-        (sampled, "AFedSV here", ">= 6", naive, "authors' loop"),
-        (exact, "exact here", ">= 1", naive, "authors' loop"),
-        (influence, "FedIF", ">= 450", naive, "authors' loop"),
+        (sampled, "AFedSV here", ">= 6", authors, "authors' loop"),
+        (exact, "exact here", ">= 1", authors, "authors' loop"),
+        (influence, "FedIF", ">= 450", authors, "authors' loop"),
         (influence, "FedIF", "", sampled, "AFedSV here"),
         (influence, "FedIF", "", exact, "exact here"),
     ):
         here, there = ours.cpu_seconds, peer.cpu_seconds
-        yield Figure(
-            f"{name}: {title} / {peer_name}",
-            here,
-            there,
-            "CPU s",
-            there / here,
-            aim,
-            ours.spread,
-            f"{ours.evaluations} passes, {ours.seconds:.3g} s, {ours.cpu_seconds:.3g} CPU s; "
-            f"peer {peer.evaluations} passes, {peer.seconds:.3g} s, {peer.cpu_seconds:.3g} CPU s"
-            f"{extrapolated}",
-        )
+        note = f"{ours.shown}; peer {peer.shown}{extrapolated}"
+        of = f"{name}: {title} / {peer_name}"
+        yield Figure(of, here, there, "CPU s", there / here, aim, ours.spread, note)
 
 
 def main(

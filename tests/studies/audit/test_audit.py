@@ -104,7 +104,7 @@ def test_agreement_with_retraining_by_hand():
 @pytest.mark.all
 def test_an_audit_from_start_to_page_measures_nothing_twice(task, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run, "committed_revision", lambda: "abc")
-    names = ["FedIF Omega", "path attribution (simpson)"]
+    names = ["FedIF Omega", "path attribution (simpson)", EXACT]
     for there in (0, len(CASES) + 2):
         assert measure(task, tmp_path, valuations=names, seeds=1)
         assert f"{there} of {len(CASES) + 2} cells have a row" in capsys.readouterr().out

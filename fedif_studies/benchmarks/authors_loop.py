@@ -1,0 +1,138 @@
+"""AFedSV as its authors run it, and the round that it judges beside other valuations.
+
+The loop takes one coalition at a time: average the members' state dicts, ``load_state_dict``, and
+one pass over a ``DataLoader`` that decodes, converts and normalises every validation image again;
+gradients are on, no coalition is remembered. Images and replies are made up: what they hold does
+not change what it costs to judge them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision import transforms
+
+from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.seeding import numpy_generator, torch_generator
+from fedif_flower.tasks.data import Normalization, to_pixels
+from fedif_flower.tasks.models import build_model
+from fedif_flower.tasks.modules import trainable_names
+from fedif_flower.valuation import Validation
+
+NUM_CLIENTS, CLASSES = 10, 10
+MEAN = STD = 0.5
+_LENGTH = 1e-3  # Of what an update adds to each parameter.
+State = dict[str, Tensor]
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Images that are transformed one by one whenever they are asked for, as torchvision's are."""
+
+    def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
+        self.pixels, self.labels = pixels, labels  # [n, c, h, w], [n]
+        normalize = transforms.Normalize(MEAN, STD)
+        self._transform = transforms.Compose([transforms.ToTensor(), normalize])
+
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        """Return one image, transformed, with its label."""
+        image = Image.fromarray(self.pixels[index].transpose(1, 2, 0).squeeze())
+        return self._transform(image), int(self.labels[index])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, ten clients' replies, and the images that the server judges them on."""
+
+    model: nn.Module
+    images: Images
+    layout: ParameterLayout
+    updates: RoundUpdates
+
+    def validation(self) -> Validation:
+        """Return what the valuations ask."""
+        channels = self.images.pixels.shape[1]
+        normalize = Normalization((MEAN,) * channels, (STD,) * channels)
+        inputs = normalize(to_pixels(self.images.pixels, 255))
+        return Validation(self.model, inputs, torch.from_numpy(self.images.labels), device="cpu")
+
+    def client_states(self) -> list[State]:
+        """Return the clients' models as state dicts."""
+        params, buffers = self.updates.client_params(), self.updates.buffer_updates
+        buffers = self.updates.global_buffers + buffers
+        models = (
+            ModelVectors(*vectors, self.updates.model.counters)
+            for vectors in zip(params, buffers, strict=True)
+        )
+        return [dict(self.layout.to_arrays(model).to_torch_state_dict()) for model in models]
+
+
+def build_case(model_name: str, shape: tuple[int, int, int], num_validation: int) -> Case:
+    """Return a model, ten updates of it and so many images."""
+    drawn = numpy_generator("benchmark-images", 0, *shape)
+    pixels = drawn.integers(0, 256, (num_validation, *shape), dtype=np.uint8)
+    images = Images(pixels, drawn.integers(CLASSES, size=num_validation))
+    model = build_model(model_name, shape, CLASSES, seed=0)
+    layout = ParameterLayout.from_arrays(model_arrays(model), trainable_names(model))
+    vectors = layout.to_vectors(model_arrays(model))
+    generator = torch_generator("benchmark-replies", 0)
+    updates = _LENGTH * torch.randn(NUM_CLIENTS, len(vectors.params), generator=generator)
+    round_updates = RoundUpdates(
+        server_round=1,
+        client_ids=tuple(range(NUM_CLIENTS)),
+        num_examples=torch.full((NUM_CLIENTS,), 200.0, dtype=torch.float64),
+        model=vectors,
+        client_updates=updates,
+        squared_norms=updates.double().square().sum(dim=1),
+        buffer_updates=torch.zeros(NUM_CLIENTS, len(vectors.buffers)),
+        names=layout,
+    )
+    return Case(model, images, layout, round_updates)
+
+
+def judge(case: Case, coalitions: Sequence[Sequence[bool]]) -> int:
+    """Judge coalitions and what they leave out, one by one; return how many passes that took."""
+    model, states = copy.deepcopy(case.model), case.client_states()
+    passes = 0
+    for mask in coalitions:
+        for chosen in (mask, [not member for member in mask]):
+            members = [state for state, is_in in zip(states, chosen, strict=True) if is_in]
+            if members:  # The empty one is the global model, known from the round before.
+                model.load_state_dict(_average(members))
+                _accuracy(model.eval(), case.images)
+                passes += 1
+    return passes
+
+
+def _accuracy(model: nn.Module, images: Images) -> float:
+    criterion = nn.CrossEntropyLoss()
+    loss, total, correct = 0.0, 0, 0.0
+    for inputs, labels in DataLoader(images, batch_size=128, shuffle=False):
+        outputs = model(inputs)
+        loss += criterion(outputs, labels).item()
+        predicted = torch.max(outputs, 1).indices
+        correct += torch.sum(torch.eq(predicted, labels)).item()
+        total += len(labels)
+    return correct / total
+
+
+def _average(states: Sequence[State]) -> State:
+    mean = copy.deepcopy(states[0])
+    for name in mean:
+        for state in states[1:]:
+            mean[name] = mean[name] + state[name]
+        mean[name] = torch.div(mean[name], len(states))
+    return mean
