@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, make_cell
 from fedif_studies.lab.data import find_data
 from fedif_studies.lab.measurements import PATHS, Measurement
 from fedif_studies.lab.table import MeanStd
-from fedif_studies.paper.tables import TABLES, Settings, Table, Variant
+from fedif_studies.paper.tables import Settings, Table, Variant
 
 # Free in a table: what changes neither protocol nor method.
 _FREE = {*PATHS, "seed", "num-server-rounds", "device", "threads-per-client"}
@@ -45,12 +45,10 @@ class Selection:
     rounds: int | None = None
     data_dir: str = ""
 
-
-def find_table(name: str) -> Table:
-    """Return a table by its name, or raise ConfigError."""
-    if name not in TABLES:
-        raise ConfigError(f"table = {name!r}; allowed: {', '.join(TABLES)}")
-    return TABLES[name]
+    def has(self, row: Variant, column: Variant, seed: int) -> bool:
+        """Tell whether a pattern fits a cell, or there are none."""
+        names = (cell_name(row, column, seed), f"{column.key}_{row.key}", column.key)
+        return not self.patterns or any(fnmatchcase(n, p) for n in names for p in self.patterns)
 
 
 def cell_name(row: Variant, column: Variant, seed: int) -> str:
@@ -67,22 +65,18 @@ def select(table: Table, selection: Selection) -> list[tuple[Variant, Variant, i
         If a row is unknown, or no cell is left.
     """
     rows = {row.key: row for row in table.rows}
-    if unknown := [name for name in selection.methods if name not in rows]:
-        raise ConfigError(
-            f"methods = {unknown[0]!r}; allowed in table {table.name!r}: {', '.join(rows)}"
-        )
+    for name in selection.methods:
+        require(name in rows, "methods", name, f"in table {table.name!r}: {', '.join(rows)}")
     chosen = [
         (rows[name], column, seed)
         for seed in range(selection.seeds)
         for name in selection.methods or rows
         for column in table.columns
-        if _matches(rows[name], column, seed, selection.patterns)
+        if selection.has(rows[name], column, seed)
     ]
-    if not chosen:
-        raise ConfigError(
-            f"cells = {', '.join(selection.patterns)!r}: no cell of table {table.name!r} has such "
-            f"a name; one is {cell_name(table.rows[0], table.columns[0], 0)!r}"
-        )
+    example = cell_name(table.rows[0], table.columns[0], 0)
+    allowed = f"a cell's name in table {table.name!r}, such as {example!r}"
+    require(bool(chosen), "cells", ", ".join(selection.patterns), allowed)
     return chosen
 
 
@@ -106,18 +100,11 @@ def table_cells(
     cells = []
     for table, row, column, seed in sorted(chosen, key=lambda cell: cell[3]):
         settings = {**defaults, **table.settings(row, column), "seed": seed}
-        if selection.rounds is not None:
-            settings["num-server-rounds"] = selection.rounds
+        settings["num-server-rounds"] = selection.rounds or table.rounds
         found, data = find_data(str(settings["dataset"]), selection.data_dir)
-        cells.append(
-            make_cell(table.name, cell_name(row, column, seed), settings | found, output_dir, data)
-        )
+        name = cell_name(row, column, seed)
+        cells.append(make_cell(table.name, name, settings | found, output_dir, data))
     return cells
-
-
-def _matches(row: Variant, column: Variant, seed: int, patterns: Sequence[str]) -> bool:
-    names = (cell_name(row, column, seed), f"{column.key}_{row.key}", column.key)
-    return not patterns or any(fnmatchcase(name, p) for name in names for p in patterns)
 
 
 @dataclass(frozen=True)
@@ -187,9 +174,8 @@ def best_rows(
     return {
         (row, column)
         for column, rows in columns.items()
-        if len(rows) > 1
         for row, mean in rows.items()
-        if mean == max(rows.values())
+        if len(rows) > 1 and mean == max(rows.values())
     }
 
 

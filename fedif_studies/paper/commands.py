@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from fedif_flower.cli import cli, require_directories
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import require
 from fedif_studies.lab.commands import Jobs, OutputDir, at_once, finish
 
 Cells = Annotated[list[str] | None, typer.Option(help="only cells like 'label-noise*_fedif_*'")]
@@ -31,35 +31,27 @@ def paper(
     from fedif_flower.run.config import default_run_config
     from fedif_studies.lab.measurements import find_measurements
     from fedif_studies.lab.run import run_cells
-    from fedif_studies.paper.cells import (
-        Selection,
-        cell_name,
-        fill_table,
-        find_table,
-        select,
-        table_cells,
-    )
+    from fedif_studies.paper.cells import Selection, cell_name, fill_table, select, table_cells
     from fedif_studies.paper.report import report_table
     from fedif_studies.paper.tables import TABLES
 
-    console = Console()
-    chosen = [find_table(name) for name in tables or TABLES]
+    for name in tables or ():
+        require(name in TABLES, "table", name, ", ".join(TABLES))
+    chosen = [TABLES[name] for name in tables or TABLES]
     rows = tuple(name.strip() for name in methods.split(",") if name.strip())
     selection = Selection(rows, tuple(cells or ()), seeds, rounds, data_dir)
     if show:
         for table in chosen:
-            console.print(f"[bold]{table.name}[/]  {table.title}", soft_wrap=True, highlight=False)
-            for cell in select(table, selection):
-                console.print(f"  {cell_name(*cell)}", soft_wrap=True, highlight=False)
+            names = [f"  {cell_name(*cell)}" for cell in select(table, selection)]
+            typer.echo("\n".join([f"{table.name}: {table.title}", *names]))
         return
-    if not tables:
-        raise ConfigError(f"which table? allowed: {', '.join(TABLES)}; see --list")
+    require(bool(tables), "TABLES", "", f"{', '.join(TABLES)}; see --list")
     defaults = default_run_config()
     wanted = table_cells(chosen, selection, defaults, output_dir)
-    if any(table.sequential for table in chosen):
+    if any(table.is_timed for table in chosen):
         jobs = 1
     complete = run_cells(wanted, at_once(jobs))
-    measured = find_measurements([output_dir])
+    measured, console = find_measurements([output_dir]), Console()
     for table in chosen:
         length = rounds or table.rounds
         filled = fill_table(table, measured, defaults, length)

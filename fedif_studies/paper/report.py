@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def result_rows(table: Table, cells: Sequence[TableCell]) -> list[dict[str, str]
 def _pictures(table: Table, cells: Sequence[TableCell], folder: Path) -> list[Path]:
     """Draw accuracy over rounds, a picture per column, and return the pictures."""
     drawn = []
-    for column in table.columns if table.figure != "seconds" else ():
+    for column in () if table.is_timed else table.columns:
         path = folder / f"{column.key}.png"
         series = {c.row.title: c.measurements for c in cells if c.column.key == column.key}
         title = f"{table.title.partition(':')[0]}, {column.title}"
@@ -58,22 +58,21 @@ def _pictures(table: Table, cells: Sequence[TableCell], folder: Path) -> list[Pa
 
 def result_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
     """Return any table of the paper as text."""
-    if table.figure == "seconds":
+    if table.is_timed:
         return _timing_table(table, cells)
     names = [f"{table.split}-{name}" for name in ACCURACIES]
-    best = {name: best_rows(cells, partial(TableCell.mean, name=name)) for name in names}
-    best_paper = best_rows(cells, lambda cell: cell.paper)
+    figures: list[Callable[[TableCell], MeanStd | None]]
+    figures = [partial(TableCell.mean, name=name, scale=100) for name in names]
+    figures.append(lambda cell: cell.paper)
+    best = [best_rows(cells, figure) for figure in figures]
     lines = []
     for cell in cells:
-        key = (cell.row.key, cell.column.key)
-        means = {name: cell.mean(name, 100) for name in names}
-        line = [cell.column.title, cell.row.title, str(len(cell.measurements) or "-")]
-        line += [_shown(means[name], ".2f", key in best[name]) for name in names]
-        line.append(_shown(cell.paper, ".2f", key in best_paper))
-        ten = means[names[1]]
-        beside = "-" if ten is None or cell.paper is None else f"{ten.mean - cell.paper.mean:+.2f}"
-        line.append(beside)
-        lines.append(line)
+        found, key = [figure(cell) for figure in figures], (cell.row.key, cell.column.key)
+        shown = (_shown(one, ".2f", key in top) for one, top in zip(found, best, strict=True))
+        _, ten, _, paper = found
+        beside = "-" if ten is None or paper is None else f"{ten.mean - paper.mean:+.2f}"
+        seeds = str(len(cell.measurements) or "-")
+        lines.append([cell.column.title, cell.row.title, seeds, *shown, beside])
     heading = ["column", "row", "seeds", *ACCURACIES.values(), "paper", "last ten - paper"]
     return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
 
@@ -140,11 +139,8 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
             cells = fill_table(table, read_results(path), defaults)
         shown = [cell for cell in cells if cell.measurements]
         text += [f"## {table.title}", ""]
-        if shown:
-            text += [f"`fedif paper {table.name}`, rows: [{path.name}](results/{path.name})", ""]
-            text += [*result_table(table, shown).to_markdown(), "", note(cells), ""]
-        else:
-            text += [f"Not measured yet: `fedif paper {table.name}`.", ""]
+        text += [f"`fedif paper {table.name}`, rows: [{path.name}](results/{path.name})", ""]
+        text += [*result_table(table, shown).to_markdown(), "", note(cells), ""]
     page = docs / "results.md"
     put_tables(page, {"results": text})
     return page

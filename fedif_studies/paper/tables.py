@@ -8,11 +8,10 @@ the gamma tables are validation accuracies; the times are seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
@@ -20,7 +19,7 @@ from fedif_flower.settings import Scalar
 # A value and, where the paper gives one, its standard deviation.
 PaperFigure = tuple[float, float | None]
 Settings = Mapping[str, Scalar]
-Figure = Literal["test-accuracy", "validation-accuracy", "seconds"]
+Poisoned = tuple[str, Sequence[float], Sequence[tuple[float, float]]]
 
 # What every cell of the paper shares (Section "Experiments").
 PROTOCOL: Settings = MappingProxyType(
@@ -39,11 +38,37 @@ PROTOCOL: Settings = MappingProxyType(
         "adversarial.steps": 20,
     }
 )
-DATASETS: Mapping[str, Settings] = MappingProxyType(
-    {
-        "cifar10": {"dataset": "cifar10", "model": "cnn"},
-        "fashion-mnist": {"dataset": "fashion-mnist", "model": "cnn"},
-    }
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set, FedIF's gamma on it, and the attacks of its tables.
+
+    ``poisoned`` are attacks on the data with fractions of malicious clients and ranges of the
+    poisoned share, ``noisy`` the fractions with gradient noise, ``usual`` the range under label
+    noise in the tables of gamma.
+    """
+
+    name: str
+    title: str
+    gamma: float
+    poisoned: tuple[Poisoned, Poisoned]
+    noisy: Sequence[float]
+    usual: tuple[float, float]
+
+
+_HALF, _MORE, _MOST = (0.5, 0.6), (0.6, 0.7), (0.7, 0.8)
+CIFAR10 = DataSet(
+    *("cifar10", "CIFAR-10", 0.3),
+    (("label-noise", (0.5, 0.7), (_HALF, _MOST)), ("adversarial", (0.5, 0.7), (_HALF, _MOST))),
+    (0.5, 0.6),
+    _HALF,
+)
+FASHION = DataSet(
+    *("fashion-mnist", "Fashion-MNIST", 0.4),
+    (("label-noise", (0.6, 0.7), (_HALF, _MORE)), ("adversarial", (0.5, 0.7), (_MORE, _MOST))),
+    (0.5, 0.7),
+    _MORE,
 )
 
 
@@ -66,21 +91,21 @@ class Table:
         What it is called on the command line and in a report.
     rows, columns : tuple of Variant
         Each pair is a cell; a column's settings win over a row's.
-    figure : {"test-accuracy", "validation-accuracy", "seconds"}
-        What its figures are.
+    split : {"test", "validation"}
+        Of which split its accuracies are.
     rounds : int
         How long a cell runs unless told otherwise.
-    sequential : bool
-        Whether its cells must run one at a time, for their times to mean something.
+    is_timed : bool
+        Its figures are seconds: its cells run one at a time.
     """
 
     name: str
     title: str
     rows: tuple[Variant, ...]
     columns: tuple[Variant, ...]
-    figure: Figure = "test-accuracy"
+    split: str = "test"
     rounds: int = 100
-    sequential: bool = False
+    is_timed: bool = False
 
     @cached_property
     def paper(self) -> Mapping[str, Mapping[str, PaperFigure]]:
@@ -91,11 +116,6 @@ class Table:
                 deviation = float(line["deviation"]) if line["deviation"] else None
                 found.setdefault(line["row"], {})[line["column"]] = float(line["value"]), deviation
         return found
-
-    @property
-    def split(self) -> str:
-        """Of which split accuracies are."""
-        return self.figure.removesuffix("-accuracy")
 
     def settings(self, row: Variant, column: Variant) -> dict[str, Scalar]:
         """Return what a cell's run config sets."""
@@ -115,99 +135,72 @@ def _methods(gamma: float) -> tuple[Variant, ...]:
     return tuple(Variant(t.lower(), t, {"strategy": t.lower(), **tuned.get(t, {})}) for t in titles)
 
 
-def _clean(dataset: Settings) -> Variant:
-    return Variant("clean", "clean", dataset)
+def _clean(data: DataSet) -> Variant:
+    return Variant("clean", "clean", {"dataset": data.name, "model": "cnn"})
 
 
-def _poisoned(attack: str, dataset: Settings, level: float, low: float, high: float) -> Variant:
-    title = f"{attack.replace('-', ' ')} {level} ({low}, {high})"
+def _attacked(
+    data: DataSet, attack: str, level: float, how: str, shown: str, own: Settings
+) -> Variant:
+    settings = {**_clean(data).settings, "attack": attack, "malicious-fraction": level, **own}
+    return Variant(
+        f"{attack}_{level}_{how}", f"{attack.replace('-', ' ')} {level}{shown}", settings
+    )
+
+
+def _poisoned(data: DataSet, attack: str, level: float, low: float, high: float) -> Variant:
     ratio = {"poison-ratio-min": low, "poison-ratio-max": high}
-    settings = {**dataset, "attack": attack, "malicious-fraction": level, **ratio}
-    return Variant(f"{attack}_{level}_{low}-{high}", title, settings)
+    return _attacked(data, attack, level, f"{low}-{high}", f" ({low}, {high})", ratio)
 
 
-def _noisy(dataset: Settings, level: float, std: float) -> Variant:
-    own: Settings = {"malicious-fraction": level, "gradient-noise.std": std}
-    settings = {**dataset, "attack": "gradient-noise", **own}
-    return Variant(f"gradient-noise_{level}_{std}", f"gradient noise {level}, std {std}", settings)
+def _noisy(data: DataSet, level: float, std: float) -> Variant:
+    own = {"gradient-noise.std": std}
+    return _attacked(data, "gradient-noise", level, str(std), f", std {std}", own)
 
 
-def _all_levels(
-    attack: str, dataset: Settings, levels: Sequence[float], ratios: Sequence[tuple[float, float]]
-) -> list[Variant]:
-    return [_poisoned(attack, dataset, n, *ratio) for n in levels for ratio in ratios]
+def _poisoned_table(data: DataSet) -> Table:
+    columns = (
+        _poisoned(data, attack, level, *ratio)
+        for attack, levels, ratios in data.poisoned
+        for level in levels
+        for ratio in ratios
+    )
+    title = f"{data.title}: label noise and adversarial samples"
+    return Table(data.name, title, _methods(data.gamma), (_clean(data), *columns))
 
 
-def _accuracy_tables() -> list[Table]:
-    cifar10, fashion = DATASETS["cifar10"], DATASETS["fashion-mnist"]
-    tables = []
-    for name, title, data, gamma, poisoned, levels in (
-        (
-            *("cifar10", "CIFAR-10", cifar10, 0.3),
-            [
-                *_all_levels("label-noise", cifar10, (0.5, 0.7), ((0.5, 0.6), (0.7, 0.8))),
-                *_all_levels("adversarial", cifar10, (0.5, 0.7), ((0.5, 0.6), (0.7, 0.8))),
-            ],
-            (0.5, 0.6),
-        ),
-        (
-            *("fashion-mnist", "Fashion-MNIST", fashion, 0.4),
-            [
-                *_all_levels("label-noise", fashion, (0.6, 0.7), ((0.5, 0.6), (0.6, 0.7))),
-                *_all_levels("adversarial", fashion, (0.5, 0.7), ((0.6, 0.7), (0.7, 0.8))),
-            ],
-            (0.5, 0.7),
-        ),
-    ):
-        rows, clean = _methods(gamma), _clean(data)
-        attacks = f"{title}: label noise and adversarial samples"
-        noisy = (_noisy(data, n, std) for n in levels for std in (0.05, 0.1))
-        tables.append(Table(name, attacks, rows, (clean, *poisoned)))
-        tables.append(Table(f"{name}-gradient", f"{title}: gradient noise", rows, (clean, *noisy)))
-    return [tables[0], tables[2], tables[1], tables[3]]
+def _noisy_table(data: DataSet) -> Table:
+    columns = (_noisy(data, level, std) for level in data.noisy for std in (0.05, 0.1))
+    name, title = f"{data.name}-gradient", f"{data.title}: gradient noise"
+    return Table(name, title, _methods(data.gamma), (_clean(data), *columns))
 
 
 def _timing_table() -> Table:
-    columns = tuple(Variant(name, name, data) for name, data in DATASETS.items())
-    return Table(
-        "timing",
-        "Training and aggregation time",
-        _methods(0.3),
-        columns,
-        figure="seconds",
-        rounds=10,
-        sequential=True,
+    columns = tuple(
+        Variant(data.name, data.name, _clean(data).settings) for data in (CIFAR10, FASHION)
     )
+    title = "Training and aggregation time"
+    return Table("timing", title, _methods(0.3), columns, rounds=10, is_timed=True)
 
 
-def _benchmarks(dataset: str) -> tuple[Variant, ...]:
-    data = DATASETS[dataset]
-    labels = (0.5, 0.5, 0.6) if dataset == "cifar10" else (0.6, 0.6, 0.7)
-    columns = (
-        _clean(data),
-        _poisoned("label-noise", data, *labels),
-        _noisy(data, 0.5, 0.1),
-        _poisoned("adversarial", data, 0.5, 0.5, 0.6),
-    )
-    names = ("clean", "label-noise", "gradient-noise", "adversarial")
-    return tuple(
-        Variant(name, column.title, column.settings)
-        for name, column in zip(names, columns, strict=True)
-    )
+def _benchmarks(data: DataSet) -> tuple[Variant, ...]:
+    attack, levels, _ = data.poisoned[0]
+    columns = {
+        "clean": _clean(data),
+        attack: _poisoned(data, attack, levels[0], *data.usual),
+        "gradient-noise": _noisy(data, 0.5, 0.1),
+        "adversarial": _poisoned(data, "adversarial", 0.5, *_HALF),
+    }
+    return tuple(replace(column, key=name) for name, column in columns.items())
 
 
-def _gamma_table(dataset: str, title: str) -> Table:
+def _gamma_table(data: DataSet) -> Table:
     rows = tuple(
         Variant(f"gamma-{gamma}", f"gamma = {gamma}", {"strategy": "fedif", "fedif.gamma": gamma})
         for gamma in (0.3, 0.4, 0.5, 0.6)
     )
-    return Table(
-        f"gamma-{dataset}",
-        f"{title}: validation accuracy by gamma",
-        rows,
-        _benchmarks(dataset),
-        figure="validation-accuracy",
-    )
+    name, title = f"gamma-{data.name}", f"{data.title}: validation accuracy by gamma"
+    return Table(name, title, rows, _benchmarks(data), split="validation")
 
 
 def _ablation_table() -> Table:
@@ -226,18 +219,14 @@ def _ablation_table() -> Table:
         )
         for keep in kept
     )
-    return Table("ablation", "CIFAR-10: ablation of FedIF", rows, _benchmarks("cifar10"))
+    return Table("ablation", "CIFAR-10: ablation of FedIF", rows, _benchmarks(CIFAR10))
 
 
-TABLES: Mapping[str, Table] = MappingProxyType(
-    {
-        table.name: table
-        for table in (
-            *_accuracy_tables(),
-            _timing_table(),
-            _gamma_table("cifar10", "CIFAR-10"),
-            _gamma_table("fashion-mnist", "Fashion-MNIST"),
-            _ablation_table(),
-        )
-    }
+_ALL = (
+    *map(_poisoned_table, (CIFAR10, FASHION)),
+    *map(_noisy_table, (CIFAR10, FASHION)),
+    _timing_table(),
+    *map(_gamma_table, (CIFAR10, FASHION)),
+    _ablation_table(),
 )
+TABLES: Mapping[str, Table] = MappingProxyType({table.name: table for table in _ALL})
