@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 
 from fedif_flower.cli import cli, require_directories
-from fedif_flower.errors import ConfigError
 
 Jobs = Annotated[
-    int | None, typer.Option(min=1, help="federations at a time, a process each; default: cores")
+    int,
+    typer.Option(min=1, help="federations at a time, a process each", show_default="cores"),
 ]
+CORES = os.cpu_count() or 1
 OutputDir = Annotated[Path, typer.Option(help="where results go")]
 
 
@@ -22,25 +23,22 @@ OutputDir = Annotated[Path, typer.Option(help="where results go")]
 def sweep(
     spec: Annotated[Path, typer.Argument(help="TOML: settings; lists are axes")],
     output_dir: OutputDir = Path("runs/sweeps"),
-    jobs: Jobs = None,
+    jobs: Jobs = CORES,
 ) -> None:
     """Run every combination of a grid of your own."""
-    if not spec.is_file():
-        raise ConfigError(f"{str(spec)!r} is no file")
     from fedif_flower.run.config import default_run_config
     from fedif_studies.lab.measurements import find_measurements
     from fedif_studies.lab.report import report_sweep
     from fedif_studies.lab.run import run_cells
     from fedif_studies.lab.spec import read_sweep, swept_keys
 
-    console = Console()
     wanted = read_sweep(spec, default_run_config(), output_dir)
-    complete = run_cells(wanted, at_once(jobs))
+    complete = run_cells(wanted, jobs)
     own = {cell.config.run_dir.resolve() for cell in wanted}
     measured = [m for m in find_measurements([output_dir]) if m.run_dir in own]
     if measured:
         name = wanted[0].group
-        report_sweep(name, measured, output_dir / name, console, swept_keys(spec))
+        report_sweep(name, measured, output_dir / name, Console(), swept_keys(spec))
     finish(complete)
 
 
@@ -57,18 +55,12 @@ def compare(
     from fedif_studies.lab.measurements import read_measurement
     from fedif_studies.lab.table import write_table
 
-    console = Console()
     runs = [load(run_dir) for run_dir in run_dirs]
     table, picture = beside(runs), output_dir / "accuracy.png"
     measured = {run.name: read_measurement(run.folder.path) for run in runs}
     series = {name: [found] for name, found in measured.items() if found is not None}
     plot_curves(series, picture, table.title)
-    write_table(table, output_dir, console, [], [picture])
-
-
-def at_once(jobs: int | None) -> int:
-    """Return how many federations run at a time: as many as there are cores, if nobody says."""
-    return jobs or os.cpu_count() or 1
+    write_table(table, output_dir, Console(), [], [picture])
 
 
 def finish(complete: bool) -> None:

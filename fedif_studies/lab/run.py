@@ -9,18 +9,16 @@ import logging
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from datetime import datetime, timedelta
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
 import typer
-from flwr.app import Message
 
 from fedif_flower.client.app import task_app
 from fedif_flower.devices import torch_threads
@@ -31,7 +29,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.report import require_last_round
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.processes import StopRequest, own_command
+from fedif_flower.runtime.processes import own_command
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, distinct, find_result
 from fedif_studies.rows import Row, add_rows, committed_revision, machine
@@ -41,28 +39,11 @@ Measure = Callable[[Any], Sequence[Row]]
 C = TypeVar("C")
 R = TypeVar("R")
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_is_stopping: Callable[[], bool] = lambda: False  # noqa: E731
-
 
 class GridInterrupted(FedIFError):  # noqa: N818
     """A grid was stopped; what is complete stays, and the rest goes on with the same command."""
 
     exit_code = 130  # as a shell reports Ctrl-C
-
-
-class StoppableGrid(LocalGrid):
-    """Clients in this process, of whom none is asked any more once the grid is to be stopped."""
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterator[Message]:
-        """Yield each client's reply as it is asked for."""
-        del timeout
-        for message in messages:
-            if _is_stopping():
-                raise GridInterrupted("stopped")
-            yield from self.pull_messages(self.push_messages([message]))
 
 
 @contextmanager
@@ -89,42 +70,33 @@ def last_ten(run: RunFolder, column: str = "test_accuracy") -> list[float]:
 
 def missing(path: Path, cells: Sequence[Row]) -> list[Row]:
     """Return the cells of which a file has no row: one with the same values in their columns."""
-    rows = read_rows(path)
-    known: dict[tuple[str, ...], set[tuple[object, ...]]] = {}
-    todo = []
-    for cell in cells:
-        columns = tuple(cell)
-        if columns not in known:
-            known[columns] = {_place(row, columns) for row in rows}
-        if _place(cell, columns) not in known[columns]:
-            todo.append(cell)
-    return todo
 
+    def place(row: Row) -> tuple[object, ...]:
+        return tuple(_value(row.get(key)) for key in cells[0])
 
-def _place(row: Row, columns: Sequence[str]) -> tuple[object, ...]:
-    return tuple(_value(row.get(key)) for key in columns)
+    known = {place(row) for row in read_rows(path)} if cells else set()
+    return [cell for cell in cells if place(cell) not in known]
 
 
 def _value(value: object) -> object:
-    text = str(value)
     try:
-        return float(text)
+        return float(str(value))
     except ValueError:
-        return text.lower()
+        return str(value).lower()
 
 
 def fill(path: Path, cells: Sequence[Row], measure: Measure, *, jobs: int = 1) -> bool:
     """Measure the cells of which a file has no row, and add theirs; return whether all are there.
 
-    Every row names the revision and the processor that it is from. A signal ends it after the
-    cells that are running; an error ends its own cell only.
+    Every row names the revision and the processor that it is from. A signal ends it, and what is
+    running then is begun anew later; an error ends its own cell only.
 
     Parameters
     ----------
     path : Path
         The CSV file.
     cells : sequence of mapping
-        In the order in which they are begun.
+        In the order in which they are begun; all have the same columns.
     measure : callable
         Takes a cell and returns its rows' other columns; it runs in other processes.
     jobs : int
@@ -181,7 +153,7 @@ def run_cells(cells: Sequence[Cell], jobs: int) -> bool:
 
 def run_cell(cell: Cell) -> None:
     """Run a cell, or what is left of it."""
-    run_federation(StoppableGrid(task_app(), cell.config.num_clients), cell.config)
+    run_federation(LocalGrid(task_app(), cell.config.num_clients), cell.config)
     cell.label()
 
 
@@ -194,69 +166,68 @@ def _carry_out(
 ) -> bool:
     """Call for each cell, keep what comes of it, and return whether none failed."""
     began, done, failed = time.monotonic(), 0, 0
-    with StopRequest() as stop, suppress(GridInterrupted):
-        for cell, found in _called(todo, call, jobs, stop):
-            done += 1
-            if isinstance(found, FedIFError):
-                failed += 1
-                typer.echo(f"failed: {name(cell)}: {found}", err=True)
-                continue
-            keep(cell, found)
-            left = (time.monotonic() - began) / done * (len(todo) - done)
-            until = f"{datetime.now() + timedelta(seconds=left):%a %H:%M}"
-            typer.echo(f"[{done}/{len(todo)}, until {until}] {name(cell)}")
-    if done < len(todo):
-        raise GridInterrupted(
-            f"stopped: {len(todo) - done} cells are left; go on with: {own_command()}"
-        )
+    try:
+        with _terminated_as_interrupted():
+            for cell, found in _called(todo, call, jobs):
+                done += 1
+                if isinstance(found, FedIFError):
+                    failed += 1
+                    typer.echo(f"failed: {name(cell)}: {found}", err=True)
+                    continue
+                keep(cell, found)
+                left = (time.monotonic() - began) / done * (len(todo) - done)
+                until = f"{datetime.now() + timedelta(seconds=left):%a %H:%M}"
+                typer.echo(f"[{done}/{len(todo)}, until {until}] {name(cell)}")
+    except KeyboardInterrupt:
+        goes_on = f"stopped: {len(todo) - done} cells are left; go on with: {own_command()}"
+        raise GridInterrupted(goes_on) from None
     return not failed
 
 
 def _called(
-    todo: Sequence[C], call: Callable[[C], R], jobs: int, stop: StopRequest
+    todo: Sequence[C], call: Callable[[C], R], jobs: int
 ) -> Iterator[tuple[C, R | FedIFError]]:
-    """Yield each cell as it is done, until a signal asks for an end."""
-    global _is_stopping
+    """Yield each cell as it is done."""
     if jobs == 1:
-        _is_stopping = lambda: stop.signal_number is not None  # noqa: E731
         with torch_threads(1):  # Models as small as these are slower on more.
             for cell in todo:
-                if _is_stopping():
-                    return
                 yield cell, _quietly(call, cell)
         return
     context = multiprocessing.get_context("spawn")
-    stopping = context.Event()
-    waiting = list(reversed(todo))
-    running: dict[Future[R | FedIFError], C] = {}
-    with ProcessPoolExecutor(jobs, context, _prepare, (stopping,)) as pool:
-        while waiting or running:
-            if stop.signal_number is not None:
-                stopping.set()
-                waiting.clear()
-            while waiting and len(running) < jobs:
-                cell = waiting.pop()
-                running[pool.submit(_quietly, call, cell)] = cell
-            for future in wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
+    pool = ProcessPoolExecutor(jobs, context, _prepare)
+    try:
+        cells = {pool.submit(_quietly, call, cell): cell for cell in todo}
+        for future in as_completed(cells):
+            yield cells[future], future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.terminate()
 
 
 def _quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:
     logging.disable(logging.WARNING)
     try:
         return call(cell)
-    except GridInterrupted:
-        raise
     except FedIFError as error:
         return error
     finally:
         logging.disable(logging.NOTSET)
 
 
-def _prepare(stopping: Event) -> None:
-    """Leave it to the process that started this one when to stop."""
-    global _is_stopping
-    _is_stopping = stopping.is_set
+def _prepare() -> None:
+    """Leave Ctrl-C to the process that started this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let other signals that ask for an end do what Ctrl-C does."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -8,14 +8,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import read_toml
 from fedif_flower.run.config import RunConfig
 from fedif_flower.sections import section_name
 from fedif_flower.settings import Scalar, unknown_key
 from fedif_studies.lab.cells import Cell, make_cell
-
-_OWN_KEYS = ("name", "seeds")
 
 
 def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> list[Cell]:
@@ -38,28 +36,30 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
         If the file cannot be read, or a key, an axis or a value is not allowed.
     """
     spec = read_toml(path)
-    name = spec.pop("name", path.stem)
-    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
-        raise ConfigError(f"name = {name!r}; allowed: letters, digits, '-', '_', '.'")
+    name, seeds = spec.pop("name", path.stem), spec.pop("seeds", None)
+    is_name = isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*", name)
+    require(bool(is_name), "name", name, "letters, digits, '-', '_', '.'")
+    if seeds is not None:
+        is_count = type(seeds) is int and seeds > 0 and "seed" not in spec
+        require(is_count, "seeds", seeds, "an integer >= 1, without seed beside it")
+        spec["seed"] = list(range(seeds))
     if not spec:
         raise ConfigError(f"sweep {str(path)!r} is empty; allowed: keys of a run config, and lists")
-    if "seeds" in spec:
-        spec["seed"] = _seeds(spec)
-    grids = [flatten(grid) for grid in _grids(spec)]
-    spec = flatten(spec)
+    spec, grids = _parts(spec)
     # Those of sections are checked where it is known what they belong to.
     plain = {key for key in set(spec).union(*grids) if "." not in key}
     if unknown := sorted(plain - set(defaults)):
-        raise ConfigError(f"{str(path)!r}: {unknown_key(unknown[0], [*_OWN_KEYS, *defaults])}")
+        known = ["name", "seeds", *defaults]
+        raise ConfigError(f"{str(path)!r}: {unknown_key(unknown[0], known)}")
     axes = {key: _axis(key, value) for key, value in spec.items() if isinstance(value, list)}
     # Whole grids of one seed after the other: what is complete can be compared at any time.
-    seeds = axes.pop("seed", [spec.get("seed", defaults["seed"])])
+    all_seeds = axes.pop("seed", [spec.get("seed", defaults["seed"])])
     fixed = {**defaults, **{key: value for key, value in spec.items() if key not in axes}}
     cells: dict[str, Cell] = {}
     used: set[str] = set()
-    for seed, grid in product(seeds, grids):
-        own = {key: value if isinstance(value, list) else [value] for key, value in grid.items()}
-        points = {**axes, **{key: _axis(key, values) for key, values in own.items()}}
+    for seed, grid in product(all_seeds, grids):
+        own = {k: _axis(k, v if isinstance(v, list) else [v]) for k, v in grid.items()}
+        points = {**axes, **own}
         for values in product(*points.values()):
             point = {"seed": seed, **dict(zip(points, values, strict=True))}
             cell = _cell_name(point)
@@ -94,35 +94,22 @@ def chosen(key: str, settings: Mapping[str, Scalar]) -> bool:
 
 def swept_keys(path: Path) -> set[str]:
     """Return the keys that a sweep varies: its axes, and those of its tables."""
-    spec = read_toml(path)
-    grids = [flatten(grid) for grid in spec.pop("cells", [])]
-    spec = flatten(spec)
+    spec, grids = _parts(read_toml(path))
     return {key for key, value in spec.items() if isinstance(value, list)}.union(*grids)
 
 
-def _grids(spec: dict[str, Any]) -> list[dict[str, Any]]:
+def _parts(spec: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return what stands above the tables of cells, and these; without any, one that is empty."""
     grids = spec.pop("cells", [{}])
-    if not isinstance(grids, list) or not all(isinstance(grid, dict) for grid in grids):
-        raise ConfigError("cells: allowed: tables [[cells]] of run-config keys")
-    if any("seed" in grid or "seeds" in grid for grid in grids):
-        raise ConfigError("seed or seeds in [[cells]]; allowed: above them, for all")
-    return grids
-
-
-def _seeds(spec: dict[str, Any]) -> list[int]:
-    seeds = spec.pop("seeds")
-    if "seed" in spec:
-        raise ConfigError("seeds and seed are both given; allowed: one of them")
-    if type(seeds) is not int or seeds < 1:
-        raise ConfigError(f"seeds = {seeds!r}; allowed: an integer >= 1")
-    return list(range(seeds))
+    are_tables = isinstance(grids, list) and all(isinstance(grid, dict) for grid in grids)
+    if not are_tables or any(grid.keys() & {"seed", "seeds"} for grid in grids):
+        raise ConfigError("cells: allowed: tables [[cells]] of run-config keys; seeds above them")
+    return flatten(spec), [flatten(grid) for grid in grids]
 
 
 def _axis(key: str, values: list[Any]) -> list[Scalar]:
-    if not values or any(not isinstance(value, bool | int | float | str) for value in values):
-        raise ConfigError(f"{key} = {values!r}; allowed: a list of one or more values")
-    if len({repr(value) for value in values}) < len(values):
-        raise ConfigError(f"{key} = {values!r}; allowed: every value once")
+    are_values = bool(values) and all(isinstance(value, Scalar) for value in values)
+    require(are_values, key, values, "a list of one or more values")
     return values
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedif_flower.cli import cli, require_directories
 from fedif_flower.errors import require
-from fedif_studies.lab.commands import Jobs, OutputDir, at_once, finish
+from fedif_studies.lab.commands import CORES, Jobs, OutputDir, finish
 
 Cells = Annotated[list[str] | None, typer.Option(help="only cells like 'label-noise*_fedif_*'")]
 
@@ -25,7 +25,7 @@ def paper(
     rounds: Annotated[int | None, typer.Option(min=1, help="instead of the paper's")] = None,
     data_dir: Annotated[str, typer.Option(help="where the data sets are")] = "",
     output_dir: OutputDir = Path("runs/paper"),
-    jobs: Jobs = None,
+    jobs: Jobs = CORES,
 ) -> None:
     """Measure tables of the paper and print them beside the paper's figures."""
     from fedif_flower.run.config import default_run_config
@@ -48,9 +48,7 @@ def paper(
     require(bool(tables), "TABLES", "", f"{', '.join(TABLES)}; see --list")
     defaults = default_run_config()
     wanted = table_cells(chosen, selection, defaults, output_dir)
-    if any(table.is_timed for table in chosen):
-        jobs = 1
-    complete = run_cells(wanted, at_once(jobs))
+    complete = run_cells(wanted, 1 if any(table.is_timed for table in chosen) else jobs)
     measured, console = find_measurements([output_dir]), Console()
     for table in chosen:
         length = rounds or table.rounds

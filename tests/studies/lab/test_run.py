@@ -42,15 +42,17 @@ def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path,
     assert missing(path, CELLS) == [CELLS[1]]
 
 
-def test_a_signal_ends_it_after_its_cell(tmp_path):
-    def stopped(_: Row) -> list[Row]:
-        os.kill(os.getpid(), signal.SIGTERM)
+def test_a_signal_ends_it_and_what_is_complete_stays(tmp_path):
+    def stopped(cell: Row) -> list[Row]:
+        if cell["name"] == "b":
+            os.kill(os.getpid(), signal.SIGTERM)
         return [{"figure": 1}]
 
-    path = tmp_path / "rows.csv"
-    with pytest.raises(GridInterrupted, match="stopped: 2 cells are left"):
+    path, handler = tmp_path / "rows.csv", signal.getsignal(signal.SIGTERM)
+    with pytest.raises(GridInterrupted, match="stopped: 2 cells are left; go on with: "):
         fill(path, CELLS, stopped)
     assert [row["name"] for row in read_rows(path)] == ["a"]
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_those_who_write_at_once_lose_nothing(tmp_path):
