@@ -5,122 +5,86 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fedif_flower.aggregators import (
-        RFA,
-        AlignIns,
-        CentredClipping,
-        DeepSight,
-        DnC,
-        FedAdp,
-        Flame,
-        FoolsGold,
-        Krum,
-        Median,
-        SignGuard,
-        TrimmedMean,
-    )
-    from fedif_flower.apps import client_app, server_app
-    from fedif_flower.messages.models import model_arrays
-    from fedif_flower.run.results import load
-    from fedif_flower.run.round_progress import ShowRounds
-    from fedif_flower.run.writer import RunWriter
-    from fedif_flower.strategies import (
-        AFedSV,
-        FedAvg,
-        FedIF,
-        FedProx,
-        FedSV,
-        FLTrust,
-        InfluenceDescent,
-        LeaveOneOut,
-        RobustRule,
-        ScoredStrategy,
-        Setup,
-        SFedAvg,
-        ShapFed,
-    )
-    from fedif_flower.strategies.attribution import PathAttribution
-    from fedif_flower.strategies.quarantine import Quarantine
-    from fedif_flower.tasks.task import ClientSite, Metric, Site, Task
-    from fedif_flower.valuation import Validation, round_influence
-    from fedif_flower.valuation.credit import CreditBounds
-    from fedif_flower.valuation.ledger import ScoreLedger, min_max
-    from fedif_flower.valuation.path import path_attribution
-
-__all__ = [
-    "RFA",
-    "AFedSV",
-    "AlignIns",
-    "CentredClipping",
-    "ClientSite",
-    "CreditBounds",
-    "DeepSight",
-    "DnC",
-    "FLTrust",
-    "FedAdp",
-    "FedAvg",
-    "FedIF",
-    "FedProx",
-    "FedSV",
-    "Flame",
-    "FoolsGold",
-    "InfluenceDescent",
-    "Krum",
-    "LeaveOneOut",
-    "Median",
-    "Metric",
-    "PathAttribution",
-    "Quarantine",
-    "RobustRule",
-    "RunWriter",
-    "SFedAvg",
-    "ScoreLedger",
-    "ScoredStrategy",
-    "Setup",
-    "ShapFed",
-    "ShowRounds",
-    "SignGuard",
-    "Site",
-    "Task",
-    "TrimmedMean",
-    "Validation",
-    "client_app",
-    "load",
-    "min_max",
-    "model_arrays",
-    "path_attribution",
-    "round_influence",
-    "server_app",
-]
-
-_RULES = (
-    "RFA AlignIns CentredClipping DeepSight DnC FedAdp Flame FoolsGold Krum Median SignGuard "
-    "TrimmedMean"
-)
-_HOMES = {
-    **dict.fromkeys(_RULES.split(), "aggregators"),
-    **dict.fromkeys(("client_app", "server_app"), "apps"),
-    **dict.fromkeys(("ClientSite", "Metric", "Site", "Task"), "tasks.task"),
-    **dict.fromkeys(("Validation", "round_influence"), "valuation"),
-    **dict.fromkeys(("ScoreLedger", "min_max"), "valuation.ledger"),
-    "CreditBounds": "valuation.credit",
-    "PathAttribution": "strategies.attribution",
-    "Quarantine": "strategies.quarantine",
-    "RunWriter": "run.writer",
-    "ShowRounds": "run.round_progress",
-    "load": "run.results",
-    "model_arrays": "messages.models",
-    "path_attribution": "valuation.path",
+# Public names by the module that has them: each is imported when it is asked for, since PyTorch
+# and Flower take seconds.
+_NAMES = {
+    "aggregators": (
+        "RFA AlignIns CentredClipping DeepSight DnC FedAdp Flame FoolsGold Krum Median SignGuard "
+        "TrimmedMean"
+    ),
+    "apps": "client_app server_app",
+    "messages.models": "model_arrays",
+    "run.results": "load",
+    "run.round_progress": "ShowRounds",
+    "run.writer": "RunWriter",
+    "strategies": (
+        "AFedSV FedAvg FedIF FedProx FedSV FLTrust InfluenceDescent LeaveOneOut RobustRule "
+        "ScoredStrategy Setup SFedAvg ShapFed"
+    ),
+    "strategies.attribution": "PathAttribution",
+    "strategies.quarantine": "Quarantine",
+    "tasks.task": "ClientSite Metric Site Task",
+    "valuation": "Validation round_influence",
+    "valuation.credit": "CreditBounds",
+    "valuation.ledger": "ScoreLedger min_max",
+    "valuation.path": "path_attribution",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+
+if TYPE_CHECKING:
+    from fedif_flower.aggregators import RFA as RFA
+    from fedif_flower.aggregators import AlignIns as AlignIns
+    from fedif_flower.aggregators import CentredClipping as CentredClipping
+    from fedif_flower.aggregators import DeepSight as DeepSight
+    from fedif_flower.aggregators import DnC as DnC
+    from fedif_flower.aggregators import FedAdp as FedAdp
+    from fedif_flower.aggregators import Flame as Flame
+    from fedif_flower.aggregators import FoolsGold as FoolsGold
+    from fedif_flower.aggregators import Krum as Krum
+    from fedif_flower.aggregators import Median as Median
+    from fedif_flower.aggregators import SignGuard as SignGuard
+    from fedif_flower.aggregators import TrimmedMean as TrimmedMean
+    from fedif_flower.apps import client_app as client_app
+    from fedif_flower.apps import server_app as server_app
+    from fedif_flower.messages.models import model_arrays as model_arrays
+    from fedif_flower.run.results import load as load
+    from fedif_flower.run.round_progress import ShowRounds as ShowRounds
+    from fedif_flower.run.writer import RunWriter as RunWriter
+    from fedif_flower.strategies import AFedSV as AFedSV
+    from fedif_flower.strategies import FedAvg as FedAvg
+    from fedif_flower.strategies import FedIF as FedIF
+    from fedif_flower.strategies import FedProx as FedProx
+    from fedif_flower.strategies import FedSV as FedSV
+    from fedif_flower.strategies import FLTrust as FLTrust
+    from fedif_flower.strategies import InfluenceDescent as InfluenceDescent
+    from fedif_flower.strategies import LeaveOneOut as LeaveOneOut
+    from fedif_flower.strategies import RobustRule as RobustRule
+    from fedif_flower.strategies import ScoredStrategy as ScoredStrategy
+    from fedif_flower.strategies import Setup as Setup
+    from fedif_flower.strategies import SFedAvg as SFedAvg
+    from fedif_flower.strategies import ShapFed as ShapFed
+    from fedif_flower.strategies.attribution import PathAttribution as PathAttribution
+    from fedif_flower.strategies.quarantine import Quarantine as Quarantine
+    from fedif_flower.tasks.task import ClientSite as ClientSite
+    from fedif_flower.tasks.task import Metric as Metric
+    from fedif_flower.tasks.task import Site as Site
+    from fedif_flower.tasks.task import Task as Task
+    from fedif_flower.valuation import Validation as Validation
+    from fedif_flower.valuation import round_influence as round_influence
+    from fedif_flower.valuation.credit import CreditBounds as CreditBounds
+    from fedif_flower.valuation.ledger import ScoreLedger as ScoreLedger
+    from fedif_flower.valuation.ledger import min_max as min_max
+    from fedif_flower.valuation.path import path_attribution as path_attribution
+else:
+    __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is asked for: PyTorch and Flower take seconds."""
-    if name in __all__:
-        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'strategies')}"), name)
+    """Import a public name."""
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*globals(), *_HOMES]

@@ -71,7 +71,7 @@ RunDir = Annotated[Path, typer.Argument(help="a run's folder")]
 
 def _show_version(asked: bool) -> None:
     if asked:
-        Console().print(f"fedif-flower {version('fedif-flower')}", highlight=False)
+        typer.echo(f"fedif-flower {version('fedif-flower')}")
         raise typer.Exit
 
 
@@ -106,14 +106,10 @@ def run(
 def list_names() -> None:
     """List the tasks, attacks and strategies there are, and where they come from."""
     from fedif_flower.listing import listing
-    from fedif_flower.tables import print_whole
 
-    console = Console()
     for table in listing():
-        print_whole(table, console)
-    console.print(
-        "Besides: module:object, out of any package that is installed here.", highlight=False
-    )
+        table.print(Console())
+    typer.echo("Besides: module:object, out of any package that is installed here.")
 
 
 @cli.command(
@@ -125,9 +121,8 @@ def new_app(
     template: Annotated[str, typer.Option(help="what its task is about; see below")] = DEFAULT,
 ) -> None:
     """Write a Flower app with a task of your own to fill in; it runs as it is."""
-    console = Console()
     for path in write_app(folder, template):
-        console.print(str(path), soft_wrap=True, highlight=False)
+        typer.echo(path)
 
 
 @cli.command()
@@ -145,9 +140,9 @@ def show(
     if found.summary:
         print_summary(found.folder.path, console)
     found.table(sort).print(console)
-    console.print(repr(found), soft_wrap=True, markup=False, highlight=False)
+    typer.echo(repr(found))
     if picture is not None:
-        console.print(f"Picture: {found.plot(picture).absolute()}", soft_wrap=True, highlight=False)
+        typer.echo(f"Picture: {found.plot(picture).absolute()}")
 
 
 def main() -> None:

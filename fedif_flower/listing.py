@@ -6,14 +6,13 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from rich.table import Table
-
 from fedif_flower.attacks import ATTACKS
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import LOCAL_METHODS
-from fedif_flower.registry import Found, Registry
+from fedif_flower.registry import Registry
 from fedif_flower.strategies.config import SCREENS
 from fedif_flower.strategies.registry import STRATEGIES
+from fedif_flower.tables import ResultTable
 from fedif_flower.tasks.config import TASKS
 
 _SIGNS = {
@@ -22,28 +21,23 @@ _SIGNS = {
 }
 
 
-def listing() -> Iterator[Table]:
+def listing() -> Iterator[ResultTable]:
     """Yield a table for each key of the run config that names something."""
     for registry in (TASKS, ATTACKS, LOCAL_METHODS, SCREENS, STRATEGIES):
-        table = Table(title=f'{registry.key}="..."', title_justify="left")
-        for column in (registry.key, "what it is", "from"):
-            table.add_column(column)
-        for found in registry.found():
-            table.add_row(found.name, line_of(registry, found), found.source)
-        yield table
+        names = registry.sources()
+        lines = [[name, line_of(registry, name), source] for name, source in names.items()]
+        heading = [registry.key, "what it is", "from"]
+        yield ResultTable(f'{registry.key}="..."', heading, lines, num_labels=3)
 
 
-def line_of(registry: Registry, found: Found) -> str:
+def line_of(registry: Registry, name: str) -> str:
     """Return one line on what a name stands for: the first of its documentation."""
     try:
-        kind = registry[found.name]
+        kind = registry[name]
     except ConfigError as error:  # One package that cannot be imported hides no other.
         return str(error)
-    line = (
-        (inspect.getdoc(kind) or f"a {registry.kind} of its own")
-        .split("\n\n")[0]
-        .replace("\n", " ")
-    )
+    documented = inspect.getdoc(kind) or f"a {registry.kind} of its own"
+    line = " ".join(documented.split("\n\n")[0].split())
     whose = "Flower's: " if kind.__module__.startswith("flwr.") else ""
     line = re.sub(r":math:`([^`]*)`", lambda formula: _plain(formula[1]), line)
     line = re.sub(r":\w+:`~?[\w.]*?(\w+)`|``", r"\1", line).removesuffix(".")

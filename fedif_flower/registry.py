@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
@@ -49,15 +48,6 @@ def parts_named(name: str) -> Sequence[Any] | None:
         logger.info("%s is not installed: there are the library's own parts alone", package)
         return None
     return function()
-
-
-@dataclass(frozen=True)
-class Found:
-    """A name, and where it comes from."""
-
-    kind: str
-    name: str
-    source: str
 
 
 class Registry(Mapping[str, Callable[..., Any]]):
@@ -147,14 +137,10 @@ class Registry(Mapping[str, Callable[..., Any]]):
             )
         return found if callable(found) else lambda: found
 
-    def found(self) -> list[Found]:
-        """Return every name with where it comes from."""
-        built_in = [Found(self.kind, name, "built in") for name in self.built_in]
-        return built_in + [
-            Found(self.kind, name, f"{_origin(point)}: {point.value}")
-            for name, point in _installed(self.group).items()
-            if name not in self.built_in
-        ]
+    def sources(self) -> dict[str, str]:
+        """Return by name where it comes from."""
+        installed = {name: _origin(point) for name, point in _installed(self.group).items()}
+        return installed | dict.fromkeys(self.built_in, "built in")
 
 
 @contextmanager
@@ -185,7 +171,8 @@ def _installed(group: str) -> dict[str, EntryPoint]:
 
 
 def _origin(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist else "installed"
+    package = f"{point.dist.name} {point.dist.version}" if point.dist else "installed"
+    return f"{package}: {point.value}"
 
 
 def _load(what: str, path: str) -> Any:

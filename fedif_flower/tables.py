@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.markup import escape
 from rich.measure import Measurement as Width
 from rich.table import Table
+from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,18 @@ class ResultTable:
         return [f"| {' | '.join(row)} |" for row in cells]
 
     def print(self, console: Console) -> None:
-        """Print it as wide as it is."""
-        shown = Table(title=self.title)
+        """Print it as wide as it is, however narrow the terminal or pipe is."""
+        shown = Table(title=escape(self.title), title_justify="left")
         for index, name in enumerate(self.heading):
-            shown.add_column(name, justify="left" if index < self.num_labels else "right")
+            shown.add_column(escape(name), justify="left" if index < self.num_labels else "right")
         for index, line in enumerate(self._shown_lines()):
             if self.grouped and index and line[0]:
                 shown.add_section()
-            shown.add_row(*[f"[bold]{plain(c)}[/]" if c.startswith("**") else c for c in line])
-        print_whole(shown, console)
+            # Texts, since others wrote some of the cells: a name with brackets is no markup.
+            shown.add_row(*(Text(plain(c), "bold" if c.startswith("**") else "") for c in line))
+        wide = console.options.update(max_width=10_000)
+        shown.width = Width.get(console, wide, shown).maximum
+        console.print(shown, crop=False, soft_wrap=True)
 
     def _shown_lines(self) -> list[Sequence[str]]:
         lines: list[Sequence[str]] = []
@@ -61,13 +66,6 @@ class ResultTable:
             lines.append(["", *line[1:]] if repeats else line)
             previous = line[0]
         return lines
-
-
-def print_whole(shown: Table, console: Console) -> None:
-    """Print a table without shortening a cell, however narrow the terminal or pipe is."""
-    wide = console.options.update(max_width=10_000)
-    shown.width = Width.get(console, wide, shown).maximum
-    console.print(shown, crop=False, soft_wrap=True)
 
 
 def plain(text: str) -> str:

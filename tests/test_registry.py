@@ -101,8 +101,7 @@ def test_a_name_is_built_in_or_an_entry_point_or_an_import(package):
     with pytest.raises(ConfigError, match=r"unknown key 'task\.colour'"):
         build_task(RunConfig(**{"task": f"{package}:task", "task.colour": "u"}))
     assert default_clipping("plain") == 0.0
-    sources = {found.name: found.source for found in ATTACKS.found()}
-    assert sources["rotate"] == f"{package} 1.2: {package}:Rotate"
+    assert ATTACKS.sources()["rotate"] == f"{package} 1.2: {package}:Rotate"
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,7 @@ def _flower(folder: FederationFolder) -> Flower:
 
 
 def _show(seen: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from fedif_flower.tables import print_whole
+    from fedif_flower.tables import ResultTable
 
     answer = "does not answer" if seen["superlink"] else "answers"
     typer.echo(f"{seen['federation']} at {seen['address']}: the SuperLink {answer}")
@@ -172,9 +170,8 @@ def _show(seen: dict[str, Any]) -> None:
     typer.echo(ends.format(**seen))
     typer.echo(f"{seen['free_bytes'] / 2**30:.1f} GiB free")
     for lines in filter(None, (seen["members"], seen["runs"])):
-        table = Table(*(name.replace("_", " ") for name in lines[0]))
-        for line in lines:
-            table.add_row(*("" if value is None else str(value) for value in line.values()))
-        print_whole(table, Console())
+        heading = [name.replace("_", " ") for name in lines[0]]
+        shown = [["" if v is None else str(v) for v in line.values()] for line in lines]
+        ResultTable("", heading, shown, num_labels=len(heading)).print(Console())
     for warning in seen["warnings"]:
         typer.echo(f"! {warning}")

@@ -35,8 +35,6 @@ def inspect(
     (gradients-dir in the node config). It makes no connection.
     """
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     from fedif_consortium.evidence.gradients import kept_rounds, read_kept
     from fedif_consortium.member.inspection import (
@@ -52,7 +50,7 @@ def inspect(
     from fedif_flower.run.rows import csv_text
     from fedif_flower.settings import parse_overrides
     from fedif_flower.storage import make_folder, write_atomically
-    from fedif_flower.tables import print_whole
+    from fedif_flower.tables import ResultTable
 
     node = NodeConfig.from_node_config(parse_overrides(node_config))
     if not gradient and not node.gradients_dir:
@@ -67,14 +65,17 @@ def inspect(
     lines = table_lines(findings, list(own_task.facts.get("classes", ())), files)
     make_folder(output.absolute().parent)
     write_atomically(output, csv_text([Line._fields, *lines]), 0o600)
-    table = Table("rank", "example", "class", "loss", "influence", "agreement")
-    for line in lines[:show]:
-        agreement = "" if line.agreement is None else f"{line.agreement:.0%}"
-        what = Text(printable(line.file, 400) or str(line.example))
-        figures = f"{line.loss:.3g}", f"{line.influence:.3g}", agreement
-        table.add_row(str(line.rank), what, Text(printable(line.label)), *figures)
+    heading = ["rank", "example", "class", "loss", "influence", "agreement"]
+    shown = [
+        [
+            *(str(line.rank), printable(line.file, 400) or str(line.example)),
+            *(printable(line.label), f"{line.loss:.3g}", f"{line.influence:.3g}"),
+            "" if line.agreement is None else f"{line.agreement:.0%}",
+        ]
+        for line in lines[:show]
+    ]
     typer.echo(f"Read: {len(lines)} examples, by the model of {len(findings.rounds)} rounds")
-    print_whole(table, Console())
+    ResultTable("", heading, shown, num_labels=3).print(Console())
     typer.echo(
         "The first labels are the likeliest wrong ones; a rare example has a large loss, too."
     )

@@ -48,11 +48,8 @@ def runs(
     """List the runs in a folder: whether each goes on, how far it is and how good."""
     import json
 
-    from rich.table import Table
-    from rich.text import Text
-
     from fedif_flower.errors import ConfigError
-    from fedif_flower.tables import print_whole
+    from fedif_flower.tables import ResultTable
 
     found = []
     for path, folders, files in os.walk(directory):
@@ -65,10 +62,11 @@ def runs(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    table = Table(*(name.replace("_", " ") for name in found[0]))
-    for run in found:
-        table.add_row(*(Text(f"{v:.0f}" if isinstance(v, float) else str(v)) for v in run.values()))
-    print_whole(table, Console())
+    heading = [name.replace("_", " ") for name in found[0]]
+    lines = [
+        [f"{v:.0f}" if isinstance(v, float) else str(v) for v in run.values()] for run in found
+    ]
+    ResultTable("", heading, lines, num_labels=len(heading)).print(Console())
 
 
 def _listed(path: Path) -> dict[str, Any]:
