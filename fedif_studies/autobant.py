@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, NamedTuple, Unpack
+from typing import Annotated, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedif_flower.aggregators.linear_algebra import inner_products
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates, combine, combine_buffers
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.base import ScreenedStrategy
@@ -23,21 +23,6 @@ from fedif_flower.strategies.scored import bounds
 from fedif_flower.strategies.setup import BaseArguments, naming, require_kind
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.descent import LossGradient
-
-
-class TrialWeights(NamedTuple):
-    """Where the mirror steps led.
-
-    Attributes
-    ----------
-    weights : Tensor
-        ``[m]``, float64, >= 0; they sum to 1 less what was cut off.
-    evaluations : int
-        How many trial batches were looked at.
-    """
-
-    weights: Tensor
-    evaluations: int
 
 
 def auto_bant_weights(
@@ -48,7 +33,7 @@ def auto_bant_weights(
     step_size: float = 1.0,
     momentum: float = 0.05,
     least: float = 0.5,
-) -> TrialWeights:
+) -> Tensor:
     r"""Return the weights of the least trial loss on the way of the mirror steps.
 
     .. math:: q_i \propto p_i e^{-\eta \langle u_i, g \rangle}, \qquad
@@ -76,8 +61,8 @@ def auto_bant_weights(
 
     Returns
     -------
-    TrialWeights
-        Weights and cost.
+    Tensor
+        ``[m]``, float64, >= 0; they sum to 1 less what was cut off.
 
     Raises
     ------
@@ -91,11 +76,10 @@ def auto_bant_weights(
     """
     m = len(client_updates)
     weights = torch.full((m,), 1.0 / m, dtype=torch.float64)
-    best, least_loss, evaluations = weights, math.inf, 0
+    best, least_loss = weights, math.inf
     for loss_gradient in batches:
         params = combine(global_params, client_updates, weights)
         loss, gradient = loss_gradient(params, weights)
-        evaluations += 1
         if loss < least_loss:
             best, least_loss = weights, loss
         slopes = inner_products(client_updates, gradient.to(client_updates.device)).inner.cpu()
@@ -103,11 +87,11 @@ def auto_bant_weights(
         weights = (1 - momentum) * weights + momentum * stepped
     if not math.isfinite(least_loss):
         raise ValuationError("the trial loss is finite at none of the weights")
-    return TrialWeights(torch.where(best < least / m, 0.0, best), evaluations)
+    return torch.where(best < least / m, 0.0, best)
 
 
 @dataclass(frozen=True)
-class TrialSettings:
+class TrialSettings(CheckedFields):
     """How AutoBANT goes down the trial loss; the defaults are those of its authors' code.
 
     Parameters
@@ -134,10 +118,6 @@ class TrialSettings:
     least: Annotated[float, Setting("weights below so many equal shares become 0", ge=0, le=1)] = (
         0.5
     )
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
 
 
 DEFAULT_TRIAL = TrialSettings()
@@ -176,26 +156,23 @@ class AutoBant(ScreenedStrategy):
         **base: Unpack[BaseArguments],
     ) -> None:
         require_kind(self, "validation", validation, Validation)
-        super().__init__(
-            **naming(base, validation),
-        )
+        super().__init__(**naming(base, validation))
         self.validation = validation
         self.trial = trial
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]`` of the least trial loss on the way."""
         shortened = updates.shortened()
+        trial = self.trial
         found = auto_bant_weights(
             updates.global_params,
             shortened.client_updates,
             self._batches(shortened),
-            step_size=self.trial.step_size,
-            momentum=self.trial.momentum,
-            least=self.trial.least,
+            step_size=trial.step_size,
+            momentum=trial.momentum,
+            least=trial.least,
         )
-        return Aggregation(
-            weights=found.weights, scores=found.weights, evaluations=found.evaluations
-        )
+        return Aggregation(weights=found, scores=found, evaluations=trial.steps)
 
     @cached_property
     def _trial_data(self) -> Validation:

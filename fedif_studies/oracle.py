@@ -31,13 +31,9 @@ class OracleExclusion(ScreenedStrategy):
     """
 
     def __init__(
-        self,
-        is_malicious: Callable[[ClientNode], bool],
-        **base: Unpack[BaseArguments],
+        self, is_malicious: Callable[[ClientNode], bool], **base: Unpack[BaseArguments]
     ) -> None:
-        super().__init__(
-            **base,
-        )
+        super().__init__(**base)
         self.is_malicious = is_malicious
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor
 from fedif_flower.aggregators.clipping import clipping_factors, usual_length
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import RoundUpdates, combine, combine_buffers
-from fedif_flower.sections import require_settings
 from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Stage
 from fedif_flower.valuation.flat_model import FlatModel
@@ -23,6 +23,7 @@ _LONG = 3.0  # Times the usual length: longer updates are looked at as if of thi
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class TriggerScreen(Stage):
     r"""Looks for a trigger in what a round leads to, and leaves out the updates that it comes from.
 
@@ -60,31 +61,15 @@ class TriggerScreen(Stage):
         is not of images and classes.
     """
 
-    def __init__(
-        self,
-        validation: Validation | None = None,
-        rise: Annotated[
-            float,
-            Setting(
-                "rho: an update that raises the loss of images with the inverted trigger by more "
-                "nats is left out",
-                ge=0,
-            ),
-        ] = 2.0,
-        small: Annotated[
-            float, Setting("a mask of less than this share of the median one is a trigger", ge=0)
-        ] = 0.5,
-        steps: Annotated[int, Setting("of an inversion", ge=1)] = 100,
-    ) -> None:
-        given = {"rise": rise, "small": small, "steps": steps}
-        require_settings(TriggerScreen, given)
-        self.validation = validation
-        self.rise, self.small, self.steps = rise, small, steps
-        self._rounds = self._left_out = 0
-
-    def __repr__(self) -> str:
-        """Name the stage and its settings."""
-        return f"TriggerScreen(rise={self.rise:g}, small={self.small:g}, steps={self.steps})"
+    validation: Validation | None = field(default=None, repr=False)
+    rise: Annotated[
+        float, Setting("rho: who raises the loss of images with the trigger by more nats", ge=0)
+    ] = 2.0
+    small: Annotated[
+        float, Setting("a mask of less than this share of the median one is a trigger", ge=0)
+    ] = 0.5
+    steps: Annotated[int, Setting("of an inversion", ge=1)] = 100
+    _rounds = _left_out = 0
 
     def begin(self, validation: Validation | None) -> None:
         """Take the strategy's validation set, unless another was given."""

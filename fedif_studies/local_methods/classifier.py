@@ -29,9 +29,8 @@ def classifier_misfit(task: Task, data: Data) -> str:
         return "class labels (num_classes)"
     if task.batch_loss is not None or not _is_cross_entropy(task.loss):
         return "cross-entropy without weights or smoothing for its loss"
-    batch = next(iter(read_batches(data, None, 1)), None)
-    labels = class_labels(batch)
-    return "" if labels is not None else "batches that end in class labels [n]"
+    first = next(iter(read_batches(data, None, 1)), None)
+    return "batches that end in class labels [n]" if class_labels(first) is None else ""
 
 
 def labelled_batches(data: Any, device: torch.device) -> Iterator[Any]:
@@ -41,11 +40,6 @@ def labelled_batches(data: Any, device: torch.device) -> Iterator[Any]:
 
 
 def _is_cross_entropy(loss: LossFunction | None) -> bool:
-    if isinstance(loss, nn.CrossEntropyLoss):
-        return (
-            type(loss) is nn.CrossEntropyLoss
-            and loss.weight is None
-            and not loss.label_smoothing
-            and loss.reduction == "mean"
-        )
-    return loss is None or loss is functional.cross_entropy
+    if type(loss) is not nn.CrossEntropyLoss:
+        return loss is None or loss is functional.cross_entropy
+    return loss.weight is None and not loss.label_smoothing and loss.reduction == "mean"

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedif_flower.errors import DataError
 from fedif_flower.local_methods import Guide, LocalMethod, LocalRound, LocalTerm, Told, Turn
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
-from fedif_flower.tasks.batches import describe, tensor_pair
+from fedif_flower.tasks.batches import tensor_pair
 from fedif_flower.tasks.modules import module_mode
 from fedif_flower.tasks.task import Data, Task
 from fedif_studies.local_methods.classifier import classifier_misfit
@@ -32,7 +31,7 @@ _EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
-class FedCorr(LocalMethod):
+class FedCorr(CheckedFields, LocalMethod):
     r"""Members found noisy by their answers' dimension correct labels that the global model doubts.
 
     Three stages: ``passes`` over all members, in which the noisy ones are found
@@ -91,30 +90,24 @@ class FedCorr(LocalMethod):
     num_classes: int = 0
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
-
     def misfit(self, task: Task, data: Data) -> str:
         """Return that it needs a classifier, and labels in an order that stays."""
         missing = super().misfit(task, data) or classifier_misfit(task, data)
-        if missing or tensor_pair(data) is not None:
-            return missing
-        return "data as a pair of tensors (inputs, labels)"
+        pair = tensor_pair(data)
+        if missing or pair is None:
+            return missing or "data as a pair of tensors (inputs, labels)"
+        mixes = self.mixup == 0 or pair[0].is_floating_point()
+        return "" if mixes else "inputs of float numbers, or FedCorr.mixup = 0"
 
     def guide(self) -> Guide:
         """Return what leads through the stages."""
         return FedCorrGuide(self)
 
     def examples(self, local: LocalRound) -> Any:
-        """Return the examples with the labels as they are now, corrected where it is time.
-
-        Raises
-        ------
-        DataError
-            If they are no pair of tensors: labels are kept by the examples' order.
-        """
-        inputs, given = _pair(local.data)
+        """Return the examples with the labels as they are now, corrected where it is time."""
+        pair = tensor_pair(local.data)
+        assert pair is not None  # misfit
+        inputs, given = pair
         labels = local.memory.get(_LABELS)
         if labels is None or len(labels) != len(given):
             local.memory[_LOSSES] = torch.zeros(len(given), dtype=torch.float64)
@@ -205,11 +198,10 @@ class FedCorrGuide(Guide):
         """Add up the dimensions, and keep the levels."""
         if self._stage(server_round) != PASS:
             return
-        for client_id, (dimension, level) in zip(
-            client_ids, reports[FIGURES].tolist(), strict=True
-        ):
+        figures = reports[FIGURES].clamp_min(0.0).tolist()
+        for client_id, (dimension, level) in zip(client_ids, figures, strict=True):
             old = self._members.get(client_id, _Member())
-            new = old.dimensions + max(dimension, 0.0), old.passes + 1, min(max(level, 0.0), 1.0)
+            new = old.dimensions + dimension, old.passes + 1, min(level, 1.0)
             self._members[client_id] = _Member(*new)
 
     def level(self, client_id: int) -> float:
@@ -263,11 +255,6 @@ class _Mixed(LocalTerm):
 
     def __enter__(self) -> _Mixed:
         def mix(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            if len(args) != 1 or not args[0].is_floating_point():
-                raise DataError(
-                    f"FedCorr mixes inputs, which are {describe(args)}; allowed: one tensor of "
-                    "float numbers, or FedCorr.mixup = 0"
-                )
             self._share = float(self._beta.sample())
             self._order = torch.randperm(len(args[0])).to(args[0].device)
             return (self._share * args[0] + (1 - self._share) * args[0][self._order],)
@@ -353,13 +340,3 @@ def noise_level(losses: Tensor, seed: int) -> float:
     if len(losses) < 2:
         return 0.0
     return sum(in_higher(losses[:, None], seed, fits=1)) / len(losses)
-
-
-def _pair(data: Any) -> tuple[Tensor, Tensor]:
-    pair = tensor_pair(data)
-    if pair is None:
-        raise DataError(
-            f"FedCorr corrects labels in their order; the client data are {describe(data)}; "
-            "allowed: a pair of tensors (inputs, labels)"
-        )
-    return pair

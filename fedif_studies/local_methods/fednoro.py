@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
-from fedif_flower.errors import DataError
 from fedif_flower.local_methods import Guide, LocalMethod, LocalRound, LocalTerm, Told, Turn
 from fedif_flower.round import RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.modules import copy_module, module_mode
 from fedif_flower.tasks.task import Data, Task
@@ -31,7 +30,7 @@ _REPORT, _DISTILLATION = "report", "distillation"
 
 
 @dataclass(frozen=True)
-class FedNoRo(LocalMethod):
+class FedNoRo(CheckedFields, LocalMethod):
     r"""Members found noisy by their losses per class learn from the global model's answers too.
 
     With z a model's outputs, :math:`\pi` the shares of the classes at the client, T the
@@ -76,10 +75,6 @@ class FedNoRo(LocalMethod):
     ] = True
     num_classes: int = 0
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        require_fields(self)
 
     def misfit(self, task: Task, data: Data) -> str:
         """Return that it needs a classifier."""
@@ -197,11 +192,6 @@ def class_shares(batches: Iterable[Any], num_classes: int) -> Tensor:
     r"""Return :math:`\pi`: the share of each class among a client's labels, ``[C]``, float64."""
     counts = torch.zeros(num_classes, dtype=torch.float64)
     for *_, labels in batches:
-        if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
-            raise DataError(
-                f"labels are {int(labels.min())} to {int(labels.max())}; allowed with FedNoRo: 0 "
-                f"to {num_classes - 1}"
-            )
         counts += torch.bincount(labels.cpu(), minlength=num_classes)
     return counts / counts.sum()
 

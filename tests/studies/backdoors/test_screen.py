@@ -89,7 +89,7 @@ def test_the_update_that_brings_the_trigger_is_replaced_by_the_mean_of_the_other
 def test_a_run_config_names_it(tmp_path):
     keys = {"screen": NAMES["trigger-inversion"], "TriggerScreen.rise": 3.0}
     (stage,) = configured_stages(config(tmp_path, "fedavg", **keys))
-    assert repr(stage) == "TriggerScreen(rise=3, small=0.5, steps=100)"
+    assert repr(stage) == "TriggerScreen(rise=3.0, small=0.5, steps=100)"
 
 
 def test_it_needs_held_out_images():
