@@ -25,8 +25,7 @@ from fedif_flower.tasks.modules import (
     without_batch_statistics,
 )
 from fedif_flower.tasks.task import LossFunction
-from fedif_flower.valuation.batch_weight import BatchSize
-from fedif_flower.valuation.objective import Objective
+from fedif_flower.valuation.objective import BatchSize, Objective
 
 NO_EXAMPLES = "local training needs at least one example; this client has none"
 

@@ -21,8 +21,7 @@ from fedif_flower.tasks.batches import count_examples, describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import keep_freed_memory, module_mode, seeded_randomness
 from fedif_flower.tasks.task import LossFunction, Task
-from fedif_flower.valuation.batch_weight import class_mean
-from fedif_flower.valuation.objective import objective_of
+from fedif_flower.valuation.objective import class_mean, objective_of
 
 
 class Trained(NamedTuple):

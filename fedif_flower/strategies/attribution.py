@@ -34,11 +34,7 @@ from fedif_flower.strategies.round_attribution import (
 from fedif_flower.strategies.steps import Step
 from fedif_flower.valuation.blocks import block_validations
 from fedif_flower.valuation.classes import class_validations
-from fedif_flower.valuation.credit import (
-    Credit,
-    CreditBounds,
-    RoundGeometry,
-)
+from fedif_flower.valuation.credit import Credit, CreditBounds
 from fedif_flower.valuation.gradients import LossAndGradient
 from fedif_flower.valuation.past_steps import PastSteps
 from fedif_flower.valuation.path import find_refinements
@@ -233,14 +229,12 @@ class PathAttribution(Callback):
         else:
             gram, shares = hidden.sketched(self._past.basis)
         return self.bounds.bound(
-            RoundGeometry(
-                client_ids=step.updates.client_ids,
-                examples=step.updates.num_examples.cpu(),
-                gram=gram,
-                weights=step.aggregation.weights.cpu(),
-                applied=applied.cpu(),
-                shares=shares,
-            )
+            client_ids=step.updates.client_ids,
+            examples=step.updates.num_examples.cpu(),
+            gram=gram,
+            weights=step.aggregation.weights.cpu(),
+            applied=applied.cpu(),
+            shares=shares,
         )
 
     def on_round(self, report: RoundReport) -> None:

@@ -91,22 +91,22 @@ def coalition_scores(
     affordable = memory_budget // (client_params[0].numel() * client_params.itemsize)
     # Each replica is a model of its own beside the coalition models that it evaluates.
     pool = validation.side_by_side(at_most=affordable // 2)
-    rows_at_once = affordable // pool.size - 1 if pool else affordable
-    blocks = max(-(-len(masks) // max(rows_at_once, 1)), _BLOCKS * (pool.size if pool else 1))
+    threads = len(pool.judges) if pool else 1
+    rows_at_once = affordable // threads - 1 if pool else affordable
+    blocks = max(-(-len(masks) // max(rows_at_once, 1)), _BLOCKS * threads)
 
-    def score(judge: Judge | None, block: Tensor) -> Tensor:
+    def score(judge: Judge, block: Tensor) -> Tensor:
         means = coalition_means(client_params, block, global_params)  # [rows, d]
         buffers = _mean_buffers(client_buffers, block, global_buffers)
-        found = [
-            validation.means(params, named, (metric,))
-            if judge is None
-            else validation.mean_by(judge, params, named, metric)
-            for params, named in zip(means, buffers, strict=True)
-        ]
-        return torch.cat(found)
+        models = zip(means, buffers, strict=True)
+        return torch.cat([validation.mean_by(judge, *model, metric) for model in models])
 
     parts = masks.to(client_params.device).tensor_split(min(blocks, len(masks)))
-    scores = pool.map(score, parts) if pool else [score(None, part) for part in parts]
+    if pool:
+        scores = pool.map(score, parts)
+    else:
+        with validation.alone() as judge:
+            scores = [score(judge, part) for part in parts]
     return torch.cat(scores).cpu().double()
 
 

@@ -22,34 +22,6 @@ _MOST = 99.0  # What ratios without a limit are told as.
 
 
 @dataclass(frozen=True)
-class RoundGeometry:
-    """What bounds need of a round: lengths and cosines, no update itself.
-
-    Attributes
-    ----------
-    client_ids : sequence of int
-        The m participants.
-    examples : Tensor
-        ``[m]``: n_i > 0, as they count.
-    gram : Tensor
-        ``[m, m]``: inner products of the updates.
-    weights, applied : Tensor
-        ``[m]``: the weights that the strategy gave, and what the updates were multiplied by in the
-        end, bounds included.
-    shares : Tensor
-        ``[m, k]``: the updates' coordinates in an orthonormal basis of the last global steps' span
-        (see :class:`~fedif_flower.valuation.past_steps.PastSteps`); k = 0: there was none yet.
-    """
-
-    client_ids: Sequence[int]
-    examples: Tensor
-    gram: Tensor
-    weights: Tensor
-    applied: Tensor
-    shares: Tensor
-
-
-@dataclass(frozen=True)
 class Credit:
     r"""How much of each update of a round is credited, ``[m]`` each, float64.
 
@@ -117,64 +89,84 @@ class CreditBounds:
         # moved, its examples; the sum of its relative weights, in how many rounds.
         self._clients = ClientTable(logarithms=0, moved=0, examples=0, weights=0, rounds=0)
 
-    def bound(self, geometry: RoundGeometry) -> Credit:
-        """Return how much of each of the round's updates counts, and remember their lengths."""
-        gram, weights = geometry.gram.double(), geometry.weights.double()
-        squared = gram.diagonal().clamp_min(0.0)
-        shortened = torch.where(weights != 0, geometry.applied.double() / weights, 1.0).abs()
-        lengths = squared.sqrt() * shortened  # [m]
-        usual = self._usual(geometry, lengths)
-        length = torch.where(lengths > 0, lengths / usual, 0.0)
+    def bound(
+        self,
+        client_ids: Sequence[int],
+        examples: Tensor,
+        gram: Tensor,
+        weights: Tensor,
+        applied: Tensor,
+        shares: Tensor,
+    ) -> Credit:
+        """Return how much of each of the round's updates counts, and remember their lengths.
 
-        weight = self._mean_weights(geometry, weights)
-        shares = geometry.shares.double()  # [m, k]
+        Parameters
+        ----------
+        client_ids : sequence of int
+            The m participants.
+        examples : Tensor
+            ``[m]``: n_i > 0, as they count.
+        gram : Tensor
+            ``[m, m]``: inner products of the updates.
+        weights, applied : Tensor
+            ``[m]``: the weights that the strategy gave, and what the updates were multiplied by in
+            the end, bounds included.
+        shares : Tensor
+            ``[m, k]``: the updates' coordinates in an orthonormal basis of the last global steps'
+            span (see :class:`~fedif_flower.valuation.past_steps.PastSteps`); k = 0: there was none
+            yet.
+        """
+        gram, weights, shares = gram.double(), weights.double(), shares.double()
+        shortened = torch.where(weights != 0, applied.double() / weights, 1.0).abs()
+        lengths = gram.diagonal().clamp_min(0.0).sqrt() * shortened  # [m]
+        usual = self._usual(client_ids, examples, lengths)
+        length = torch.where(lengths > 0, lengths / usual, 0.0)
+        weight = self._mean_weights(client_ids, examples, weights)
         borrowed = torch.linalg.vector_norm(shares, dim=1)  # [m]
         own = own_lengths(gram, shares)
         ratios = torch.where(borrowed > 0, borrowed / own.clamp_min(1e-300), 0.0)
         usual_ratio = max(_median(ratios), _LEAST_USUAL)
-        returned = torch.zeros_like(shares)
+        beyond = torch.zeros_like(own)
         if self.borrowed:
             allowed = self.borrowed * usual_ratio * own
             beyond = (1 - allowed / borrowed.clamp_min(1e-300)).clamp_min(0.0)
-            returned = beyond.unsqueeze(1) * shares
         return Credit(
             kept=_kept(length, self.length) * _kept(weight, self.weight),
-            returned=returned,
+            returned=beyond.unsqueeze(1) * shares,
             length=length,
             weight=weight,
             borrowed=(ratios / usual_ratio).clamp_max(_MOST),
             opposed=opposition(gram),
         )
 
-    def _usual(self, geometry: RoundGeometry, lengths: Tensor) -> Tensor:
+    def _usual(self, client_ids: Sequence[int], examples: Tensor, lengths: Tensor) -> Tensor:
         """Return the usual length of each participant's update, ``[m]``."""
         moving = lengths > 0
         if not bool(moving.any()):
             return torch.ones_like(lengths)
-        scale = float(lengths[moving].median())
-        table = self._clients
-        ids = [i for i, own in zip(geometry.client_ids, moving.tolist(), strict=True) if own]
+        scale, table = float(lengths[moving].median()), self._clients
+        ids = [i for i, own in zip(client_ids, moving.tolist(), strict=True) if own]
         added = np.array([math.log(own / scale) for own in lengths[moving].tolist()])
         table.write(
             ids,
             logarithms=table.read(ids, "logarithms") + added,
             moved=table.read(ids, "moved") + 1,
-            examples=geometry.examples[moving].cpu(),
+            examples=examples[moving].cpu(),
         )
         moved = torch.tensor(table.column("moved"))
         known = moved > 0
-        examples = torch.tensor(table.column("examples"))[known]
         means = torch.tensor(table.column("logarithms"))[known] / moved[known]
-        return scale * usual_lengths(examples, means.exp(), geometry.examples)
+        of_known = torch.tensor(table.column("examples"))[known]
+        return scale * usual_lengths(of_known, means.exp(), examples)
 
-    def _mean_weights(self, geometry: RoundGeometry, weights: Tensor) -> Tensor:
+    def _mean_weights(self, client_ids: Sequence[int], examples: Tensor, weights: Tensor) -> Tensor:
         """Return each participant's mean weight so far, in shares of the median member: ``[m]``."""
-        examples, ids = geometry.examples.double(), geometry.client_ids
+        examples = examples.double()
         usual = float(weights.sum()) * _median(examples) / float(examples.sum())
         ratios = weights / usual if usual > 0 else torch.zeros_like(weights)
-        total = self._clients.read(ids, "weights") + ratios.numpy()
-        rounds = self._clients.read(ids, "rounds") + 1
-        self._clients.write(ids, weights=total, rounds=rounds)
+        total = self._clients.read(client_ids, "weights") + ratios.numpy()
+        rounds = self._clients.read(client_ids, "rounds") + 1
+        self._clients.write(client_ids, weights=total, rounds=rounds)
         return torch.from_numpy(total / rounds)
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.clipping import usual_length
-from fedif_flower.errors import DivergedError, ValuationError, require
+from fedif_flower.errors import DivergedError, ValuationError
 from fedif_flower.round import RoundUpdates, combine, combine_buffers
 from fedif_flower.valuation.influence import project_updates
 from fedif_flower.valuation.past_steps import orthonormal
@@ -101,8 +101,6 @@ def descend_weights(
 
     Raises
     ------
-    ConfigError
-        If ``steps`` or ``step_size`` lies outside its range.
     ValuationError
         If no update leads to a finite loss.
     DivergedError
@@ -114,12 +112,28 @@ def descend_weights(
     1997; Beck and Teboulle, "Mirror descent and nonlinear projected subgradient methods for convex
     optimization", 2003.
     """
-    require(steps >= 0, "steps", steps, ">= 0")
-    require(math.isfinite(step_size) and step_size > 0, "step_size", step_size, "a number > 0")
     known = None if not relative else () if last_step is None else (last_step,)
-    landscape = _Landscape(global_params, client_updates, loss_gradient, loss, known)
+    squared_norms = torch.linalg.vecdot(client_updates, client_updates).double()  # [m]
+    evaluations = 0
+
+    def look(weights: Tensor, *, slopes: bool = True) -> _Place:
+        nonlocal evaluations
+        evaluations += 1
+        params = combine(global_params, client_updates, weights)
+        if not slopes and loss is not None:
+            value = loss(params, weights)
+            return _Place(weights, value if math.isfinite(value) else math.inf, weights)
+        value, gradient = loss_gradient(params, weights)
+        if known is not None:
+            gradient = _less(gradient, [params - global_params, *known])
+        here = gradient.to(client_updates.device)
+        inner = -project_updates(client_updates, here, squared_norms).inner.cpu()
+        finite = math.isfinite(value) and bool(inner.isfinite().all())
+        return _Place(weights, value if finite else math.inf, inner)
+
     initial = initial_weights.double().cpu()
-    here = _start(landscape, initial / initial.sum())
+    model = float(torch.linalg.vector_norm(global_params.double()))
+    here = _start(look, initial / initial.sum(), squared_norms.sqrt().cpu(), model)
     losses = [here.loss]
     rounding = math.sqrt(torch.finfo(client_updates.dtype).eps)
     for left in range(steps, 0, -1):
@@ -134,13 +148,13 @@ def descend_weights(
         # One of little weight may be many deviations better, and would be all that is left.
         worse = worse.clamp(min=-_MOST_GAIN)
         exponents = here.weights.log() - step_size * worse
-        there = landscape.look(exponents.softmax(0), slopes=left > 1)
+        there = look(exponents.softmax(0), slopes=left > 1)
         if there.loss <= here.loss:
             here = there
             losses.append(here.loss)
         else:
             step_size /= 2
-    return Descent(here.weights, tuple(losses), landscape.evaluations)
+    return Descent(here.weights, tuple(losses), evaluations)
 
 
 def descend_round(
@@ -197,43 +211,6 @@ class _Place(NamedTuple):
     slopes: Tensor
 
 
-class _Landscape:
-    """The validation loss as a function of the weights.
-
-    ``known``: directions [d] that gradients are told without, beside that of the step to where
-    they are taken; ``None``: gradients are told whole.
-    """
-
-    def __init__(
-        self,
-        global_params: Tensor,
-        client_updates: Tensor,
-        loss_gradient: LossGradient,
-        loss: Loss | None,
-        known: Sequence[Tensor] | None,
-    ) -> None:
-        self.global_params, self.client_updates = global_params, client_updates
-        self.squared_norms = torch.linalg.vecdot(client_updates, client_updates).double()  # [m]
-        self._loss_gradient, self._loss, self._known = loss_gradient, loss, known
-        self.evaluations = 0
-
-    def look(self, weights: Tensor, *, slopes: bool = True) -> _Place:
-        """Return what there is at ``weights`` [m]; a loss that is not finite is infinite."""
-        params = combine(self.global_params, self.client_updates, weights)
-        self.evaluations += 1
-        if not slopes and self._loss is not None:
-            loss = self._loss(params, weights)
-            return _Place(weights, loss if math.isfinite(loss) else math.inf, weights)
-        loss, gradient = self._loss_gradient(params, weights)
-        if self._known is not None:
-            gradient = _less(gradient, [params - self.global_params, *self._known])
-        inner = -project_updates(
-            self.client_updates, gradient.to(self.client_updates.device), self.squared_norms
-        ).inner.cpu()
-        finite = math.isfinite(loss) and bool(inner.isfinite().all())
-        return _Place(weights, loss if finite else math.inf, inner)
-
-
 def _less(gradient: Tensor, directions: Sequence[Tensor]) -> Tensor:
     """Return a gradient ``[d]`` less its part along what the server could do itself."""
     rest = gradient.double()
@@ -244,32 +221,33 @@ def _less(gradient: Tensor, directions: Sequence[Tensor]) -> Tensor:
     return rest.to(gradient)
 
 
-def _start(landscape: _Landscape, weights: Tensor) -> _Place:
+def _start(
+    look: Callable[[Tensor], _Place], weights: Tensor, lengths: Tensor, model: float
+) -> _Place:
     """Return the place to begin at: all clients, or those whose updates are not too long for it.
 
     A model far too large answers every input alike, and its loss may be less than that of any
     mixture with others, but no client can train it further. So what is absurd is left out, and
-    what is long where the loss is less without it.
+    what is long where the loss is less without it. ``lengths`` [m] are the updates', ``model`` is
+    the model's.
     """
-    lengths = landscape.squared_norms.sqrt().cpu()  # [m]
     usual = usual_length(lengths)
-    model = float(torch.linalg.vector_norm(landscape.global_params.double()))
     weights = _without(weights, lengths > _ABSURD * max(usual, model))
-    place = landscape.look(weights)
+    place = look(weights)
     shorter = _without(weights, lengths > _LONG * usual)
     if not torch.equal(shorter, weights):
-        without = landscape.look(shorter)
+        without = look(shorter)
         place = min(without, place, key=lambda at: at.loss)  # The shorter where they are equal.
         weights = place.weights
     while not math.isfinite(place.loss):
         longest = torch.where(weights > 0, lengths, -1.0)
         weights = torch.where(longest == longest.max(), 0.0, weights)
         if not bool(weights.any()):
-            nowhere = landscape.look(weights)
+            nowhere = look(weights)
             error = ValuationError if math.isfinite(nowhere.loss) else DivergedError
             raise error("the validation loss is not finite, whichever updates are left out")
         weights = weights / weights.sum()
-        place = landscape.look(weights)
+        place = look(weights)
     return place
 
 

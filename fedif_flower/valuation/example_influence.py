@@ -12,7 +12,7 @@ from torch.nn import functional
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.batches import map_tensors, num_rows
 from fedif_flower.tasks.modules import trainable_names
-from fedif_flower.valuation.objective import BatchObjective, Objective, PairObjective
+from fedif_flower.valuation.objective import Objective, PairObjective
 
 _BLOCK = 256  # Examples whose similarities to all others are in memory at a time.
 
@@ -79,8 +79,7 @@ def example_influence(
             return found
 
         try:
-            found = torch.func.jvp(along, (weights,), (direction,))
-            loss, product = found[0], found[1]
+            loss, product = torch.func.jvp(along, (weights,), (direction,))[:2]
         except NotImplementedError:  # A layer without forward differentiation.
             loss, product = _by_rows(along, weights, direction)
         losses.append(loss.detach().double().cpu())
@@ -93,12 +92,9 @@ def _by_rows(
 ) -> tuple[Tensor, Tensor]:
     """Return the same by one backward pass for each example."""
     moved = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-    losses = along(moved)  # [n]
-    products = []
+    losses, wanted, products = along(moved), list(moved.values()), []
     for loss in losses:
-        found = torch.autograd.grad(
-            loss, list(moved.values()), retain_graph=True, materialize_grads=True
-        )
+        found = torch.autograd.grad(loss, wanted, retain_graph=True, materialize_grads=True)
         parts = zip(found, direction.values(), strict=True)
         products.append(torch.stack([(own * piece).sum() for own, piece in parts]).sum())
     return losses, torch.stack(products)
@@ -112,19 +108,18 @@ class _Judged(nn.Module):
         self.model, self._objective = model, objective
 
     def forward(self, batch: Any) -> Tensor:
-        count = num_rows(batch)
+        count, objective = num_rows(batch), self._objective
         if count is None:
             raise ValuationError(
                 "a batch's tensors differ in length: its examples cannot be told apart"
             )
-        objective = self._objective
         if isinstance(objective, PairObjective):
             *inputs, targets = batch
-            outputs, loss_fn = self.model(*inputs), objective.loss_fn
-            pair = (outputs, targets)
-            return torch.stack([loss_fn(*_row(pair, i)) for i in range(count)])
-        assert isinstance(objective, BatchObjective)
-        return torch.stack([objective.loss(self.model, _row(batch, i)) for i in range(count)])
+            pair = (self.model(*inputs), targets)
+            losses = [objective.loss_fn(*_row(pair, i)) for i in range(count)]
+        else:
+            losses = [objective.loss(self.model, _row(batch, i)) for i in range(count)]
+        return torch.stack(losses)
 
 
 def _row(batch: Any, row: int) -> Any:
@@ -144,21 +139,19 @@ def representations(model: nn.Module, batches: Iterable[Any]) -> Tensor:
         ``(inputs, targets)``, as :class:`~fedif_flower.valuation.objective.PairObjective` has them.
     """
     found: list[Tensor] = []
+    seen: list[Tensor] = []
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    given: list[Tensor] = []
-    handles = [
-        module.register_forward_pre_hook(lambda _, args: given.append(args[0]))
-        for module in linear[-1:]
-    ]
+    if linear:
+        handle = linear[-1].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    else:
+        handle = model.register_forward_hook(lambda _m, _a, outputs: seen.append(outputs))
     try:
         for *inputs, _ in batches:
-            outputs = model(*inputs)
-            seen = given.pop() if given else outputs
-            found.append(seen.flatten(1).float().cpu())
-            given.clear()
+            model(*inputs)
+            found.append(seen[-1].flatten(1).float().cpu())
+            seen.clear()
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
     return torch.cat(found)
 
 

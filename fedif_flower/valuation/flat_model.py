@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import describe
 from fedif_flower.tasks.modules import copy_module, evaluation_mode, tied_names, trainable_names
 
 _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
@@ -50,15 +49,15 @@ class FlatModel:
         _require_vector(model)
         try:
             self.module = _copy(model, device)
+            named = dict(self.module.named_parameters(remove_duplicate=False))
+            self.parameters = [named[name] for name in self.parameter_names]
+            # Parameters and their gradients are views of two flat vectors: loading a model is one
+            # copy, and a backward pass leaves the gradient [d] ready.
+            self.params = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         except Exception as error:
             raise ValuationError(f"the model cannot be copied: {error}") from error
         _let_cudnn_go_backward(self.module)
-        named = dict(self.module.named_parameters(remove_duplicate=False))
-        self.parameters = [named[name] for name in self.parameter_names]
         self.state = named | dict(self.module.named_buffers(remove_duplicate=False))
-        # Parameters and their gradients are views of two flat vectors: loading a model is one
-        # copy, and a backward pass leaves the gradient [d] ready.
-        self.params = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         for parameter, piece in _pieces(self.params, self.parameters):
             parameter.data = piece
         self._gradient: Tensor | None = None
@@ -105,19 +104,13 @@ def _copy(model: nn.Module, device: torch.device) -> nn.Module:
 
 def _require_vector(model: nn.Module) -> None:
     """Raise ValuationError unless the trainable parameters make one floating-point vector."""
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not trained:
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
+    if not dtypes:
         raise ValuationError("the model has no parameter with requires_grad: nothing to train")
-    for name, parameter in trained.items():
-        if nn.parameter.is_lazy(parameter):
-            raise ValuationError(f"parameter {name!r} has no shape yet: call the model once first")
-        if not parameter.is_floating_point():
-            raise ValuationError(
-                f"parameter {name!r} is {describe(parameter)}; allowed: floating point"
-            )
-    if len(dtypes := {str(p.dtype).removeprefix("torch.") for p in trained.values()}) > 1:
+    if len(dtypes) > 1 or not dtypes.copy().pop().is_floating_point:
+        names = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ValuationError(
-            f"the trainable parameters are {' and '.join(sorted(dtypes))}; allowed: one dtype"
+            f"the trainable parameters are {' and '.join(names)}; allowed: one floating-point dtype"
         )
 
 

@@ -65,32 +65,16 @@ class SharedGradients:
         buffers : mapping of str to Tensor, optional
             As in :meth:`~fedif_flower.valuation.validation.Validation.gradient`.
         """
-        found = self._known(params)
-        if found is None:
-            found = self.submit(lambda: self._take(params, buffers))
-            self._begun.append((params, found))
-        return found
-
-    def at(self, params: Tensor, buffers: Mapping[str, Tensor] | None) -> LossAndGradient:
-        """Return loss and gradient at a model, in this thread if they were not begun with."""
-        found = self._known(params)
-        if found is None:
-            return self._take(params, buffers)
-        return found.result()
+        for known, future in self._begun:
+            if known is params and not (future.done() and future.exception()):
+                return future
+        taken = self.submit(lambda: self._loss_and_gradient(params, buffers).checked())
+        self._begun.append((params, taken))
+        return taken
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
         """Let the thread do something more."""
         return self._executor.submit(function)
-
-    def _take(self, params: Tensor, buffers: Mapping[str, Tensor] | None) -> LossAndGradient:
-        return self._loss_and_gradient(params, buffers).checked()
-
-    def _known(self, params: Tensor) -> Future[LossAndGradient] | None:
-        """Return what was begun with at this model, unless it failed."""
-        for known, future in self._begun:
-            if known is params and not (future.done() and future.exception()):
-                return future
-        return None
 
     @cached_property
     def _executor(self) -> ThreadPoolExecutor:

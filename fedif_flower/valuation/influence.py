@@ -170,9 +170,6 @@ class InfluenceValuation:
         The server's held-out data.
     weight_normalization : bool
         Divide each inner product by the norm of the update.
-    overlap : bool
-        Take the gradient in a background thread from the moment the round is configured.
-        ``False``: when the replies are here. The result is the same, bit for bit.
     """
 
     validation: Validation
@@ -180,20 +177,16 @@ class InfluenceValuation:
     weight_normalization: Annotated[
         bool, Setting("divide by the norm of the update (off: an ablation)")
     ] = True
-    overlap: bool = True
     _begun: Future[LossAndGradient] | None = field(default=None, init=False)
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Begin with the validation gradient at ``params`` [d]."""
-        if self.overlap:
-            self._begun = self.validation.gradients.begin(params, buffers)
+        self._begun = self.validation.gradients.begin(params, buffers)
 
     def gradient(self, params: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
         """Return the validation gradient ``[d]`` at the model that the clients received."""
         begun, self._begun = self._begun, None
-        if begun is not None:
-            return begun.result().gradient
-        return self.validation.gradients.at(params, buffers).gradient
+        return (begun or self.validation.gradients.begin(params, buffers)).result().gradient
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from fedif_flower.client_table import ClientTable
 from fedif_flower.errors import ValuationError
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 WeightScope = Literal["participants", "population"]
@@ -64,7 +66,8 @@ def min_max(scores: Tensor, resolution: float = 0.0) -> Tensor:
     return ((scores / 2 - low / 2) / spread).clamp(0.0, 1.0)
 
 
-class ScoreLedger:
+@dataclass(eq=False)
+class ScoreLedger(CheckedFields):
     r"""Each client's weight score over the rounds, and the weights that follow from it.
 
     .. math:: \Omega_i \leftarrow (1 - \gamma) \Omega_i + \gamma \Psi_i \quad (i \in S_t)
@@ -92,7 +95,7 @@ class ScoreLedger:
 
     Raises
     ------
-    ValuationError
+    ConfigError
         If gamma or initial lies outside its range.
 
     References
@@ -100,28 +103,17 @@ class ScoreLedger:
     FedIF, equation for the global influence; methods of AFedSV (KDD 2023).
     """
 
-    def __init__(
-        self,
-        gamma: float,
-        *,
-        initial: float = 0.0,
-        smooth_update: bool = True,
-        bias_correction: bool = False,
-    ) -> None:
-        if not 0.0 < gamma <= 1.0:
-            raise ValuationError(f"gamma is {gamma}; allowed: 0 < gamma <= 1")
-        if not (math.isfinite(initial) and initial >= 0.0):
-            raise ValuationError(f"initial is {initial}; allowed: finite, >= 0")
-        self.gamma = gamma
-        self.initial = initial
-        self.smooth_update = smooth_update
-        self.bias_correction = bias_correction and smooth_update
-        # NaN: none yet; rounds are those that a client took part in.
-        self._clients = ClientTable(score=math.nan, rounds=0, accumulative=math.nan)
-
-    def __repr__(self) -> str:
-        """Name the rate, and how many clients there are."""
-        return f"ScoreLedger(gamma={self.gamma}, {len(self._clients)} clients)"
+    gamma: Gamma
+    _: KW_ONLY
+    initial: Annotated[float, Setting("of a client never seen", ge=0)] = 0.0
+    smooth_update: bool = True
+    bias_correction: bool = False
+    # NaN: none yet; rounds are those that a client took part in.
+    _clients: ClientTable = field(
+        default_factory=lambda: ClientTable(score=math.nan, rounds=0, accumulative=math.nan),
+        init=False,
+        repr=False,
+    )
 
     @property
     def scores(self) -> dict[int, float]:
@@ -226,7 +218,7 @@ class ScoreLedger:
     ) -> NDArray[np.float64]:
         """Return Omega from what was smoothed ``[n]``, bias-corrected where that is on."""
         score = np.where(np.isnan(score), self.initial, score)
-        if not self.bias_correction:
+        if not (self.bias_correction and self.smooth_update):
             return score
         left = (1.0 - self.gamma) ** rounds
         taken = np.where(rounds > 0, 1.0 - left, 1.0)

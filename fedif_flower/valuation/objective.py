@@ -1,25 +1,174 @@
-"""What a model is judged by on one batch: a loss, and accuracy or a score of the user's own."""
+"""What a model is judged by on one batch: a loss, and accuracy or a score of the user's own.
+
+A mean over many batches weighs each by what the mean of its loss divides by.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import describe, tensors_of
+from fedif_flower.tasks.batches import describe, num_examples, tensors_of
 from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
-from fedif_flower.valuation.batch_weight import BatchSize, batch_size, class_mean
 
 Metric = Literal["accuracy", "loss", "score"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
+_FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
+_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
+# That of a subclass may divide by anything.
+_FORWARDS = tuple(kind.forward for kind in _MODULES)
 
-class PairObjective:
+
+class BatchSize(NamedTuple):
+    """How many examples of a batch have a target, and what the mean of their losses divides by."""
+
+    examples: float
+    weight: float
+
+
+class Batch(NamedTuple):
+    """Some of the held-out examples, how many, and what the mean of their losses divides by."""
+
+    content: Any
+    size: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class ClassMean:
+    r"""How torch's classification losses take their mean over targets y.
+
+    .. math:: W = \sum_{i:\; y_i \ne y_\mathrm{ignored}} c_{y_i}
+
+    is what they divide by, with :math:`c` the classes' weights, 1 where there are none. Targets
+    that are probabilities all count 1.
+
+    Parameters
+    ----------
+    ignored : int
+        The target that is left out.
+    class_weights : Tensor, optional
+        ``[classes]``.
+    """
+
+    ignored: int
+    class_weights: Tensor | None = None
+
+    def counts(self, targets: Tensor) -> Tensor:
+        """Tell which examples have a target that counts, for targets ``[n, ...]``: ``[n]`` bool."""
+        if targets.is_floating_point():
+            return torch.ones(len(targets), dtype=torch.bool, device=targets.device)
+        counted = targets != self.ignored
+        if self.class_weights is not None:
+            weights = self.class_weights.to(targets.device)
+            labels = targets.long().clamp(0, len(weights) - 1)
+            counted &= weights[labels] != 0
+        return counted.flatten(1).any(dim=1) if targets.dim() > 1 else counted
+
+    def size(self, targets: Tensor) -> BatchSize:
+        """Return the size of a batch with targets ``[n, ...]``.
+
+        Raises
+        ------
+        ValuationError
+            If a target has no class weight.
+        """
+        if targets.is_floating_point():
+            classes = targets.shape[1] if targets.dim() > 1 else 1
+            return BatchSize(len(targets), targets.numel() // max(classes, 1))
+        counted = targets != self.ignored
+        count = int(counted.sum())
+        examples = count if targets.dim() == 1 else len(targets)
+        if self.class_weights is None or not count:
+            return BatchSize(examples, count)
+        labels, weights = targets[counted].cpu().long(), self.class_weights.detach().cpu().double()
+        if not 0 <= int(labels.min()) <= int(labels.max()) < len(weights):
+            raise ValuationError(
+                f"targets are {int(labels.min())} to {int(labels.max())}; allowed with "
+                f"{len(weights)} class weights: 0 to {len(weights) - 1}"
+            )
+        return BatchSize(examples, float(weights[labels].sum()))
+
+
+def class_mean(loss_fn: Callable[..., Any]) -> ClassMean | None:
+    """Return how a loss takes its mean, if it is cross-entropy or negative log-likelihood of torch.
+
+    Parameters
+    ----------
+    loss_fn : callable
+        ``functional.cross_entropy`` or ``nll_loss``, ``functools.partial`` of one, or
+        ``nn.CrossEntropyLoss`` or ``nn.NLLLoss``, with the mean for reduction. All others give
+        ``None``.
+    """
+    if isinstance(loss_fn, _MODULES) and type(loss_fn).forward in _FORWARDS:
+        given: dict[str, Any] = vars(loss_fn) | {"weight": loss_fn.weight}
+    elif (loss_fn.func if isinstance(loss_fn, partial) else loss_fn) in _FUNCTIONS:
+        given = {name: value.default for name, value in signature(loss_fn).parameters.items()}
+    else:
+        return None
+    outdated = any(given.get(name) is not None for name in ("size_average", "reduce"))
+    if given["reduction"] != "mean" or outdated:
+        return None
+    return ClassMean(given["ignore_index"], given["weight"])
+
+
+class Objective:
+    """``batch_loss(model, batch)`` on batches of any kind; ``call`` names it, for errors."""
+
+    call = "batch_loss(model, batch)"
+    ignored: int | None = None  # The target that stands for no answer, if there is one.
+
+    def __init__(
+        self, batch_loss: BatchLoss, scores: Mapping[str, ScoreFunction] | None = None
+    ) -> None:
+        self.batch_loss = batch_loss
+        self.scores = scores or {}
+        self.metrics: frozenset[str] = frozenset(("loss", *self.scores))
+
+    def check(self, batch: Any) -> None:
+        """Accept everything: only ``batch_loss`` knows what a batch is."""
+
+    def known_size(self, batch: Any) -> BatchSize | None:  # noqa: ARG002
+        """Return nothing: ``batch_loss`` tells it with the loss."""
+        return None
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the mean loss over the batch."""
+        return self.loss_and_size(model, batch)[0]
+
+    def loss_and_size(
+        self, model: nn.Module, batch: Any, size: BatchSize | None = None
+    ) -> tuple[Tensor, BatchSize]:
+        """Return the mean loss over the batch, and its size unless that is known."""
+        answer = self.batch_loss(model, batch)
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise ValuationError(
+                f"batch_loss returned {describe(answer)}; expected (mean loss, size)"
+            )
+        loss, count = answer[0], float(answer[1])
+        if not (math.isfinite(count) and count >= 0):
+            raise ValuationError(f"batch_loss returned the size {count:g}; allowed: finite, >= 0")
+        count = int(count) if count.is_integer() else count
+        return loss, size or BatchSize(count, count)
+
+    def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
+        """Return each metric's mean over the batch, right answers' number; NaN: not defined."""
+        own = {"loss": self.loss, **self.scores}
+        judges: list[Callable[..., Any]] = [own.get(metric, _undefined) for metric in metrics]
+        return [torch.as_tensor(judge(model, batch)) for judge in judges]
+
+
+class PairObjective(Objective):
     """``loss_fn(model(inputs), targets)`` on batches ``(inputs, targets)``.
 
     In a batch of more than two, the last are the targets and the others the model's arguments.
@@ -32,13 +181,9 @@ class PairObjective:
     ) -> None:
         self.loss_fn = loss_fn
         self.scores = scores or {}
-        self.metrics: frozenset[str] = frozenset(("loss", "accuracy", *self.scores))
+        self.metrics = frozenset(("loss", "accuracy", *self.scores))
         self.class_mean = class_mean(loss_fn)
-
-    @property
-    def ignored(self) -> int | None:
-        """The target that stands for no answer, if there is one."""
-        return None if self.class_mean is None else self.class_mean.ignored
+        self.ignored = None if self.class_mean is None else self.class_mean.ignored
 
     def check(self, batch: Any) -> None:
         """Raise ValuationError unless the batch has inputs and targets ``[n, ...]``."""
@@ -57,88 +202,34 @@ class PairObjective:
 
     def known_size(self, batch: Any) -> BatchSize:
         """Return the number of targets that are not ignored, and the sum of their weights."""
-        return batch_size(self.class_mean, batch[-1])
+        targets = batch[-1]
+        if self.class_mean is not None and isinstance(targets, Tensor) and targets.dim():
+            return self.class_mean.size(targets)
+        count = num_examples(targets)
+        return BatchSize(count, count)
+
+    def loss_and_size(
+        self, model: nn.Module, batch: Any, size: BatchSize | None = None
+    ) -> tuple[Tensor, BatchSize]:
+        """Return the mean loss over the batch, and its size unless that is known."""
+        *inputs, targets = batch
+        return self.loss_fn(model(*inputs), targets), size or self.known_size(batch)
+
+    def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
+        """Return what that of the base does, from one pass."""
+        *inputs, targets = batch
+        outputs = model(*inputs)
+        own = {"loss": self.loss_fn, "accuracy": self._right, **self.scores}
+        found = [own.get(metric, _undefined)(outputs, targets) for metric in metrics]
+        return list(map(torch.as_tensor, found))
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss over the batch."""
         *inputs, targets = batch
         return self.loss_fn(model(*inputs), targets)
 
-    def loss_and_size(
-        self, model: nn.Module, batch: Any, size: BatchSize | None = None
-    ) -> tuple[Tensor, BatchSize]:
-        """Return the mean loss over the batch, and its size unless that is known."""
-        return self.loss(model, batch), size or self.known_size(batch)
-
-    def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
-        """Return each metric's mean over the batch, right answers' number, from one pass."""
-        *inputs, targets = batch
-        outputs = model(*inputs)
-        found: list[Tensor] = []
-        for metric in metrics:
-            if metric == "accuracy":
-                found.append(num_correct(outputs, targets, self.ignored))
-            elif metric == "loss":
-                found.append(self.loss_fn(outputs, targets))
-            else:
-                found.append(torch.as_tensor(self.scores[metric](outputs, targets)))
-        return found
-
-
-class BatchObjective:
-    """``batch_loss(model, batch)`` on batches of any kind."""
-
-    call = "batch_loss(model, batch)"
-    ignored = None
-
-    def __init__(
-        self, batch_loss: BatchLoss, scores: Mapping[str, ScoreFunction] | None = None
-    ) -> None:
-        self.batch_loss = batch_loss
-        self.scores = scores or {}
-        self.metrics: frozenset[str] = frozenset(("loss", *self.scores))
-
-    def check(self, batch: Any) -> None:
-        """Accept everything: only ``batch_loss`` knows what a batch is."""
-
-    def known_size(self, batch: Any) -> None:
-        """Return nothing: ``batch_loss`` tells it with the loss."""
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss over the batch."""
-        return self.loss_and_size(model, batch)[0]
-
-    def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
-        """Return each metric's mean over the batch."""
-        return [
-            self.loss(model, batch)
-            if metric == "loss"
-            else torch.as_tensor(self.scores[metric](model, batch))
-            for metric in metrics
-        ]
-
-    def loss_and_size(
-        self,
-        model: nn.Module,
-        batch: Any,
-        size: BatchSize | None = None,  # noqa: ARG002 (it is never known)
-    ) -> tuple[Tensor, BatchSize]:
-        """Return what ``batch_loss`` answers."""
-        answer = self.batch_loss(model, batch)
-        if not isinstance(answer, tuple) or len(answer) != 2:
-            raise ValuationError(
-                f"batch_loss returned {describe(answer)}; expected (mean loss, size)"
-            )
-        loss, told = answer
-        count = float(told)
-        if not (math.isfinite(count) and count >= 0):
-            raise ValuationError(f"batch_loss returned the size {count:g}; allowed: finite, >= 0")
-        count = int(count) if count.is_integer() else count
-        return loss, BatchSize(count, count)
-
-
-Objective: TypeAlias = PairObjective | BatchObjective
-"""Judges a model on one batch; ``call`` says how the user's loss is called, for errors."""
+    def _right(self, outputs: Any, targets: Any) -> Tensor:
+        return num_correct(outputs, targets, self.ignored)
 
 
 def objective_of(
@@ -158,7 +249,7 @@ def objective_of(
         Metrics beside the loss, by name.
     """
     if batch_loss is not None:
-        return BatchObjective(batch_loss, scores)
+        return Objective(batch_loss, scores)
     return PairObjective(loss_fn or functional.cross_entropy, scores)
 
 
@@ -179,4 +270,8 @@ def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tenso
         if ignored is not None and ignored >= 0:  # No answer is negative.
             right &= targets != ignored
         return right.sum().float()
+    return _undefined()
+
+
+def _undefined(*_: Any) -> Tensor:
     return torch.tensor(torch.nan)

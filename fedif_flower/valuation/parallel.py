@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from queue import SimpleQueue
-from threading import Barrier, Lock
+from threading import Barrier, Lock, local
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from fedif_flower.devices import fix_threads, widest_float
-from fedif_flower.valuation.batch_weight import Batch
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.gradients import LossAndGradient
-from fedif_flower.valuation.objective import Objective, PairObjective
+from fedif_flower.valuation.objective import Batch, Objective, PairObjective
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -48,8 +46,8 @@ class Judge:
         # Half precision keeps three digits: the batches' gradients are then added up elsewhere.
         is_half = gradient.itemsize < 4
         total = torch.zeros_like(gradient, dtype=torch.float32) if is_half else gradient
-        counted = [batch for batch in batches if batch.weight]
         losses = []
+        counted = [batch for batch in batches if batch.weight]
         for batch in counted:
             share = batch.weight / total_weight
             loss = self.objective.loss(self.model.module, batch.content)
@@ -96,38 +94,25 @@ class JudgePool:
 
     def __init__(self, judges: Sequence[Judge]) -> None:
         self.judges = tuple(judges)
-        self._free: SimpleQueue[Judge] = SimpleQueue()
-        for judge in judges:
-            self._free.put(judge)
-        self._executor = ThreadPoolExecutor(len(judges), "validation-replica")
-        threads, begun = torch.get_num_threads(), Barrier(len(judges) + 1)
+        self._own = local()
+        waiting, begun = iter(self.judges), Barrier(len(judges) + 1)
+
+        def begin() -> None:
+            fix_threads(1)
+            self._own.judge = next(waiting)
+            begun.wait()
+
+        self._executor = ThreadPoolExecutor(len(judges), "validation-replica", initializer=begin)
+        threads = torch.get_num_threads()
         for _ in judges:
-            self._executor.submit(_use_one_core, begun)
+            self._executor.submit(bool)
         begun.wait()
         # The call in a thread also set what later threads begin with.
         torch.set_num_threads(threads)
 
-    @property
-    def size(self) -> int:
-        """How many judges work at once."""
-        return len(self.judges)
-
     def map(self, work: Callable[[Judge, Item], Answer], items: Iterable[Item]) -> list[Answer]:
         """Return ``work(judge, item)`` for each item, in their order."""
-
-        def call(item: Item) -> Answer:
-            judge = self._free.get()
-            try:
-                return work(judge, item)
-            finally:
-                self._free.put(judge)
-
-        return list(self._executor.map(call, items))
-
-
-def _use_one_core(begun: Barrier) -> None:
-    fix_threads(1)
-    begun.wait()
+        return list(self._executor.map(lambda item: work(self._own.judge, item), items))
 
 
 class Judges:
@@ -226,6 +211,6 @@ class Judges:
     def _pool(self, purpose: str, size: int) -> JudgePool:
         """Return ``size`` replicas of the first judge, made when they are needed first."""
         with self._pool_lock:
-            if purpose not in self._pools or self._pools[purpose].size != size:
+            if purpose not in self._pools or len(self._pools[purpose].judges) != size:
                 self._pools[purpose] = JudgePool([self._first.replica() for _ in range(size)])
             return self._pools[purpose]

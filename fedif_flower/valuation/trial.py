@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -9,15 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import describe, first_few, map_tensors
+from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.tasks.batches import (
+    class_labels,
+    describe,
+    first_few,
+    join,
+    map_tensors,
+    num_rows,
+    take_rows,
+)
 from fedif_flower.tasks.modules import evaluation_mode, fastest_memory_format, to_memory_format
-from fedif_flower.valuation.batch_weight import Batch
 from fedif_flower.valuation.flat_model import FlatModel
-from fedif_flower.valuation.mean_trial import require_mean
-from fedif_flower.valuation.objective import Objective
+from fedif_flower.valuation.objective import Batch, Objective, PairObjective
+from fedif_flower.valuation.subsample import draw_batches
 
 FEW = 2  # Examples: a model that calls ``squeeze`` treats a single one differently.
+_MOST = 64  # Examples on which a loss is tried for being a mean.
+_ROUNDINGS = 1000  # A sum of so few terms is off by much less.
 
 
 def try_batches(
@@ -49,11 +59,20 @@ def try_batches(
         return map_tensors(lambda tensor: to_memory_format(tensor, memory_format), batch)
 
     def attempt(memory_format: torch.memory_format) -> None:
-        few = formatted(first_few(first, FEW), memory_format)
-        differentiate(module, model.parameters, objective, few)
+        differentiate(model, objective, formatted(first_few(first, FEW), memory_format))
 
     fastest = fastest_memory_format(module, attempt)
-    metrics = defined_metrics(module, model.parameters, objective, formatted(first, fastest))
+    batch = formatted(first, fastest)
+    try:
+        differentiate(model, objective, batch)
+    except ValuationError:
+        raise
+    except Exception as error:
+        raise ValuationError(
+            f"{objective.call} fails on the first validation batch, {describe(batch)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    metrics = frozenset(m for m in objective.metrics if _is_defined(module, objective, batch, m))
     with torch.no_grad():
         contents = (formatted(batch, fastest) for batch in chain([first], batches))
         found = [b for content in contents if (b := sized(module, objective, content)).size]
@@ -75,45 +94,13 @@ def sized(model: nn.Module, objective: Objective, content: Any) -> Batch:
         loss, size = objective.loss_and_size(model, content)
         if size.weight and bool(loss.isnan().any()):
             raise ValuationError(
-                f"{objective.call} gives NaN on a batch of the validation set, and the size "
-                f"{size.weight:g}: {describe(content)}; expected a number, or the size 0 where no "
-                "example counts"
+                f"{objective.call} gives NaN and the size {size.weight:g} for {describe(content)}; "
+                "expected a number, or the size 0 where no example counts"
             )
     return Batch(content, *size)
 
 
-def defined_metrics(
-    module: nn.Module, parameters: Sequence[Tensor], objective: Objective, batch: Any
-) -> frozenset[str]:
-    """Go forward and backward on a batch, and return the metrics that are defined on it.
-
-    A few of its examples are tried first, all of them where these fail. Gradients stay as they are.
-
-    Raises
-    ------
-    ValuationError
-        Saying what went wrong, and what was expected.
-    """
-    try:
-        few = first_few(batch, FEW)
-        differentiate(module, parameters, objective, few)
-    except Exception:
-        few = batch  # Tensors may share a length that does not count examples.
-        try:
-            differentiate(module, parameters, objective, batch)
-        except ValuationError:
-            raise
-        except Exception as error:
-            raise ValuationError(
-                f"{objective.call} fails on the first validation batch, {describe(batch)}"
-                f"{_outputs(module, batch)}: {type(error).__name__}: {error}"
-            ) from error
-    return frozenset(m for m in objective.metrics if _is_defined(module, objective, few, m))
-
-
-def differentiate(
-    model: nn.Module, parameters: Sequence[Tensor], objective: Objective, batch: Any
-) -> None:
+def differentiate(model: FlatModel, objective: Objective, batch: Any) -> None:
     """Take the gradient of the loss on a batch, and forget it.
 
     Raises
@@ -121,46 +108,76 @@ def differentiate(
     ValuationError
         If the loss is no scalar that depends on a parameter.
     """
+    found: Sequence[Tensor | None] = ()
     with torch.enable_grad():
-        loss = objective.loss(model, batch)
+        loss = objective.loss(model.module, batch)
         if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
             raise ValuationError(
                 f"{objective.call} gives {describe(loss)}; expected a scalar tensor, "
                 "the mean loss over the batch"
             )
-        gradients = (
-            torch.autograd.grad(loss, list(parameters), allow_unused=True)
-            if loss.requires_grad
-            else ()
-        )
-    if all(gradient is None for gradient in gradients):
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss, list(model.parameters), allow_unused=True)
+    if all(gradient is None for gradient in found):
         raise ValuationError(
             f"the loss of {objective.call} does not depend on a trainable parameter: nothing to "
             "train"
         )
 
 
-def _outputs(model: nn.Module, batch: Any) -> str:
-    """Return words on what the model makes of the inputs, if the batch has any."""
-    try:
-        with torch.no_grad():
-            return f", for which the model gives {describe(model(*batch[:-1]))}"
-    except Exception:
-        return ""
-
-
 def _is_defined(model: nn.Module, objective: Objective, batch: Any, metric: str) -> bool:
     try:
         with evaluation_mode(model)():
             (total,) = objective.figures(model, batch, (metric,))
+        if total.dim():
+            raise ValueError(f"it is {describe(total)}; expected a number, the mean over the batch")
     except Exception as error:
         raise ValuationError(
             f"the {metric} cannot be taken on the first validation batch, {describe(batch)}: "
             f"{type(error).__name__}: {error}"
         ) from error
-    if total.dim():
-        raise ValuationError(
-            f"the {metric} is {describe(total)}; expected a number or scalar tensor, "
-            "the mean over the batch"
-        )
     return metric != "accuracy" or not bool(total.isnan())
+
+
+def require_mean(model: nn.Module, objective: Objective, batches: Sequence[Any]) -> None:
+    """Raise ConfigError if the mean of a loss over two parts is not its mean over the whole.
+
+    It is tried on the model's outputs for examples from all over the data. Nothing is tried where
+    the mean is known (``batch_loss`` tells its sizes, torch's cross-entropy its weights), or where
+    batches, outputs, targets or loss cannot be divided.
+    """
+    if not isinstance(objective, PairObjective) or objective.class_mean is not None:
+        return
+    try:
+        count = min(max(2, *(num_rows(batch) or 0 for batch in batches)), _MOST)
+        drawn = draw_batches(batches, count, torch.Generator().manual_seed(0)) or batches
+        *inputs, targets = join(drawn)
+        with evaluation_mode(model)():
+            judged = map_tensors(_at_least_single, (model(*inputs), targets))
+            if (labels := class_labels(judged)) is not None:
+                judged = take_rows(judged, labels.argsort(stable=True))  # Unlike parts differ most.
+            count = num_rows(judged) or 0
+            sizes = [max(count // 3, 1), count - max(count // 3, 1)]
+            whole = objective.loss_fn(*judged)
+            first, second = (
+                float(objective.loss_fn(*take_rows(judged, rows)))
+                for rows in torch.split(torch.arange(count), sizes)
+            )
+    except Exception:  # A model may take one batch size alone; what it takes was tried before.
+        return
+    found, mean = float(whole), (sizes[0] * first + sizes[1] * second) / count
+    tolerance = _ROUNDINGS * torch.finfo(whole.dtype).eps
+    allowed = tolerance * max(abs(found), abs(first), abs(second))
+    if sizes[1] and math.isfinite(found) and not abs(found - mean) <= allowed:
+        raise ConfigError(
+            f"loss_fn gives {found:.6g} for {count} examples, but {first:.6g} and {second:.6g} for "
+            f"{sizes[0]} and {sizes[1]} of them, whose mean is {mean:.6g}: results would depend on "
+            "the batch size. Allowed: a mean over the examples; torch's cross_entropy, nll_loss, "
+            "CrossEntropyLoss or NLLLoss (or a partial of one) for class weights and targets to "
+            "ignore; else batch_loss(model, batch) -> (loss, what it divides by)"
+        )
+
+
+def _at_least_single(tensor: Tensor) -> Tensor:
+    """Return half precision as float32: three digits would not tell a mean from another figure."""
+    return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,10 +18,9 @@ from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.batches import read_batches, to_device
 from fedif_flower.tasks.modules import keep_freed_memory, without_trace
 from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
-from fedif_flower.valuation.batch_weight import Batch
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.gradients import LossAndGradient, SharedGradients
-from fedif_flower.valuation.objective import objective_of
+from fedif_flower.valuation.objective import Batch, objective_of
 from fedif_flower.valuation.parallel import Judge, JudgePool, Judges
 from fedif_flower.valuation.subsample import draw_batches
 from fedif_flower.valuation.trial import sized, try_batches
@@ -243,13 +243,16 @@ class Validation:
             ``[len(metrics)]``, float64, on this validation's device (float32 on MPS), which may
             still be computing. NaN where a metric is not defined.
         """
-        asked = [metric for metric in metrics if metric in self.metrics]
         parts = self._judges.go_through(
             *(self.batches, params, buffers),
-            lambda judge, batches: judge.sum(batches, asked),
-            asked,
+            lambda judge, batches: judge.sum(batches, metrics),
+            self.metrics.intersection(metrics),
         )
-        return self._means_of(torch.stack(parts).sum(dim=0), asked, metrics)
+        return self._means_of(torch.stack(parts).sum(dim=0), metrics)
+
+    def alone(self) -> AbstractContextManager[Judge]:
+        """Give the one judge to the calling thread; there is no other pass meanwhile."""
+        return self._judges.alone()
 
     def side_by_side(self, at_most: int) -> JudgePool | None:
         """Return judges with a thread each, for many models; ``None`` where one does as well.
@@ -266,17 +269,12 @@ class Validation:
     ) -> Tensor:
         """Return a metric's mean ``[1]`` as :meth:`means` does, by one of :meth:`side_by_side`."""
         judge.model.load(params, buffers)
-        asked = [metric] if metric in self.metrics else []
-        return self._means_of(judge.sum(self.batches, asked), asked, [metric])
+        return self._means_of(judge.sum(self.batches, [metric]), [metric])
 
-    def _means_of(self, sums: Tensor, asked: Sequence[str], metrics: Sequence[str]) -> Tensor:
-        """Return the means of all metrics from sums of those that are defined."""
-        undefined = sums.new_full((), torch.nan)
-        by_metric = {
-            metric: total / (self.total_weight if metric == "loss" else self.num_examples)
-            for metric, total in zip(asked, sums, strict=True)
-        }
-        return torch.stack([by_metric.get(metric, undefined) for metric in metrics])
+    def _means_of(self, sums: Tensor, metrics: Sequence[str]) -> Tensor:
+        """Return the means of metrics from their sums."""
+        weights = [self.total_weight if m == "loss" else self.num_examples for m in metrics]
+        return sums / sums.new_tensor(weights)
 
     def sample(self, count: int, generator: torch.Generator) -> Validation:
         """Return a random part of D' with this model, stratified by class (seeded on the CPU).
@@ -297,7 +295,7 @@ class Validation:
 
     def part(self, contents: Iterable[Any]) -> Validation:
         """Return a validation on batches of the same kind, with this model."""
-        with self._judges.alone() as judge, torch.no_grad():
+        with self.alone() as judge, torch.no_grad():
             batches = [sized(judge.model.module, judge.objective, content) for content in contents]
         other = copy.copy(self)
         vars(other).pop("gradients", None)  # What is of all of D'.

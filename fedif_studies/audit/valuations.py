@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedif_flower.valuation.credit import CreditBounds, RoundGeometry, credited
+from fedif_flower.valuation.credit import CreditBounds, credited
 from fedif_flower.valuation.influence import influence_from, influence_resolution
 from fedif_flower.valuation.ledger import ScoreLedger, min_max
 from fedif_flower.valuation.objective import Metric
@@ -93,7 +93,7 @@ def paid(steps: Sequence[AuditStep], *, secret: bool = False) -> Tensor:
         gradients = torch.stack([data.gradient(point).double() for point in points])
         gradient = torch.tensor(rule.weights, dtype=torch.float64) @ gradients  # The mean, [d].
         updates, coefficients = step.rows.double(), step.coefficients
-        geometry = RoundGeometry(
+        credit = bounds.bound(
             client_ids=step.updates.client_ids,
             examples=step.updates.num_examples,
             gram=updates @ updates.T,
@@ -101,7 +101,6 @@ def paid(steps: Sequence[AuditStep], *, secret: bool = False) -> Tensor:
             applied=coefficients,
             shares=step.past.shares(updates),
         )
-        credit = bounds.bound(geometry)
         borrowed = -coefficients * (credit.returned @ step.past.shares(gradient[None])[0])  # [m]
         return credited(-coefficients * (updates @ gradient), credit.kept, borrowed)
 

@@ -76,7 +76,7 @@ def measure_shapley(case: Case, estimator: str) -> Cost:
 
 def measure_influence(case: Case, times: int) -> Cost:
     """Return what FedIF costs once the replies are here, its gradient included."""
-    valuation = InfluenceValuation(case.validation(), overlap=False)
+    valuation = InfluenceValuation(case.validation())
     found = [timed(lambda: valuation.score(case.updates).evaluations) for _ in range(times + 1)][1:]
     walls = [1e3 * cost.seconds for cost in found]
     return Cost(

@@ -67,13 +67,12 @@ class Counted(Validation):
     ("rule", "more"),
     [("trapezoid", 1), ("simpson", 1 + 4), ("gauss2", 1 + 8), ("adaptive", 1 + 4)],
 )
-@pytest.mark.parametrize("overlap", [True, False])
-def test_fedif_takes_no_gradient_twice(rule, more, overlap):
+def test_fedif_takes_no_gradient_twice(rule, more):
     targets = torch.tensor([[4.0], [2.0]])
     held_out = Counted(point(), torch.eye(2), targets, loss_fn=squared, device="cpu")
     base = {"fraction_evaluate": 0.0, "stages": (), "setup": Setup(device="cpu")}
     callback = PathAttribution(held_out, rule)
-    strategy = FedIF(InfluenceValuation(held_out, overlap=overlap), callbacks=[callback], **base)
+    strategy = FedIF(InfluenceValuation(held_out), callbacks=[callback], **base)
     movers = Movers([[0.5, 0.1], [0.1, 0.4], [-0.1, 0.2]])
     strategy.start(LocalGrid(movers, 3), model_arrays(point()), num_rounds=4)
     assert held_out.passes == 4 + more

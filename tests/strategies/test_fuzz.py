@@ -111,7 +111,7 @@ def build(rule: str):
         return RobustRule(Krum(malicious_fraction=0.3), **base)
     inputs, targets = torch.ones(4, 2), torch.tensor([0, 1, 0, 1])
     return FedIF(
-        InfluenceValuation(Validation(model(), inputs, targets, device="cpu"), overlap=False),
+        InfluenceValuation(Validation(model(), inputs, targets, device="cpu")),
         **base,
     )
 

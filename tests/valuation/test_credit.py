@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -14,7 +14,6 @@ from torch import Tensor
 from fedif_flower.errors import ConfigError
 from fedif_flower.valuation.credit import (
     CreditBounds,
-    RoundGeometry,
     credited,
     opposition,
     own_lengths,
@@ -26,7 +25,7 @@ HALVES = torch.full((4,), 0.25, dtype=torch.float64)
 LAST = torch.tensor([0.0, 0.0, 0.0, 2.0])
 
 
-def geometry(updates: Tensor, last: Tensor | None = None, **given) -> RoundGeometry:
+def geometry(updates: Tensor, last: Tensor | None = None, **given) -> dict[str, Any]:
     updates = updates.double()
     m = len(updates)
     last = torch.zeros(updates.shape[1]) if last is None else last
@@ -35,22 +34,18 @@ def geometry(updates: Tensor, last: Tensor | None = None, **given) -> RoundGeome
         "examples": torch.full((m,), 10.0),
         "weights": torch.full((m,), 1 / m, dtype=torch.float64),
     } | given
-    return RoundGeometry(
-        gram=updates @ updates.T,
-        applied=given.get("applied", own["weights"]),
-        shares=PastSteps([last] if bool(last.any()) else []).shares(updates),
-        **{key: value for key, value in own.items() if key != "applied"},
-    )
+    shares = PastSteps([last] if bool(last.any()) else []).shares(updates)
+    return {"applied": own["weights"], "gram": updates @ updates.T, "shares": shares} | own
 
 
 def test_a_long_update_counts_as_so_much_longer_than_usual():
     lengths = torch.diag(torch.tensor([1.0, 1.0, 4.0]))
-    credit = CreditBounds(1.25).bound(geometry(lengths))
+    credit = CreditBounds(1.25).bound(**geometry(lengths))
     assert credit.kept.tolist() == pytest.approx([1.0, 1.0, 1.25 / 4])
     assert credit.length.tolist() == pytest.approx([1.0, 1.0, 4.0])
     # Shortened in the round already, it is not shortened again.
     short = torch.tensor([1 / 3, 1 / 3, 1 / 12], dtype=torch.float64)
-    credit = CreditBounds(1.25).bound(geometry(lengths, applied=short))
+    credit = CreditBounds(1.25).bound(**geometry(lengths, applied=short))
     assert credit.kept.tolist() == pytest.approx([1.0, 1.0, 1.0])
 
 
@@ -73,24 +68,24 @@ def test_lengths_grow_with_examples_as_the_members_do():
 def test_lengths_are_remembered():
     bounds = CreditBounds(1.25)
     for _ in range(9):
-        bounds.bound(geometry(torch.eye(3)))
+        bounds.bound(**geometry(torch.eye(3)))
     again = CreditBounds(1.25)
     again.load_state_dict(bounds.state_dict())
     # Two of three are four times as long now: the median of their means is not.
     grown = geometry(torch.diag(torch.tensor([1.0, 4.0, 4.0])))
     for one in (bounds, again):
-        assert one.bound(grown).length.tolist() == pytest.approx([0.25, 1.0, 1.0], rel=0.2)
+        assert one.bound(**grown).length.tolist() == pytest.approx([0.25, 1.0, 1.0], rel=0.2)
 
 
 def test_a_weight_beyond_so_many_median_members_is_not_credited():
     weights = torch.tensor([0.1, 0.1, 0.8], dtype=torch.float64)
-    credit = CreditBounds(weight=2.0).bound(geometry(torch.eye(3), weights=weights))
+    credit = CreditBounds(weight=2.0).bound(**geometry(torch.eye(3), weights=weights))
     assert credit.weight.tolist() == pytest.approx([0.3, 0.3, 2.4])
     assert credit.kept.tolist() == pytest.approx([1.0, 1.0, 2.0 / 2.4])
     # Claims do not help: the share is that of the median member.
     claimed = torch.tensor([10.0, 10.0, 80.0])
     found = CreditBounds(weight=2.0).bound(
-        geometry(torch.eye(3), weights=weights, examples=claimed)
+        **geometry(torch.eye(3), weights=weights, examples=claimed)
     )
     assert found.weight.tolist() == pytest.approx([1.0, 1.0, 8.0])
 
@@ -98,10 +93,10 @@ def test_a_weight_beyond_so_many_median_members_is_not_credited():
 def test_it_is_the_mean_weight_of_a_members_rounds_that_counts():
     bounds = CreditBounds(weight=2.0)
     even = torch.full((3,), 1 / 3, dtype=torch.float64)
-    bounds.bound(geometry(torch.eye(3), weights=even))
+    bounds.bound(**geometry(torch.eye(3), weights=even))
     # 2.7 median members in this round, 1 in the one before: 1.85 on average, within the bound.
     uneven = torch.tensor([0.05, 0.05, 0.9], dtype=torch.float64)
-    credit = bounds.bound(geometry(torch.eye(3), weights=uneven))
+    credit = bounds.bound(**geometry(torch.eye(3), weights=uneven))
     assert credit.weight.tolist() == pytest.approx([0.575, 0.575, 1.85])
     assert credit.kept.tolist() == [1.0] * 3
 
@@ -109,19 +104,19 @@ def test_it_is_the_mean_weight_of_a_members_rounds_that_counts():
 def test_the_last_step_beyond_what_is_usual_is_returned():
     # Own lengths 1; of the last step 1, 1, 1 and 3; usual is 1, and 1.5 times that is credited.
     updates = torch.tensor([[1.0, 0, 0, 1], [0, 1.0, 0, 1], [0, 0, 1.0, 1], [-1.0, 0, 0, 3.0]])
-    credit = CreditBounds(0, 1.5, 0).bound(geometry(updates, LAST))
+    credit = CreditBounds(0, 1.5, 0).bound(**geometry(updates, LAST))
     assert credit.borrowed.tolist() == pytest.approx([1.0, 1.0, 1.0, 3.0])
     assert credit.returned[:, 0].tolist() == pytest.approx([0.0, 0.0, 0.0, 1.5])
     # The last step alone is returned whole.
     updates[3] = 3 * LAST
-    credit = CreditBounds(0, 1.5, 0).bound(geometry(updates, LAST))
+    credit = CreditBounds(0, 1.5, 0).bound(**geometry(updates, LAST))
     assert credit.returned[3].item() == pytest.approx(6.0)
     assert credit.borrowed[3].item() == 99.0
 
 
 def test_a_trace_of_the_last_step_is_left_where_it_is_nobodys_direction():
     updates = torch.tensor([[1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0.05]])
-    credit = CreditBounds(0, 1.5, 0).bound(geometry(updates, LAST))
+    credit = CreditBounds(0, 1.5, 0).bound(**geometry(updates, LAST))
     assert credit.returned.tolist() == [[0.0]] * 3
     assert credit.borrowed.tolist() == pytest.approx([0.0, 0.0, 1.0])
 
@@ -131,8 +126,8 @@ def test_older_steps_are_known_to_everybody_too():
     older = torch.tensor([0.0, 0.0, 2.0, 0.0])
     updates = torch.tensor([[1.0, 0, 0, 1], [0, 1.0, 0, 1], [1.0, 0, 0, -1], [0, 0, 3.0, 4.0]])
     past = PastSteps([LAST, older])
-    found = replace(geometry(updates), shares=past.shares(updates))
-    credit = CreditBounds(0, 1.5, 0).bound(found)
+    found = geometry(updates, shares=past.shares(updates))
+    credit = CreditBounds(0, 1.5, 0).bound(**found)
     # The fourth sends nothing but these two steps, and both parts are returned.
     assert credit.returned[3].tolist() == pytest.approx([4.0, 3.0])
     assert credit.returned[:3].tolist() == [[0.0, 0.0]] * 3
@@ -191,7 +186,7 @@ def test_what_is_negative_counts_whole():
 def test_nobody_is_credited_with_more_than_it_contributed(entries, values):
     updates = torch.tensor(entries).reshape(4, 3)
     found = geometry(updates, torch.tensor([0.0, 1.0, 0.0]), weights=HALVES)
-    credit = CreditBounds().bound(found)
+    credit = CreditBounds().bound(**found)
     assert bool(((credit.kept > 0) & (credit.kept <= 1)).all())
     contributions = torch.tensor(values).double()
     returned = credit.returned[:, 0]
@@ -203,7 +198,7 @@ def test_nobody_is_credited_with_more_than_it_contributed(entries, values):
 
 
 def test_nobody_moving_is_no_error():
-    credit = CreditBounds().bound(geometry(torch.zeros(3, 2)))
+    credit = CreditBounds().bound(**geometry(torch.zeros(3, 2)))
     assert credit.kept.tolist() == [1.0] * 3
     assert credit.opposed.tolist() == [0.0] * 3
 

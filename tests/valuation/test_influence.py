@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.round import ModelVectors
 from fedif_flower.valuation import InfluenceValuation, Validation
 from fedif_flower.valuation.influence import (
     influence_from,
@@ -15,6 +15,7 @@ from fedif_flower.valuation.influence import (
     round_influence,
 )
 from fedif_flower.valuation.ledger import min_max
+from tests.rounds import a_round
 
 GLOBAL = torch.tensor([1.0, 1.0])
 # Moves of length 5 towards (3, 4), against it, and none at all.
@@ -117,30 +118,18 @@ def test_shapes_are_checked():
         round_influence(GLOBAL, CLIENTS[:, :1], GRADIENT)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_valuation_on_a_quadratic(overlap):
+@pytest.mark.parametrize("prepared", [True, False])
+def test_valuation_on_a_quadratic(prepared):
     # loss = mean (w x - y)^2 with x = 1, y = 3: gradient at w = 1 is -4.
+    ones, mean = torch.ones(2, 1), torch.nn.functional.mse_loss
     model = torch.nn.Linear(1, 1, bias=False)
-    validation = Validation(
-        model,
-        torch.ones(2, 1),
-        torch.full((2, 1), 3.0),
-        loss_fn=torch.nn.functional.mse_loss,
-        device="cpu",
-    )
-    valuation = InfluenceValuation(validation, overlap=overlap)
-    updates = RoundUpdates(
-        server_round=1,
-        client_ids=(1, 2),
-        num_examples=torch.ones(2),
-        model=ModelVectors(torch.tensor([1.0]), torch.empty(0)),
-        client_updates=torch.tensor([[1.0], [-0.5]]),
-        squared_norms=torch.tensor([1.0, 0.25], dtype=torch.float64),
-        buffer_updates=torch.empty(2, 0),
-    )
-    valuation.prepare(updates.global_params, {})
+    validation = Validation(model, ones, 3 * ones, loss_fn=mean, device="cpu")
+    valuation = InfluenceValuation(validation)
+    sent = ModelVectors(torch.tensor([1.0]), torch.empty(0))
+    updates = a_round(torch.tensor([[1.0], [-0.5]]), model=sent)
+    if prepared:
+        valuation.prepare(updates.global_params, {})
     scores = valuation.score(updates)
     assert scores.values.tolist() == pytest.approx([4.0, -4.0])
-    assert scores.influences is not None
     assert scores.influences.tolist() == pytest.approx([4.0, -2.0])
     assert scores.evaluations == 1

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.valuation.ledger import ScoreLedger, min_max
 
 finite = st.floats(-1e30, 1e30, allow_nan=False)
@@ -136,7 +136,7 @@ def test_accumulative_influence():
 
 @pytest.mark.parametrize("gamma", [0.0, -0.1, 1.1, float("nan")])
 def test_gamma_out_of_range(gamma):
-    with pytest.raises(ValuationError, match="gamma"):
+    with pytest.raises(ConfigError, match="gamma"):
         ScoreLedger(gamma)
 
 

@@ -9,7 +9,6 @@ by name, with one signature.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Protocol
 
 from torch import Generator, Tensor
@@ -45,15 +44,13 @@ class Estimator(Protocol):
         """Return the values ``[m]`` of ``num_clients`` clients."""
 
 
-ESTIMATORS: Mapping[str, Estimator] = MappingProxyType(
-    {
-        "complementary": complementary_shapley,
-        "exact": exact_shapley,
-        "gtg": gtg_shapley,
-        "leave-one-out": leave_one_out,
-        "owen": owen_shapley,
-        "permutation": permutation_shapley,
-    }
-)
+ESTIMATORS: Mapping[str, Estimator] = {
+    "complementary": complementary_shapley,
+    "exact": exact_shapley,
+    "gtg": gtg_shapley,
+    "leave-one-out": leave_one_out,
+    "owen": owen_shapley,
+    "permutation": permutation_shapley,
+}
 """Estimators by name. ``num_samples``: complementary, samples per stratum; permutation, orders;
 gtg, most orders; owen, antithetic pairs; exact and leave-one-out need none."""

@@ -9,13 +9,13 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import require
 from fedif_flower.round import RoundUpdates
 from fedif_flower.sections import CheckedFields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
 from fedif_flower.valuation.coalitions import coalition_scores
-from fedif_flower.valuation.objective import Metric
+from fedif_flower.valuation.objective import METRICS, Metric
 from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapley import ESTIMATORS, CoalitionMemo
 from fedif_flower.valuation.validation import Validation
@@ -25,14 +25,6 @@ Estimator = Annotated[str, Setting("how Shapley values are estimated", choices=E
 # Utilities are means over examples, their values weighted means of differences of these: pairwise
 # sums of up to 2**20 terms err by less, in units of the largest utility.
 _ROUNDINGS = 16
-# What a utility needs that is not defined on every validation set.
-_NEEDED = {
-    "accuracy": (
-        "needs outputs [n, classes] and integer targets [n]. Here take "
-        'utility="loss", or "score" with Validation(..., score=...)'
-    ),
-    "score": "needs Validation(..., score=...)",
-}
 
 
 @dataclass(eq=False, repr=False)
@@ -84,8 +76,9 @@ class ShapleyValuation(CheckedFields):
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range, or not defined on the validation set."""
         super().__post_init__()
-        if self.utility not in self.validation.metrics:
-            raise ConfigError(f"utility = {self.utility!r} {_NEEDED[self.utility]}")
+        defined = sorted(self.validation.metrics.intersection(METRICS))
+        words = f"{' or '.join(defined)} with this validation set (score: Validation(score=...))"
+        require(self.utility in defined, "utility", self.utility, words)
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Do nothing: coalitions can be evaluated only when the clients have trained."""
