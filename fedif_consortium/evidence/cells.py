@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
+from cryptography.hazmat.primitives.serialization import load_der_public_key
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
+
+from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, is_signed, public_der, sign
+from fedif_flower.errors import EvidenceError
 
 _URL_SAFE = str.maketrans("-_", "+/")  # DSSE allows both alphabets.
 
@@ -28,13 +33,31 @@ Base64 = Annotated[
 
 
 class Signed(BaseModel):
-    """Something of a run that somebody signed, with the public key and the signature."""
+    """Something of a run that somebody signed, with the public key (DER) and the signature.
+
+    Attributes
+    ----------
+    run : str
+        The run's id, drawn by the server.
+    kind : str
+        What it is, in the bytes that are signed.
+    signs : tuple of str
+        Which attributes are signed.
+    """
 
     model_config = ConfigDict(frozen=True)
+    kind: ClassVar[str]
+    signs: ClassVar[tuple[str, ...]]
 
     run: str
     key: Hex
     signature: Hex
+
+    @classmethod
+    def by(cls, key: SigningKey, **said: Any) -> Self:
+        """Sign what is said, by the attributes' names."""
+        unsigned = cls(key=public_der(key.public_key()), signature=b"", **said)
+        return unsigned.model_copy(update={"signature": sign(key, unsigned.to_bytes())})
 
     @classmethod
     def read(cls, run: str, cells: Mapping[str, Any]) -> Self:
@@ -50,6 +73,22 @@ class Signed(BaseModel):
     def cells(self) -> dict[str, Any]:
         """Return what a table, or JSON, has of it: all but the run."""
         return self.model_dump(exclude={"run"})
+
+    def to_bytes(self) -> bytes:
+        """Return what is signed."""
+        said = self.model_dump(include=set(self.signs))
+        return f"fedif-flower {self.kind}\n{json.dumps(said)}".encode()
+
+    def check(self) -> None:
+        """Raise EvidenceError unless the key is of a kind that members have, and has signed."""
+        try:
+            key = load_der_public_key(self.key)
+        except Exception as error:  # another kind, a curve that is not known, no key at all
+            raise EvidenceError("it is signed with no public key") from error
+        if not isinstance(key, VerifyingKey):
+            raise EvidenceError("it is signed with a key of another kind")
+        if not is_signed(key, self.signature, self.to_bytes()):
+            raise EvidenceError("the signature does not fit")
 
 
 def first_of(error: Exception) -> str:

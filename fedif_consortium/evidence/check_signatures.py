@@ -82,29 +82,29 @@ def check_signatures(
 
     for (number, client_id), update in signed.items():
         where, asked = f"round {number}: the update of {called(client_id)}", update.asked_in
-        if members is not None and update.key not in holders:
-            raise StatementError(f"{where} is signed with a key that is no member's")
         try:
             update.check()
         except EvidenceError as error:
             raise StatementError(f"{where} is not the one that was signed: {error}") from error
-        if update.node_id != client_id:
-            raise StatementError(f"{where} is the one that {called(update.node_id)} signed")
-        if keys.setdefault(client_id, update.key) != update.key:
-            raise StatementError(f"{where} is signed with another key than before")
         if received.setdefault(asked, update.received) != update.received:
             raise StatementError(f"round {asked}: members were sent different models")
-        if asked != number and (asked, client_id) not in late:
-            raise StatementError(f"{where} is the one that it signed for round {asked}")
-        row = replies.get((number, client_id))
-        if row is None:
-            raise StatementError(f"{where} was signed, and clients.csv has no such reply")
-        told = float(row.get("claimed_examples") or row["num_examples"] or "nan")
-        if row["status"] == "accepted" and told != update.examples:
-            raise StatementError(
-                f"{where} was signed with {update.examples:g} examples, and clients.csv has "
-                f"{told:g}"
-            )
+        row = replies.get((number, client_id), {})
+        told = float(row.get("claimed_examples") or row.get("num_examples") or "nan")
+        is_used = row.get("status") == "accepted"
+        wrong = {
+            "is signed with a key that is no member's": members is not None
+            and update.key not in holders,
+            f"is the one that {called(update.node_id)} signed": update.node_id != client_id,
+            "is signed with another key than before": keys.setdefault(client_id, update.key)
+            != update.key,
+            f"is the one that it signed for round {asked}": asked != number
+            and (asked, client_id) not in late,
+            "was signed, and clients.csv has no such reply": not row,
+            f"was signed with {update.examples:g} examples, and clients.csv has {told:g}": is_used
+            and told != update.examples,
+        }
+        if found := [words for words, is_so in wrong.items() if is_so]:
+            raise StatementError(f"{where} {found[0]}")
     check_kept_replies(run, signed)
     counts: dict[int, list[bool]] = {}  # Whether each accepted update is signed, by client id.
     for (number, client_id), row in sorted(replies.items()):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import logging
-import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedif_flower.errors import ConfigError, FedIFError, StorageError, ValuationError, require
+from fedif_flower.errors import ConfigError, StorageError, ValuationError, require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import CONFIG_KEY, FACTS_KEY, ROUND_KEY, TASK_KEY
 from fedif_flower.messages.models import tensor_arrays
@@ -27,7 +26,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.run.part_settings import CreditSettings
 from fedif_flower.settings import Settings, in_section, setting
-from fedif_flower.storage import make_folder, write_atomically, writing
+from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.valuation import Validation
@@ -35,7 +34,6 @@ from fedif_flower.valuation import Validation
 GRADIENT = "validation-gradient"  # A record in a message, beside the model, and its array.
 MOST_ROUNDS = 16
 MOST_BYTES = 4 * 2**30  # Of all files together.
-_FILE = re.compile(r"round-(\d{6,12})\.npz")
 _MODEL, _VECTOR = "model/", "gradient"
 _TEXTS = (CONFIG_KEY, TASK_KEY, FACTS_KEY)
 logger = logging.getLogger(__name__)
@@ -133,81 +131,58 @@ class KeptGradient:
     facts: str
 
 
-def read_gradient(content: RecordDict, at_most: int) -> NDArray[np.floating] | None:
-    """Return the gradient ``[d]`` that came with a model; ``None``: there is none.
-
-    Parameters
-    ----------
-    content : RecordDict
-        A message's.
-    at_most : int
-        Numbers in the model.
-
-    Raises
-    ------
-    FedIFError
-        If it is no vector of finite numbers, or longer than the model.
-    """
-    record = content.get(GRADIENT)
-    if not isinstance(record, ArrayRecord):
-        return None
-    if list(record) != [GRADIENT]:
-        raise FedIFError(f"the published gradient has arrays {list(record)!r:.100}")
-    try:
-        vector = record[GRADIENT].numpy()
-    except Exception as error:  # whatever NumPy makes of another's bytes
-        raise FedIFError(f"the published gradient is unreadable: {error!r:.100}") from error
-    if vector.ndim != 1 or not 0 < len(vector) <= at_most or vector.dtype.kind != "f":
-        raise FedIFError(
-            f"the published gradient is {vector.dtype} {list(vector.shape)}; expected a vector of "
-            f"at most {at_most} numbers"
-        )
-    if not np.isfinite(vector).all():
-        raise FedIFError("the published gradient is not finite")
-    return vector
-
-
 def keep_gradient(content: RecordDict, folder: Path) -> None:
     """Keep what a message brings in a node's ``gradients-dir``.
 
     At most 16 rounds are kept: of more, those that lie spread over the run.
     """
+    record = content.get(GRADIENT)
+    if not isinstance(record, ArrayRecord):
+        return
     settings = cast(ConfigRecord, content["config"])
     arrays = cast(ArrayRecord, content["arrays"])
     try:
-        model = {name: array.numpy() for name, array in arrays.items()}
-        gradient = read_gradient(content, sum(array.size for array in model.values()))
-        if gradient is None:
-            return
-        texts = {name: np.array(str(settings[name])) for name in _TEXTS}
-        held = {**{_MODEL + name: array for name, array in model.items()}, **texts}
+        held = {_MODEL + name: array.numpy() for name, array in arrays.items()}
+        held[_VECTOR] = _checked(record[GRADIENT].numpy(), sum(of.size for of in held.values()))
+        held |= {name: np.array(str(settings[name])) for name in _TEXTS}
         buffer = io.BytesIO()
-        np.savez(buffer, **{_VECTOR: gradient}, **held)  # type: ignore[arg-type]
+        np.savez(buffer, **held)  # type: ignore[arg-type]
         _write(folder, cast(int, settings[ROUND_KEY]), buffer.getvalue())
-    except (FedIFError, OSError) as error:
-        logger.warning("a published gradient was not kept: %s", error)
+    except Exception as error:  # whatever NumPy makes of another's bytes
+        logger.warning("a published gradient was not kept: %.200r", error)
+
+
+def _checked(vector: NDArray[Any], at_most: int) -> NDArray[Any]:
+    """Return a gradient ``[d]``, or raise ValueError."""
+    if vector.ndim != 1 or not 0 < len(vector) <= at_most or vector.dtype.kind != "f":
+        raise ValueError(f"{vector.dtype} {list(vector.shape)} is no vector of {at_most} numbers")
+    if not np.isfinite(vector).all():
+        raise ValueError("it is not finite")
+    return vector
 
 
 def _write(folder: Path, server_round: int, content: bytes) -> None:
     """Write a round's file, and remove one where there are too many."""
     make_folder(folder)
-    there = {number: path.stat().st_size for number, path in _files(folder).items()}
-    there.pop(server_round, None)
-    if sum(there.values()) + len(content) > MOST_BYTES:
+    target = folder / f"round-{server_round:06d}.npz"
+    others = [path for path in _files(folder) if path != target]
+    if sum(path.stat().st_size for path in others) + len(content) > MOST_BYTES:
         raise StorageError(f"{folder} would hold more than {MOST_BYTES} bytes: move some away")
-    write_atomically(folder / f"round-{server_round:06d}.npz", content)
-    rounds = sorted(_files(folder))
-    while len(rounds) > MOST_ROUNDS:
-        gaps = {rounds[i]: rounds[i + 1] - rounds[i - 1] for i in range(1, len(rounds) - 1)}
-        closest = min(gaps, key=lambda number: gaps[number])
-        with writing(folder):
-            _files(folder)[closest].unlink(missing_ok=True)
-        rounds.remove(closest)
+    write_atomically(target, content)
+    paths = _files(folder)
+    while len(paths) > MOST_ROUNDS:
+        rounds = [_round(path) for path in paths]
+        closest = min(range(1, len(rounds) - 1), key=lambda i: rounds[i + 1] - rounds[i - 1])
+        paths.pop(closest).unlink(missing_ok=True)
 
 
-def _files(folder: Path) -> dict[int, Path]:
-    named = ((_FILE.fullmatch(path.name), path) for path in folder.iterdir())
-    return {int(match[1]): path for match, path in named if match}
+def _files(folder: Path) -> list[Path]:
+    """Return the files of rounds, in their order."""
+    return sorted(folder.glob("round-*.npz"), key=_round)
+
+
+def _round(path: Path) -> int:
+    return int(path.stem.removeprefix("round-"))
 
 
 def kept_rounds(folder: Path) -> list[Path]:
@@ -218,13 +193,12 @@ def kept_rounds(folder: Path) -> list[Path]:
     ConfigError
         If there are none.
     """
-    found = _files(folder) if folder.is_dir() else {}
-    if not found:
+    if not (found := _files(folder)):
         raise ConfigError(
             f"gradients-dir = {str(folder)!r} holds no gradient: the node keeps them where the run "
             "config has gradients.publish=true"
         )
-    return [found[number] for number in sorted(found)]
+    return found
 
 
 def read_kept(path: Path) -> KeptGradient:
@@ -236,10 +210,9 @@ def read_kept(path: Path) -> KeptGradient:
         If the file is damaged.
     """
     try:
-        match = _FILE.fullmatch(path.name)
         with np.load(path, allow_pickle=False) as held:
             texts = [str(held[name]) for name in _TEXTS]
             arrays = {n.removeprefix(_MODEL): held[n] for n in held if n.startswith(_MODEL)}
-            return KeptGradient(int(match[1]) if match else 0, arrays, held[_VECTOR], *texts)
+            return KeptGradient(_round(path), arrays, held[_VECTOR], *texts)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{path} is no kept gradient: {error!r:.200}") from error

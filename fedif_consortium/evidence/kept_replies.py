@@ -6,7 +6,7 @@ was signed are the arrays that came.
 
 from __future__ import annotations
 
-import re
+from collections import defaultdict
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -25,7 +25,6 @@ from fedif_flower.storage import make_folder, write_atomically, writing
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.steps import Step
 
-_FILE = re.compile(r"sent-(\d{6,})\.npz")
 _ROUNDING = 1e-4  # Of an update's length: a difference is rounded, a shortened one twice.
 _TRAINED = "trained"  # Names of the parameters, in the order of the vector.
 
@@ -77,30 +76,19 @@ class KeptReplies(Callback):
 
 def sent_files(folder: Path) -> dict[int, Path]:
     """Return a folder's files of signed replies by round."""
-    paths = folder.iterdir() if folder.is_dir() else ()
-    named = ((_FILE.fullmatch(path.name), path) for path in paths)
-    found = {int(match[1]): path for match, path in named if match and path.is_file()}
-    return dict(sorted(found.items()))
+    paths = sorted(folder.glob("sent-*.npz"))
+    return {int(path.stem.removeprefix("sent-")): path for path in paths}
 
 
 def read_replies(path: Path) -> tuple[dict[int, dict[str, NDArray[Any]]], list[str]]:
-    """Return the replies in a file by client id, and the trained parameters' names.
-
-    Raises
-    ------
-    StatementError
-        If it is damaged.
-    """
-    found: dict[int, dict[str, NDArray[Any]]] = {}
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            trained = [str(name) for name in content[_TRAINED]]
-            for key in content.files:
-                client_id, slash, name = key.partition("/")
-                if slash:
-                    found.setdefault(int(client_id), {})[name] = content[key]
-    except Exception as error:  # a file that was made by hand can hold anything
-        raise StatementError(f"{path.name} holds no replies: {error!r:.200}") from error
+    """Return the replies in a file by client id, and the trained parameters' names."""
+    found = defaultdict[int, dict[str, NDArray[Any]]](dict)
+    with np.load(path, allow_pickle=False) as content:
+        trained = [str(name) for name in content[_TRAINED]]
+        for key in content.files:
+            client_id, slash, name = key.partition("/")
+            if slash:
+                found[int(client_id)][name] = content[key]
     return found, trained
 
 

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedif_consortium.evidence.client_part import SIGNATURES_KEY
 from fedif_consortium.evidence.kept_replies import KeptReplies
 from fedif_consortium.evidence.receipt_book import ReceiptBook
-from fedif_consortium.evidence.reply_witness import ReplyWitness, SignatureRecords
+from fedif_consortium.evidence.reply_witness import ReplyWitness
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.instructions import RECEIPTS_KEY
 from fedif_flower.run.config import RunConfig
@@ -62,15 +62,14 @@ class Evidence(RunPart):
         config, folder = run.config, run.folder
         own = config.section(EvidenceSettings)
         witness = ReplyWitness(
-            run.run_id,
+            *(folder, run.run_id),
             late_rounds=config.pace.late_rounds,
             required=own.require_signatures,
             digests=own.receipts,
             keeps=config.section(UpdatesSettings).keep,
         )
-        signatures = SignatureRecords(folder, witness)
-        callbacks: list[Callback] = [witness, signatures]
-        kept: dict[str, Kept] = {"signatures": signatures}
+        callbacks: list[Callback] = [witness]
+        kept: dict[str, Kept] = {"signatures": witness}
         if own.receipts:
             attribution = run.find(PathAttribution)
             if self._head_key is None or attribution is None or is_simulated(run.grid):

@@ -82,7 +82,7 @@ class ReceiptBook(Callback, Kept):
         lines = self._waiting.pop(found.server_round, [])
         leaves = round_leaves(found.server_round, lines, attributed)
         if leaves:
-            self._add(found.server_round, leaves, partial(SignedHead.by, self._key, self._run))
+            self._add(found.server_round, leaves, partial(SignedHead.by, self._key, run=self._run))
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
         """Return the rounds since the checkpoint of one."""
@@ -106,11 +106,9 @@ class ReceiptBook(Callback, Kept):
         """Write the rounds so far."""
         for entry in self._restored:
             head = SignedHead.read(self._run, entry)
-            self._add(entry["round"], entry["leaves"], lambda *_, head=head: head)
+            self._add(entry["round"], entry["leaves"], lambda head=head, **_: head)
 
-    def _add(
-        self, number: int, leaves: Sequence[str], signed: Callable[[int, bytes], SignedHead]
-    ) -> None:
+    def _add(self, number: int, leaves: Sequence[str], signed: Callable[..., SignedHead]) -> None:
         """Write a round: its leaves first, its head last."""
         folder = self._folder
         if not self._chain.rounds:
@@ -140,7 +138,7 @@ def read_chain(folder: RunFolder, run: str) -> RoundChain:
         for row in folder.round_heads.read():
             head = SignedHead.read(run, row)
             leaves = lines[chain.sizes[chain.root] : head.size]
-            chain.add(int(row["round"]), leaves, lambda *_, head=head: head)
+            chain.add(int(row["round"]), leaves, lambda head=head, **_: head)
     except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(f"{folder.round_heads.path}: {error}") from error
     return chain

@@ -17,10 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import Field, StringConstraints, TypeAdapter
 
@@ -34,7 +32,6 @@ BEGINNING = hashlib.sha256().digest()  # Before the first round.
 RECEIPTS_RECORD = "receipts"  # In a message.
 MOST_ROUNDS = 1000  # In a message.
 _MOST_TEXT = 2**24
-_KIND = b"fedif-flower head 2\n"
 Leaf = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}(,[^,\n]*){6}$", max_length=300)]
 
 
@@ -43,39 +40,17 @@ class SignedHead(Signed):
 
     Attributes
     ----------
-    run : str
-        The run's id.
     size : int
         How many leaves there are.
     root : bytes
         The chain's last hash.
-    key, signature : bytes
-        Of Ed25519, 32 and 64 bytes.
     """
+
+    kind = "head"
+    signs = ("run", "size", "root")
 
     size: Annotated[int, Field(ge=0, le=2**53)]
     root: Hex
-
-    @classmethod
-    def by(cls, key: Ed25519PrivateKey, run: str, size: int, root: bytes) -> Self:
-        """Sign a head."""
-        raw = key.public_key().public_bytes_raw()
-        unsigned = cls(run=run, size=size, root=root, key=raw, signature=b"")
-        return unsigned.model_copy(update={"signature": key.sign(unsigned.to_bytes())})
-
-    def to_bytes(self) -> bytes:
-        """Return what is signed."""
-        content = {"root": self.root.hex(), "run": self.run, "size": self.size}
-        return _KIND + json.dumps(content).encode()
-
-    def check(self) -> None:
-        """Raise EvidenceError unless the key has signed the head."""
-        try:
-            Ed25519PublicKey.from_public_bytes(self.key).verify(self.signature, self.to_bytes())
-        except (InvalidSignature, ValueError) as error:
-            raise EvidenceError(
-                f"the head of {self.size} leaves is not signed by its key"
-            ) from error
 
 
 class ToldRound(SignedHead):
@@ -252,14 +227,12 @@ class RoundChain:
         """All of them."""
         return [leaf for one in self.rounds for leaf in one.leaves]
 
-    def add(
-        self, number: int, leaves: Sequence[str], signed: Callable[[int, bytes], SignedHead]
-    ) -> None:
-        """Add a round; ``signed`` returns the head, given the size and the end of the chain."""
+    def add(self, number: int, leaves: Sequence[str], signed: Callable[..., SignedHead]) -> None:
+        """Add a round; ``signed`` returns the head, given ``size`` and ``root``."""
         before, start, hashes = self.root, self.sizes[self.root], tuple(map(leaf_hash, leaves))
         self.root, size = next_root(before, round_hash(hashes)), start + len(leaves)
         self.sizes[self.root] = size
-        head = signed(size, self.root)
+        head = signed(size=size, root=self.root)
         self.rounds.append(ChainedRound(number, start, before, leaves, hashes, head))
 
     def told(self, client_id: int, seen: bytes) -> list[ToldRound]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from pydantic import ValidationError
 
 from fedif_consortium.evidence.cells import first_of
@@ -35,13 +35,16 @@ class SeenReply:
     arrays: ArrayRecord | None = field(default=None, repr=False)
 
 
-class ReplyWitness(Callback):
-    """Looks at the signature of each reply, and remembers what it saw in the round.
+class ReplyWitness(Callback, Kept):
+    """Looks at the signature of each reply, and writes a line of ``signatures.csv`` for each.
 
-    It is told of each round as a callback; :meth:`look` is for the strategy's setup.
+    It is told of each round as a callback; :meth:`look` is for the strategy's setup. Where nobody
+    signs, there is no file.
 
     Parameters
     ----------
+    folder : RunFolder
+        The run's.
     run : str
         The run's id, which members sign.
     required : bool
@@ -63,6 +66,7 @@ class ReplyWitness(Callback):
 
     def __init__(
         self,
+        folder: RunFolder,
         run: str,
         *,
         required: bool = False,
@@ -77,10 +81,14 @@ class ReplyWitness(Callback):
         self._sent: dict[int, ArrayRecord | bytes] = {}  # By round; a digest once it was needed.
         self._strategy: RunningStrategy | None = None
         self._keys: dict[int, bytes] = {}  # That a node has signed with.
+        self._table = folder.signatures
+        self._rows: list[dict[str, Any]] = []
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Note whose model members are sent."""
+        """Note whose model members are sent, and write the lines so far."""
         self._strategy = strategy
+        rows, self._rows = self._rows, []
+        self._add(rows)
 
     def on_asked(self, question: Question) -> None:
         """Take note of the model that a round's members are sent."""
@@ -103,35 +111,36 @@ class ReplyWitness(Callback):
         ReplyError
             If it is signed falsely, or not at all where that is required.
         """
-        record = content.get(SIGNATURE_RECORD)
-        if isinstance(record, ConfigRecord) or self._digests:
+        record = content.config_records.get(SIGNATURE_RECORD)
+        if record is not None or self._digests:
             self.seen[node.node_id] = SeenReply(node, record_digest(arrays))
-        if not isinstance(record, ConfigRecord):
-            if self._required:
-                raise ReplyError(
-                    f"it is not signed: this run has evidence.require-signatures; {UNSIGNED}"
-                )
-            return
-        digest = self.seen[node.node_id].digest
-        known = {"asked_in": asked, "node_id": node.node_id, "examples": claimed_examples(content)}
+        if record is not None:
+            about = {"asked_in": asked, "node_id": node.node_id}
+            said = {**record, **about, "examples": claimed_examples(content)}
+            self._check(said, arrays, self.seen[node.node_id])
+        elif self._required:
+            raise ReplyError(
+                f"it is not signed: this run has evidence.require-signatures; {UNSIGNED}"
+            )
+
+    def _check(self, said: Mapping[str, Any], arrays: ArrayRecord, seen: SeenReply) -> None:
+        """Take note of a signature, or raise ReplyError if it is false."""
+        node = seen.node
         try:
-            signed = SignedUpdate.read(self.run, {**record, **known})
-        except ValidationError as error:
-            raise ReplyError(f"its signature cannot be read: {first_of(error)}") from error
-        if signed.received != self._digest_of(asked):
-            raise ReplyError("it signed that it received another model than it was sent")
-        if signed.sent != digest:
-            raise ReplyError("it signed another update than it sent")
-        if signed.head and signed.head not in self.heads:
-            raise ReplyError("it signed that it was told other records than these")
-        try:
+            signed = SignedUpdate.read(self.run, said)
+            if signed.received != self._digest_of(signed.asked_in):
+                raise EvidenceError("it signed that it received another model than it was sent")
+            if signed.sent != seen.digest:
+                raise EvidenceError("it signed another update than it sent")
+            if signed.head and signed.head not in self.heads:
+                raise EvidenceError("it signed that it was told other records than these")
             signed.check()
-        except EvidenceError as error:
-            raise ReplyError(str(error)) from error
-        if self._keys.setdefault(node.node_id, signed.key) != signed.key:
-            raise ReplyError("it is signed with another key than before")
+            if self._keys.setdefault(node.node_id, signed.key) != signed.key:
+                raise EvidenceError("it is signed with another key than before")
+        except (EvidenceError, ValidationError) as error:
+            raise ReplyError(f"its signature: {first_of(error)}") from error
         kept = arrays if self._keeps else None
-        self.seen[node.node_id] = SeenReply(node, digest, signed, kept)
+        self.seen[node.node_id] = SeenReply(node, seen.digest, signed, kept)
 
     def _digest_of(self, server_round: int) -> bytes:
         """Return the digest of the model that was sent in a round."""
@@ -140,28 +149,12 @@ class ReplyWitness(Callback):
             sent = self._sent[server_round] = record_digest(sent)
         return sent
 
-
-class SignatureRecords(Callback, Kept):
-    """Writes a line of ``signatures.csv`` for each signed reply; no file where there is none.
-
-    Parameters
-    ----------
-    folder : RunFolder
-        The run's.
-    witness : ReplyWitness
-        Has looked at the round's replies.
-    """
-
-    def __init__(self, folder: RunFolder, witness: ReplyWitness) -> None:
-        self._table, self._witness = folder.signatures, witness
-        self._rows: list[dict[str, Any]] = []
-
     def on_round(self, report: RoundReport) -> None:
         """Write the round's signatures."""
         self._add(
             [
                 {"round": report.round, "client_id": of.node.client_id, **of.signed.cells()}
-                for _, of in sorted(self._witness.seen.items())
+                for _, of in sorted(self.seen.items())
                 if of.signed is not None
             ]
         )
@@ -178,11 +171,6 @@ class SignatureRecords(Callback, Kept):
     ) -> None:
         """Go on behind these lines."""
         self._rows = [dict(line) for line in lines]
-
-    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
-        """Write the lines so far."""
-        rows, self._rows = self._rows, []
-        self._add(rows)
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         if rows and not self._rows:

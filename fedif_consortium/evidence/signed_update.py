@@ -5,29 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.serialization import load_der_public_key
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedif_consortium.evidence.cells import Hex, Signed
-from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, is_signed, public_der, sign
-from fedif_flower.errors import EvidenceError
+from fedif_consortium.evidence.keys import SigningKey
 from fedif_flower.messages.arrays import arrays_of, view_array
 
 SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
-_KIND = b"fedif-flower update 2\n"
 
 
 class SignedUpdate(Signed):
-    """What a member says of its part in a round, its public key (DER), and its signature.
+    """What a member says of its part in a round.
 
     Attributes
     ----------
-    run : str
-        The run's id, drawn by the server.
     asked_in : int
         The round in which it was asked.
     node_id : int
@@ -40,42 +35,15 @@ class SignedUpdate(Signed):
         The end of the chain of the run's records, as far as it was told; empty: of nothing.
     """
 
+    kind = "update"
+    signs = ("run", "asked_in", "node_id", "examples", "received", "sent", "head")
+
     asked_in: int
     node_id: int
     examples: float
     received: Hex
     sent: Hex
     head: Hex = b""
-
-    @classmethod
-    def by(cls, key: SigningKey, **said: Any) -> Self:
-        """Sign what is said, by the attributes' names."""
-        unsigned = cls(key=public_der(key.public_key()), signature=b"", **said)
-        return unsigned.model_copy(update={"signature": sign(key, unsigned.to_bytes())})
-
-    def to_bytes(self) -> bytes:
-        """Return what is signed."""
-        content = {
-            "examples": self.examples,
-            "head": self.head.hex(),
-            "node": self.node_id,
-            "received": self.received.hex(),
-            "round": self.asked_in,
-            "run": self.run,
-            "sent": self.sent.hex(),
-        }
-        return _KIND + json.dumps(content).encode()
-
-    def check(self) -> None:
-        """Raise EvidenceError unless the key is of a kind that members have, and has signed."""
-        try:
-            key = load_der_public_key(self.key)
-        except Exception as error:  # another kind, a curve that is not known, no key at all
-            raise EvidenceError("it is signed with no public key") from error
-        if not isinstance(key, VerifyingKey):
-            raise EvidenceError("it is signed with a key of another kind")
-        if not is_signed(key, self.signature, self.to_bytes()):
-            raise EvidenceError("the signature does not fit")
 
 
 def arrays_digest(arrays: Iterable[tuple[str, NDArray[np.generic]]]) -> bytes:
@@ -119,9 +87,8 @@ def sign_reply(
         sent=record_digest(arrays_of(content)),
         **about,
     )
-    names = ("key", "signature", "received", "sent", "head")
-    values = {name: getattr(signed, name) for name in names}
-    # A record has no empty bytes.
+    values = signed.model_dump(include={"key", "signature", "received", "sent", "head"})
+    # A record has no empty texts.
     content[SIGNATURE_RECORD] = ConfigRecord({n: value for n, value in values.items() if value})
     return signed
 

@@ -29,7 +29,7 @@ def told(*rounds, seen=0, key=KEY, run=RUN, client_id=NODE, **changes) -> Record
     """Return what a server tells of a chain with these rounds, of the last one with changes."""
     chain = RoundChain()
     for leaves in rounds:
-        chain.add(int(leaves[0].partition(",")[0]), leaves, partial(SignedHead.by, key, run))
+        chain.add(int(leaves[0].partition(",")[0]), leaves, partial(SignedHead.by, key, run=run))
     last_seen = {size: root for root, size in chain.sizes.items()}[seen]
     cells = [each.cells() for each in chain.told(client_id, last_seen)]
     cells[-1] |= changes
@@ -70,7 +70,7 @@ CHANGED = [FIRST[0].replace("0.5", "0.1"), FIRST[1]]
         (told(CHANGED), "history was rewritten"),
         (told(FIRST[:1]), "the records have 1 lines; there were 2 before"),
         (told(FIRST, SECOND, seen=2, key=Ed25519PrivateKey.generate()), "another key than before"),
-        (told(FIRST, SECOND, seen=2, signature="00"), "not signed by its key"),
+        (told(FIRST, SECOND, seen=2, signature="00"), "the signature does not fit"),
         (told(FIRST, SECOND, seen=2, before="00" * 32), "does not follow from them"),
         (told(FIRST, SECOND, seen=2, client_id=1001), "the line is another member's"),
         (

@@ -26,7 +26,7 @@ def sha(*parts: bytes) -> bytes:
 def chain_of(*rounds: list[str]) -> RoundChain:
     chain = RoundChain()
     for number, leaves in enumerate(rounds, start=1):
-        chain.add(number, leaves, partial(SignedHead.by, KEY, "ab" * 16))
+        chain.add(number, leaves, partial(SignedHead.by, KEY, run="ab" * 16))
     return chain
 
 

@@ -10,6 +10,7 @@ from fedif_consortium.evidence.signed_update import SIGNATURE_RECORD, sign_reply
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.run.folder import RunFolder
 
 RUN = "ab" * 16
 KEY, OTHER = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
@@ -28,7 +29,7 @@ def reply(value: float = 2.0, key=KEY, *, received: float = 1.0, server_round: i
 
 
 def witness(server_round: int = 1, **how) -> ReplyWitness:
-    made = ReplyWitness(RUN, **how)
+    made = ReplyWitness(RunFolder("nowhere"), RUN, **how)
     made.begin(server_round, arrays(1.0))
     return made
 
@@ -68,7 +69,7 @@ def swapped() -> RecordDict:
         (reply(head=b"h" * 32), "was told other records than these"),
         (forged("head", b"told"), "does not fit"),
         (forged("signature", b"x"), "does not fit"),
-        (forged("key", 5), "signature cannot be read: key = 5"),
+        (forged("key", 5), "its signature: key = 5"),
         (forged("key", b"no key"), "signed with no public key"),
     ],
 )

@@ -52,7 +52,7 @@ def check_signature(content: RecordDict) -> None:
     """Check what a server checks."""
     record = content["signature"]
     received, sent = record_digest(RECEIVED["arrays"]), record_digest(content["arrays"])
-    assert (record["received"], record["sent"]) == (received, sent)
+    assert (record["received"], record["sent"]) == (received.hex(), sent.hex())
     examples = content["metrics"]["num-examples"]
     said = {"asked_in": ROUND, "node_id": NODE, "examples": examples}
     SignedUpdate.read(RUN, {**record, **said}).check()

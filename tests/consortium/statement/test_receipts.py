@@ -109,7 +109,7 @@ def rebuilt(run: RunFolder, key) -> None:
     lines = run.receipts.path.read_text().splitlines()[1:]
     chain = RoundChain()
     for number, own in groupby(lines, lambda line: int(read_leaf(line)["round"])):
-        chain.add(number, list(own), partial(SignedHead.by, key, run_id))
+        chain.add(number, list(own), partial(SignedHead.by, key, run=run_id))
     run.round_heads.replace({"round": one.number, **one.head.cells()} for one in chain.rounds)
 
 
@@ -218,7 +218,7 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
             return told(book, node)
         fork = RoundChain()
         leaves = [leaf.replace(",accepted", ",accepted ") for leaf in book._chain.leaves]
-        fork.add(1, leaves, partial(SignedHead.by, key, book._witness.run))
+        fork.add(1, leaves, partial(SignedHead.by, key, run=book._witness.run))
         book._witness.heads.add(fork.root)
         return {RECEIPTS_RECORD: to_record(fork.told(1002, b""))}
 
