@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 if TYPE_CHECKING:
-    from fedif_consortium.federation.flower import Flower
     from fedif_consortium.federation.folder import FederationFolder
 
 federation_cli = typer.Typer(
@@ -58,9 +56,9 @@ def invite(
     folder: Folder = _HERE,
 ) -> None:
     """Write a member's invitation: one file, without a secret, for `fedif node join`."""
-    from fedif_consortium.federation.members import invite as write
+    from fedif_consortium.federation import members
 
-    write(_folder(folder), name)
+    members.invite(_folder(folder), name)
 
 
 @federation_cli.command("add-member")
@@ -69,12 +67,12 @@ def add_member(
     folder: Folder = _HERE,
 ) -> None:
     """Let members in: register their keys at the SuperLink, which has to be running."""
-    from fedif_consortium.federation.members import add
+    from fedif_consortium.federation import members, server
 
     found = _folder(folder)
-    flower = _flower(found)
+    flower = server.flower_of(found)
     for answer in answers:
-        add(found, answer, flower)
+        members.add(found, answer, flower)
 
 
 @federation_cli.command("remove-member")
@@ -82,10 +80,10 @@ def remove_member(
     name: Annotated[str, typer.Argument(help="a member")], folder: Folder = _HERE
 ) -> None:
     """End a member's registration: its key opens nothing any more, and a run goes on without it."""
-    from fedif_consortium.federation.members import remove
+    from fedif_consortium.federation import members, server
 
     found = _folder(folder)
-    remove(found, name, _flower(found))
+    members.remove(found, name, server.flower_of(found))
 
 
 @federation_cli.command()
@@ -96,9 +94,9 @@ def superlink(
     folder: Folder = _HERE,
 ) -> None:
     """Run the SuperLink, guarded, for registered members alone; it keeps running."""
-    from fedif_consortium.federation.server import superlink_program
+    from fedif_consortium.federation import server
 
-    superlink_program(_folder(folder), options or []).start()
+    server.start_superlink(_folder(folder), options or [])
 
 
 @federation_cli.command()
@@ -112,9 +110,11 @@ def run(
     folder: Folder = _HERE,
 ) -> None:
     """Run an app to its end, and follow its log; exit with 0 only if it completed."""
-    from fedif_consortium.federation.flower import PROJECT, run_to_end
+    from fedif_consortium.federation import flower, server
 
-    run_to_end(_flower(_folder(folder)), app or PROJECT, " ".join(config or []))
+    flower.run_to_end(
+        server.flower_of(_folder(folder)), app or flower.PROJECT, " ".join(config or [])
+    )
 
 
 @federation_cli.command()
@@ -125,10 +125,11 @@ def status(
     """Show SuperLink, members, certificate, disk and runs; exit with 1 if something is wrong."""
     import json
 
+    from fedif_consortium.federation import server
     from fedif_consortium.federation.status import look
 
     found = _folder(folder)
-    seen = look(found, _flower(found))
+    seen = look(found, server.flower_of(found))
     if as_json:
         typer.echo(json.dumps(seen, indent=1))
     else:
@@ -139,26 +140,17 @@ def status(
 @federation_cli.command("keeper-client")
 def keeper_client(folder: Folder = _HERE) -> None:
     """Make the certificate by which a keeper of masks knows this server."""
-    from fedif_consortium.federation.server import make_pair
+    from fedif_consortium.federation import server
 
     found = _folder(folder)
     found.settings()
-    make_pair(found.path, "keeper-client", [], "the keeper")
+    server.make_pair(found.path, "keeper-client", [], "the keeper")
 
 
 def _folder(path: Path) -> FederationFolder:
     from fedif_consortium.federation.folder import FederationFolder
 
     return FederationFolder(path.expanduser().absolute())
-
-
-def _flower(folder: FederationFolder) -> Flower:
-    """Return Flower's command with the connection to this host's SuperLink."""
-    from fedif_consortium.federation.flower import Flower, connect
-
-    settings = folder.settings()
-    connect(settings.name, settings.local_address, folder.authority)
-    return Flower(settings.name)
 
 
 def _show(seen: dict[str, Any]) -> None:

@@ -15,15 +15,10 @@ def inspect(
     node_config: Annotated[
         str, typer.Option("--node-config", help="KEY=VALUE ..., as for flower-supernode")
     ],
-    gradient: Annotated[
-        list[Path] | None,
-        typer.Option(help="a kept round, round-NNNNNN.npz; several; default: all in gradients-dir"),
-    ] = None,
     output: Annotated[Path, typer.Option(help="the table of all examples")] = Path(
         "inspection.csv"
     ),
     show: Annotated[int, typer.Option(min=1, help="so many examples are shown")] = 20,
-    neighbours: Annotated[int, typer.Option(min=1, help="whose labels are compared")] = 10,
     task: Annotated[
         str, typer.Option(help="MODULE:OBJECT here, where the run was about an app's own task")
     ] = "",
@@ -37,13 +32,7 @@ def inspect(
     from rich.console import Console
 
     from fedif_consortium.evidence.gradients import kept_rounds, read_kept
-    from fedif_consortium.member.inspection import (
-        Line,
-        files_of,
-        inspect_examples,
-        member_data,
-        table_lines,
-    )
+    from fedif_consortium.member import inspection
     from fedif_flower.errors import ConfigError
     from fedif_flower.messages.node_config import NodeConfig
     from fedif_flower.messages.text import printable
@@ -53,18 +42,16 @@ def inspect(
     from fedif_flower.tables import ResultTable
 
     node = NodeConfig.from_node_config(parse_overrides(node_config))
-    if not gradient and not node.gradients_dir:
-        raise ConfigError(
-            "the node config has no gradients-dir, and no --gradient is given: nothing to judge by"
-        )
-    paths = gradient or kept_rounds(Path(str(node.gradients_dir)).expanduser())
+    if not node.gradients_dir:
+        raise ConfigError("the node config has no gradients-dir: nothing to judge by")
+    paths = kept_rounds(Path(node.gradients_dir).expanduser())
     last = read_kept(paths[-1])
-    own_task, data = member_data(last, node, task)
-    findings = inspect_examples(own_task, data, map(read_kept, paths), device, neighbours)
-    files = files_of(last, node, len(findings.losses))
-    lines = table_lines(findings, list(own_task.facts.get("classes", ())), files)
+    own_task, data = inspection.member_data(last, node, task)
+    findings = inspection.inspect_examples(own_task, data, map(read_kept, paths), device)
+    files = inspection.files_of(last, node, len(findings.losses))
+    lines = inspection.table_lines(findings, list(own_task.facts.get("classes", ())), files)
     make_folder(output.absolute().parent)
-    write_atomically(output, csv_text([Line._fields, *lines]), 0o600)
+    write_atomically(output, csv_text([inspection.Line._fields, *lines]), 0o600)
     heading = ["rank", "example", "class", "loss", "influence", "agreement"]
     shown = [
         [
@@ -74,10 +61,10 @@ def inspect(
         ]
         for line in lines[:show]
     ]
-    typer.echo(f"Read: {len(lines)} examples, by the model of {len(findings.rounds)} rounds")
     ResultTable("", heading, shown, num_labels=3).print(Console())
     typer.echo(
-        "The first labels are the likeliest wrong ones; a rare example has a large loss, too."
+        f"{len(lines)} examples, by the model of {len(findings.rounds)} rounds. The first labels "
+        "are the likeliest wrong ones; a rare example has a large loss, too, and an influence "
+        "below 0 alone says little about a label.\n"
+        f"All examples: {output.absolute()}. Nothing was sent."
     )
-    typer.echo("An influence below 0 alone says little about a label.")
-    typer.echo(f"All examples: {output.absolute()}. Nothing was sent.")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+
+if TYPE_CHECKING:
+    from fedif_consortium.federation.node import NodeFolder
 
 node_cli = typer.Typer(
     add_completion=False,
@@ -17,6 +18,7 @@ node_cli = typer.Typer(
 Folder = Annotated[
     Path, typer.Option("--in", envvar="FEDIF_MEMBER", help="the node's folder on this host")
 ]
+Policy = Annotated[Path | None, typer.Option(exists=True, help="what this host lets apps do, TOML")]
 _HERE = Path()
 
 
@@ -24,7 +26,8 @@ _HERE = Path()
 def join(
     invitation: Annotated[Path, typer.Argument(help="the operator's file")],
     data_dir: Annotated[
-        Path | None, typer.Option(help="this member's training data, read where they lie")
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="this member's training data"),
     ] = None,
     config: Annotated[
         list[str] | None, typer.Option("-c", "--config", help="KEY=VALUE ... of the node")
@@ -32,32 +35,23 @@ def join(
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="of this host, for its own use")
     ] = 9094,
-    policy: Annotated[Path | None, typer.Option(help="what this host lets apps do, TOML")] = None,
+    policy: Policy = None,
     check: Annotated[bool, typer.Option(help="try whether the server answers")] = True,
     folder: Folder = _HERE,
 ) -> None:
     """Make this host's key, settings and the answer to an invitation; what is there stays."""
-    from fedif_consortium.federation.certificates import reach
-    from fedif_consortium.federation.documents import read_document
+    from fedif_consortium.federation import certificates, node
+    from fedif_consortium.federation.files import read_document
     from fedif_consortium.federation.invitation import Invitation
-    from fedif_consortium.federation.node import NodeFolder
-    from fedif_consortium.federation.node import join as make
-    from fedif_flower.errors import ConfigError
     from fedif_flower.settings import parse_overrides
 
-    found = NodeFolder(folder.expanduser().absolute())
-    given = parse_overrides(" ".join(config or []))
+    found, given = _folder(folder), parse_overrides(" ".join(config or []))
     if data_dir is not None:
-        if not data_dir.is_dir():
-            raise ConfigError(f"data-dir = {str(data_dir)!r} is no directory")
         given["data-dir"] = str(data_dir.absolute())
-    if policy is not None and not policy.is_file():
-        raise ConfigError(f"policy = {str(policy)!r} is no file")
-    guard = str(policy.absolute()) if policy else ""
     read = read_document(invitation, Invitation)
-    make(found, read, config=given, port=port, policy=guard)
+    node.join(found, read, config=given, port=port, policy=_named(policy))
     if check:
-        reach(read.address, found.authority)
+        certificates.reach(read.address, found.authority)
         typer.echo(f"{read.address} answers, and is the one invited to")
     typer.echo("once the operator has added this member: fedif node start")
 
@@ -67,19 +61,18 @@ def start(
     options: Annotated[
         list[str] | None, typer.Argument(help="after --: more options of flower-supernode")
     ] = None,
-    policy: Annotated[Path | None, typer.Option(help="what this host lets apps do, TOML")] = None,
+    policy: Policy = None,
     folder: Folder = _HERE,
 ) -> None:
     """Start the node that `fedif node join` made; it keeps running."""
-    from fedif_consortium.federation.node import NodeFolder, node_program
+    from fedif_consortium.federation.node import start_node
 
-    guard = str(policy.absolute()) if policy else ""
-    node_program(NodeFolder(folder.expanduser().absolute()), guard, options or []).start()
+    start_node(_folder(folder), _named(policy), options or [])
 
 
 @node_cli.command("log")
 def node_log(
-    folder: Annotated[Path, typer.Argument(help="of the log, as [log] of the policy names it")],
+    folder: Annotated[Path, typer.Argument(help="of the log, in the folder of the policy's state")],
     head: Annotated[
         str, typer.Option(help="a last hash that you wrote down: the log must have gone on from it")
     ] = "",
@@ -97,12 +90,11 @@ def show_log(path: Path, head: str = "") -> None:
     from fedif_consortium.evidence.chained_log import last_hash, lines_after, read_log
 
     entries = read_log(path)
-    after = lines_after(entries, head) if head else 0
+    after = f", {lines_after(entries, head)} of them since that hash" if head else ""
     for entry in entries:
         typer.echo(json.dumps(entry))
-    typer.echo(f"Whole: {len(entries)} lines, the last hash is {last_hash(entries)}", err=True)
-    if head:
-        typer.echo(f"The log goes on from that hash: {after} lines since.", err=True)
+    last = f"the last hash is {last_hash(entries)}"
+    typer.echo(f"Whole: {len(entries)} lines{after}, {last}", err=True)
 
 
 @node_cli.command("check")
@@ -117,31 +109,15 @@ def node_check(
 
     It is about the node of `fedif node join`. Ends with status 1 if this host cannot take part.
     """
+    from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    from fedif_consortium.evidence.part import EvidenceSettings
-    from fedif_consortium.federation.host_check import check_server, guard_findings, own_findings
-    from fedif_consortium.federation.node import NodeFolder
-    from fedif_consortium.masking.settings import MaskingSettings
-    from fedif_consortium.parts import server_parts
-    from fedif_flower.messages.node_config import NodeConfig
+    from fedif_consortium.federation.host_check import check_host
     from fedif_flower.messages.preflight import ADVICE, Status
-    from fedif_flower.run.config import RunConfig
     from fedif_flower.settings import parse_overrides
 
-    joined = NodeFolder(folder.expanduser().absolute())
-    settings, own = joined.read()
-    policy = joined.path / settings.policy if settings.policy else None
-    node = NodeConfig.from_node_config(own)
-    clients = {} if node.num_partitions is None else {"num-clients": node.num_partitions}
-    given = {**clients, **parse_overrides(" ".join(config or []))}
-    run = RunConfig.from_run_config(given, server_parts())
-    required = run.section(EvidenceSettings).require_signatures
-    found = [
-        *own_findings(run, node, run.section(MaskingSettings).mode),
-        *guard_findings(policy, joined.key, node, required=required),
-        *check_server(settings.superlink, joined.authority),
-    ]
+    found = check_host(_folder(folder), parse_overrides(" ".join(config or [])))
     table = Table("check", "status", "found", "to do")
     for one in found:
         advice = "" if one.status is Status.OK else ADVICE[one.check]
@@ -149,3 +125,13 @@ def node_check(
     Console().print(table)
     if any(one.status is Status.FAILED for one in found):
         raise typer.Exit(1)
+
+
+def _folder(path: Path) -> NodeFolder:
+    from fedif_consortium.federation.node import NodeFolder
+
+    return NodeFolder(path.expanduser().absolute())
+
+
+def _named(policy: Path | None) -> str:
+    return str(policy.absolute()) if policy else ""

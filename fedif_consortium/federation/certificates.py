@@ -74,20 +74,16 @@ def server_certificate(
     Raises
     ------
     ConfigError
-        If a file is no key or certificate, the two of the authority do not belong together, or a
-        host is neither a name nor an address.
+        If a file is no key or certificate, or a host is neither a name nor an address.
     """
-    issuer, signer = read_certificate(authority), read_key_file(authority_key, "key")
-    names, public = _alternative_names(hosts), signer.public_key()
-    if public != issuer.public_key():
-        raise ConfigError(f"{authority} is not the certificate of {authority_key}")
+    signer = read_key_file(authority_key, "key")
     builder = _builder(hosts[0], read_key_file(key, "key"), SERVER_DAYS)
-    builder = builder.issuer_name(issuer.subject)
+    builder = builder.issuer_name(read_certificate(authority).subject)
     for extension in (
         x509.BasicConstraints(ca=False, path_length=None),
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
-        names,
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(public),
+        _alternative_names(hosts),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
     ):
         builder = builder.add_extension(extension, critical=False)
     return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
@@ -121,14 +117,13 @@ def certificate_fingerprint(certificate: x509.Certificate) -> str:
 
 
 class Reached(NamedTuple):
-    """A server as this host sees it: its certificate, its status, and the date that it tells."""
+    """A server as this host sees it: its certificate, and the date that it tells."""
 
     certificate: x509.Certificate
-    status: int
     date: str
 
 
-def shake_hands(address: str, authority: Path) -> Reached:
+def reach(address: str, authority: Path) -> Reached:
     """Connect to a SuperLink as a member does.
 
     Raises
@@ -142,25 +137,14 @@ def shake_hands(address: str, authority: Path) -> Reached:
         with httpx.stream("GET", url, verify=context, timeout=SECONDS, trust_env=False) as answer:
             connection = answer.extensions["network_stream"].get_extra_info("socket")
             shown = x509.load_der_x509_certificate(connection.getpeercert(binary_form=True))
-            return Reached(shown, answer.status_code, answer.headers.get("date", ""))
+            status, date = answer.status_code, answer.headers.get("date", "")
     except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
         raise UnreachableError(
             f"no server that is known by {authority} answers at {address}: {error}"
         ) from error
-
-
-def reach(address: str, authority: Path) -> x509.Certificate:
-    """Return the certificate of a SuperLink that is well.
-
-    Raises
-    ------
-    UnreachableError
-        Naming the address, and what is wrong.
-    """
-    found = shake_hands(address, authority)
-    if found.status not in (200, 403):  # A proxy tells other hosts only that it is there.
-        raise UnreachableError(f"the server at {address} is not well: status {found.status}")
-    return found.certificate
+    if status not in (200, 403):  # A proxy tells other hosts only that it is there.
+        raise UnreachableError(f"the server at {address} is not well: status {status}")
+    return Reached(shown, date)
 
 
 def _named(name: str) -> x509.Name:

@@ -1,12 +1,17 @@
-"""Files that a command makes, each said in a line: what is there already stays."""
+"""Files that a command makes, each said in a line, what is there already stays; and small TOML."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import typer
 
+from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import read_toml
+from fedif_flower.settings import Settings, setting
 from fedif_flower.storage import (
     make_folder,
     require_private,
@@ -14,6 +19,9 @@ from fedif_flower.storage import (
     write_private,
     writing,
 )
+
+MOST_BYTES = 2**16
+_Document = TypeVar("_Document", bound=Settings)
 
 
 def secret(path: Path, purpose: str, make: Callable[[], bytes]) -> None:
@@ -36,16 +44,67 @@ def new(path: Path, purpose: str, make: Callable[[], bytes | str]) -> None:
 
 def replace(path: Path, purpose: str, content: bytes | str) -> None:
     """Write a file that may be there with other content."""
-    data = content.encode() if isinstance(content, str) else content
-    if path.is_file() and path.read_bytes() == data:
-        typer.echo(f"kept {path}")
-    else:
-        make_folder(path.parent)
-        write_atomically(path, data, 0o644)
-        typer.echo(f"wrote {path}: {purpose}")
+    make_folder(path.parent)
+    write_atomically(path, content, 0o644)
+    typer.echo(f"wrote {path}: {purpose}")
 
 
 def private_folder(path: Path) -> None:
     """Make a folder that is its owner's alone, unless there is one."""
     with writing(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def a_name(words: str) -> Any:
+    """Declare the name of a federation or a member, which is also a file's name."""
+    allowed = "1 to 40 of A-Z, a-z, 0-9, '.', '_' and '-', a letter or digit first"
+    return setting(..., words, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$", allowed=allowed)
+
+
+def an_address(words: str, default: Any = ...) -> Any:
+    """Declare a host with a port."""
+    return setting(default, words, pattern=r"^\S+:\d{1,5}$", allowed="HOST:PORT")
+
+
+def a_keeper_key(words: str) -> Any:
+    """Declare a keeper's public key; empty: there is no keeper."""
+    pattern = r"^([0-9a-fA-F]{64})?$"
+    return setting("", words, pattern=pattern, allowed="64 hexadecimal digits")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return the host, without the brackets of IPv6, and the port of ``host:port``."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def to_toml(comment: str, values: Mapping[str, object]) -> str:
+    """Return values as TOML under a comment; a mapping among them becomes a table at the end."""
+    lines = [f"# {line}" for line in comment.splitlines()]
+    tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
+    lines += [f"{key} = {_value(v)}" for key, v in values.items() if key not in tables]
+    for name, table in tables.items():
+        lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str) and value.startswith("-----BEGIN "):
+        return f'"""\n{value}"""'  # PEM: its own lines.
+    # Of text, numbers, truth values and lists, TOML writes as JSON does.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def read_document(path: Path, kind: type[_Document]) -> _Document:
+    """Read a TOML file with the settings of a class.
+
+    Raises
+    ------
+    ConfigError
+        Naming the file, the key, and what is allowed.
+    """
+    content = read_toml(path, MOST_BYTES)
+    try:
+        return kind(**content)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error

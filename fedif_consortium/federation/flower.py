@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
+from fedif_consortium.federation.files import to_toml
 from fedif_flower.errors import ConfigError, FedIFError, TrainingFailedError
-from fedif_flower.foreign import read_toml
+from fedif_flower.foreign import read_toml, refused_as
 from fedif_flower.settings import parse_overrides, unknown_key
 from fedif_flower.storage import make_folder, write_atomically
 
@@ -50,47 +50,28 @@ def flower_environment() -> dict[str, str]:
     }
 
 
-@dataclass(frozen=True)
-class Program:
-    """A module of this package that runs one of Flower's programs in this process's place.
+def become(module: str, options: Sequence[str], folder: Path, **more: str) -> NoReturn:
+    """Run one of Flower's programs in this process's place; its files are its owner's alone.
 
     Parameters
     ----------
     module : str
-        Its name.
+        Of this package; it runs the program.
     options : sequence of str
         What it is given.
     folder : Path
         Where it works: relative paths in its options are below this.
-    more : mapping of str to str
+    **more : str
         Of its environment.
     """
-
-    module: str
-    options: Sequence[str]
-    folder: Path
-    more: Mapping[str, str] = field(default_factory=dict)
-
-    def start(self) -> NoReturn:
-        """Become the program; what it writes is for its owner alone.
-
-        Raises
-        ------
-        ConfigError
-            If its folder is not there.
-        """
-        environment = {**flower_environment(), **self.more}
-        # From a checkout that is not installed, too.
-        paths = [str(PROJECT), *filter(None, [environment.get("PYTHONPATH")])]
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
-        try:
-            os.chdir(self.folder)
-            os.umask(0o077)
-            sys.stdout.flush()
-            words = [sys.executable, "-m", self.module, *self.options]
-            os.execve(sys.executable, words, environment)
-        except OSError as error:
-            raise ConfigError(f"{self.folder}: {error.strerror}") from error
+    environment = {**flower_environment(), **more}
+    # From a checkout that is not installed, too.
+    paths = [str(PROJECT), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    os.chdir(folder)
+    os.umask(0o077)
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", module, *options], environment)
 
 
 def connect(name: str, address: str, authority: Path) -> None:
@@ -104,15 +85,12 @@ def connect(name: str, address: str, authority: Path) -> None:
     home = os.environ.get("FLWR_HOME")
     path = (Path(home) if home else Path.home() / ".flwr") / "config.toml"
     wanted = {"address": address, "root-certificates": str(authority.absolute())}
-    written = path.read_text() if path.exists() else ""
-    try:
-        known = tomllib.loads(written).get("superlink", {}).get(name)
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    known = (read_toml(path) if path.exists() else {}).get("superlink", {}).get(name)
     if known is None:
-        section = "".join(f"{key} = {json.dumps(value)}\n" for key, value in wanted.items())
+        written = path.read_text() if path.exists() else ""
         make_folder(path.parent)
-        write_atomically(path, f"{written}\n[superlink.{json.dumps(name)}]\n{section}", 0o644)
+        section = to_toml("", {f"superlink.{json.dumps(name)}": wanted})
+        write_atomically(path, f"{written}\n{section}", 0o644)
     elif known != wanted:
         raise ConfigError(
             f"{path} has a connection {name!r} to {known.get('address')!r}, not to {address!r}: "
@@ -133,10 +111,13 @@ class Flower:
         self.connection = connection
         self.environment = flower_environment()
 
-    def register(self, public_key: Path, name: str) -> str:
-        """Let the node with this key in; return its id."""
-        answer = self._call("supernode", "register", public_key, self.connection, "--name", name)
-        return str(answer["node-id"])
+    def register(self, public_key: str, name: str) -> str:
+        """Let the node with this key, in a line as OpenSSH writes it, in; return its id."""
+        with tempfile.NamedTemporaryFile("w", suffix=".pub") as file:
+            file.write(f"{public_key}\n")
+            file.flush()
+            given = ("register", file.name, self.connection, "--name", name)
+            return str(self._call("supernode", *given)["node-id"])
 
     def unregister(self, node_id: str) -> None:
         """End a node's registration: its key opens nothing any more."""
@@ -156,32 +137,20 @@ class Flower:
         given = ["--run-config", run_config] if run_config else []
         return int(self._call("run", app, self.connection, *given)["run-id"])
 
-    def follow(self, run_id: int, shown: int) -> int:
-        """Show a run's log while it goes on, and return how many bytes of it were shown by now.
-
-        ``flwr log`` may lose its connection before the run ends, and begins with the first line
-        again: what was shown stays unsaid, and so do its complaints. Whether the SuperLink is
-        there, :meth:`runs` tells.
-        """
-        told = 0
-        with subprocess.Popen(
-            self._command("log", run_id, self.connection, "--stream"),
+    def follow(self, run_id: int) -> None:
+        """Show a run's log until it ends or the connection is lost, which :meth:`runs` tells."""
+        subprocess.run(
+            ["flwr", "log", str(run_id), self.connection, "--stream"],
             env=self.environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-        ) as process:
-            assert process.stdout is not None
-            while piece := os.read(process.stdout.fileno(), 65536):
-                sys.stdout.buffer.write(piece[max(shown - told, 0) :])
-                sys.stdout.buffer.flush()
-                told += len(piece)
-        return max(shown, told)
+            check=False,
+        )
 
     def _call(self, *arguments: object) -> dict[str, Any]:
         """Return the JSON that a command answers with."""
         done = subprocess.run(
-            self._command(*arguments, "--format", "json"),
+            ["flwr", *map(str, arguments), "--format", "json"],
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -197,12 +166,6 @@ class Flower:
         reason = " ".join(str(reason or done.stderr or done.stdout).split())
         words = " ".join(map(str, arguments[:2]))
         raise FlowerCommandError(f"`flwr {words}` failed: {reason or 'it said nothing'}")
-
-    def _command(self, *arguments: object) -> list[str]:
-        program = shutil.which("flwr", path=self.environment["PATH"])
-        if program is None:
-            raise ConfigError("'flwr' is not there: install fedif-flower in this environment")
-        return [program, *map(str, arguments)]
 
 
 def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
@@ -220,7 +183,7 @@ def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
     Raises
     ------
     ConfigError
-        If the folder has no app, or the app no such key.
+        If the app has no such key.
     TrainingFailedError
         If it ended in another way, with Flower's words for it.
     FlowerCommandError
@@ -229,55 +192,46 @@ def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
         At Ctrl-C: the run goes on.
     """
     _require_known_keys(app, run_config)
-    run_id, shown = flower.submit(app.absolute(), run_config), 0
+    run_id, attempts = flower.submit(app.absolute(), run_config), ATTEMPTS
     typer.echo(f"run {run_id}")
+    sys.stdout.flush()
     try:
         while True:
             # Exit statuses of Flower's own commands say nothing about a run's outcome.
-            shown = flower.follow(run_id, shown)
-            status, details = _outcome(flower, run_id)
-            if status.startswith("finished:completed"):
-                return
-            if status.startswith("finished:"):
-                raise TrainingFailedError(f"run {run_id}: {status} {details}".rstrip())
-            time.sleep(1.0)
+            flower.follow(run_id)
+            try:
+                run, attempts = flower.runs("--run-id", run_id)[0], ATTEMPTS
+            except FlowerCommandError:
+                attempts -= 1
+                if not attempts:
+                    raise
+            else:
+                if run["status"].startswith("finished:completed"):
+                    return
+                if run["status"].startswith("finished:"):
+                    ended = f"{run['status']} {run['status-details']}".rstrip()
+                    raise TrainingFailedError(f"run {run_id}: {ended}")
+            time.sleep(PAUSE)
     except KeyboardInterrupt:
         words = f"{run_id} {flower.connection}"
         typer.echo(f"run {run_id} goes on; follow it: flwr log {words}, end it: flwr stop {words}")
         raise
 
 
-def _outcome(flower: Flower, run_id: int, attempts: int = ATTEMPTS) -> tuple[str, str]:
-    """Return how a run is, from a SuperLink that may not answer at once."""
-    try:
-        run = flower.runs("--run-id", run_id)[0]
-        return str(run["status"]), str(run["status-details"])
-    except FlowerCommandError:
-        if attempts == 1:
-            raise
-    time.sleep(PAUSE)
-    return _outcome(flower, run_id, attempts - 1)
-
-
 def _require_known_keys(app: Path, run_config: str) -> None:
     """Raise ConfigError, naming the first key that an app's ``[tool.flwr.app.config]`` lacks."""
-    try:
-        declared = read_toml(app / "pyproject.toml")["tool"]["flwr"]["app"].get("config", {})
-    except (ConfigError, LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"{app} has no pyproject.toml with an app of Flower: name the app's folder with --app"
-        ) from error
     is_file = run_config.endswith(".toml")
-    known = _keys(declared)
-    for key in _keys(read_toml(Path(run_config)) if is_file else parse_overrides(run_config)):
-        if key not in known:
-            raise ConfigError(unknown_key(key, known))
+    given = read_toml(Path(run_config)) if is_file else parse_overrides(run_config)
+    project = read_toml(app / "pyproject.toml")
+    with refused_as(ConfigError, f"{app} is no app of Flower; name its folder with --app"):
+        known = _keys(project["tool"]["flwr"]["app"].get("config", {}))
+        for key in _keys(given):
+            if key not in known:
+                raise ConfigError(unknown_key(key, known))
 
 
 def _keys(config: Mapping[str, Any], before: str = "") -> list[str]:
     """Return the keys of a run config as Flower has them: those of a table after its name."""
-    found: list[str] = []
-    for key, value in config.items():
-        inner = isinstance(value, Mapping)
-        found += _keys(value, f"{before}{key}.") if inner else [f"{before}{key}"]
-    return found
+    tables = {key: value for key, value in config.items() if isinstance(value, Mapping)}
+    nested = [_keys(table, f"{before}{name}.") for name, table in tables.items()]
+    return [*(before + key for key in config if key not in tables), *chain(*nested)]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Annotated
 
 from annotated_types import MinLen
 
-from fedif_consortium.federation.documents import (
+from fedif_consortium.federation.files import (
     a_keeper_key,
     a_name,
     an_address,
-    host_and_port,
     read_document,
     split_address,
 )
@@ -33,24 +31,24 @@ class FederationSettings(Settings):
     keeper_key: str = a_keeper_key("The public key of the keeper of masks, where there is one.")
 
     @property
-    def bind(self) -> tuple[str, int]:
+    def bind(self) -> str:
         """Where the SuperLink listens."""
-        return split_address(self.superlink if self.proxy else self.listen)
+        return self.superlink if self.proxy else self.listen
 
     @property
     def address(self) -> str:
         """Where members reach the server: the first of its hosts."""
-        return host_and_port(self.hosts[0], split_address(self.listen)[1])
+        return _host_and_port(self.hosts[0], split_address(self.listen)[1])
 
     @property
     def local_address(self) -> str:
         """Where the server itself reaches it."""
-        return _from_here(*self.bind)
+        return _from_here(self.bind)
 
     @property
     def proxy_address(self) -> str:
         """Where this host reaches what members do."""
-        return _from_here(*split_address(self.listen))
+        return _from_here(self.listen)
 
 
 class Member(Settings):
@@ -115,20 +113,19 @@ class FederationFolder:
             )
         return read_document(self.configuration, FederationSettings)
 
-    def members(self) -> list[Member]:
-        """Return everyone who was ever invited or registered, by number."""
-        files = sorted((self.path / "members").glob("*.toml"))
-        return sorted((read_document(path, Member) for path in files), key=lambda m: m.number)
-
-    def member(self, name: str) -> Member | None:
-        """Return one of them, if there is such a one."""
-        return next((member for member in self.members() if member.name == name), None)
+    def members(self) -> dict[str, Member]:
+        """Return everyone who was ever invited or registered, by name, in order of numbers."""
+        files = (self.path / "members").glob("*.toml")
+        found = sorted((read_document(path, Member) for path in files), key=lambda m: m.number)
+        return {member.name: member for member in found}
 
 
-def _from_here(host: str, port: int) -> str:
+def _host_and_port(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets round an address of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _from_here(address: str) -> str:
     """Return where this host connects to what listens at an address."""
-    try:
-        anywhere = ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        anywhere = False
-    return host_and_port("127.0.0.1" if anywhere else host, port)
+    host, port = split_address(address)
+    return _host_and_port("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -9,17 +10,19 @@ from pathlib import Path
 from flwr.app import ConfigRecord
 
 from fedif_consortium.evidence.client_part import SIGNATURES_KEY, TakenReceipts
-from fedif_consortium.evidence.keys import read_key_file
-from fedif_consortium.federation.certificates import Reached, read_certificate, shake_hands
+from fedif_consortium.evidence.part import EvidenceSettings
+from fedif_consortium.federation.certificates import Reached, reach, read_certificate
+from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.masking.client_part import MASKING_KEY, MaskedReplies
+from fedif_consortium.masking.settings import MaskingSettings
 from fedif_consortium.member.policy import read_member_policy
+from fedif_consortium.parts import server_parts
 from fedif_flower.client.preflight import check_member, tried
 from fedif_flower.client.trust import require_trusted
-from fedif_flower.errors import ConfigError
-from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import Finding, Status, clock_finding
-from fedif_flower.storage import require_private
+from fedif_flower.run.config import RunConfig
+from fedif_flower.settings import Scalar
 from fedif_flower.tasks.config import IMAGES
 from fedif_flower.tasks.images import settled, task_of_folder
 from fedif_flower.tasks.registry import build_task
@@ -28,12 +31,28 @@ from fedif_flower.tasks.task import Task
 SOON = timedelta(days=30)  # A certificate that ends by then is told.
 
 
-def own_findings(config: ClientConfig, node: NodeConfig, masking: str) -> list[Finding]:
-    """Return what this host finds out by itself, without a server.
+def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Finding]:
+    """Return what this host finds out by itself, without a run.
 
     Of images of its own it takes classes and size as they are: only the server's question tells
     whether they fit the others'.
+
+    Parameters
+    ----------
+    folder : NodeFolder
+        The member's.
+    run_config : mapping of str to bool, int, float or str
+        What the run is to be, beside the defaults.
+
+    Raises
+    ------
+    ConfigError
+        If there is no node, or a key is wrong.
     """
+    settings, own = folder.read()
+    node = NodeConfig.from_node_config(own)
+    clients = {} if node.num_partitions is None else {"num-clients": node.num_partitions}
+    config = RunConfig.from_run_config({**clients, **run_config}, server_parts())
 
     def of_host() -> Task:
         require_trusted(config, node)
@@ -41,59 +60,18 @@ def own_findings(config: ClientConfig, node: NodeConfig, masking: str) -> list[F
             return task_of_folder(config, str(node.data_dir))
         return build_task(settled(config))
 
+    asked = ConfigRecord({MASKING_KEY: config.section(MaskingSettings).mode})
+    asked[SIGNATURES_KEY] = config.section(EvidenceSettings).require_signatures
     found = check_member(config, node, of_host)
-    return [*found, *MaskedReplies().checks(node, ConfigRecord({MASKING_KEY: masking}))]
-
-
-def guard_findings(
-    policy: Path | None, key: Path | None, node: NodeConfig, *, required: bool
-) -> list[Finding]:
-    """Return which apps run at a member, and whether what leaves it is signed.
-
-    Parameters
-    ----------
-    policy : Path, optional
-        The member's; ``None``: it has no guard.
-    key : Path, optional
-        With which the SuperNode logs in, and the guard signs; ``None``: it is not known here.
-    node : NodeConfig
-        The member's.
-    required : bool
-        Whether the run takes signed replies alone.
-    """
-    if policy is None:
-        return list(TakenReceipts().checks(node, ConfigRecord({SIGNATURES_KEY: required})))
-    found = [tried("app", lambda: check_policy(policy))]
-    return found if key is None else [*found, tried("signing-key", lambda: check_key(key))]
-
-
-def check_key(path: Path) -> str | Finding:
-    """Return whether the key that the guard signs with can be read.
-
-    Raises
-    ------
-    ConfigError
-        If it is no private key.
-    """
-    read_key_file(path, "key")
-    try:
-        require_private(path, "key")
-    except ConfigError as error:
-        return Finding("signing-key", Status.WARNING, str(error))
-    return "readable, by its owner alone"
-
-
-def check_policy(path: Path) -> str | Finding:
-    """Return which apps a member's policy lets run.
-
-    Raises
-    ------
-    ConfigError
-        If the policy cannot be read, naming the key.
-    """
-    approved = len(list(read_member_policy(path).apps.approved.glob("*.fab")))
-    words = f"approved apps: {approved}"
-    return words if approved else Finding("app", Status.WARNING, words)
+    found += MaskedReplies().checks(node, asked)
+    if settings.policy:
+        found += [
+            tried("app", lambda: _approved(folder.path / settings.policy)),
+            tried("signing-key", lambda: _readable(folder)),
+        ]
+    else:
+        found += TakenReceipts().checks(node, asked)
+    return [*found, *check_server(settings.superlink, folder.authority)]
 
 
 def check_server(address: str, ca: Path) -> list[Finding]:
@@ -109,7 +87,7 @@ def check_server(address: str, ca: Path) -> list[Finding]:
     seen: list[Reached] = []
 
     def certificate() -> str | Finding:
-        seen.append(shake_hands(address, ca))
+        seen.append(reach(address, ca))
         end = min(c.not_valid_after_utc for c in (seen[0].certificate, read_certificate(ca)))
         status = Status.WARNING if end < datetime.now(UTC) + SOON else Status.OK
         return Finding("certificate", status, f"valid until {end:%Y-%m-%d}")
@@ -122,3 +100,15 @@ def check_server(address: str, ca: Path) -> list[Finding]:
         return clock_finding(ahead.total_seconds())
 
     return [tried("certificate", certificate), tried("clock", clock)]
+
+
+def _readable(folder: NodeFolder) -> str:
+    folder.read_key()
+    return "readable, by its owner alone"
+
+
+def _approved(policy: Path) -> str | Finding:
+    """Return how many apps a member's policy lets run; a ConfigError if it cannot be read."""
+    approved = len(list(read_member_policy(policy).apps.approved.glob("*.fab")))
+    words = f"approved apps: {approved}"
+    return words if approved else Finding("app", Status.WARNING, words)

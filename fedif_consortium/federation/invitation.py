@@ -19,9 +19,15 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from fedif_consortium.evidence.keys import fingerprint, is_signed, read_public_key, sign
+from fedif_consortium.evidence.keys import (
+    SigningKey,
+    fingerprint,
+    is_signed,
+    read_public_key,
+    sign,
+)
 from fedif_consortium.federation.certificates import certificate_fingerprint, load_certificate
-from fedif_consortium.federation.documents import a_keeper_key, a_name, an_address
+from fedif_consortium.federation.files import a_keeper_key, a_name, an_address
 from fedif_flower.errors import ConfigError
 from fedif_flower.settings import Settings, setting
 
@@ -73,7 +79,7 @@ class Answer(Settings):
         return json.dumps(values, sort_keys=True).encode()
 
 
-def make_answer(invitation: Invitation, key: ec.EllipticCurvePrivateKey) -> Answer:
+def make_answer(invitation: Invitation, key: SigningKey) -> Answer:
     """Return the answer to an invitation, signed."""
     answer = Answer(
         federation=invitation.federation,
@@ -91,7 +97,7 @@ def make_node_key() -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
 
-def public_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
+def public_line(key: SigningKey, comment: str) -> str:
     """Return a key's public half in a line, as OpenSSH writes it."""
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return f"{public.decode()} {comment}"

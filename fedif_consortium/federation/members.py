@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
 import typer
 
 from fedif_consortium.evidence.keys import key_digest, read_public_key
-from fedif_consortium.federation.documents import read_document, to_toml
-from fedif_consortium.federation.files import new, replace
+from fedif_consortium.federation.files import new, read_document, replace, to_toml
 from fedif_consortium.federation.flower import Flower, FlowerCommandError
 from fedif_consortium.federation.folder import FederationFolder, Member
 from fedif_consortium.federation.invitation import Answer, Invitation, key_fingerprint
@@ -34,10 +32,9 @@ def invite(folder: FederationFolder, name: str) -> Path:
     """
     settings, path = folder.settings(), folder.invitation(name)
     with exclusive_lock(folder.lock):
-        member = folder.member(name)
-        if member is None:
-            number = 1 + max((member.number for member in folder.members()), default=-1)
-            member = Member(name=name, number=number, invited=_now())
+        members = folder.members()
+        number = 1 + max((member.number for member in members.values()), default=-1)
+        member = members.get(name) or Member(name=name, number=number, invited=_now())
         if member.removed:
             raise ConfigError(f"{name} was removed on {member.removed}: choose another name")
         invitation = Invitation(
@@ -76,17 +73,27 @@ def add(folder: FederationFolder, given: Path, flower: Flower) -> Member:
         If the SuperLink does not take the key.
     """
     with exclusive_lock(folder.lock):
-        member, answer = _answering(folder, given)
+        answer = read_document(given, Answer)
+        try:
+            member = _answering(folder, answer)
+        except ConfigError as error:
+            raise ConfigError(f"{given}: {error}") from error
         if member.node_id:
             typer.echo(
                 f"kept {member.name}: registered on {member.registered}, node {member.node_id}"
             )
             return member
-        again = bool(member.key)
-        member = member.replace(key=member.key or answer.key)
+        again, member = bool(member.key), member.replace(key=member.key or answer.key)
         # First: whoever is interrupted after the registration can be found again.
         _save(folder, member)
-        node_id = _registered(folder, member, flower, again=again)
+        try:
+            node_id = flower.register(member.key, member.name)
+        except FlowerCommandError:
+            # It may be there from an attempt that was interrupted: the one node that is nobody's.
+            nobodys = _live(flower) - {other.node_id for other in folder.members().values()}
+            if not again or len(nobodys) != 1:
+                raise
+            node_id = nobodys.pop()
         member = member.replace(node_id=node_id, registered=_now())
         what = f"{member.name}, number {member.number}, key {key_fingerprint(member.key)}"
         typer.echo(f"registered {what}: node {node_id}")
@@ -105,10 +112,11 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
         If the SuperLink does not do it.
     """
     with exclusive_lock(folder.lock):
-        member = folder.member(name)
-        if member is None:
-            names = ", ".join(m.name for m in folder.members()) or "none"
+        members = folder.members()
+        if name not in members:
+            names = ", ".join(members) or "none"
             raise ConfigError(f"there is no member {name!r}; members: {names}")
+        member = members[name]
         if member.removed:
             typer.echo(f"kept {name}: removed on {member.removed}")
             return
@@ -121,58 +129,42 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
             folder.invitation(name).unlink(missing_ok=True)
 
 
-def _answering(folder: FederationFolder, path: Path) -> tuple[Member, Answer]:
+def _answering(folder: FederationFolder, answer: Answer) -> Member:
     """Return the member whose answer this is, once it is clear that it may have its key.
 
     That is: an answer to an invitation of this federation, which nobody changed, and a key that is
     neither another member's nor a second one.
     """
-    answer, settings = read_document(path, Answer), folder.settings()
-    if answer.federation != settings.name:
-        raise ConfigError(f"{path} is for federation {answer.federation!r}, not {settings.name!r}")
-    try:
-        answer.check()
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    answer.check()
     ours, theirs = authority_fingerprint(folder), answer.certificate_fingerprint
     if theirs != ours:
         raise ConfigError(
-            f"{path}: {answer.member} was given another certificate, {theirs}, not {ours}: its "
-            "invitation was changed on its way"
+            f"{answer.member} was given another certificate, {theirs}, not {ours}: its "
+            "invitation is another federation's, or was changed on its way"
         )
-    member = folder.member(answer.member)
+    members = folder.members()
+    member = members.get(answer.member)
     if member is None or answer.number != member.number:
         who = f"{answer.member!r}, number {answer.number},"
-        raise ConfigError(f"{path}: {who} was not invited: `fedif federation invite`")
+        raise ConfigError(f"{who} was not invited: `fedif federation invite`")
     if member.removed:
         raise ConfigError(f"{member.name} was removed on {member.removed}: invite another name")
-    digest = key_digest(read_public_key(answer.key.encode(), "key"))
-    for other in folder.members():
-        same = other.key and key_digest(read_public_key(other.key.encode(), other.name)) == digest
-        if other.name != member.name and same:
-            raise ConfigError(f"{member.name} has the key of {other.name}: each needs its own")
-        if other.name == member.name and other.key and not same:
-            raise ConfigError(
-                f"{member.name} has another key, {key_fingerprint(member.key)}, not "
-                f"{key_fingerprint(answer.key)}: a member that lost its key is removed, and "
-                "invited under another name"
-            )
-    return member, answer
+    known = {name: _digest(one.key) for name, one in members.items() if one.key}
+    digest = _digest(answer.key)
+    if known.get(member.name, digest) != digest:
+        raise ConfigError(
+            f"{member.name} has another key, {key_fingerprint(member.key)}, not "
+            f"{key_fingerprint(answer.key)}: a member that lost its key is removed, and "
+            "invited under another name"
+        )
+    for name, other in known.items():
+        if name != member.name and other == digest:
+            raise ConfigError(f"{member.name} has the key of {name}: each needs its own")
+    return member
 
 
-def _registered(folder: FederationFolder, member: Member, flower: Flower, *, again: bool) -> str:
-    """Register a member's key; return its node's id. ``again``: that was tried before."""
-    with tempfile.TemporaryDirectory() as scratch:
-        public = Path(scratch) / f"{member.name}.pub"
-        public.write_text(f"{member.key}\n")
-        try:
-            return flower.register(public, member.name)
-        except FlowerCommandError:
-            # It may be there from an attempt that was interrupted: the one node that is nobody's.
-            nobodys = _live(flower) - {other.node_id for other in folder.members()}
-            if not again or len(nobodys) != 1:
-                raise
-            return nobodys.pop()
+def _digest(key: str) -> bytes:
+    return key_digest(read_public_key(key.encode(), "key"))
 
 
 def _live(flower: Flower) -> set[str]:

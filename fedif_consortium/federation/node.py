@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import typer
-from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedif_consortium.evidence.keys import read_key_file
-from fedif_consortium.federation.documents import a_name, an_address, to_toml
-from fedif_consortium.federation.files import new, private_folder, secret
-from fedif_consortium.federation.flower import Program
+from fedif_consortium.evidence.keys import SigningKey
+from fedif_consortium.federation.files import (
+    a_name,
+    an_address,
+    new,
+    private_folder,
+    secret,
+    to_toml,
+)
+from fedif_consortium.federation.flower import become
 from fedif_consortium.federation.invitation import (
     Invitation,
     key_fingerprint,
@@ -19,10 +26,10 @@ from fedif_consortium.federation.invitation import (
     make_node_key,
     public_line,
 )
+from fedif_consortium.statement.signing import load_key
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
-from fedif_flower.settings import Scalar, Settings, setting, take_section
-from fedif_flower.storage import require_private
+from fedif_flower.settings import Scalar, Settings, parse_overrides, setting, take_section
 
 SUPERNODE = "fedif_flower.runtime.supernode"
 GUARDED_SUPERNODE = "fedif_consortium.member.guarded_supernode"
@@ -80,19 +87,9 @@ class NodeFolder:
         except ConfigError as error:
             raise ConfigError(f"{self.configuration}: {error}") from error
 
-    def read_key(self) -> ec.EllipticCurvePrivateKey:
-        """Read the node's private key.
-
-        Raises
-        ------
-        ConfigError
-            If others may read it, or it is none of an elliptic curve.
-        """
-        key = read_key_file(self.key, "key")
-        require_private(self.key, "the key")
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise ConfigError(f"{self.key} is of another kind; allowed: an elliptic curve of NIST")
-        return key
+    def read_key(self) -> SigningKey:
+        """Read the node's private key; a ConfigError if others may read it."""
+        return load_key(self.key)
 
 
 def join(
@@ -165,20 +162,17 @@ def join(
         typer.echo(f"and the keeper's operator: public key {invitation.keeper_key}")
 
 
-def node_program(folder: NodeFolder, policy: str, options: Sequence[str]) -> Program:
-    """Return a node's program: Flower's SuperNode, guarded where there is a policy.
+def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoReturn:
+    """Become a node's program: Flower's SuperNode, guarded where there is a policy.
 
     Raises
     ------
     ConfigError
-        If a file is missing, or the node's file is wrong.
+        If the node's file is wrong, or others may read its key.
     """
     settings, config = folder.read()
     folder.read_key()
     policy = policy or (str(folder.path / settings.policy) if settings.policy else "")
-    for path in filter(None, (str(folder.authority), policy)):
-        if not Path(path).exists():
-            raise ConfigError(f"{path} is no file and no folder")
     given = [
         *("--superlink", settings.superlink, "--root-certificates", str(folder.authority)),
         *("--auth-supernode-private-key", str(folder.key)),
@@ -186,8 +180,8 @@ def node_program(folder: NodeFolder, policy: str, options: Sequence[str]) -> Pro
         *options,
     ]
     if policy:
-        return Program(GUARDED_SUPERNODE, [policy, *given], folder.path)
-    return Program(SUPERNODE, given, folder.path)
+        become(GUARDED_SUPERNODE, [policy, *given], folder.path)
+    become(SUPERNODE, given, folder.path)
 
 
 def node_config_text(config: Mapping[str, Scalar]) -> str:
@@ -198,18 +192,10 @@ def node_config_text(config: Mapping[str, Scalar]) -> str:
     ConfigError
         If a value is of a type, or has quotes, that Flower cannot take there.
     """
-    return " ".join(f"{key}={_quoted(key, value)}" for key, value in config.items())
-
-
-def _quoted(key: str, value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if not isinstance(value, str) or "'" in value or not value.isprintable():
-        allowed = "a number, true, false or text without apostrophes and line breaks"
-        raise ConfigError(f"[config] {key} = {value!r}; allowed: {allowed}")
-    return f"'{value}'"
+    pairs = {key: json.dumps(value, ensure_ascii=False) for key, value in config.items()}
+    text = " ".join(f"{key}={value}" for key, value in pairs.items())
+    parse_overrides(text)
+    return text
 
 
 def _require_same(folder: NodeFolder, invitation: Invitation) -> None:

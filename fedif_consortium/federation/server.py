@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
-from fedif_consortium.evidence.keys import fingerprint, load_or_make_key, public_of
+from fedif_consortium.evidence.keys import fingerprint, load_key, load_or_make_key, public_of
 from fedif_consortium.federation.certificates import (
     AUTHORITY_DAYS,
     SERVER_DAYS,
@@ -18,9 +19,8 @@ from fedif_consortium.federation.certificates import (
     read_certificate,
     server_certificate,
 )
-from fedif_consortium.federation.documents import to_toml
-from fedif_consortium.federation.files import new, private_folder, secret
-from fedif_consortium.federation.flower import Program, connect
+from fedif_consortium.federation.files import new, private_folder, secret, split_address, to_toml
+from fedif_consortium.federation.flower import Flower, become, connect
 from fedif_consortium.federation.folder import FederationFolder, FederationSettings
 from fedif_consortium.superlink.proxy import nginx_settings
 from fedif_flower.errors import ConfigError
@@ -69,10 +69,17 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
             typer.echo("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
     else:
         typer.echo(f"without a proxy: whoever reaches {wanted.listen} may submit runs")
-    connect(wanted.name, wanted.local_address, authority)
+    flower_of(folder)
     typer.echo(f"Flower's commands know it as {wanted.name!r}, at {wanted.local_address}")
     typer.echo(f"certificate's fingerprint: {authority_fingerprint(folder)}")
     typer.echo(f"statement key's fingerprint: {statement_fingerprint(folder)}")
+
+
+def flower_of(folder: FederationFolder) -> Flower:
+    """Return Flower's command with the connection to this host's SuperLink."""
+    settings = folder.settings()
+    connect(settings.name, settings.local_address, folder.authority)
+    return Flower(settings.name)
 
 
 def authority_fingerprint(folder: FederationFolder) -> str:
@@ -82,20 +89,19 @@ def authority_fingerprint(folder: FederationFolder) -> str:
 
 def statement_fingerprint(folder: FederationFolder) -> str:
     """Return the fingerprint of the key that signs statements."""
-    _require_there(folder.statement_key)
-    return fingerprint(public_of(load_or_make_key(folder.statement_key)))
+    return fingerprint(public_of(load_key(folder.statement_key)))
 
 
-def superlink_program(folder: FederationFolder, options: Sequence[str]) -> Program:
-    """Return the guarded SuperLink of a federation, for registered nodes over TLS alone.
+def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoReturn:
+    """Become the guarded SuperLink of a federation, for registered nodes over TLS alone.
 
     Raises
     ------
     ConfigError
-        If a key or certificate is missing.
+        If there is no federation, or its statement key is missing.
     """
-    host, port = folder.settings().bind
-    _require_there(folder.authority, folder.certificate, folder.server_key, folder.statement_key)
+    host, port = split_address(folder.settings().bind)
+    load_key(folder.statement_key)
     own = [
         *("--host", host, "--port", str(port)),
         *("--ssl-ca-certfile", folder.authority.name),
@@ -103,8 +109,8 @@ def superlink_program(folder: FederationFolder, options: Sequence[str]) -> Progr
         *("--enable-supernode-auth", "--database", folder.database.name),
     ]
     # The ServerApp signs with the key whose fingerprint members were told.
-    more = {"FEDIF_STATEMENT_KEY": str(folder.statement_key)}
-    return Program(GUARDED_SUPERLINK, [*own, *options], folder.path, more)
+    key = str(folder.statement_key)
+    become(GUARDED_SUPERLINK, [*own, *options], folder.path, FEDIF_STATEMENT_KEY=key)
 
 
 def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> None:
@@ -112,9 +118,3 @@ def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> No
     key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
     secret(key, f"of {certificate.name}", make_key)
     new(certificate, f"goes to {goes_to}", lambda: own_certificate(key, name, hosts))
-
-
-def _require_there(*paths: Path) -> None:
-    for path in paths:
-        if not path.is_file():
-            raise ConfigError(f"{path} is missing: run `fedif federation init` again")

@@ -43,7 +43,7 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
         warnings += [
             f"{address} does not serve {folder.certificate} yet: restart it"
             for address in dict.fromkeys([settings.local_address, settings.proxy_address])
-            if reach(address, folder.authority) != certificate
+            if reach(address, folder.authority).certificate != certificate
         ]
         nodes, runs = flower.nodes(), flower.runs("--limit", RUNS)
     except FedIFError as error:
@@ -55,7 +55,7 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
     free = shutil.disk_usage(folder.path).free
     if free < LEAST_FREE:
         warnings.append(f"{free / 2**20:.0f} MiB are free in {folder.path}")
-    members = [_status_of(member, nodes) for member in folder.members()]
+    members = [_status_of(member, nodes) for member in folder.members().values()]
     registered = [member for member in members if member["state"] == "registered"]
     gone = [member["name"] for member in registered if member["online"] is None]
     if gone and not unreachable:

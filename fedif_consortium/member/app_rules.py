@@ -16,12 +16,11 @@ from fedif_consortium.member.app_bundle import (
 )
 from fedif_flower.errors import ConfigError, RefusedByMemberError
 from fedif_flower.settings import Settings, setting
-from fedif_flower.storage import make_folder, temporary_siblings, write_atomically
+from fedif_flower.storage import make_folder, write_atomically
 
 REFUSED = "refused-apps"  # In the folder of the policy's state.
 MOST_REFUSED = 4  # Kept for `fedif app show`; then the oldest goes.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_BEGINNING = re.compile(r"[0-9a-f]{6,64}")
 
 
 class AppRules(Settings):
@@ -69,15 +68,12 @@ class MemberApps:
         self.refused = state / REFUSED
         self._signers: Mapping[str, VerifyingKey] = {}
         if rules.signers:
-            try:
-                self._signers = read_members(beside / rules.signers)
-            except ConfigError as error:
-                raise ConfigError(f"[apps] signers: {error}") from error
-        if rules.signers and len(self._signers) < rules.least_signers:
-            raise ConfigError(
-                f"[apps] signers = {rules.signers!r} has {len(self._signers)} keys, NAME.pub; "
-                f"allowed: at least least-signers = {rules.least_signers}"
-            )
+            self._signers = read_members(beside / rules.signers)
+            if len(self._signers) < rules.least_signers:
+                raise ConfigError(
+                    f"[apps] signers = {rules.signers!r} has {len(self._signers)} keys, NAME.pub; "
+                    f"allowed: at least least-signers = {rules.least_signers}"
+                )
 
     def signers_of(self, digest: str) -> list[str]:
         """Return who on the member's list signed a bundle."""
@@ -136,12 +132,10 @@ class MemberApps:
         if bundle_digest(content) != digest or len(content) > MOST_BYTES:
             return
         make_folder(self.refused)
-        for left in temporary_siblings(path):
-            left.unlink(missing_ok=True)
-        kept = sorted(self.refused.glob("*.fab"), key=lambda one: one.stat().st_mtime)
-        for oldest in kept[: max(0, len(kept) + 1 - MOST_REFUSED)]:
-            oldest.unlink(missing_ok=True)
         write_atomically(path, content)
+        kept = sorted(self.refused.glob("*.fab"), key=lambda one: one.stat().st_mtime)
+        for oldest in kept[:-MOST_REFUSED]:
+            oldest.unlink(missing_ok=True)
 
     def find(self, beginning: str) -> AppBundle:
         """Return the one bundle here, approved or refused, whose digest begins so.
@@ -151,17 +145,15 @@ class MemberApps:
         ConfigError
             If there is none, or more than one.
         """
-        paths: list[Path] = []
-        if _BEGINNING.fullmatch(beginning):
-            folders = (self.approved, self.refused)
-            paths = [path for folder in folders for path in folder.glob(f"{beginning}*.fab")]
-        if len({path.name for path in paths}) != 1:
+        there = [*self.approved.glob("*.fab"), *self.refused.glob("*.fab")]
+        paths = {path.name: path for path in there if path.name.startswith(beginning)}
+        if len(paths) != 1:
             raise ConfigError(
-                f"{beginning!r} is no file, no folder, and the beginning of "
-                f"{'no' if not paths else 'more than one'} digest of a bundle in "
-                f"{self.approved} and {self.refused}"
+                f"{beginning!r} is no file, no folder, and the beginning of {len(paths)} digests "
+                f"of bundles in {self.approved} and {self.refused}"
             )
-        return read_bundle(paths[0].read_bytes(), str(paths[0]))
+        (path,) = paths.values()
+        return read_bundle(path.read_bytes(), str(path))
 
 
 def _path(folder: Path, digest: str) -> Path:

@@ -28,9 +28,10 @@ from fedif_consortium.member.outgoing import OutgoingPolicy
 from fedif_consortium.member.own_replies import OwnReplies, app_config
 from fedif_consortium.member.policy import MemberPolicy, read_member_policy
 from fedif_consortium.member.round_counts import RoundCounts
-from fedif_flower.errors import FedIFError, StorageError
+from fedif_flower.errors import FedIFError
 from fedif_flower.run.logs import show_logs
 from fedif_flower.runtime.supernode import COMMAND, prepare
+from fedif_flower.storage import writing
 
 logger = logging.getLogger(
     "fedif_consortium.member.guarded_supernode"
@@ -98,14 +99,9 @@ def _use_own_folder(home: Path) -> None:
     It runs what lies in a folder that eight digits of a bundle's digest name: another app's code,
     if that was unpacked there before.
     """
-    try:
-        if home.is_symlink() or home.is_file():
-            home.unlink()
-        elif home.exists():
-            shutil.rmtree(home)
+    shutil.rmtree(home, ignore_errors=True)
+    with writing(home):  # What could not be removed is there still.
         home.mkdir(mode=0o700, parents=True)
-    except OSError as error:
-        raise StorageError(f"cannot empty {home}: {error.strerror or error}") from error
     os.environ["FLWR_HOME"] = str(home)
 
 

@@ -66,11 +66,7 @@ class Findings:
 
 
 def inspect_examples(
-    task: Task,
-    data: Data,
-    rounds: Iterable[KeptGradient],
-    device: str = "auto",
-    neighbours: int = NEIGHBOURS,
+    task: Task, data: Data, rounds: Iterable[KeptGradient], device: str = "auto"
 ) -> Findings:
     """Return what the published gradients say of each example.
 
@@ -84,8 +80,6 @@ def inspect_examples(
         At least one; read one after the other.
     device : str
         Where it is computed.
-    neighbours : int
-        k, >= 1.
 
     Raises
     ------
@@ -117,7 +111,7 @@ def inspect_examples(
         labels = torch.cat([label.cpu() for label in known if label is not None])
         if isinstance(objective, PairObjective) and len(labels) > 1:
             features = representations(model, batches())
-            agreement = neighbour_agreement(features, labels, neighbours)
+            agreement = neighbour_agreement(features, labels, NEIGHBOURS)
     influence, loss = torch.stack(influences).mean(dim=0), torch.stack(losses).mean(dim=0)
     return Findings(tuple(seen), influence, loss, agreement, labels)
 
@@ -216,15 +210,11 @@ def table_lines(
     files : sequence of Path, optional
         Each example's.
     """
-    unknown = [None] * len(findings.losses)
-    numbers = unknown if findings.labels is None else findings.labels.tolist()
-    agreement = unknown if findings.agreement is None else findings.agreement.tolist()
-    influence, losses = findings.influence.tolist(), findings.losses.tolist()
-    names: dict[int | None, str] = {None: "", **dict(enumerate(classes))}
-    return [
-        Line(
-            *(rank, i, str(files[i]) if files else "", names.get(numbers[i], str(numbers[i]))),
-            *(influence[i], losses[i], agreement[i]),
-        )
-        for rank, i in enumerate(findings.order.tolist(), start=1)
-    ]
+    names, lines = dict(enumerate(classes)), []
+    for rank, i in enumerate(findings.order.tolist(), start=1):
+        number = None if findings.labels is None else int(findings.labels[i])
+        label = "" if number is None else names.get(number, str(number))
+        agreement = None if findings.agreement is None else float(findings.agreement[i])
+        figures = float(findings.influence[i]), float(findings.losses[i]), agreement
+        lines.append(Line(rank, i, str(files[i]) if files else "", label, *figures))
+    return lines

@@ -124,7 +124,6 @@ class MessageGuard:
         self._leaves, self._log = leaves, log
         self._counts, self._replies = counts, replies
         self._runs: dict[int, AdmittedRun] = {}
-        self._asked: Any = None  # The run that was looked at last, admitted or not.
         self._waiting: OrderedDict[str, tuple[Message, RecordDict]] = OrderedDict()
         self._pulled: dict[str, bytes] = {}
 
@@ -135,8 +134,7 @@ class MessageGuard:
             send=self.send,
             get_run=lambda run_id: self._runs[run_id].run,
             get_fab=lambda _, run_id: self._runs[run_id].fab,
-            pull_object=lambda _, object_id: self._pulled[object_id],
-            confirm_message_received=self._confirm,
+            pull_object=lambda _, object_id: self._pulled.pop(object_id),
         )
 
     # -- in ---------------------------------------------------------------------------------------
@@ -161,7 +159,10 @@ class MessageGuard:
             self._counts.count(message.metadata.message_type, today)
             objects = self._pull(message, tree)
             content = _read_message(message, objects)
-            self._check_told(message.metadata.run_id, content)
+            for record in content.config_records.values():
+                if CONFIG_KEY in record:  # This project's app goes by the settings in there.
+                    told, config = told_config(record), self._runs[message.metadata.run_id].config
+                    self._policy.runs.check_told(told, config)
             self._note("in", message, message.metadata.message_id, objects.size)
             self._replies.take(content)
         except Exception as error:  # whatever a server sends, the SuperNode goes on
@@ -180,41 +181,22 @@ class MessageGuard:
             apps.check(self._runs[run_id].run.fab_hash)
             return
         run = self._connection.get_run(run_id)
-        self._asked = run
+        get_fab = partial(self._connection.get_fab, run.fab_hash, run_id)
         try:
             apps.check(run.fab_hash)
         except RefusedByMemberError:
-            get = partial(self._connection.get_fab, run.fab_hash, run_id)
-            apps.keep_refused(run.fab_hash, lambda: get().content)
+            apps.keep_refused(run.fab_hash, lambda: get_fab().content)
             raise
-        fab = self._connection.get_fab(run.fab_hash, run_id)
+        fab = get_fab()
         if not fab.hash_str == run.fab_hash == bundle_digest(fab.content):
             raise RefusedByMemberError("the server sent another app than it announced")
         bundle = read_bundle(fab.content, "the app")
         if (run.fab_id, run.fab_version) != (bundle.name, bundle.version):
             raise RefusedByMemberError("the server calls the app by another name than its own")
-        try:
-            config = get_fused_config_from_fab(fab.content, run)
-            own = get_fused_config_from_fab(fab.content, replace(run, override_config={}))
-        except ValueError as error:
-            raise RefusedByMemberError(f"the run config does not fit the app: {error}") from error
+        config = get_fused_config_from_fab(fab.content, run)
+        own = get_fused_config_from_fab(fab.content, replace(run, override_config={}))
         self._policy.runs.check_run(bundle.name, config, own)
         self._runs[run_id] = AdmittedRun(run, config, fab)
-
-    def _check_told(self, run_id: int, content: RecordDict) -> None:
-        """Raise RefusedByMemberError where a message tells the app other settings than the run's.
-
-        The app of this project goes by those of the message.
-        """
-        for record in content.config_records.values():
-            if CONFIG_KEY in record:
-                told = told_config(record)
-                self._policy.runs.check_told(told, self._runs[run_id].config)
-
-    def _confirm(self, run_id: int, message_id: str) -> None:
-        """Let go of a message's objects, all of which Flower has now."""
-        self._pulled = {}
-        self._connection.confirm_message_received(run_id, message_id)
 
     def _pull(self, message: Message, tree: Any) -> Objects:
         """Fetch the objects of a message, which are what their names say."""
@@ -301,13 +283,11 @@ class MessageGuard:
     def _note(
         self, direction: Direction, asked: Message, digest: str, size: int, reason: str = ""
     ) -> None:
-        run_id = asked.metadata.run_id
-        run = self._runs[run_id].run if run_id in self._runs else self._asked
-        is_known = run is not None and run.run_id == run_id
+        admitted = self._runs.get(asked.metadata.run_id)
         self._log.append(
             direction=direction,
-            run=run_id,
-            app=f"{run.fab_id} {run.fab_hash}" if is_known else "",
+            run=asked.metadata.run_id,
+            app=f"{admitted.run.fab_id} {admitted.run.fab_hash}" if admitted else "",
             kind=asked.metadata.message_type,
             bytes=size,
             digest=digest,

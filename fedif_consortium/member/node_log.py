@@ -18,7 +18,6 @@ from fedif_flower.errors import StorageError
 from fedif_flower.messages.text import printable
 from fedif_flower.storage import make_folder
 
-PRIVACY = "privacy"  # The kind of a line that says what noise has cost so far.
 FILE = "log.txt"
 
 Direction = Literal["in", "out"]

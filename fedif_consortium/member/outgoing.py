@@ -16,9 +16,9 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, Recor
 from numpy.typing import NDArray
 from pydantic import StringConstraints, model_validator
 
-from fedif_consortium.member.node_log import PRIVACY, NodeLog
+from fedif_consortium.member.node_log import NodeLog
 from fedif_consortium.member.privacy import Floats, PrivacyBudget, add_noise
-from fedif_flower.errors import ConfigError, RefusedByMemberError, ReplyError
+from fedif_flower.errors import RefusedByMemberError, ReplyError
 from fedif_flower.messages.arrays import pack_array, view_array
 from fedif_flower.messages.buffers import is_statistic
 from fedif_flower.messages.instructions import VECTOR_RECORD
@@ -82,15 +82,11 @@ class LeavesSettings(Settings):
 
     @model_validator(mode="after")
     def _leave_nothing_without_noise(self) -> Self:
-        if 0 < self.noise_multiplier < 0.01:
-            raise RefusedValueError("noise_multiplier", "0, or a number >= 0.01")
         if self.noise_multiplier and not self.clip_length:
             raise RefusedValueError("clip_length", "more than 0 where noise_multiplier is")
         for name in ("arrays", "buffers"):
             if self.noise_multiplier and getattr(self, name):
-                raise RefusedValueError(
-                    name, "none where noise_multiplier > 0: they would leave without noise"
-                )
+                raise RefusedValueError(name, "none with noise: they would leave without it")
         return self
 
 
@@ -101,33 +97,26 @@ class OutgoingPolicy:
     ----------
     settings : LeavesSettings
         The member's.
-    log : NodeLog, optional
-        In its folder lies what noise has cost so far, and each release gets a line there. Noise
-        needs it.
+    log : NodeLog
+        In its folder lies what noise has cost so far, and each release gets a line there.
 
     Raises
     ------
     ConfigError
-        If noise has no log, no accountant, or a single reply would cost more than the budget.
+        If noise has no accountant, or a single reply would cost more than the budget.
     """
 
-    def __init__(self, settings: LeavesSettings, log: NodeLog | None = None) -> None:
-        self.settings, self._log = settings, log
+    def __init__(self, settings: LeavesSettings, log: NodeLog) -> None:
+        self.settings = settings
         self._rows = dict(text.split(" ") for text in settings.arrays)
         self._values = dict(text.split(" ") for text in settings.config)
         self._budget: PrivacyBudget | None = None
         if settings.noise_multiplier:
-            if log is None:
-                raise ConfigError("noise-multiplier needs a log, where the spent budget is kept")
             limits = settings.noise_multiplier, settings.target_delta, settings.most_epsilon
-            self._budget = PrivacyBudget(log.folder, *limits)
+            self._budget = PrivacyBudget(log, *limits)
 
     def check(
-        self,
-        received: RecordDict,
-        reply: RecordDict,
-        run_id: int = 0,
-        kind: str = MessageType.TRAIN,
+        self, received: RecordDict, reply: RecordDict, run_id: int, kind: str = MessageType.TRAIN
     ) -> RecordDict:
         """Return the reply that may leave.
 
@@ -206,9 +195,8 @@ class OutgoingPolicy:
             _refuse("the update is not finite")
         limit = self.settings.clip_length
         factor, std = min(1.0, limit / length) if limit and length else 1.0, 0.0
-        if self._budget is not None and self._log is not None and updates:
-            spent = self._budget.charge()
-            self._log.append(direction="out", run=run_id, kind=PRIVACY, **spent._asdict())
+        if self._budget is not None and updates:
+            self._budget.charge(run_id)
             std = self.settings.noise_multiplier * limit
         for name, update in updates.items() if std or factor < 1 else ():
             came = model[name]

@@ -64,27 +64,21 @@ class OwnReplies:
         if self._context.node_config.get(RECEIPTS_DIR):
             take_receipts(received, self._context)
 
-    def sign(self, received: RecordDict, leaving: RecordDict) -> Callable[[], None]:
-        """Sign what leaves; return what notes it, to be called once it has left.
-
-        Raises
-        ------
-        ReplyError
-            If there are arrays that cannot be read.
-        """
+    def sign(self, received: RecordDict, leaving: RecordDict) -> Callable[[], None] | None:
+        """Sign what leaves; return what notes it, if it is to be, to be called once it has left."""
         found = leaving.get(RECORD)
         if self._key is not None and isinstance(found, ConfigRecord):
             found[SIGNING_KEY] = f"{Status.OK}: the guard signs"
         settings, model = received.get("config"), received.get("arrays")
         if not isinstance(settings, ConfigRecord) or not isinstance(model, ArrayRecord):
-            return _nothing
+            return None
         run, server_round = str(settings.get(RUN_ID_KEY, "")), settings.get(ROUND_KEY)
         try:
             arrays = arrays_of(leaving)
         except ReplyError:
-            return _nothing
+            return None
         if not run or not isinstance(server_round, int):
-            return _nothing  # Another app's.
+            return None  # Another app's.
         keeper, signed = self._keeper(settings, run), None
         if self._key is not None:
             signed = sign_reply(
@@ -95,7 +89,7 @@ class OwnReplies:
                 head=keeper.last_root if keeper else b"",
             )
         if keeper is None:
-            return _nothing
+            return None
         sent = signed.sent if signed is not None else record_digest(arrays)
         return lambda: keeper.note_sent(server_round, sent, signed)
 
@@ -106,7 +100,3 @@ class OwnReplies:
             return ReceiptKeeper(self._context, run)
         except (ConfigError, EvidenceError):
             return None
-
-
-def _nothing() -> None:
-    """Note nothing."""

@@ -16,29 +16,21 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from scipy.special import ndtri
 
+from fedif_consortium.member.node_log import NodeLog
 from fedif_flower.errors import ConfigError, RefusedByMemberError, StorageError
 from fedif_flower.storage import write_atomically
 
 Floats = NDArray[np.float64]
-_FILE, _REPLIES = "privacy.json", "replies by noise multiplier"
+_REPLIES = "replies by noise multiplier"
 _FILED = TypeAdapter(dict[str, dict[float, int]])
 _GRID = 16  # Noisy values are multiples of the noise's length times 2 to the -16, about.
-
-
-class Spent(NamedTuple):
-    """What has left so far: (epsilon, delta)-privacy, after so many replies."""
-
-    epsilon: float
-    delta: float
-    replies: int
 
 
 class PrivacyBudget:
@@ -49,8 +41,8 @@ class PrivacyBudget:
 
     Parameters
     ----------
-    folder : Path
-        The log's.
+    log : NodeLog
+        Each reply gets a line there that says what all have cost.
     noise_multiplier : float
         z > 0, of the replies to come.
     delta : float
@@ -65,9 +57,10 @@ class PrivacyBudget:
     """
 
     def __init__(
-        self, folder: Path, noise_multiplier: float, delta: float, most_epsilon: float
+        self, log: NodeLog, noise_multiplier: float, delta: float, most_epsilon: float
     ) -> None:
-        self._path, self._multiplier = folder / _FILE, noise_multiplier
+        self._log, self._path = log, log.folder / "privacy.json"
+        self._multiplier = noise_multiplier
         self._delta, self._most = delta, most_epsilon
         cost = epsilon_of({noise_multiplier: 1}, delta)
         if cost > most_epsilon:
@@ -76,8 +69,8 @@ class PrivacyBudget:
                 f"{cost:.3g} at target-delta = {delta:g}, more than most-epsilon = {most_epsilon:g}"
             )
 
-    def charge(self) -> Spent:
-        """Write down one more reply; return what all have cost.
+    def charge(self, run_id: int) -> None:
+        """Write down one more reply, of a run, and what all have cost.
 
         Raises
         ------
@@ -96,7 +89,8 @@ class PrivacyBudget:
                 f"most-epsilon = {self._most:g}",
             )
         write_atomically(self._path, json.dumps({_REPLIES: replies}) + "\n", mode=0o600)
-        return Spent(epsilon, self._delta, sum(replies.values()))
+        spent = {"epsilon": epsilon, "delta": self._delta, "replies": sum(replies.values())}
+        self._log.append(direction="out", run=run_id, kind="privacy", **spent)
 
     def _read(self) -> dict[float, int]:
         try:

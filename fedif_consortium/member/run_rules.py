@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from fedif_flower.errors import RefusedByMemberError
 from fedif_flower.messages.text import printable
-from fedif_flower.settings import AUTO, RefusedValueError, Scalar, Settings, setting
+from fedif_flower.settings import AUTO, Scalar, Settings, setting
 
 _DAY = "a date, such as 2026-01-31"
 
@@ -86,12 +86,6 @@ class RunRules(Settings):
         "The section `[runs.config]`: run-config keys with what they may be, whoever set them.",
         allowed="for each key a value, a list of values, or a range",
     )
-
-    @model_validator(mode="after")
-    def _begins_before_it_ends(self) -> Self:
-        if self.first_day and self.last_day and self.last_day < self.first_day:
-            raise RefusedValueError("last_day", f"from first_day = {self.first_day} on")
-        return self
 
     def check_run(self, name: str, config: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> None:
         """Raise RefusedByMemberError unless a member takes part in such a run.

@@ -63,7 +63,7 @@ def test_an_auditor_signs_without_a_policy_and_a_member_believes_it(call, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["show", "none.fab"], "'none.fab' is no file, no folder, and the beginning of no digest"),
+        (["show", "none.fab"], "'none.fab' is no file, no folder, and the beginning of 0 digests"),
         (["approve", "member-policy.toml"], "member-policy.toml is no bundle of a Flower app"),
         (
             ["sign", "app.fab", "--key", "none.key"],

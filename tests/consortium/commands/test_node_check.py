@@ -3,7 +3,7 @@ from __future__ import annotations
 from typer.testing import CliRunner
 
 from fedif_consortium.commands.node import node_cli
-from fedif_consortium.federation.documents import read_document
+from fedif_consortium.federation.files import read_document
 from fedif_consortium.federation.invitation import Invitation
 from fedif_consortium.federation.members import invite
 from tests.consortium.federation.folders import join_as, make_federation

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from fedif_consortium.federation.documents import to_toml
+from fedif_consortium.federation.files import to_toml
 from fedif_consortium.federation.folder import FederationFolder
 
 

@@ -6,36 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedif_consortium.federation.flower import (
-    Flower,
-    FlowerCommandError,
-    connect,
-    run_to_end,
-)
-from fedif_flower.errors import ConfigError
+from fedif_consortium.federation.flower import Flower, FlowerCommandError, connect, run_to_end
+from fedif_flower.errors import ConfigError, TrainingFailedError
 
 PROJECT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def flwr(tmp_path, monkeypatch):
-    """Put a program in ``flwr``'s place; return what it was called with."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    called = tmp_path / "called.json"
-
-    def answers(text: str, status: int = 0, error: str = "") -> Path:
-        code = (
-            f"#!{sys.executable}\nimport json, pathlib, sys\n"
-            f"pathlib.Path({str(called)!r}).write_text(json.dumps(sys.argv[1:]))\n"
-            f"print({text!r})\nprint({error!r}, end='', file=sys.stderr)\nsys.exit({status})\n"
-        )
-        (programs / "flwr").write_text(code)
-        (programs / "flwr").chmod(0o755)
-        return called
-
-    monkeypatch.setattr("sysconfig.get_path", lambda _: str(programs))
-    return answers
 
 
 @pytest.mark.parametrize(
@@ -46,8 +20,11 @@ def flwr(tmp_path, monkeypatch):
         ("{ no JSON", 0, "{ no JSON"),
     ],
 )
-def test_what_flower_refuses_is_said_in_its_words(flwr, text, status, match):
-    flwr(text, status)
+def test_what_flower_refuses_is_said_in_its_words(tmp_path, monkeypatch, text, status, match):
+    program = tmp_path / "flwr"
+    program.write_text(f"#!{sys.executable}\nprint({text!r})\nraise SystemExit({status})\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     with pytest.raises(FlowerCommandError, match=rf"`flwr supernode list` failed: .*{match}"):
         Flower("consortium").nodes()
 
@@ -69,50 +46,33 @@ def test_a_connection_is_added_beside_others_and_once(tmp_path, flower_home):
 
 
 class Runs:
-    """A SuperLink on which a run ends when it was followed for the second time."""
+    """A SuperLink whose answers to how a run is are given."""
 
     connection = "consortium"
 
-    def __init__(self) -> None:
-        self.followed = 0
+    def __init__(self, *answers: str) -> None:
+        self.answers, self.followed = list(answers), 0
 
     def submit(self, app: Path, run_config: str) -> int:
         assert (app, run_config) == (PROJECT, "num-server-rounds=1")
         return 9
 
-    def follow(self, run_id: int, shown: int) -> int:
-        assert shown == 100 * self.followed
+    def follow(self, run_id: int) -> None:
         self.followed += 1
-        return shown + 100
 
     def runs(self, *arguments: object) -> list[dict[str, str]]:
         assert arguments == ("--run-id", 9)
-        status = "running" if self.followed == 1 else "finished:completed"
-        return [{"status": status, "status-details": ""}]
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda _: None)
-
-
-def test_a_log_that_broke_off_goes_on_after_its_last_byte(flwr, capfd):
-    flower = Flower("consortium")
-    flwr("one", 1, "unavailable")
-    shown = flower.follow(9, 0)
-    flwr("one\ntwo\n\N{SNOWMAN}")
-    shown = flower.follow(9, shown)
-    flwr("one", 1)
-    assert flower.follow(9, shown) == shown == len("one\ntwo\n\N{SNOWMAN}\n".encode())
-    said = capfd.readouterr()
-    assert (said.out, said.err) == ("one\ntwo\n\N{SNOWMAN}\n", "")
+        status = self.answers.pop(0)
+        if status == "unavailable":
+            raise FlowerCommandError(status)
+        return [{"status": status, "status-details": "why"}]
 
 
 @pytest.mark.parametrize(
     ("given", "match"),
     [
         ("num-clinets=2", "unknown key 'num-clinets'; did you mean num-clients"),
-        ("{}.toml", "unknown key 'data.lenght'; did you mean data.length"),
+        ("{}/given.toml", "unknown key 'data.lenght'; did you mean data.length"),
         ("num-clients", "cannot read 'num-clients'"),
     ],
 )
@@ -122,19 +82,19 @@ def test_a_key_that_the_app_lacks_is_named_before_anything_is_submitted(tmp_path
     (tmp_path / "given.toml").write_text("num-clients = 2\n[data]\nlenght = 2\n")
     runs = Runs()
     with pytest.raises(ConfigError, match=match):
-        run_to_end(runs, tmp_path, given.format(tmp_path / "given"))
+        run_to_end(runs, tmp_path, given.format(tmp_path))
+    (tmp_path / "pyproject.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"is no app of Flower|cannot read"):
+        run_to_end(runs, tmp_path, given.format(tmp_path))
     assert runs.followed == 0
 
 
-def test_a_superlink_that_does_not_answer_for_a_while_is_asked_again(monkeypatch):
-    runs, failing = Runs(), [True, True, False, True, False]
-    answer = runs.runs
-
-    def asked(*arguments: object) -> list[dict[str, str]]:
-        if failing.pop(0):
-            raise FlowerCommandError("unavailable")
-        return answer(*arguments)
-
-    monkeypatch.setattr(runs, "runs", asked)
+def test_a_run_is_followed_to_its_end_by_a_superlink_that_may_not_answer_at_once(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    runs = Runs("unavailable", "unavailable", "running", "unavailable", "finished:completed")
     run_to_end(runs, PROJECT, "num-server-rounds=1")
-    assert failing == []
+    assert (runs.answers, runs.followed) == ([], 5)
+    with pytest.raises(TrainingFailedError, match="run 9: finished:failed why"):
+        run_to_end(Runs("finished:failed"), PROJECT, "num-server-rounds=1")
+    with pytest.raises(FlowerCommandError):
+        run_to_end(Runs(*["unavailable"] * 10), PROJECT, "num-server-rounds=1")

@@ -3,26 +3,9 @@ from __future__ import annotations
 import pytest
 
 from fedif_consortium.federation import certificates
-from fedif_consortium.federation.host_check import check_key, check_server
-from fedif_flower.client.preflight import tried
-from tests.consortium.federation.serving import https
-from tests.consortium.member.bundles import node_key
-
-
-def test_the_key_that_the_guard_signs_with_is_read(tmp_path):
-    path = tmp_path / "node.key"
-
-    def found():
-        return tried("signing-key", lambda: check_key(path))
-
-    assert "No such file" in found().words
-    path.write_text("no key")
-    assert "is no private key" in found().words
-    path.write_bytes(node_key())
-    path.chmod(0o644)
-    assert (found().status, "chmod 600" in found().words) == ("warning", True)
-    path.chmod(0o600)
-    assert found().status == "ok"
+from fedif_consortium.federation.certificates import UnreachableError, reach, read_certificate
+from fedif_consortium.federation.host_check import check_server
+from tests.consortium.federation.serving import https, serving
 
 
 @pytest.mark.parametrize(("days", "status"), [(100, "ok"), (10, "warning"), (-0.5, "failed")])
@@ -31,7 +14,7 @@ def test_a_server_s_certificate_and_clock_are_looked_at(tmp_path, monkeypatch, d
     (key := tmp_path / "server.key").write_bytes(certificates.make_key())
     pem = certificates.own_certificate(key, "test", ["127.0.0.1"])
     (certificate := tmp_path / "ca.crt").write_bytes(pem)
-    with https(certificate, key, 404) as address:
+    with https(certificate, key) as address:
         found, clock = check_server(address, certificate)
     assert found.status == status
     if status == "failed":
@@ -40,3 +23,21 @@ def test_a_server_s_certificate_and_clock_are_looked_at(tmp_path, monkeypatch, d
     else:
         assert found.words.startswith("valid until 20")
         assert clock.status == "ok"
+
+
+def test_a_member_reaches_the_server_that_its_invitation_means(folder, tmp_path):
+    with serving(folder, status=403) as settings:  # As a proxy answers other hosts.
+        folder.configuration.write_text(settings)
+        address = folder.settings().address
+        assert reach(address, folder.authority)[0] == read_certificate(folder.certificate)
+        other = tmp_path / "other.crt"
+        other.write_bytes(certificates.own_certificate(folder.server_key, "other"))
+        with pytest.raises(UnreachableError, match=r"known by .*other\.crt answers"):
+            reach(address, other)
+    with pytest.raises(UnreachableError, match=f"answers at {address}"):
+        reach(address, folder.authority)
+    with (
+        https(folder.certificate, folder.server_key, 500) as address,
+        pytest.raises(UnreachableError, match="is not well: status 500"),
+    ):
+        reach(address, folder.authority)

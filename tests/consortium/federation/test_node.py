@@ -4,14 +4,11 @@ import pytest
 from flwr.common.config import parse_config_args
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 
-from fedif_consortium.federation.documents import read_document
+from fedif_consortium.federation import node as joining
+from fedif_consortium.federation.files import read_document
 from fedif_consortium.federation.invitation import Answer, Invitation, key_fingerprint
 from fedif_consortium.federation.members import invite
-from fedif_consortium.federation.node import (
-    NodeFolder,
-    node_config_text,
-    node_program,
-)
+from fedif_consortium.federation.node import NodeFolder, node_config_text, start_node
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
 from tests.consortium.federation.folders import content, join_as
@@ -22,13 +19,13 @@ def invitation(folder):
     return read_document(invite(folder, "hospital-a"), Invitation)
 
 
-def after(words, option):
-    return words[len(words) - 1 - words[::-1].index(option) + 1]
+@pytest.fixture
+def node(tmp_path):
+    return NodeFolder(tmp_path / "node")
 
 
-def test_a_host_makes_its_key_and_an_answer_without_it(tmp_path, invitation, capsys):
-    join_as(tmp_path / "node", invitation)
-    node = NodeFolder(tmp_path / "node")
+def test_a_host_makes_its_key_and_an_answer_without_it(node, invitation, capsys):
+    join_as(node.path, invitation)
     assert node.key.stat().st_mode & 0o777 == 0o600
     assert uses_nist_ec_curve(node.read_key().public_key())
     secret = node.key.read_text()
@@ -39,64 +36,71 @@ def test_a_host_makes_its_key_and_an_answer_without_it(tmp_path, invitation, cap
     public = (node.path / "node.key.pub").read_text()
     assert answer.key == public.strip()
     told = capsys.readouterr().out
-    for compared in (invitation.certificate_fingerprint, invitation.statement_key):
+    for compared in (
+        invitation.certificate_fingerprint,
+        invitation.statement_key,
+        key_fingerprint(public),
+    ):
         assert compared in told
-    assert key_fingerprint(public) in told
 
 
-def test_what_a_node_says_of_itself(tmp_path, invitation):
-    join_as(
-        tmp_path / "node", invitation, config={"data-dir": "/srv/our data", "num-partitions": 9}
-    )
-    folder = NodeFolder(tmp_path / "node")
-    _, config = folder.read()
+def test_what_a_node_says_of_itself(node, invitation):
+    said = {"data-dir": "/srv/our data's", "num-partitions": 9, "import-from": "wards"}
+    join_as(node.path, invitation, config=said)
+    _, config = node.read()
     found = NodeConfig(**parse_config_args([node_config_text(config)]))
     assert (found.partition_id, found.num_partitions) == (0, 9)
-    assert found.data_dir == "/srv/our data"
-    assert found.statement_dir == str(folder.path / "statements")
+    assert (found.data_dir, found.import_from) == ("/srv/our data's", "wards")
+    assert found.statement_dir == str(node.path / "statements")
     assert found.keeper_key is None
 
 
-def test_a_program_is_flower_s_own_or_guarded_by_a_policy(tmp_path, invitation):
-    join_as(tmp_path / "node", invitation)
-    folder = NodeFolder(tmp_path / "node")
-    program = node_program(folder, "", ["--trusted-entities", "keys.yaml", "--port", "9100"])
-    words = list(program.options)
-    assert program.module == "fedif_flower.runtime.supernode"
-    assert after(words, "--superlink") == "localhost:9092"
-    assert after(words, "--root-certificates") == str(folder.authority)
-    assert after(words, "--auth-supernode-private-key") == str(folder.key)
+def test_a_program_is_flower_s_own_or_guarded_by_a_policy(node, invitation, monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        joining, "become", lambda module, options, _: started.append((module, options))
+    )
+    join_as(node.path, invitation)
+    more = ["--trusted-entities", "keys.yaml", "--port", "9100"]
+    start_node(node, "", more)
+    module, words = started[0]
+    assert module == "fedif_flower.runtime.supernode"
+    for option, value in (
+        ("--superlink", "localhost:9092"),
+        ("--root-certificates", str(node.authority)),
+        ("--auth-supernode-private-key", str(node.key)),
+    ):
+        assert words[words.index(option) + 1] == value
     assert "--insecure" not in words
-    assert words[-4:] == ["--trusted-entities", "keys.yaml", "--port", "9100"]
-    policy = tmp_path / "policy.toml"
-    with pytest.raises(ConfigError, match=r"policy\.toml is no file"):
-        node_program(folder, str(policy), [])
-    policy.touch()
-    guarded = node_program(folder, str(policy), [])
-    assert guarded.module == "fedif_consortium.member.guarded_supernode"
-    assert list(guarded.options) == [str(policy), *words[:-4]]
+    assert words[-4:] == more
+    start_node(node, "policy.toml", [])
+    guarded = ("fedif_consortium.member.guarded_supernode", ["policy.toml", *words[:-4]])
+    assert started[1] == guarded
 
 
-def changed(invitation, **changes):
-    return type(invitation)(**{**invitation.to_mapping(), **changes})
+@pytest.mark.parametrize(
+    ("changes", "config", "match"),
+    [
+        ({"certificate": "none"}, {}, "certificate is no certificate in PEM"),
+        ({}, {"data-dir": 'a "b"'}, "cannot read 'data-dir="),
+    ],
+)
+def test_what_is_damaged_is_refused_before_anything_is_made(
+    node, invitation, changes, config, match
+):
+    with pytest.raises(ConfigError, match=match):
+        join_as(node.path, invitation.replace(**changes), config=config)
+    assert not node.path.exists()
 
 
-def test_a_damaged_invitation_is_refused_before_anything_is_made(tmp_path, invitation):
-    with pytest.raises(ConfigError, match="certificate is no certificate in PEM"):
-        join_as(tmp_path / "node", changed(invitation, certificate="none"))
-    with pytest.raises(ConfigError, match=r"\[config\] data-dir = .*without apostrophes"):
-        join_as(tmp_path / "node", invitation, config={"data-dir": "it's"})
-    assert not (tmp_path / "node").exists()
-
-
-def test_a_folder_serves_one_member_of_one_federation(tmp_path, invitation):
-    join_as(tmp_path / "node", invitation)
-    before = content(tmp_path / "node")
+def test_a_folder_serves_one_member_of_one_federation(node, invitation):
+    join_as(node.path, invitation)
+    before = content(node.path)
     with pytest.raises(ConfigError, match="'hospital-a' of 'consortium', not 'hospital-b'"):
-        join_as(tmp_path / "node", changed(invitation, member="hospital-b"))
-    (tmp_path / "node" / "ca.crt").write_text("another")
+        join_as(node.path, invitation.replace(member="hospital-b"))
+    node.authority.write_text("another")
     with pytest.raises(ConfigError, match="is another certificate than the invitation's"):
-        join_as(tmp_path / "node", invitation)
-    (tmp_path / "node" / "ca.crt").write_bytes(before["ca.crt"])
-    join_as(tmp_path / "node", invitation)
-    assert content(tmp_path / "node") == before
+        join_as(node.path, invitation)
+    node.authority.write_bytes(before["ca.crt"])
+    join_as(node.path, invitation)
+    assert content(node.path) == before

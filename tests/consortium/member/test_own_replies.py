@@ -60,7 +60,7 @@ def check_signature(content: RecordDict) -> None:
 
 @pytest.mark.parametrize("limits", [{"clip_length": 2.5}, {"metric_digits": 2}, {}])
 def test_what_leaves_is_signed_and_noted_once_it_has_left(tmp_path, own, limits):
-    leaving = OutgoingPolicy(LeavesSettings(**limits)).check(RECEIVED, offered())
+    leaving = OutgoingPolicy(LeavesSettings(**limits), None).check(RECEIVED, offered(), 0)
     note_sent = own.sign(RECEIVED, leaving)
     check_signature(leaving)
     assert "head" not in leaving["signature"]  # It was told of no round yet.
@@ -75,7 +75,7 @@ def test_an_app_cannot_offer_a_signature_of_its_own():
     content = offered()
     content["signature"] = ConfigRecord({"key": b"x", "signature": b"y"})
     with pytest.raises(RefusedByMemberError):
-        OutgoingPolicy(LeavesSettings()).check(RECEIVED, content)
+        OutgoingPolicy(LeavesSettings(), None).check(RECEIVED, content, 0)
 
 
 def test_a_member_without_a_guard_cannot_take_part_where_signatures_are_required(own):
@@ -114,6 +114,6 @@ def test_other_messages_and_other_apps_are_left_alone(tmp_path, own, received):
     content = RecordDict({"arrays": model(3.0, 4.0)})
     for one in (own, OwnReplies(NODE, {"another": "app's"}, KEY)):
         one.take(received)
-        one.sign(received, content)()
+        assert one.sign(received, content) is None
     assert content == RecordDict({"arrays": model(3.0, 4.0)})
     assert list(tmp_path.glob("receipts/**/*.json")) == []

@@ -54,13 +54,8 @@ def test_a_folder_stands_for_its_file_or_for_the_defaults(write, tmp_path):
         ("[app]", "unknown key 'app'; did you mean apps?"),
         ("apps = 3", "apps = 3; allowed: a section, [apps]"),
         ("[apps]\nleast-signers = 0", "[apps] least-signers = 0; allowed: an integer >= 1"),
-        ("[apps]\nsigners = 'none'", "[apps] signers: "),
         ("[runs]\nnames = [3]", "[runs] names = 3; allowed: a list of strings"),
         ("[runs]\nfirst-day = '31.1.'", "[runs] first-day = '31.1.'; allowed: a date, such as"),
-        (
-            "[runs]\nfirst-day = 2026-01-02\nlast-day = 2026-01-01",
-            "[runs] last-day = datetime.date(2026, 1, 1); allowed: from first-day",
-        ),
         ("[runs]\nconfig = 3", "[runs] config = 3; allowed: for each key a value, a list"),
         ("[runs.config]\nkey = []", "[runs] config = []; allowed: for each key"),
         ("[runs.config]\nkey = {leest = 1}", "[runs] config = {'leest': 1}; allowed"),
@@ -72,8 +67,7 @@ def test_a_folder_stands_for_its_file_or_for_the_defaults(write, tmp_path):
         ("[leaves]\nconfig = ['a.b']", "[leaves] config = 'a.b'; allowed: a list such as"),
         ("[leaves]\nconfig = ['a.b text[*]']", "[leaves] config = "),
         ("[leaves]\nnoise-multiplier = 1.0", "[leaves] clip-length = 0.0; allowed: more than 0"),
-        ("[leaves]\nnoise-multiplier = 0.001", "[leaves] noise-multiplier = 0.001; allowed: 0, or"),
-        (f"{NOISE}buffers = true", "[leaves] buffers = True; allowed: none where noise-mul"),
+        (f"{NOISE}buffers = true", "[leaves] buffers = True; allowed: none with noise"),
     ],
 )
 def test_an_error_names_the_file_and_the_key(write, text, reason):

@@ -26,8 +26,18 @@ def of(values: np.ndarray) -> RecordDict:
     return RecordDict({"arrays": ArrayRecord({"w": pack_array(values)})})
 
 
-def budget(folder, multiplier=2.0, most=4.0) -> PrivacyBudget:
-    return PrivacyBudget(folder, multiplier, 1e-5, most)
+@pytest.fixture
+def log(tmp_path):
+    with closing(NodeLog(tmp_path / "log")) as found:
+        yield found
+
+
+def charge(log, multiplier=2.0, most=4.0) -> tuple[float, int]:
+    """Begin anew, as after a restart, and charge one reply; return what all have cost, and many."""
+    PrivacyBudget(log, multiplier, 1e-5, most).charge(run_id=7)
+    line = read_log(log.folder / "log.txt")[-1]
+    assert (line["kind"], line["run"], line["delta"]) == ("privacy", 7, 1e-5)
+    return line["epsilon"], line["replies"]
 
 
 # The accountant.
@@ -54,44 +64,37 @@ def test_several_replies_cost_what_the_accountant_of_losses_says():
     assert epsilon_of(costs, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
 
 
-def test_four_replies_cost_what_one_with_half_the_noise_does():
-    assert epsilon_of({2.0: 4}, 1e-6) == pytest.approx(epsilon_of({1.0: 1}, 1e-6))
-
-
 # The budget.
 
 
-def test_the_budget_outlives_restarts_and_changes_of_the_noise(tmp_path):
-    first = budget(tmp_path).charge()
-    assert first == (pytest.approx(epsilon_of({2.0: 1}, 1e-5)), 1e-5, 1)
-    assert budget(tmp_path).charge().replies == 2
-    third = budget(tmp_path, multiplier=5.0).charge()
-    assert third == (pytest.approx(epsilon_of({2.0: 2, 5.0: 1}, 1e-5)), 1e-5, 3)
+def test_the_budget_outlives_restarts_and_changes_of_the_noise(log):
+    assert charge(log) == (pytest.approx(epsilon_of({2.0: 1}, 1e-5)), 1)
+    assert charge(log)[1] == 2
+    assert charge(log, multiplier=5.0) == (pytest.approx(epsilon_of({2.0: 2, 5.0: 1}, 1e-5)), 3)
 
 
-def test_what_would_exceed_the_budget_is_refused_and_not_charged(tmp_path):
-    own = budget(tmp_path)
+def test_what_would_exceed_the_budget_is_refused_and_not_charged(log):
     affordable = next(n for n in range(1, 100) if epsilon_of({2.0: n + 1}, 1e-5) > 4)
-    costs = [own.charge().epsilon for _ in range(affordable)]
+    costs = [charge(log)[0] for _ in range(affordable)]
     with pytest.raises(RefusedByMemberError, match="most-epsilon = 4") as refused:
-        own.charge()
+        charge(log)
     assert refused.value.told == "the privacy budget is spent"
     assert costs == sorted(costs)
     assert costs[-1] <= 4
-    assert budget(tmp_path, most=6.0).charge().replies == len(costs) + 1
+    assert charge(log, most=6.0)[1] == affordable + 1
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"replies by noise multiplier": {"x": 2}}'])
-def test_a_damaged_budget_is_no_fresh_one(tmp_path, text):
-    (tmp_path / "privacy.json").write_text(text)
+def test_a_damaged_budget_is_no_fresh_one(log, text):
+    (log.folder / "privacy.json").write_text(text)
     with pytest.raises(StorageError, match=r"privacy\.json is damaged"):
-        budget(tmp_path).charge()
+        charge(log)
 
 
 # The noise.
 
 
-def test_noise_comes_from_the_operating_systems_randomness(monkeypatch):
+def test_noise_comes_from_the_operating_systems_randomness_and_is_finite(monkeypatch):
     # Words by hand: the lowest bit is the sign, the rest where P(Z < -|z|) lies in 0 to 1/2.
     tails = np.array([norm.cdf(-1.0), norm.cdf(-2.5), norm.cdf(-6.0)])
     words = (np.round(tails * 2.0**65).astype(np.uint64) & ~np.uint64(1)) | np.array(
@@ -99,9 +102,6 @@ def test_noise_comes_from_the_operating_systems_randomness(monkeypatch):
     )
     monkeypatch.setattr(os, "urandom", lambda size: words.tobytes()[:size])
     assert secure_normal(3) == pytest.approx([1.0, -2.5, 6.0], rel=1e-6)
-
-
-def test_the_furthest_draws_are_finite(monkeypatch):
     monkeypatch.setattr(os, "urandom", lambda size: (b"\x00" * 8 + b"\xff" * 8)[:size])
     assert np.isfinite(secure_normal(2)).all()
 
@@ -118,39 +118,24 @@ def test_noisy_values_lie_on_one_grid_whatever_they_were(values):
 # Together.
 
 
-@pytest.fixture
-def log(tmp_path):
-    with closing(NodeLog(tmp_path / "log")) as found:
-        yield found
-
-
 def test_a_reply_leaves_shortened_and_with_noise(log):
     policy = OutgoingPolicy(LeavesSettings(**TABLE), log)
     update = np.zeros_like(MODEL)
     update[0] = 1e6
-    found = policy.check(of(MODEL), of(MODEL + update), run_id=7)
+    found = policy.check(of(MODEL), of(MODEL + update), 7)
     values = view_array(found.array_records["arrays"]["w"]).astype(np.float64)
     # Noise of 2 * 0.5 on 0.5 and 999 zeros: seven standard errors.
     assert abs(values[0] - 0.5) < 7
     assert abs(values[1:].mean()) < 7 / math.sqrt(999)
     assert values[1:].std() == pytest.approx(1.0, abs=7 / math.sqrt(2 * 999))
-    again = policy.check(of(MODEL), of(MODEL + update), run_id=7)
-    assert again != found
-    one, two = read_log(log.folder / "log.txt")
-    assert (one["kind"], one["run"], one["replies"], two["replies"]) == ("privacy", 7, 1, 2)
-    assert one["epsilon"] == pytest.approx(epsilon_of({2.0: 1}, 1e-5))
+    assert policy.check(of(MODEL), of(MODEL + update), 7) != found
+    assert [line["replies"] for line in read_log(log.folder / "log.txt")] == [1, 2]
 
 
 def test_a_reply_without_an_update_costs_nothing(log):
     policy = OutgoingPolicy(LeavesSettings(**{**TABLE, "metrics": ["metrics.loss"]}), log)
-    policy.check(of(MODEL), RecordDict({"metrics": MetricRecord({"loss": 1.0})}))
+    policy.check(of(MODEL), RecordDict({"metrics": MetricRecord({"loss": 1.0})}), 7)
     with pytest.raises(RefusedByMemberError):
-        policy.check(of(MODEL), RecordDict({**of(MODEL), "x": MetricRecord({"y": 1})}))
+        policy.check(of(MODEL), RecordDict({**of(MODEL), "x": MetricRecord({"y": 1})}), 7)
     assert read_log(log.folder / "log.txt") == []
     assert not (log.folder / "privacy.json").exists()
-
-
-def test_a_release_that_cannot_be_written_down_does_not_leave(tmp_path):
-    own = budget(tmp_path / "folder")
-    with pytest.raises(StorageError, match="cannot write"):
-        own.charge()

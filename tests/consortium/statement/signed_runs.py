@@ -66,8 +66,8 @@ def guarded(client: ClientCall, keys: Mapping[int, SigningKey]) -> ClientCall:
         own = guards.setdefault(context.node_id, OwnReplies(context.node_id, config, key))
         own.take(message.content)
         reply = client(message, replace(context, node_config=app_config(config, "")))
-        note_sent = own.sign(message.content, reply.content)
-        note_sent()
+        if (note_sent := own.sign(message.content, reply.content)) is not None:
+            note_sent()
         return reply
 
     return answer
