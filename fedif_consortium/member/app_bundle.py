@@ -18,6 +18,7 @@ from pathlib import Path
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey
 from fedif_flower.errors import ConfigError, EvidenceError
+from fedif_flower.foreign import refused_as
 
 MOST_BYTES = 10 * 2**20  # Flower makes none that is larger.
 MOST_UNPACKED = 200 * 2**20
@@ -64,7 +65,7 @@ def read_bundle(content: bytes, name: str) -> AppBundle:
     """
     if len(content) > MOST_BYTES:
         raise ConfigError(f"{name} has {len(content)} bytes; allowed: at most {MOST_BYTES}")
-    try:
+    with refused_as(ConfigError, f"{name} is no bundle of a Flower app"):
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             infos = [info for info in archive.infolist() if not info.is_dir()]
             # Sizes are checked before anything is unpacked; zipfile unpacks no more than they say.
@@ -81,10 +82,6 @@ def read_bundle(content: bytes, name: str) -> AppBundle:
         project = tomllib.loads(files["pyproject.toml"].decode())
         app = f"{project['tool']['flwr']['app']['publisher']}/{project['project']['name']}"
         version = str(project["project"]["version"])
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever zipfile and tomllib make of a hostile file
-        raise ConfigError(f"{name} is no bundle of a Flower app: {error!r}") from error
     return AppBundle(content, bundle_digest(content), files, app, version)
 
 
@@ -98,10 +95,8 @@ def build_bundle(folder: Path) -> AppBundle:
     """
     from flwr.cli.build import build_fab_from_disk  # A guard needs none of Flower's commands.
 
-    try:
+    with refused_as(ConfigError, f"{folder} is no Flower app"):
         content = build_fab_from_disk(folder)
-    except Exception as error:  # of many kinds, Click's among them
-        raise ConfigError(f"{folder} is no Flower app: {error}") from error
     return read_bundle(content, str(folder))
 
 

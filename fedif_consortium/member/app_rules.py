@@ -10,6 +10,7 @@ from fedif_consortium.evidence.keys import VerifyingKey, read_members
 from fedif_consortium.member.app_bundle import (
     MOST_BYTES,
     AppBundle,
+    build_bundle,
     bundle_digest,
     read_bundle,
     signers_of,
@@ -138,13 +139,17 @@ class MemberApps:
             oldest.unlink(missing_ok=True)
 
     def find(self, beginning: str) -> AppBundle:
-        """Return the one bundle here, approved or refused, whose digest begins so.
+        """Return a folder's or a file's bundle, or the one here whose digest begins so.
 
         Raises
         ------
         ConfigError
             If there is none, or more than one.
         """
+        if (given := Path(beginning)).is_dir():
+            return build_bundle(given)
+        if given.is_file():
+            return read_bundle(given.read_bytes(), beginning)
         there = [*self.approved.glob("*.fab"), *self.refused.glob("*.fab")]
         paths = {path.name: path for path in there if path.name.startswith(beginning)}
         if len(paths) != 1:

@@ -68,8 +68,8 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
     loop: Any = import_module(_LOOP)
     path = login_key(arguments)
     key = read_key_file(Path(path), "--auth-supernode-private-key") if path else None
-    counts = RoundCounts(policy.counts, policy.runs)
-    log = NodeLog(policy.log_folder)
+    counts = RoundCounts(policy.state, policy.runs)
+    log = NodeLog(policy.state / "node-log")
     leaves = OutgoingPolicy(policy.leaves, log)
     _use_own_folder(policy.state / APPS)
     start, connect = command.start_client_internal, loop.http_request_response

@@ -77,18 +77,6 @@ class AdmittedRun(NamedTuple):
     fab: Any
 
 
-class Objects(NamedTuple):
-    """A message in pieces, as Flower sends it."""
-
-    tree: Any
-    contents: dict[str, bytes]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all pieces."""
-        return sum(map(len, self.contents.values()))
-
-
 class MessageGuard:
     """Passes on, both ways, what a member's policy allows.
 
@@ -157,18 +145,18 @@ class MessageGuard:
             self._policy.runs.check_day(today)
             self._admit(message.metadata.run_id)
             self._counts.count(message.metadata.message_type, today)
-            objects = self._pull(message, tree)
-            content = _read_message(message, objects)
+            contents = self._pull(message, tree)
+            content = _read_message(message, contents)
             for record in content.config_records.values():
                 if CONFIG_KEY in record:  # This project's app goes by the settings in there.
                     told, config = told_config(record), self._runs[message.metadata.run_id].config
                     self._policy.runs.check_told(told, config)
-            self._note("in", message, message.metadata.message_id, objects.size)
+            self._note("in", message, message.metadata.message_id, contents)
             self._replies.take(content)
         except Exception as error:  # whatever a server sends, the SuperNode goes on
             self._refuse("in", message, error)
             return None
-        self._pulled = objects.contents
+        self._pulled = contents
         self._waiting[message.metadata.message_id] = message, content
         while len(self._waiting) > MOST_WAITING:
             self._waiting.popitem(last=False)
@@ -198,16 +186,15 @@ class MessageGuard:
         self._policy.runs.check_run(bundle.name, config, own)
         self._runs[run_id] = AdmittedRun(run, config, fab)
 
-    def _pull(self, message: Message, tree: Any) -> Objects:
+    def _pull(self, message: Message, tree: Any) -> dict[str, bytes]:
         """Fetch the objects of a message, which are what their names say."""
-        if tree.object_id != message.metadata.message_id:
-            raise RefusedByMemberError("the objects are not those of the message")
         wanted = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
         pull = partial(self._connection.pull_object, message.metadata.run_id)
         contents = pull_objects(wanted, pull)
-        if any(get_object_id(content) != name for name, content in contents.items()):
+        is_named = all(get_object_id(content) == name for name, content in contents.items())
+        if tree.object_id != message.metadata.message_id or not is_named:
             raise RefusedByMemberError("the objects are not those of the message")
-        return Objects(tree, contents)
+        return contents
 
     # -- out --------------------------------------------------------------------------------------
 
@@ -229,14 +216,14 @@ class MessageGuard:
                 content = self._leaves.check(received, offered, facts.run_id, facts.message_type)
                 note_sent = self._replies.sign(received, content)
                 reply = Message(content, reply_to=asked)
-            objects = _in_pieces(reply)
-            self._note("out", asked, reply.metadata.message_id, objects.size)
+            contents = _in_pieces(reply)
+            self._note("out", asked, reply.metadata.message_id, contents)
         except Exception as error:  # whatever an app sends, the SuperNode goes on
             self._refuse("out", asked, error)
             return set(), ""
         if note_sent is not None:
             note_sent()
-        self._push(reply, objects, seconds)
+        self._push(reply, contents, seconds)
         return set(), ""
 
     def _contents(self, tree: Any) -> dict[str, bytes]:
@@ -251,10 +238,10 @@ class MessageGuard:
             contents[node.object_id] = content
         return contents
 
-    def _push(self, reply: Message, objects: Objects, seconds: float) -> None:
-        wanted, session = self._connection.send(reply, objects.tree, seconds)
+    def _push(self, reply: Message, contents: dict[str, bytes], seconds: float) -> None:
+        wanted, session = self._connection.send(reply, get_object_tree(reply), seconds)
         push_object_contents_from_iterable(
-            ((name, content) for name, content in objects.contents.items() if name in wanted),
+            ((name, content) for name, content in contents.items() if name in wanted),
             partial(self._connection.push_object, reply.metadata.run_id, session),
         )
 
@@ -271,7 +258,7 @@ class MessageGuard:
         reason = printable(str(error) if isinstance(error, FedIFError) else repr(error), 1000)
         logger.warning("run %d: refused: %s", asked.metadata.run_id, reason)
         try:
-            self._note(direction, asked, asked.metadata.message_id, 0, reason)
+            self._note(direction, asked, asked.metadata.message_id, {}, reason)
         except StorageError as full:
             logger.error("%s", full)
         reply = Message(Error(REFUSED, f"refused by the member: {printable(told)}"), reply_to=asked)
@@ -281,7 +268,12 @@ class MessageGuard:
             logger.error("run %d: the refusal was not sent: %r", asked.metadata.run_id, failure)
 
     def _note(
-        self, direction: Direction, asked: Message, digest: str, size: int, reason: str = ""
+        self,
+        direction: Direction,
+        asked: Message,
+        digest: str,
+        contents: Mapping[str, bytes],
+        reason: str = "",
     ) -> None:
         admitted = self._runs.get(asked.metadata.run_id)
         self._log.append(
@@ -289,28 +281,26 @@ class MessageGuard:
             run=asked.metadata.run_id,
             app=f"{admitted.run.fab_id} {admitted.run.fab_hash}" if admitted else "",
             kind=asked.metadata.message_type,
-            bytes=size,
+            bytes=sum(map(len, contents.values())),
             digest=digest,
             decision="refused" if reason else "passed",
             reason=reason,
         )
 
 
-def _in_pieces(message: Message) -> Objects:
-    """Return a message as it is sent, with its id in its metadata."""
+def _in_pieces(message: Message) -> dict[str, bytes]:
+    """Return a message's objects as they are sent, with its id in its metadata."""
     with no_object_id_recompute():
         message.metadata.__dict__["_message_id"] = message.object_id
         nested = get_all_nested_objects(message)
-        contents = {name: part.deflate() for name, part in nested.items()}
-        return Objects(get_object_tree(message), contents)
+        return {name: part.deflate() for name, part in nested.items()}
 
 
-def _read_message(announced: Message, objects: Objects) -> RecordDict:
+def _read_message(announced: Message, contents: dict[str, bytes]) -> RecordDict:
     """Return a message's content; the message must be the one that was announced."""
     # The app goes by what is inside, the policy by what was announced.
-    found = inflate_object_from_contents(
-        objects.tree.object_id, objects.contents, keep_object_contents=True
-    )
+    message_id = announced.metadata.message_id
+    found = inflate_object_from_contents(message_id, contents, keep_object_contents=True)
     facts = attrgetter("run_id", "dst_node_id", "message_type", "group_id")
     if not isinstance(found, Message) or facts(found.metadata) != facts(announced.metadata):
         raise RefusedByMemberError("the message is not the one that was announced")

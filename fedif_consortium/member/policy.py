@@ -49,16 +49,6 @@ class MemberPolicy:
     runs: RunRules
     leaves: LeavesSettings
 
-    @property
-    def log_folder(self) -> Path:
-        """Where the log lies."""
-        return self.state / "node-log"
-
-    @property
-    def counts(self) -> Path:
-        """Where rounds are counted."""
-        return self.state / "round-counts.json"
-
 
 def read_member_policy(path: Path) -> MemberPolicy:
     """Read a member's file, and check all of it.

@@ -25,6 +25,7 @@ from scipy.special import ndtri
 
 from fedif_consortium.member.node_log import NodeLog
 from fedif_flower.errors import ConfigError, RefusedByMemberError, StorageError
+from fedif_flower.foreign import refused_as
 from fedif_flower.storage import write_atomically
 
 Floats = NDArray[np.float64]
@@ -79,7 +80,10 @@ class PrivacyBudget:
         StorageError
             If it cannot be written, or is damaged.
         """
-        replies = self._read()
+        replies: dict[float, int] = {}
+        with refused_as(StorageError, f"{self._path} is damaged"):
+            if self._path.exists():
+                replies = _FILED.validate_json(self._path.read_bytes())[_REPLIES]
         replies[self._multiplier] = replies.get(self._multiplier, 0) + 1
         epsilon = epsilon_of(replies, self._delta)
         if epsilon > self._most:
@@ -91,14 +95,6 @@ class PrivacyBudget:
         write_atomically(self._path, json.dumps({_REPLIES: replies}) + "\n", mode=0o600)
         spent = {"epsilon": epsilon, "delta": self._delta, "replies": sum(replies.values())}
         self._log.append(direction="out", run=run_id, kind="privacy", **spent)
-
-    def _read(self) -> dict[float, int]:
-        try:
-            return _FILED.validate_json(self._path.read_bytes())[_REPLIES]
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, LookupError) as error:
-            raise StorageError(f"{self._path} is damaged: {error!r}") from error
 
 
 def epsilon_of(replies: Mapping[float, int], delta: float) -> float:

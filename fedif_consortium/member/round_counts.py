@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from fedif_consortium.member.run_rules import RunRules
 from fedif_flower.errors import ConfigError, RefusedByMemberError
+from fedif_flower.foreign import refused_as
 from fedif_flower.storage import make_folder, write_atomically
 
 TRAIN = "train"
@@ -27,26 +28,23 @@ class RoundCounts:
 
     Parameters
     ----------
-    path : Path
-        The file, JSON; made where it is not there.
+    state : Path
+        The folder of the policy's state.
     rules : RunRules
         How many there may be.
 
     Raises
     ------
     ConfigError
-        If the file is there and is not what this class wrote.
+        If there is a file that is not what this class wrote.
     """
 
-    def __init__(self, path: Path, rules: RunRules) -> None:
-        self._path, self._rules, self._counts = path, rules, _Counts()
-        try:
-            if path.exists():
-                self._counts = _Counts.model_validate_json(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{path} does not hold counts of rounds: {error}; without it they begin at 0"
-            ) from error
+    def __init__(self, state: Path, rules: RunRules) -> None:
+        self._path, self._rules = state / "round-counts.json", rules
+        self._counts = _Counts()
+        with refused_as(ConfigError, f"{self._path}; without it counts begin at 0"):
+            if self._path.exists():
+                self._counts = _Counts.model_validate_json(self._path.read_bytes())
 
     def count(self, kind: str, today: date) -> None:
         """Count a message before it is answered.

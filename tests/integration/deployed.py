@@ -23,7 +23,7 @@ from tests.integration.warm import warm
 from tests.integration.watch import MarkedProcesses, if_killed, kill_marked
 
 REPOSITORY = Path(__file__).parents[2]
-NAME = "test"
+NAME, HOST = "test", "127.0.0.1"
 # So many times as long as usual, on a machine that has much else to do.
 PATIENCE = float(os.environ.get("FEDIF_TEST_PATIENCE", "3"))
 marks = [pytest.mark.deployment]  # For the modules that use this.
@@ -54,25 +54,17 @@ def wait_for(
 class Deployment:
     """A context manager: certificates, a SuperLink, SuperNodes; no process after it.
 
-    Everything lies in ``directory``; ``host`` is the address that others know the SuperLink by,
-    ``bind`` where it listens; ``prefix`` are the words that let a command run on its host, where
-    that is another. ``proxy``: members come by nginx. ``quick``: short programs are forks of a
-    warm one.
+    Everything lies in ``directory``. ``proxy``: members come by nginx. ``quick``: short programs
+    are forks of a warm one.
     """
 
     def __init__(
         self,
         directory: Path,
-        host: str = "127.0.0.1",
-        prefix: tuple[str, ...] = (),
-        bind: str = "127.0.0.1",
         quick: bool = False,
         proxy: bool = False,
     ) -> None:
         self.directory = directory
-        self.host = host
-        self.prefix = prefix
-        self.bind = bind
         self.quick = quick
         self.path = search_path()
         self.port = free_port()
@@ -90,8 +82,8 @@ class Deployment:
                 "FLWR_HOME": str(directory / "flower"),
                 "XDG_CACHE_HOME": str(directory / "cache"),
                 "CUDA_VISIBLE_DEVICES": "",
-                "NO_PROXY": f"127.0.0.1,{host}",
-                "no_proxy": f"127.0.0.1,{host}",
+                "NO_PROXY": HOST,
+                "no_proxy": HOST,
             },
         )
         self._watch = contextlib.ExitStack()
@@ -101,9 +93,7 @@ class Deployment:
         if self.quick:
             programs = warm(self.directory / "warm", self.marked.environment)
             self.path = f"{self._watch.enter_context(programs)}{os.pathsep}{self.path}"
-        self.federation(
-            "init", NAME, self.host, "--listen", f"{self.bind}:{self.port}", *self.proxy
-        )
+        self.federation("init", NAME, HOST, "--listen", self.address, *self.proxy)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,7 +109,7 @@ class Deployment:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"{HOST}:{self.port}"
 
     def federation(
         self, *arguments: object, check: bool = True
@@ -128,7 +118,7 @@ class Deployment:
         return self.fedif("federation", *arguments, "--in", self.server, check=check)
 
     def fedif(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-        result = self.call("fedif", *arguments, prefix=self.prefix)
+        result = self.call("fedif", *arguments)
         assert result.returncode == 0 or not check, result.stdout + result.stderr
         return result
 
@@ -157,15 +147,13 @@ class Deployment:
             self.node_ids[name] = int(record["node-id"])
 
     def flwr(self, *arguments: object) -> str:
-        result = self.call("flwr", *arguments, prefix=self.prefix)
+        result = self.call("flwr", *arguments)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
 
-    def call(
-        self, *command: object, prefix: tuple[str, ...] = ()
-    ) -> subprocess.CompletedProcess[str]:
+    def call(self, *command: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*prefix, *map(str, command)],
+            [*map(str, command)],
             env={**self.marked.environment, "PATH": self.path},
             cwd=self.directory,
             stdin=subprocess.DEVNULL,
@@ -199,7 +187,11 @@ class Deployment:
         path = self.directory / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def start_superlink(self, environment: Mapping[str, str] | None = None) -> None:
+    def start_superlink(
+        self, environment: Mapping[str, str] | None = None, prefix: tuple[str, ...] = ()
+    ) -> None:
+        """Start the SuperLink, ``prefix`` before its words, and the proxy before it."""
+
         def starts() -> int:
             return self.log("superlink").count("Uvicorn running")
 
@@ -207,12 +199,12 @@ class Deployment:
         self.superlink = self.start(
             *("superlink", "fedif", "federation", "superlink", "--in", self.server),
             environment=environment,
-            prefix=self.prefix,
+            prefix=prefix,
         )
         wait_for("SuperLink", lambda: starts() > before)
         if "--superlink" in self.proxy and self.nginx is None:
             words = ("-e", "stderr", "-p", self.server / "nginx", "-c", "nginx.conf")
-            self.nginx = self.start("nginx", "nginx", *words, prefix=self.prefix)
+            self.nginx = self.start("nginx", "nginx", *words)
 
     def kill_superlink(self) -> None:
         """Kill the SuperLink and the processes of its runs at once, as a host that goes down does.
@@ -232,25 +224,16 @@ class Deployment:
     def start_node(
         self,
         name: str,
-        config: str = "",
         *,
         environment: Mapping[str, str] | None = None,
-        prefix: tuple[str, ...] = (),
         options: tuple[object, ...] = (),
     ) -> subprocess.Popen[bytes]:
-        """Start a SuperNode; it joins the first time, with what it says of itself."""
-        if not (self.node_folder(name) / "node.toml").exists():
-            self.join(**{name: config})
+        """Start the SuperNode of a member that has joined."""
         command = ("fedif", "node", "start", "--in", self.node_folder(name), *options)
         command = (*command, "--", "--port", free_port())
         given = {"PATH": self.path, **(environment or {})}
-        self.nodes[name] = self.start(name, *command, environment=given, prefix=prefix)
+        self.nodes[name] = self.start(name, *command, environment=given)
         return self.nodes[name]
-
-    def wait_online(self) -> None:
-        """Wait until every node that was started has been let in."""
-        for name in self.nodes:
-            wait_for(f"{name} online", lambda name=name: "SuperNode ID" in self.log(name))
 
     def submit(self, app: Path, run_config: Mapping[str, object]) -> int:
         """Start a run and return its id."""

@@ -6,11 +6,9 @@ every round it answers with the next of its kinds of nonsense.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -18,17 +16,13 @@ from flwr.supercore.inflatable.inflatable_object import add_header_to_object_bod
 from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
-from tests.strategies.hostile import HOSTILE, spoiled_reply, step_reply
+from tests.strategies.hostile import step_reply
 
-SPOOFED = "another node's name"
-UNREADABLE = "unreadable object"
-RAISED = "exception"
-KINDS = (*HOSTILE, SPOOFED, UNREADABLE, RAISED)
-HONEST = "the model as it came"
-VICTIM, OWN_KINDS = "FEDIF_TEST_VICTIM", "FEDIF_TEST_KINDS"
+# What is said of its answers in round 1 and 2; in round 3 it sends the model as it came.
+NONSENSE = ("cannot be read", "hostile")
 
 
-def install(folder: Path, path: str, victim: int, kinds: Sequence[str]) -> dict[str, str]:
+def install(folder: Path, path: str) -> dict[str, str]:
     """Put this program before Flower's in a search path; return the environment for it.
 
     As long as there is a file ``honest`` in the folder, it is Flower's after all.
@@ -39,10 +33,6 @@ def install(folder: Path, path: str, victim: int, kinds: Sequence[str]) -> dict[
         A new one.
     path : str
         The rest of the search path.
-    victim : int
-        The node in whose name it answers.
-    kinds : sequence of str
-        What it answers in round 1, 2 ..., and then again from the beginning.
     """
     folder.mkdir(parents=True)
     program = folder / "flwr-clientapp"
@@ -61,57 +51,27 @@ main()
         f'exec {sys.executable} -c {shlex.quote(code)} "$@"\n'
     )
     program.chmod(0o755)
-    return {
-        "PATH": os.pathsep.join([str(folder), path]),
-        VICTIM: str(victim),
-        OWN_KINDS: json.dumps(kinds),
-    }
+    return {"PATH": os.pathsep.join([str(folder), path])}
+
+
+class Garbage(MetricRecord):
+    def deflate(self) -> bytes:
+        return add_header_to_object_body(b"\xff garbage", MetricRecord())
 
 
 def answer(message: Message, context: Context) -> Message:
     """Be what a ClientApp is."""
-    partition_id = int(context.node_config["partition-id"])
     if message.metadata.message_type == "query":
+        partition_id = int(context.node_config["partition-id"])
         node = ConfigRecord({"partition-id": partition_id, "attack": "label-noise"})
         return Message(RecordDict({"node": node}), reply_to=message)
-    kinds = json.loads(os.environ[OWN_KINDS])
     server_round = int(message.content.config_records["config"]["server-round"])
-    kind = kinds[(server_round - 1) % len(kinds)]
-    if kind == HONEST:
-        return step_reply(message, 0.0)
-    if kind == RAISED:
+    if server_round == 2:
         raise RuntimeError("hostile")
-    if kind == SPOOFED:
-        return _spoofed(step_reply(message, 1e6))
-    if kind == UNREADABLE:
-        return _unreadable(message)
-    return spoiled_reply(message, HOSTILE[kind])
-
-
-def _spoofed(reply: Message) -> Message:
-    """Tell the truth on the envelope, and another node's id in what is signed by nobody."""
-    true_id = reply.metadata.src_node_id
-    to_proto = run_clientapp.message_to_proto
-
-    def envelope(message: Message) -> object:
-        proto = to_proto(message)
-        proto.metadata.src_node_id = true_id
-        return proto
-
-    run_clientapp.message_to_proto = envelope
-    reply.metadata.__dict__["_src_node_id"] = int(os.environ[VICTIM])
+    reply = step_reply(message, 0.0)
+    if server_round == 1:
+        reply.content["metrics"] = Garbage({"num-examples": 10})
     return reply
-
-
-def _unreadable(message: Message) -> Message:
-    class Garbage(MetricRecord):
-        def deflate(self) -> bytes:
-            return add_header_to_object_body(b"\xff garbage", MetricRecord())
-
-    reply = step_reply(message, 1.0)
-    arrays = reply.content.array_records["arrays"]
-    content = RecordDict({"arrays": arrays, "metrics": Garbage({"num-examples": 10})})
-    return Message(content, reply_to=message)
 
 
 def main() -> None:

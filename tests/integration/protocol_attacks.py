@@ -16,7 +16,6 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.inflatable.inflatable_object import (
@@ -25,7 +24,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from tests.integration.protocol import Member, packed
-from tests.strategies.hostile import HOSTILE, spoiled_reply, step_reply
+from tests.strategies.hostile import step_reply
 
 Attack = Callable[[Member, Message, Message], None]
 CHUNK = 5 * 1024 * 1024
@@ -39,16 +38,8 @@ def refused() -> Iterator[None]:
         yield
 
 
-def says_nothing(member: Member, message: Message, victim: Message) -> None:
-    """Leave the message unanswered."""
-
-
-def announces_only(member: Member, message: Message, victim: Message) -> None:
-    reply, tree, _ = packed(step_reply(message, 1.0))
-    member.announce(reply, tree)
-
-
 def uploads_half(member: Member, message: Message, victim: Message) -> None:
+    """Announce a reply and send half of it; then nothing comes any more."""
     reply, tree, contents = packed(step_reply(message, 1.0))
     response = member.announce(reply, tree)
     for object_id in list(response.objects_to_push)[::2]:
@@ -135,13 +126,9 @@ def packed_object(kind: str, children: list[str], body: bytes) -> bytes:
     return f"{kind} {','.join(children)} {len(body)}".encode() + b"\x00" + body
 
 
-def chunk_bomb(member: Member, message: Message, victim: Message) -> None:
-    """One chunk of a megabyte that an array is said to consist of 1,500 times."""
+def chunk_bombs(member: Member, message: Message, victim: Message) -> None:
+    """One chunk that an array is said to consist of many times: a megabyte, and a small one."""
     _bomb(member, message, size=1024 * 1024, repeats=1500)
-
-
-def small_chunk_bomb(member: Member, message: Message, victim: Message) -> None:
-    """The same from a reply that is as small as any other."""
     _bomb(member, message, size=100 * 1024, repeats=15_000)
 
 
@@ -177,34 +164,23 @@ def _message_body(reply: Message) -> bytes:
     return bytes(proto.SerializeToString(deterministic=True))
 
 
-def heavy_arrays(member: Member, message: Message, victim: Message) -> None:
-    """Twenty megabytes of arrays that the model does not have."""
+def heavy(member: Member, message: Message, victim: Message) -> None:
+    """Twenty megabytes of arrays that the model does not have; metrics; a text; one request."""
     arrays = {f"w{i}": Array(np.random.default_rng(i).random(131072)) for i in range(20)}
-    content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"n": 1})})
+    for content in (
+        {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"n": 1})},
+        {"metrics": MetricRecord({f"metric-{i}": [1] * 100 for i in range(3000)})},
+        {"config": ConfigRecord({"text": "x" * 8_000_000})},
+    ):
+        with refused():
+            member.send(Message(RecordDict(content), reply_to=message))
     with refused():
-        member.send(Message(content, reply_to=message))
-
-
-def heavy_metrics(member: Member, message: Message, victim: Message) -> None:
-    metrics = MetricRecord({f"metric-{i}": [1] * 100 for i in range(3000)})
-    with refused():
-        member.send(Message(RecordDict({"metrics": metrics}), reply_to=message))
-
-
-def heavy_config(member: Member, message: Message, victim: Message) -> None:
-    config = ConfigRecord({"text": "x" * 8_000_000})
-    with refused():
-        member.send(Message(RecordDict({"config": config}), reply_to=message))
+        member.upload(message.metadata.run_id, "session", "0" * 64, b"x" * (4 * CHUNK))
 
 
 def many_objects(member: Member, message: Message, victim: Message) -> None:
     leaves = [packed_object("ArrayChunk", [], str(i).encode()) for i in range(5000)]
     _send_objects(member, message, leaves, packed_object("RecordDict", [], b"{}"))
-
-
-def long_request(member: Member, message: Message, victim: Message) -> None:
-    with refused():
-        member.upload(message.metadata.run_id, "session", "0" * 64, b"x" * (4 * CHUNK))
 
 
 def wrong_tree(member: Member, message: Message, victim: Message) -> None:
@@ -233,19 +209,6 @@ def other_content(member: Member, message: Message, victim: Message) -> None:
             member.upload(reply.metadata.run_id, response.session_id, object_id, content)
 
 
-def no_message(member: Member, message: Message, victim: Message) -> None:
-    """Push nothing, two at once, and one without objects."""
-    _, tree, _ = packed(step_reply(message, 1.0))
-    proto = message_to_proto(Message(RecordDict(), reply_to=message))
-    for messages, trees in (([], []), ([proto, proto], [tree, tree]), ([proto], [])):
-        with refused():
-            member.client.PushMessages(
-                PushMessagesRequest(
-                    node=member.node, messages_list=messages, message_object_trees=trees
-                )
-            )
-
-
 def odd_metadata(member: Member, message: Message, victim: Message) -> None:
     for name, value in (
         ("_run_id", 7),
@@ -267,59 +230,28 @@ def sends_twice(member: Member, message: Message, victim: Message) -> None:
             member.send(step_reply(message, step))
 
 
-def reports_an_error(member: Member, message: Message, victim: Message) -> None:
-    member.send(Message(Error(code=2, reason="\x1b[31m" + "x" * 20_000), reply_to=message))
-
-
-def spoils_content(member: Member, message: Message, victim: Message) -> None:
-    """Send one of the replies that tests of the screening know, by the message's id."""
-    kinds = sorted(HOSTILE)
-    number = int(message.metadata.message_id[:8], 16)
-    with refused(), contextlib.suppress(Exception):
-        member.send(spoiled_reply(message, HOSTILE[kinds[number % len(kinds)]]))
-
-
 ATTACKS: dict[str, Attack] = {
     attack.__name__: attack
     for attack in (
-        says_nothing,
-        announces_only,
-        uploads_half,
         guesses_ids,
         forges,
         deletes_others,
-        chunk_bomb,
-        small_chunk_bomb,
-        heavy_arrays,
-        heavy_metrics,
-        heavy_config,
+        chunk_bombs,
+        heavy,
         many_objects,
-        long_request,
         wrong_tree,
-        other_content,
-        no_message,
         odd_metadata,
         sends_twice,
-        reports_an_error,
-        spoils_content,
+        other_content,
+        uploads_half,
     )
 }
 
 
-# After these nothing comes any more; after all others the member says that it has failed, so that a
-# round that is over need not be waited for.
-SILENT = {"says_nothing", "announces_only", "uploads_half"}
-
-
-def in_turn(*names: str) -> Attack:
-    """Return attacks one after the other, as one."""
-
-    def attack(member: Member, message: Message, victim: Message) -> None:
-        for name in names:
-            with refused():
-                ATTACKS[name](member, message, victim)
-        if not SILENT.intersection(names):
-            with refused():
-                reports_an_error(member, message, victim)
-
-    return attack
+def mount(name: str, member: Member, message: Message, victim: Message) -> None:
+    """Attack; then say, in too many words, that one has failed, so that nobody waits for more."""
+    with refused():
+        ATTACKS[name](member, message, victim)
+    if name != uploads_half.__name__:
+        with refused():
+            member.send(Message(Error(2, "\x1b[31m" + "x" * 20_000), reply_to=message))

@@ -1,36 +1,29 @@
-"""A federation of two honest members over TLS that goes on learning while its port is attacked."""
+"""Honest members train while strangers and a member with a registered key flood a SuperLink."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import re
 import statistics
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, Lock, Thread
 from typing import Any, cast
 
 import httpx
-import psutil
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from client_app import app
-from fedif_flower.run.rows import read_rows
 from tests.integration.deployed import REPOSITORY, Deployment, wait_for
-from tests.integration.protocol import Member, join
+from tests.integration.played import PAUSE, Played, peak_of
+from tests.integration.protocol import Member
 
 HONEST = ("honest-a", "honest-b")
 HOSTILE = "hostile"
 HOME = "127.0.0.1"
 NODES_HOME, ATTACKERS_HOME = "127.0.0.3", "127.0.0.2"
-ROUNDS = 1000  # More than are ever played.
 ENDLESS = 3600.0
 GIVE_UP = 60.0
-PAUSE = 0.2  # Between two looks: each costs the SuperLink some 10 ms.
 
 
 @dataclass
@@ -78,7 +71,7 @@ class Patient:
         return again
 
 
-class Siege:
+class Siege(Played):
     """A context manager: a SuperLink, a run without end, its members, and attacks beside it.
 
     Parameters
@@ -92,68 +85,24 @@ class Siege:
     """
 
     def __init__(self, directory: Path, guarded: bool = True, descriptors: int = 1024) -> None:
-        self.deployment = Deployment(directory, proxy=guarded)
+        run = {"min-valid-replies": len(HONEST), "pace.timeout": 600.0}
+        deployment = Deployment(directory, proxy=guarded)
+        super().__init__(deployment, (*HONEST, HOSTILE), source=NODES_HOME, **run)
         self._guarded = guarded
-        self._descriptors = descriptors
-        self._stop = Event()
-        self._training = Lock()
-        self._players: list[Thread] = []
-        self.members: dict[str, Member] = {}
+        self._limited = ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "limited")
 
-    def __enter__(self) -> Siege:
-        self.deployment.__enter__()
-        try:
-            self._start()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+    def join(self, name: str) -> Member:
+        member = super().join(name)
+        member.client = cast(FleetHttpClient, Patient(member.client))
+        return member
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for player in self._players:
-            player.join(30.0)
-        for member in self.members.values():
-            member.close()
-        self.deployment.__exit__()
-
-    def _start(self) -> None:
-        self._start_superlink()
-        for name in (*HONEST, HOSTILE):
-            self.members[name] = member = join(self.deployment, name, NODES_HOME)
-            member.client = cast(FleetHttpClient, Patient(member.client))
-        self.hostile_key = self.deployment.key(HOSTILE)
-        self.run_dir = self.deployment.server / "runs" / "siege"
-        self.deployment.submit(
-            REPOSITORY,
-            {
-                "num-clients": len(HONEST) + 1,
-                "fraction-train": 1.0,
-                "min-valid-replies": len(HONEST),
-                "num-server-rounds": ROUNDS,
-                "local-epochs": 1,
-                "pace.timeout": 600.0,
-                "run-name": "siege",
-                "device": "cpu",
-                "checkpoint-every": 0,
-                "output-dir": str(self.run_dir.parent),
-            },
-        )
-        for name in self.members:
-            self._players.append(Thread(target=self._play, args=(name,), daemon=True))
-            self._players[-1].start()
-        wait_for("a round", lambda: len(self._seconds()) > 1, timeout=450.0, pause=PAUSE)
-
-    def _start_superlink(self) -> None:
-        limited = ("sh", "-c", f'ulimit -n {self._descriptors}; exec "$@"', "limited")
+    def start_superlink(self) -> None:
         if self._guarded:
-            self.deployment.prefix = limited
-            self.deployment.start_superlink()
-            self.deployment.prefix = ()
+            self.deployment.start_superlink(prefix=self._limited)
             return
         certificate = {name: self.deployment.server / f"server.{name}" for name in ("crt", "key")}
         self.deployment.start(
-            *("superlink", *limited, "flower-superlink", "--enable-supernode-auth"),
+            *("superlink", *self._limited, "flower-superlink", "--enable-supernode-auth"),
             *("--host", HOME, "--port", self.deployment.port),
             *("--ssl-ca-certfile", self.deployment.server / "ca.crt"),
             *("--ssl-certfile", certificate["crt"], "--ssl-keyfile", certificate["key"]),
@@ -166,24 +115,6 @@ class Siege:
         )
         wait_for("SuperLink", lambda: "Uvicorn running" in self.deployment.log("superlink"))
 
-    def _play(self, name: str) -> None:
-        """Answer honestly until the end; the one whose key is abused does too."""
-        member = self.members[name]
-        config = {"partition-id": list(self.members).index(name), "num-partitions": 3}
-        while not self._stop.wait(PAUSE):
-            with contextlib.suppress(httpx.HTTPError, AssertionError):
-                message = member.next_message()
-                if message is None:
-                    continue
-                with self._training:  # Models are kept for the process, as a node has one.
-                    reply = app(message, member.context(message, config))
-                member.send(reply)
-
-    def _seconds(self) -> list[float]:
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return [float(r["round_seconds"]) for r in read_rows(self.run_dir / "rounds.csv")[1:]]
-        return []
-
     def phase(
         self, *attacks: str, seconds: float = 0.0, rounds: int = 0, timeout: float = 180.0
     ) -> Phase:
@@ -191,16 +122,16 @@ class Siege:
 
         It ends once ``seconds`` have passed and ``rounds`` are over, or after ``timeout``.
         """
-        servers = self._servers()
+        servers = self.servers()
         for pid in servers:
             Path(f"/proc/{pid}/clear_refs").write_text("5")  # Its peak from here on.
         processes = {name: self._attack(name) for name in attacks}
-        before, started = len(self._seconds()), time.monotonic()
+        before, started = len(self.seconds()), time.monotonic()
         while (passed := time.monotonic() - started) < timeout and (
-            passed < seconds or len(self._seconds()) - before < rounds
+            passed < seconds or len(self.seconds()) - before < rounds
         ):
             time.sleep(PAUSE)
-        phase = Phase(self._seconds()[before:], sum(map(peak_of, servers)))
+        phase = Phase(self.seconds()[before:], sum(map(peak_of, servers)))
         for name, process in processes.items():
             process.terminate()
             process.wait()
@@ -213,31 +144,12 @@ class Siege:
         def begun() -> int:
             return self.deployment.log(name).count("begins")
 
-        before = begun()
+        before, key = begun(), self.deployment.key(HOSTILE)
         process = self.deployment.start(
             *(name, sys.executable, "-m", "tests.integration.strangers", name),
             *(self.deployment.address, ENDLESS, ATTACKERS_HOME),
-            *((self.hostile_key, self.members[HOSTILE].node_id) if "member" in name else ()),
+            *((key, self.members[HOSTILE].node_id) if "member" in name else ()),
             environment={"PYTHONPATH": str(REPOSITORY)},
         )
         wait_for(name, lambda: begun() > before, pause=PAUSE)
         return process
-
-    def _servers(self) -> list[int]:
-        """Return the processes of the SuperLink and of nginx."""
-        nginx = self.deployment.nginx
-        proxies = [p.pid for p in psutil.Process(nginx.pid).children()] if nginx else []
-        for pid in self.deployment.marked.alive():
-            with contextlib.suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if b"--enable-supernode-auth" in command and b"bash" not in command:
-                    return [pid, *proxies]
-        raise AssertionError("there is no SuperLink")
-
-
-def peak_of(pid: int) -> int:
-    """Return the most bytes that a process has held in memory since its peak was reset."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    assert found
-    return int(found[1]) * 1024

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from typer.testing import CliRunner
 
 from fedif_consortium.commands.app import app_cli
 from fedif_consortium.member.app_bundle import bundle_digest
 from fedif_flower.errors import ConfigError
 from tests.consortium.member.bundles import bundle
-from tests.consortium.member.test_app_rules import write_signer
 
 APP, CHANGED = bundle(), bundle("x = 2\n", **{"\x1b[31mred.py": "y = 1\n"})
 DIGEST = bundle_digest(APP)
@@ -18,11 +24,17 @@ DIGEST = bundle_digest(APP)
 
 @pytest.fixture
 def call(tmp_path, monkeypatch):
-    """Call ``fedif app`` in a folder that has a policy."""
+    """Call ``fedif app`` in a folder with two bundles and three keys, two of them signers'."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "member-policy.toml").write_text("")
-    (tmp_path / "app.fab").write_bytes(APP)
-    (tmp_path / "changed.fab").write_bytes(CHANGED)
+    Path("app.fab").write_bytes(APP)
+    Path("changed.fab").write_bytes(CHANGED)
+    Path("signers").mkdir()
+    for name in ("ada", "bob", "eve"):
+        key = Ed25519PrivateKey.generate()
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        Path(f"{name}.key").write_bytes(pem)
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        Path("." if name == "eve" else "signers", f"{name}.pub").write_bytes(public)
 
     def call(*arguments):
         result = CliRunner().invoke(app_cli, [*map(str, arguments)], catch_exceptions=False)
@@ -46,31 +58,33 @@ def test_an_app_is_shown_and_approved(call):
     assert {line.split()[-1] for line in lines} >= {"app.py", "?[31mred.py"}
 
 
-def test_an_auditor_signs_without_a_policy_and_a_member_believes_it(call, tmp_path):
-    (tmp_path / "member-policy.toml").unlink()
-    for name in ("ada", "bob"):
-        key = write_signer(tmp_path / "signers", name)
-        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        (tmp_path / f"{name}.key").write_bytes(pem)
-    written = call("sign", "app.fab", "--key", "ada.key", "--to", "app-signatures")
-    assert written.startswith(f"app-signatures/{DIGEST}.")
-    (tmp_path / "member-policy.toml").write_text("[apps]\nsigners = 'signers'")
-    shown = call("show", "app.fab")
-    assert "here     signed by ada" in shown
+def test_enough_signatures_of_those_on_a_member_s_list_let_an_app_run(call):
+    Path("member-policy.toml").write_text("[apps]\nsigners = 'signers'\nleast-signers = 2")
+    for name, signers in (("ada", "ada"), ("eve", "ada"), ("bob", "ada, bob")):
+        written = call("sign", "app.fab", "--key", f"{name}.key", "--to", "app-signatures")
+        assert written.startswith(f"app-signatures/{DIGEST}.")
+        shown = call("show", "app.fab")
+        assert f"signers  {signers}\n" in shown
+        runs = f"signed by {signers}" if "bob" in signers else "not approved"
+        assert f"here     {runs}" in shown
     assert "signers  nobody on your list" in call("show", "changed.fab")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("policy", "arguments", "reason"),
     [
-        (["show", "none.fab"], "'none.fab' is no file, no folder, and the beginning of 0 digests"),
-        (["approve", "member-policy.toml"], "member-policy.toml is no bundle of a Flower app"),
+        ("", ["show", "none.fab"], "'none.fab' is no file, no folder, and the beginning of 0 dig"),
+        ("", ["approve", "member-policy.toml"], "member-policy.toml is no bundle of a Flower app"),
         (
+            "",
             ["sign", "app.fab", "--key", "none.key"],
             "--key = 'none.key' cannot be read: No such",
         ),
+        ("signers = 'none'", ["show", "app.fab"], "none cannot be read: No such file"),
+        ("signers = '.'\nleast-signers = 2", ["show", "app.fab"], "has 1 keys, NAME.pub; allowed"),
     ],
 )
-def test_an_error_says_what_is_wrong(call, arguments, reason):
+def test_an_error_says_what_is_wrong(call, policy, arguments, reason):
+    Path("member-policy.toml").write_text(f"[apps]\n{policy}")
     with pytest.raises(ConfigError, match=re.escape(reason)):
         call(*arguments)

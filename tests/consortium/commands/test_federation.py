@@ -16,39 +16,53 @@ def own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
     monkeypatch.setenv("FEDIF_FEDERATION", str(tmp_path / "server"))
     monkeypatch.setenv("FEDIF_MEMBER", str(tmp_path / "node"))
+    monkeypatch.setenv("COLUMNS", "300")
 
 
-def call(*words: object) -> str:
+def call(*words: object, status: int = 0) -> str:
     found = CliRunner().invoke(cli, [*map(str, words)], catch_exceptions=False)
-    assert found.exit_code == 0, found.output
+    assert found.exit_code == status, found.output
     return found.output
 
 
 @pytest.fixture
 def server(tmp_path) -> Path:
-    call("federation", "init", "consortium", "localhost", "--listen", "127.0.0.1:9092")
+    call("federation", "init", "consortium", "localhost", "--listen", "127.0.0.1:1")
     return tmp_path / "server"
 
 
-def test_from_an_invitation_to_an_answer(server, tmp_path):
+def test_from_an_invitation_to_an_answer_and_what_a_host_still_lacks(server, tmp_path):
     call("federation", "invite", "hospital-a")
     invitation = server / "invitations" / "hospital-a.invitation.toml"
-    (tmp_path / "data").mkdir()
-    given = ("--data-dir", tmp_path / "data", "-c", "attack='label-noise'", "--port", 9200)
+    data, policy = tmp_path / "data", tmp_path / "member-policy.toml"
+    for name in ("cat", "dog"):
+        (data / "train" / name).mkdir(parents=True)
+    policy.write_text("")
+    given = ("--data-dir", data, "-c", "attack='label-noise'", "--port", 9200, "--policy", policy)
     said = call("node", "join", invitation, *given, "--no-check")
     assert "once the operator has added this member: fedif node start" in said
     node = tomllib.loads((tmp_path / "node" / "node.toml").read_text())
-    assert node["port"] == 9200
-    assert node["config"]["data-dir"] == str(tmp_path / "data")
+    assert (node["port"], node["policy"]) == (9200, str(policy))
+    assert node["config"]["data-dir"] == str(data)
     assert node["config"]["attack"] == "label-noise"
     assert (tmp_path / "node" / "hospital-a.answer.toml").exists()
+
+    printed = call("node", "check", "-c", 'device="cpu"', status=1)
+    rows = [line for line in printed.splitlines() if "│" in line]
+    for name, status, said in (
+        ("data", "failed", "put the data where data-dir"),
+        ("app", "warning", "fedif app approve"),
+        ("signing-key", "ok", ""),
+        ("certificate", "failed", ""),
+    ):
+        (row,) = [row for row in rows if row.startswith(f"│ {name} ")]
+        assert f" {status} " in row
+        assert said in row
 
 
 def test_a_status_that_is_not_well_has_an_exit_status(server):
     call("federation", "invite", "hospital-a")
-    told = CliRunner().invoke(cli, ["federation", "status", "--json"])
-    assert told.exit_code == 1
-    said = json.loads(told.output)
+    said = json.loads(call("federation", "status", "--json", status=1))
     assert said["members"][0]["state"] == "invited"
     assert said["warnings"][0].startswith("no server that is known by ")
 

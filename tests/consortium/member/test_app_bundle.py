@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_consortium.evidence.dsse import Envelope
 from fedif_consortium.member import app_bundle
-from fedif_consortium.member.app_bundle import read_bundle, sign_bundle, signers_of
+from fedif_consortium.member.app_bundle import bundle_digest, read_bundle, sign_bundle, signers_of
 from fedif_flower.errors import ConfigError
 from tests.consortium.member.bundles import bundle, zipped
 
@@ -47,10 +47,10 @@ def test_what_is_no_bundle_is_an_error(content):
         read(content)
 
 
-@pytest.mark.parametrize("path", ["./app.py", "a//b.py", "a/../app.py", "/app.py", "../b.py"])
-def test_a_file_that_would_lie_elsewhere_than_it_says_is_refused(path):
-    with pytest.raises(ConfigError, match="whose path is not normal"):
-        read(bundle(**{path: "import os"}))
+def test_a_file_that_would_lie_elsewhere_than_it_says_is_refused():
+    for path in ("./app.py", "a//b.py", "a/../app.py", "/app.py", "../b.py"):
+        with pytest.raises(ConfigError, match="whose path is not normal"):
+            read(bundle(**{path: "import os"}))
 
 
 def test_a_bomb_is_not_unpacked(monkeypatch):
@@ -66,7 +66,7 @@ def test_a_bomb_is_not_unpacked(monkeypatch):
 
 
 def test_a_signature_counts_for_its_key_and_its_bundle(tmp_path):
-    digest, other = read(bundle()).digest, read(bundle("y = 1\n")).digest
+    digest, other = (bundle_digest(bundle(code)) for code in ("", "y = 1\n"))
     for key in KEYS.values():
         name, content = sign_bundle(digest, key)
         (tmp_path / name).write_bytes(content)
@@ -78,7 +78,7 @@ def test_a_signature_counts_for_its_key_and_its_bundle(tmp_path):
 
 @pytest.mark.parametrize("changed", ["payloadType", "payload", "signatures"])
 def test_what_is_no_signature_counts_for_nobody(tmp_path, changed):
-    digest, other = read(bundle()).digest, read(bundle("y = 1\n")).digest
+    digest, other = (bundle_digest(bundle(code)) for code in ("", "y = 1\n"))
     name, content = sign_bundle(digest, KEYS["ada"])
     foreign = Envelope(payload_type="another", payload=other.encode()).signed_by(KEYS["ada"])
     entry = {**json.loads(content), changed: json.loads(foreign.to_bytes())[changed]}

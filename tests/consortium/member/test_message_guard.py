@@ -93,7 +93,7 @@ class Member:
                 confirm_message_received=lambda *_: None,
             ),
             self.store,
-            RoundCounts(self.policy.counts, self.policy.runs),
+            RoundCounts(self.policy.state, self.policy.runs),
             OutgoingPolicy(self.policy.leaves, self.log),
             self.log,
             OwnReplies(NODE, {}, None),

@@ -30,8 +30,7 @@ def test_a_file_is_read_with_its_paths_beside_it(write, tmp_path):
             "first-day = 2026-01-31\nmost-rounds-a-day = 3\n[runs.config]\nrate = {most = 0.5}"
         )
     )
-    assert str(policy.log_folder) == "/var/lib/it/node-log"
-    assert str(policy.counts) == "/var/lib/it/round-counts.json"
+    assert str(policy.state) == "/var/lib/it"
     assert policy.apps.approved == tmp_path / "here"
     assert (policy.runs.names, policy.runs.first_day) == (["a/b"], date(2026, 1, 31))
     assert policy.runs.config["rate"].most == 0.5
