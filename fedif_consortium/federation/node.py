@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import typer
 
-from fedif_consortium.evidence.keys import SigningKey
+from fedif_consortium.evidence.keys import SigningKey, load_key
 from fedif_consortium.federation.files import (
     a_name,
     an_address,
@@ -26,7 +26,6 @@ from fedif_consortium.federation.invitation import (
     make_node_key,
     public_line,
 )
-from fedif_consortium.statement.signing import load_key
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
 from fedif_flower.settings import Scalar, Settings, parse_overrides, setting, take_section
