@@ -154,6 +154,8 @@ def _folder(path: Path) -> FederationFolder:
 
 
 def _show(seen: dict[str, Any]) -> None:
+    from rich.console import Console
+
     from fedif_flower.tables import ResultTable
 
     answer = "does not answer" if seen["superlink"] else "answers"
