@@ -34,16 +34,14 @@ logger = logging.getLogger(__name__)
 
 
 class _Memory(BaseModel):
-    """What is remembered of a run.
+    """What is remembered of a run: roots by size, who signs heads, what was sent by round.
 
-    Roots by size; by round what was sent, and of how many lines the records were then; who signs
-    heads; how many tellings in a row were without proof.
+    Beside what was sent stands of how many lines the records were then.
     """
 
     heads: dict[int, Hex] = {}
     sent: dict[int, tuple[Hex, int]] = {}
     signer: Hex = b""
-    unproven: int = 0
 
 
 class ReceiptKeeper:
@@ -125,12 +123,9 @@ class ReceiptKeeper:
         known = {size: root for size, root in memory.heads.items() if size >= first.start}
         if any(ends.get(size) != root for size, root in known.items()):
             return f"history was rewritten: the records told before, of {self.last_size} lines"
-        is_proven = first.start <= self.last_size or not memory.heads
-        memory.unproven = 0 if is_proven else memory.unproven + 1
+        is_proven = bool(known) or not memory.heads
         memory.heads |= ends
-        if memory.unproven > 1:  # One reply may have been lost, with what it said.
-            return "the server does not prove that the records begin with what it told before"
-        return ""
+        return "" if is_proven else "the server does not prove that its records go on from before"
 
     def _wrong_lines(self, rounds: Sequence[ToldRound]) -> Iterator[str]:
         """Return what is wrong with this node's lines."""
@@ -151,14 +146,15 @@ class ReceiptKeeper:
         """Write a file into the run's folder, if there is room; one that is there stays."""
         if self._folder is None or (self._folder / name).exists():
             return
+        own, runs = self._folder, self._folder.parent
         try:
-            make_folder(self._folder.parent)
-            if not self._folder.is_dir() and _count(self._folder.parent) >= MOST_RUNS:
-                raise StorageError(f"{self._folder.parent} holds {MOST_RUNS} runs: move some away")
-            make_folder(self._folder)
-            if _count(self._folder) >= MOST_FILES:
-                raise StorageError(f"{self._folder} holds {MOST_FILES} files: move it away")
-            write_atomically(self._folder / name, json.dumps({"run": self.run, **content}) + "\n")
+            make_folder(runs)
+            if not own.is_dir() and len(list(runs.iterdir())) >= MOST_RUNS:
+                raise StorageError(f"{runs} holds {MOST_RUNS} runs: move some away")
+            make_folder(own)
+            if len(list(own.iterdir())) >= MOST_FILES:
+                raise StorageError(f"{own} holds {MOST_FILES} files: move it away")
+            write_atomically(own / name, json.dumps({"run": self.run, **content}) + "\n")
         except (StorageError, OSError) as error:
             logger.warning("a receipt was not kept: %s", error)
 
@@ -181,16 +177,10 @@ def take_receipts(content: RecordDict, context: Context) -> None:
 
 def note_sent(content: RecordDict, settings: ConfigRecord, context: Context) -> None:
     """Remember what a reply holds that nobody signed."""
-    if not settings.get(RECEIPTS_KEY):
-        return
-    try:
-        keeper = ReceiptKeeper(context, str(settings.get(RUN_ID_KEY, "")))
-    except EvidenceError as error:
-        logger.warning("%s", error)
-        return
-    sent = record_digest(arrays_of(content))
-    keeper.note_sent(cast(int, settings[ROUND_KEY]), sent, None)
-
-
-def _count(folder: Path) -> int:
-    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
+    if settings.get(RECEIPTS_KEY):
+        try:
+            keeper = ReceiptKeeper(context, str(settings.get(RUN_ID_KEY, "")))
+            sent = record_digest(arrays_of(content))
+            keeper.note_sent(cast(int, settings[ROUND_KEY]), sent, None)
+        except FedIFError as error:
+            logger.warning("%s", error)

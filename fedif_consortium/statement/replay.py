@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from fedif_consortium.statement.manifest import SALT
 from fedif_consortium.statement.records import RunRecords, read_run
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
@@ -21,13 +20,7 @@ from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.part_settings import CreditSettings
 from fedif_flower.run.provenance import code_hash, tensors_hash
-from fedif_flower.run.secret_validation import (
-    COMMITMENT,
-    NONCE,
-    commitment_of,
-    paying_part,
-    salt_of,
-)
+from fedif_flower.run.secret_validation import paying_part
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
@@ -77,11 +70,10 @@ def _replayed(run_dir: Path, task: Task | None) -> Replayed:
     records = read_run(run_dir)
     folder = records.folder
     kept = files_of_rounds(folder.updates)
-    rows = folder.rounds.read()
     stayed = {
         int(row["round"])
-        for row in rows
-        if row["round_failed"] == "1" or row.get("status") == "kept"
+        for row in folder.rounds.read()
+        if row["round_failed"] == "1" or row["status"] == "kept"
     }
     contributed = {part.round for part in records.parts}
     if missing := contributed - kept.keys() - stayed:
@@ -89,10 +81,8 @@ def _replayed(run_dir: Path, task: Task | None) -> Replayed:
             f"{str(run_dir)!r}: the updates of round {min(missing)} were not kept: run it with "
             "updates.keep = true"
         )
-    loaded = _load(records, task)
     steps = {number: read_step(path) for number, path in kept.items()}
-    blocks = len(records.block_weights)
-    return _compare(records, _attribute(loaded, steps, len(records.rounds), contributed, blocks))
+    return _compare(records, _attribute(_load(records, task), steps, records))
 
 
 def _load(records: RunRecords, task: Task | None) -> LoadedTask:
@@ -103,28 +93,12 @@ def _load(records: RunRecords, task: Task | None) -> LoadedTask:
     loaded = load_task(config, task)
     if tensors_hash(tensors_in(loaded.validation_data)) != records.provenance["validation_sha256"]:
         raise StatementError("the validation set is not the one that the run had")
-    if COMMITMENT not in records.provenance:
-        return loaded
-    salt = _salt(records)
-    if commitment_of(salt) != records.provenance[COMMITMENT]:
-        raise StatementError("the salt is not the one that the run committed to")
-    return replace(loaded, validation=paying_part(loaded, salt))
-
-
-def _salt(records: RunRecords) -> str:
-    """Return the salt of a run's secret data: as its statement opens it, else the server's own."""
-    opened = records.folder.statement / SALT
-    if opened.is_file():
-        return opened.read_text().strip()
-    return salt_of(str(records.provenance[NONCE])).value
+    salt = records.salt()
+    return replace(loaded, validation=paying_part(loaded, salt)) if salt else loaded
 
 
 def _attribute(
-    loaded: LoadedTask,
-    steps: Mapping[int, Step],
-    num_rounds: int,
-    contributed: set[int],
-    blocks: int,
+    loaded: LoadedTask, steps: Mapping[int, Step], records: RunRecords
 ) -> list[RoundAttribution]:
     """Attribute the steps as the run did; whether one was taken back is told by the records."""
     # The models that were kept have the server optimizer's momentum in them.
@@ -137,27 +111,25 @@ def _attribute(
         loaded.validation,
         settings.attribution,
         per_class=credit.per_class,
-        blocks=blocks,
+        blocks=len(records.block_weights),
         bounds=credit.bounds(),
     )
     attribution.on_start(strategy)
+    contributed = {part.round for part in records.parts}
     last: Step | None = None
-    for number in range(1, num_rounds + 1):
+    for number in (row.round for row in records.rounds):
         step = steps.get(number)
         if step is not None and not torch.equal(step.before.params, model.vectors.params):
             model.advance(step.before)
         attribution.on_replies(number)
+        if step is not None:
+            last = replace(step, before=model.vectors)
+            model.advance(step.after)
+            attribution.on_step(last)
+        if last is not None and (step is None) == (number in contributed):
+            model.advance(_copy(last.before))  # It was taken back.
         if step is None:
-            if number in contributed and last is not None:
-                model.advance(_copy(last.before))
-            # The round left the model as it was, or took it back.
             attribution.on_round(RoundReport(number, failed=True))
-            continue
-        last = replace(step, before=model.vectors)
-        model.advance(step.after)
-        attribution.on_step(last)
-        if number not in contributed:
-            model.advance(_copy(last.before))
     attribution.on_end()
     return attribution.rounds
 
@@ -178,21 +150,18 @@ def _compare(records: RunRecords, found: list[RoundAttribution]) -> Replayed:
         (part.round, part.client_id): (part.contribution, part.credited, *part.by_class)
         for part in records.parts
     }
-    other_code = records.provenance["code_sha256"] != code_hash()
-    version = "; this is another version of the code" if other_code else ""
     for number, client_id in sorted(recorded.keys() | recomputed.keys()):
-        told, is_now = (which.get((number, client_id)) for which in (recorded, recomputed))
+        told, is_now = (which.get((number, client_id), ()) for which in (recorded, recomputed))
         if told == is_now:
             continue
-        off = ""
-        if told and is_now:
-            pairs = zip(told, is_now, strict=False)
-            most = max(abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in pairs)
-            off = f" (relative difference {most:.1g})"
-        was, now = ("nothing" if of is None else repr(of[0]) for of in (told, is_now))
+        pairs = zip(told, is_now, strict=False)
+        most = max((abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in pairs), default=1.0)
+        other_code = records.provenance["code_sha256"] != code_hash()
+        version = "; this is another version of the code" if other_code else ""
         table, kept = records.folder.attribution.path.name, records.folder.updates.name
+        was, now = (repr(of[0]) if of else "nothing" for of in (told, is_now))
         raise StatementError(
             f"{table}: round {number}, client {client_id}: {was} is recorded, the updates in "
-            f"{kept}/ give {now}{off}{version}"
+            f"{kept}/ give {now} (relative difference {most:.1g}){version}"
         )
     return Replayed(len(found), len(recorded))
