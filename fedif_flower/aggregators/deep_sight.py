@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
@@ -13,7 +14,7 @@ from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.aggregators.flame import cosine_distances, density_clusters
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import describe, read_batches
 from fedif_flower.tasks.modules import copy_module, module_mode, trainable_names
@@ -24,7 +25,8 @@ _MOST_LOG_RATIO = 60.0  # Of two probabilities; further ones say no more.
 _AT_ONCE = 500  # Inputs in one pass.
 
 
-class DeepSight:
+@dataclass(eq=False)
+class DeepSight(CheckedFields):
     r"""Average the updates of clusters in which few look as if trained on few classes.
 
     Formula: :func:`output_energies`, :func:`is_suspicious`, :func:`probability_ratios`,
@@ -57,29 +59,23 @@ class DeepSight:
 
     gives_weights = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        root_data: Data,
-        samples: Annotated[int, Setting("random inputs of a draw", ge=1)] = 2000,
-        draws: Annotated[int, Setting("draws of random inputs", ge=1)] = 3,
-        tolerated: Annotated[
-            float,
-            Setting("a cluster is left out where this share of it is suspicious", gt=0, le=1),
-        ] = 1 / 3,
-    ) -> None:
-        self.samples, self.draws, self.tolerated = samples, draws, tolerated
-        require_fields(self)
-        self._model = copy_module(model)
-        self._names = trainable_names(model)
+    model: nn.Module = field(repr=False)
+    root_data: Data = field(repr=False)
+    samples: Annotated[int, Setting("random inputs of a draw", ge=1)] = 2000
+    draws: Annotated[int, Setting("draws of random inputs", ge=1)] = 3
+    tolerated: Annotated[
+        float, Setting("a cluster is left out where this share of it is suspicious", gt=0, le=1)
+    ] = 1 / 3
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range, or does not fit; find the output layer."""
+        super().__post_init__()
+        self._model = copy_module(self.model)
+        self._names = trainable_names(self.model)
         named = dict(self._model.named_parameters())
         self._shapes = [named[name].shape for name in self._names]
         self._find_output_layer()
-        self._shape, self._low, self._high = _kind_of_input(root_data)
-
-    def __repr__(self) -> str:
-        """Name the rule and its settings."""
-        return f"DeepSight({self.samples}, {self.draws}, {self.tolerated:.3g})"
+        self._shape, self._low, self._high = _kind_of_input(self.root_data)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""

@@ -61,11 +61,8 @@ class Krum(CheckedFields):
         num_malicious = round(self.malicious_fraction * m)
         if 2 * num_malicious + 2 >= m and (num_malicious, m) not in self._warned:
             self._warned.add((num_malicious, m))
-            logger.warning(
-                "Krum assumes 2f + 2 < m; here f = %d of m = %d: no guarantee holds",
-                num_malicious,
-                m,
-            )
+            words = "Krum assumes 2f + 2 < m; here f = %d of m = %d: no guarantee holds"
+            logger.warning(words, num_malicious, m)
         parameters_only = self.distances == "parameters"
         points = updates.client_updates if parameters_only else updates.state_updates()  # [m, .]
         scores = krum_scores(points, num_malicious)

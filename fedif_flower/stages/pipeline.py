@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -30,6 +30,8 @@ class Stages:
 
     Attributes
     ----------
+    arrive : callable, optional
+        Changes an update ``[d]`` in place as it arrives, and returns its squared norm.
     choosing : Stage, optional
         The one that chooses where a round leads.
     optimizer : ServerOptimizer, optional
@@ -56,6 +58,7 @@ class Stages:
             raise ConfigError(f"stages: {optimizers}; allowed: one server optimizer")
         self.choosing = choosing[0] if choosing else None
         self.optimizer = optimizers[0] if optimizers else None
+        self.arrive = self._arrive if self._arriving else None
         self.make_groups = any(stage.makes_groups for stage in stages)
         self.max_length = min((stage.max_length for stage in stages), default=math.inf)
 
@@ -74,12 +77,8 @@ class Stages:
         """Return the first reason why updates have to be seen, if there is one."""
         return next(filter(None, (stage.needs_sight() for stage in self)), "")
 
-    @property
-    def arrive(self) -> Callable[[Tensor, float], float] | None:
-        """Changes an update ``[d]`` in place as it arrives, and returns its squared norm."""
-        return self._arrive if self._arriving else None
-
     def _arrive(self, update: Tensor, squared_norm: float) -> float:
+        """Change an update ``[d]`` in place as it arrives, and return its squared norm."""
         for stage in self._arriving:
             squared_norm = stage.arrive(update, squared_norm)
         return squared_norm

@@ -1,12 +1,11 @@
-"""The value of a coalition of clients: the validation score of its members' mean model."""
+"""The game of a round: what the mean model of some of its clients is worth."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from fedif_flower.round import RoundUpdates
 from fedif_flower.valuation.objective import Metric
 from fedif_flower.valuation.parallel import Judge
 from fedif_flower.valuation.validation import Validation
@@ -42,84 +41,76 @@ def coalition_means(client_values: Tensor, masks: Tensor, global_values: Tensor)
     return means
 
 
-def coalition_scores(
-    validation: Validation,
-    client_params: Tensor,
-    masks: Tensor,
-    global_params: Tensor,
-    *,
-    metric: Metric,
-    client_buffers: Mapping[str, Tensor] | None = None,
-    global_buffers: Mapping[str, Tensor] | None = None,
-    memory_budget: int = MEMORY_BUDGET,
-) -> Tensor:
-    r"""Return what the unweighted mean of each coalition's models is worth.
+class RoundGame:
+    r"""What the unweighted mean of each coalition's models is worth.
 
     .. math:: u(C) = \mathrm{acc}\Bigl(\tfrac{1}{|C|} \sum_{i \in C} w_i\Bigr),
               \qquad u(\emptyset) = \mathrm{acc}(w_{t-1})
 
-    with acc the accuracy on the validation set, or another metric of it.
+    with acc the accuracy on the validation set, another metric of it, or its negative loss.
+    Floating-point buffers are averaged like the parameters.
 
     Parameters
     ----------
     validation : Validation
         The held-out set with model and loss.
-    client_params : Tensor
-        ``[m, d]``: the clients' models w_i.
-    masks : Tensor
-        ``[c, m]``, bool: who belongs to each coalition C.
-    global_params : Tensor
-        ``[d]``: w_{t-1}.
+    updates : RoundUpdates
+        The round.
     metric : {"accuracy", "loss", "score"}
         The mean of what; NaN where it is not defined.
-    client_buffers : mapping of str to Tensor, optional
-        Floating-point buffers by name, ``[m, ...]`` each: averaged like the parameters.
-    global_buffers : mapping of str to Tensor, optional
-        The global model's, for the empty coalition.
     memory_budget : int
         Bytes that coalition models and the threads' replicas of the model may take at a time,
         > 0; at least one coalition model is formed.
 
-    Returns
-    -------
-    Tensor
-        ``[c]``, float64, on the CPU.
+    Attributes
+    ----------
+    largest : float
+        The size of the largest worth so far.
     """
-    client_buffers, global_buffers = client_buffers or {}, global_buffers or {}
-    if not len(masks):
-        return torch.empty(0, dtype=torch.float64)
-    affordable = memory_budget // (client_params[0].numel() * client_params.itemsize)
-    # Each replica is a model of its own beside the coalition models that it evaluates.
-    pool = validation.side_by_side(at_most=affordable // 2)
-    threads = len(pool.judges) if pool else 1
-    rows_at_once = affordable // threads - 1 if pool else affordable
-    blocks = max(-(-len(masks) // max(rows_at_once, 1)), _BLOCKS * threads)
 
-    def score(judge: Judge, block: Tensor) -> Tensor:
-        means = coalition_means(client_params, block, global_params)  # [rows, d]
-        buffers = _mean_buffers(client_buffers, block, global_buffers)
-        models = zip(means, buffers, strict=True)
-        return torch.cat([validation.mean_by(judge, *model, metric) for model in models])
+    def __init__(
+        self,
+        validation: Validation,
+        updates: RoundUpdates,
+        metric: Metric,
+        memory_budget: int = MEMORY_BUDGET,
+    ) -> None:
+        self._validation, self._updates, self._metric = validation, updates, metric
+        self._params, self._buffers = updates.client_params(), updates.named_client_buffers()
+        self._affordable = memory_budget // (self._params[0].numel() * self._params.itemsize)
+        self.largest = 0.0
 
-    parts = masks.to(client_params.device).tensor_split(min(blocks, len(masks)))
-    if pool:
-        scores = pool.map(score, parts)
-    else:
-        with validation.alone() as judge:
-            scores = [score(judge, part) for part in parts]
-    return torch.cat(scores).cpu().double()
+    def __call__(self, masks: Tensor) -> Tensor:
+        """Return the worths ``[c]``, float64, on the CPU, of coalitions ``[c, m]``, bool."""
+        # Each replica is a model of its own beside the coalition models that it evaluates.
+        pool = self._validation.side_by_side(at_most=self._affordable // 2)
+        threads = len(pool.judges) if pool else 1
+        rows_at_once = self._affordable // threads - 1 if pool else self._affordable
+        blocks = max(-(-len(masks) // max(rows_at_once, 1)), _BLOCKS * threads)
+        parts = masks.to(self._params.device).tensor_split(min(blocks, len(masks)))
+        if pool:
+            found = pool.map(self._score, parts)
+        else:
+            with self._validation.alone() as judge:
+                found = [self._score(judge, part) for part in parts]
+        scores = torch.cat(found).cpu().double()
+        self.largest = max(self.largest, float(scores.abs().max()))
+        return -scores if self._metric == "loss" else scores
 
-
-def _mean_buffers(
-    client_buffers: Mapping[str, Tensor], masks: Tensor, global_buffers: Mapping[str, Tensor]
-) -> Iterator[dict[str, Tensor]]:
-    """Yield each coalition's buffers: integer ones stay the global model's."""
-    means = {
-        name: coalition_means(values.flatten(1), masks, global_buffers[name].flatten()).view(
-            -1, *values.shape[1:]
-        )
-        for name, values in client_buffers.items()
-        if values.is_floating_point()
-    }
-    for row in range(masks.shape[0]):
-        yield {name: values[row] for name, values in means.items()}
+    def _score(self, judge: Judge, masks: Tensor) -> Tensor:
+        """Return the metric of some coalitions ``[rows, m]``, ``[rows]``."""
+        before = self._updates.named_buffers
+        params = coalition_means(self._params, masks, self._updates.global_params)  # [rows, d]
+        buffers = {
+            name: coalition_means(own.flatten(1), masks, before[name].flatten()).view(
+                -1, *own.shape[1:]
+            )
+            for name, own in self._buffers.items()
+        }
+        found = [
+            self._validation.mean_by(
+                judge, mean, {name: own[row] for name, own in buffers.items()}, self._metric
+            )
+            for row, mean in enumerate(params)
+        ]
+        return torch.cat(found)

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 WeightScope = Literal["participants", "population"]
-WEIGHT_SCOPES: tuple[str, ...] = get_args(WeightScope)
 Gamma = Annotated[float, Setting("rate of the smooth update", gt=0, le=1)]
 
 logger = logging.getLogger(__name__)

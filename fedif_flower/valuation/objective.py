@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import describe, num_examples, tensors_of
+from fedif_flower.tasks.batches import class_labels, describe, num_examples, tensors_of
 from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
 
 Metric = Literal["accuracy", "loss", "score"]
@@ -258,19 +258,13 @@ def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tenso
 
     No answer to the target ``ignored`` is right.
     """
-    if (
-        isinstance(outputs, Tensor)
-        and isinstance(targets, Tensor)
-        and outputs.dim() == 2
-        and outputs.shape[1] >= 2
-        and targets.dim() == 1
-        and not targets.is_floating_point()
-    ):
-        right = outputs.argmax(dim=1) == targets
-        if ignored is not None and ignored >= 0:  # No answer is negative.
-            right &= targets != ignored
-        return right.sum().float()
-    return _undefined()
+    labels = class_labels((targets,))
+    if labels is None or not isinstance(outputs, Tensor) or outputs.dim() != 2:
+        return _undefined()
+    right = outputs.argmax(dim=1) == labels
+    if ignored is not None and ignored >= 0:  # No answer is negative.
+        right &= labels != ignored
+    return right.sum().float() if outputs.shape[1] > 1 else _undefined()
 
 
 def _undefined(*_: Any) -> Tensor:

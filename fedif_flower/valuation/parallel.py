@@ -115,29 +115,53 @@ class JudgePool:
         return list(self._executor.map(lambda item: work(self._own.judge, item), items))
 
 
-class Judges:
-    """A judge, and replicas of it for the cores, which are made when they are needed first.
+class Passes:
+    """Passes over held-out batches, by one judge or by replicas of it for the cores.
 
-    Parameters
+    Replicas are made when they are needed first, and shared by copies of this object.
+
+    Attributes
     ----------
-    first : Judge
-        Decides what parameters and buffers the replicas have, where no others are given.
+    judge : Judge
+        The copy of the model, and the objective. It decides what parameters and buffers replicas
+        have, where no others are given.
+    batches : list of Batch
+        The data, with the size of each batch.
     """
 
-    def __init__(self, first: Judge) -> None:
-        self._first = first
+    batches: list[Batch]
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
         self._lock = Lock()
         self._pool_lock, self._pools = Lock(), dict[str, JudgePool]()
 
     @contextmanager
     def alone(self) -> Iterator[Judge]:
-        """Give the first judge to one thread; there is no pass meanwhile."""
+        """Give the judge to the calling thread; there is no other pass meanwhile."""
         with self._lock:
-            yield self._first
+            yield self.judge
 
-    def go_through(
+    def side_by_side(self, at_most: int) -> JudgePool | None:
+        """Return judges with a thread each, for many models; ``None`` where one does as well.
+
+        Parameters
+        ----------
+        at_most : int
+            Replicas: more copies of the model would take too much memory.
+        """
+        threads = torch.get_num_threads()
+        if self.judge.device.type != "cpu" or threads == 1:
+            return None
+        wanted = threads if self._is_worth_sharing() else 1
+        pool = self._pool("models", max(min(wanted, at_most), 1))
+        with self.alone() as first:
+            for judge in pool.judges:
+                judge.model.load(first.model.params, first.model.state)
+        return pool
+
+    def _go_through(
         self,
-        batches: Sequence[Batch],
         params: Tensor,
         buffers: Mapping[str, Tensor] | None,
         work: Callable[[Judge, Sequence[Batch]], Answer],
@@ -150,8 +174,6 @@ class Judges:
 
         Parameters
         ----------
-        batches : sequence of Batch
-            At least one.
         params : Tensor
             ``[d]``.
         buffers : mapping of str to Tensor, optional
@@ -161,56 +183,34 @@ class Judges:
         metrics : iterable of str
             What it takes.
         """
-        threads = min(torch.get_num_threads(), len(batches))
+        threads = min(torch.get_num_threads(), len(self.batches))
         with self.alone() as first:
             model = first.model
             model.load(params, buffers or {})
             if (
                 threads == 1
-                or not self._is_worth_sharing(batches)
+                or not self._is_worth_sharing()
                 or threads * model.params.numel() > _MOST_REPLICATED
                 or not isinstance(first.objective, PairObjective)
                 or not {"loss", "accuracy"}.issuperset(metrics)
             ):
-                return [work(first, batches)]
+                return [work(first, self.batches)]
             others = model.others
 
-            def on(judge: Judge, part: Sequence[Batch]) -> Answer:
+            def on(judge: Judge, part: int) -> Answer:
                 judge.model.load(model.params, others)
-                return work(judge, part)
+                return work(judge, self.batches[part::threads])
 
-            return self._pool("pass", threads).map(
-                on, [batches[part::threads] for part in range(threads)]
-            )
+            return self._pool("pass", threads).map(on, range(threads))
 
-    def side_by_side(self, batches: Sequence[Batch], at_most: int) -> JudgePool | None:
-        """Return judges with a thread each, for many models; ``None`` where one does as well.
-
-        Parameters
-        ----------
-        batches : sequence of Batch
-            What each of them is going to look at.
-        at_most : int
-            Replicas: more copies of the model would take too much memory.
-        """
-        threads = torch.get_num_threads()
-        if self._first.device.type != "cpu" or threads == 1:
-            return None
-        wanted = threads if self._is_worth_sharing(batches) else 1
-        pool = self._pool("models", max(min(wanted, at_most), 1))
-        with self.alone() as first:
-            for judge in pool.judges:
-                judge.model.load(first.model.params, first.model.state)
-        return pool
-
-    def _is_worth_sharing(self, batches: Sequence[Batch]) -> bool:
+    def _is_worth_sharing(self) -> bool:
         """Tell whether a pass takes so long that several threads are faster."""
-        size = self._first.model.params.numel() * sum(batch.size for batch in batches)
-        return self._first.device.type == "cpu" and size >= _WORTH_SHARING
+        size = self.judge.model.params.numel() * sum(batch.size for batch in self.batches)
+        return self.judge.device.type == "cpu" and size >= _WORTH_SHARING
 
     def _pool(self, purpose: str, size: int) -> JudgePool:
-        """Return ``size`` replicas of the first judge, made when they are needed first."""
+        """Return ``size`` replicas of the judge, made when they are needed first."""
         with self._pool_lock:
             if purpose not in self._pools or len(self._pools[purpose].judges) != size:
-                self._pools[purpose] = JudgePool([self._first.replica() for _ in range(size)])
+                self._pools[purpose] = JudgePool([self.judge.replica() for _ in range(size)])
             return self._pools[purpose]

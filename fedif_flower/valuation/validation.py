@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.gradients import LossAndGradient, SharedGradients
 from fedif_flower.valuation.objective import Batch, objective_of
-from fedif_flower.valuation.parallel import Judge, JudgePool, Judges
+from fedif_flower.valuation.parallel import Judge, Passes
 from fedif_flower.valuation.subsample import draw_batches
 from fedif_flower.valuation.trial import sized, try_batches
 
@@ -37,7 +36,7 @@ class Evaluation(NamedTuple):
     score: float = math.nan
 
 
-class Validation:
+class Validation(Passes):
     r"""A held-out data set D' with the model and the loss that judge a parameter vector on it.
 
     .. math:: \ell(w, D') = \frac{1}{|D'|} \sum_{(x, y) \in D'} \ell(f_w(x), y)
@@ -82,10 +81,6 @@ class Validation:
 
     Attributes
     ----------
-    batches : list of Batch
-        The data, with the size of each batch.
-    judge : Judge
-        The copy of the model, and the objective.
     metrics : frozenset of str
         What is defined of "loss", "accuracy" (``loss_fn`` with outputs ``[n, classes]`` and
         integer targets ``[n]``), "score" and the names of ``measures``.
@@ -127,8 +122,7 @@ class Validation:
         objective = objective_of(loss_fn, batch_loss, scores)
         if self.device.type == "cpu":
             keep_freed_memory()
-        self.judge = Judge(FlatModel(model, self.device), objective)
-        self._judges = Judges(self.judge)
+        super().__init__(Judge(FlatModel(model, self.device), objective))
         with without_trace(self.judge.model.module, self.device):
             read = read_batches(inputs, targets, self.batch_size)
             moved = (to_device(batch, self.device) for batch in read)
@@ -203,8 +197,8 @@ class Validation:
         self, params: Tensor, buffers: Mapping[str, Tensor] | None = None
     ) -> LossAndGradient:
         """Return loss and gradient ``[d]`` at ``params`` [d] from one pass; either may be NaN."""
-        parts = self._judges.go_through(
-            *(self.batches, params, buffers),
+        parts = self._go_through(
+            *(params, buffers),
             lambda judge, batches: judge.differentiate(batches, self.total_weight),
             ("loss",),
         )
@@ -243,26 +237,12 @@ class Validation:
             ``[len(metrics)]``, float64, on this validation's device (float32 on MPS), which may
             still be computing. NaN where a metric is not defined.
         """
-        parts = self._judges.go_through(
-            *(self.batches, params, buffers),
+        parts = self._go_through(
+            *(params, buffers),
             lambda judge, batches: judge.sum(batches, metrics),
             self.metrics.intersection(metrics),
         )
         return self._means_of(torch.stack(parts).sum(dim=0), metrics)
-
-    def alone(self) -> AbstractContextManager[Judge]:
-        """Give the one judge to the calling thread; there is no other pass meanwhile."""
-        return self._judges.alone()
-
-    def side_by_side(self, at_most: int) -> JudgePool | None:
-        """Return judges with a thread each, for many models; ``None`` where one does as well.
-
-        Parameters
-        ----------
-        at_most : int
-            How many copies of the model memory allows.
-        """
-        return self._judges.side_by_side(self.batches, at_most)
 
     def mean_by(
         self, judge: Judge, params: Tensor, buffers: Mapping[str, Tensor], metric: str

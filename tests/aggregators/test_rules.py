@@ -176,9 +176,9 @@ def test_fedadp_averages_angles_over_each_clients_own_rounds():
     expected = [first / (first + second), second / (first + second)]
     assert rule(against).weights.tolist() == pytest.approx(expected)
     # The global update is (2, 2) / 2: 45 degrees from either.
-    rule(a_round(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), client_ids=(1, 2)))
-    mean = [0.0, (math.pi + math.pi / 4) / 2, math.pi / 4]
-    assert rule.angles_of([0, 1, 2]).tolist() == pytest.approx(mean)
+    found = rule(a_round(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), client_ids=(1, 2)))
+    mean = [(math.pi + math.pi / 4) / 2, math.pi / 4]
+    assert (-found.weight_scores).tolist() == pytest.approx(mean)
 
 
 def test_the_share_of_the_largest_coordinates_with_the_principal_sign():

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.coalitions import coalition_means, coalition_scores
+from fedif_flower.valuation.coalitions import RoundGame, coalition_means
 from fedif_flower.valuation.shapley.exact import all_coalitions
+from tests.rounds import a_round
 from tests.valuation.models import flat
 
 M = 4
@@ -43,9 +44,31 @@ TARGETS = torch.randint(3, (N,), generator=torch.Generator().manual_seed(2))
 
 PARAMS = torch.stack([flat(client) for client in CLIENTS])  # [m, d]
 FLOATING = ("1.running_mean", "1.running_var")
-BUFFERS = {name: torch.stack([c.state_dict()[name] for c in CLIENTS]) for name in FLOATING}
-BUFFERS_OF_ALL = BUFFERS | {"1.num_batches_tracked": torch.arange(1, M + 1)}
-GLOBAL_BUFFERS = dict(GLOBAL.named_buffers())
+
+
+def floats(model: nn.Module) -> Tensor:
+    return torch.cat([model.state_dict()[name] for name in FLOATING])
+
+
+class Norms:
+    """The two floating-point buffers by name, and the counter."""
+
+    def named_buffers(self, vectors: ModelVectors) -> dict[str, Tensor]:
+        return {**self.split_buffers(vectors.buffers), **vectors.counters}
+
+    def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
+        return dict(zip(FLOATING, buffers.split(4, dim=-1), strict=True))
+
+
+def played(with_buffers: bool = True) -> RoundUpdates:
+    counters = {"1.num_batches_tracked": GLOBAL[1].num_batches_tracked}
+    buffers = {
+        "model": ModelVectors(flat(GLOBAL), floats(GLOBAL), counters),
+        "buffer_updates": torch.stack([floats(c) for c in CLIENTS]) - floats(GLOBAL),
+        "names": Norms(),
+    }
+    nothing = {"model": ModelVectors(flat(GLOBAL), torch.zeros(0))}
+    return a_round(PARAMS - flat(GLOBAL), **(buffers if with_buffers else nothing))
 
 
 def plain_loop(masks: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,10 +99,6 @@ def validation(**arguments) -> Validation:
     return Validation(GLOBAL, INPUTS, TARGETS, device="cpu", **arguments)
 
 
-coalition_loss = partial(coalition_scores, metric="loss")
-coalition_accuracy = partial(coalition_scores, metric="accuracy")
-
-
 @pytest.fixture(params=[1, 3], ids=lambda threads: f"{threads} threads")
 def threads(request, monkeypatch):
     # As if the work were worth sharing.
@@ -96,31 +115,24 @@ ROW = PARAMS[0].numel() * 4
 @pytest.mark.parametrize(("budget", "batch_size"), [(1, N), (ROW, 7), (7 * ROW, N), (2**28, 7)])
 def test_agrees_with_a_plain_loop(threads, budget, batch_size):
     judge = validation(batch_size=batch_size)
-    kwargs = {
-        "client_buffers": BUFFERS_OF_ALL,
-        "global_buffers": GLOBAL_BUFFERS,
-        "memory_budget": budget,
-    }
-    losses = coalition_loss(judge, PARAMS, MASKS, flat(GLOBAL), **kwargs)
-    torch.testing.assert_close(losses, LOSSES, rtol=1e-5, atol=1e-6)
-    accuracies = coalition_accuracy(judge, PARAMS, MASKS, flat(GLOBAL), **kwargs)
+    worths = RoundGame(judge, played(), "loss", budget)(MASKS)
+    torch.testing.assert_close(-worths, LOSSES, rtol=1e-5, atol=1e-6)
+    game = RoundGame(judge, played(), "accuracy", budget)
     # No image here lies so near a border between classes that rounding decides.
-    torch.testing.assert_close(accuracies, ACCURACIES, rtol=0, atol=1e-12)
-    assert accuracies.dtype == losses.dtype == torch.float64
+    torch.testing.assert_close(game(MASKS), ACCURACIES, rtol=0, atol=1e-12)
+    assert game.largest == pytest.approx(float(ACCURACIES.max()))
 
 
 def test_what_is_left_out_stays_as_it_was_last(threads):
-    judge = validation()
-    mask = torch.ones(3, M, dtype=torch.bool)
-    before = coalition_loss(judge, PARAMS, mask, flat(GLOBAL))
-    moved = {"1.running_mean": GLOBAL_BUFFERS["1.running_mean"] + 1.0}
+    judge, mask = validation(), torch.ones(3, M, dtype=torch.bool)
+    game = RoundGame(judge, played(with_buffers=False), "loss")
+    before = game(mask)
+    moved = {"1.running_mean": GLOBAL[1].running_mean + 1.0}
     judge.evaluate(flat(GLOBAL), moved)
-    after = coalition_loss(judge, PARAMS, mask, flat(GLOBAL))
+    after = game(mask)
     assert (after != before).all()
-    expected = validation()
-    expected.evaluate(flat(GLOBAL), moved)
-    mean = expected.loss(PARAMS.mean(dim=0))
-    torch.testing.assert_close(after, torch.full((3,), mean, dtype=torch.float64))
+    mean = judge.loss(PARAMS.mean(dim=0))
+    torch.testing.assert_close(-after, torch.full((3,), mean, dtype=torch.float64))
 
 
 def test_means_by_hand():

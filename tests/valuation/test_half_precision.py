@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.coalitions import coalition_scores
+from fedif_flower.valuation.coalitions import RoundGame
+from tests.rounds import a_round
 from tests.valuation.models import flat
 
 N, CLASSES = 20_000, 4
@@ -45,9 +46,8 @@ def test_losses_and_gradients_of_many_batches_are_not_summed_in_half_precision(c
     assert validation.evaluate(params).loss == pytest.approx(loss, rel=one_step)
     assert found.gradient.dtype == torch.float32
     assert (found.gradient - gradient).norm() <= one_step * gradient.norm()
-    one = torch.ones(1, 1, dtype=torch.bool)
-    scores = coalition_scores(validation, params[None], one, params, metric="loss")
-    assert scores.item() == pytest.approx(loss, rel=one_step)
+    worth = RoundGame(validation, a_round(params[None]), "loss")(torch.ones(1, 1).bool())
+    assert worth.item() == pytest.approx(-loss, rel=one_step)
 
 
 def test_single_precision_sums_losses_in_double():

@@ -46,8 +46,7 @@ class CoalitionMemo:
         ValuationError
             If one is NaN or infinite.
         """
-        packed = np.packbits(masks.numpy(), axis=1)  # [c, ceil(m / 8)]
-        keys = [row.tobytes() for row in packed]
+        keys = [row.tobytes() for row in np.packbits(masks.numpy(), axis=1)]
         first_rows: dict[bytes, int] = {}
         for row, key in enumerate(keys):
             if key not in self._values:

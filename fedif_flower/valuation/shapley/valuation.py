@@ -14,7 +14,7 @@ from fedif_flower.round import RoundUpdates
 from fedif_flower.sections import CheckedFields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
-from fedif_flower.valuation.coalitions import coalition_scores
+from fedif_flower.valuation.coalitions import RoundGame
 from fedif_flower.valuation.objective import METRICS, Metric
 from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapley import ESTIMATORS, CoalitionMemo
@@ -85,23 +85,8 @@ class ShapleyValuation(CheckedFields):
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Return Shapley values ``[m]`` and the number of coalitions evaluated."""
-        largest: list[float] = []
-        client_params, client_buffers = updates.client_params(), updates.named_client_buffers()
-
-        def utility(masks: Tensor) -> Tensor:  # [c, m] -> [c]
-            scores = coalition_scores(
-                self.validation,
-                client_params,
-                masks,
-                updates.global_params,
-                metric=self.utility,
-                client_buffers=client_buffers,
-                global_buffers=updates.named_buffers,
-            )
-            largest.append(float(scores.abs().max()))
-            return -scores if self.utility == "loss" else scores
-
-        memo = CoalitionMemo(utility)
+        game = RoundGame(self.validation, updates, self.utility)
+        memo = CoalitionMemo(game)
         values = ESTIMATORS[self.estimator](
             memo,
             updates.num_clients,
@@ -113,7 +98,7 @@ class ShapleyValuation(CheckedFields):
         return Scores(
             values,
             evaluations=memo.evaluations,
-            resolution=_ROUNDINGS * torch.finfo(exact).eps * max(largest),
+            resolution=_ROUNDINGS * torch.finfo(exact).eps * game.largest,
         )
 
 
