@@ -71,8 +71,7 @@ def task_of(data: str, data_dir: str) -> AuditTask:
 
 def measure(data_dir: str, cell: Row) -> list[Row]:
     """Return the figures of one draw; none where too few examples are left beside it."""
-    data, strategy = str(cell["data"]), str(cell["strategy"])
-    examples, draw = int(str(cell["examples"])), int(str(cell["draw"]))
+    data, strategy, examples, draw = cell.values()
     task = task_of(data, data_dir)
     order = numpy_generator("coverage", draw).permutation(len(task.dataset.test))
     rest = order[examples : examples + MOST_OTHERS]

@@ -73,8 +73,7 @@ def retrained(members: int, case: str, seed: int) -> Tensor:
 
 def measure(cell: Row) -> list[Row]:
     """Run a federation; return how each valuation of it agrees with retraining."""
-    members, drawn, seed = (int(str(cell[key])) for key in ("members", "drawn", "seed"))
-    case = str(cell["case"])
+    members, drawn, case, seed = cell.values()
     own, truth = people(members, case), retrained(members, case, 0)
     _, steps = federate(task_of(members), own, seed=seed, per_round=drawn)
     added_up = summed(path("simpson"))(steps)

@@ -103,7 +103,7 @@ def _is_quoted(cell: Cell) -> bool:
 
 def measure(data_dir: str, row: Row) -> list[Row]:
     """Run a cell's federation; return its accuracies in percent, over the last ten rounds."""
-    cell = _cell(row)
+    cell = Cell(**row)
     found, _ = find_data(cell.data, data_dir if cell.data != "digits" else "")
     settings: dict[str, Scalar] = {
         **{"num-server-rounds": 40, "num-clients": 50, "fraction-train": 0.2},
@@ -121,24 +121,19 @@ def measure(data_dir: str, row: Row) -> list[Row]:
     }
     with federated(settings) as run:
         test, validation = (last_ten(run, f"{split}_accuracy") for split in SPLITS)
-    figures = {
-        "last-ten": statistics.mean(test),
-        "last": test[-1],
-        "least-of-ten": min(test),
-        "validation-last-ten": statistics.mean(validation),
-    }
-    return [{name: f"{100 * figure:.2f}" for name, figure in figures.items()}]
-
-
-def _cell(row: Mapping[str, object]) -> Cell:
-    """Return what a row, or a line of the file, is about."""
-    data, seed, attack, share, weights, bounds, beta = (str(row[name]) for name in Cell._fields)
-    return Cell(data, int(seed), attack, float(share), weights, bounds, float(beta))
+    figures = (statistics.mean(test), test[-1], min(test), statistics.mean(validation))
+    names = ("last-ten", "last", "least-of-ten", "validation-last-ten")
+    return [{n: f"{100 * figure:.2f}" for n, figure in zip(names, figures, strict=True)}]
 
 
 def read(path: Path = OUTPUT) -> dict[Cell, float]:
     """Return the mean accuracy of the last ten rounds, in percent, of each cell that has a row."""
-    return {_cell(row): float(row["last-ten"]) for row in read_rows(path)}
+    found = {}
+    for row in read_rows(path):
+        data, seed, attack, share, weights, bounds, beta = (row[name] for name in Cell._fields)
+        cell = Cell(data, int(seed), attack, float(share), weights, bounds, float(beta))
+        found[cell] = float(row["last-ten"])
+    return found
 
 
 class Effect(NamedTuple):

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,7 +32,7 @@ from fedif_flower.storage import (
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"  # of a checkout
 
 
-Row = Mapping[str, object]
+Row = Mapping[str, Any]
 
 
 def add_rows(path: Path, rows: Sequence[Row], *, anew: bool = False) -> None:

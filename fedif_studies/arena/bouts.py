@@ -79,13 +79,8 @@ _DIGITS: Mapping[str, Scalar] = MappingProxyType(
 )
 _IMAGES: Mapping[str, Scalar] = MappingProxyType(
     {
-        "num-server-rounds": 30,
-        "num-clients": 100,
-        "fraction-train": 0.1,
-        "model": "lenet5",
-        "local-epochs": 1,
-        "learning-rate": 0.01,
-        "eval-every": 5,
+        **{"num-server-rounds": 30, "num-clients": 100, "fraction-train": 0.1, "eval-every": 5},
+        **{"model": "lenet5", "local-epochs": 1, "learning-rate": 0.01},
     }
 )
 
@@ -144,19 +139,19 @@ def play(path: Path, wanted: Sequence[Row], common: Mapping[str, Scalar], jobs: 
 
 def measure(common: Mapping[str, Scalar], bout: Row) -> list[Row]:
     """Return a bout's figures. Contributions are by Simpson's rule where there are any."""
-    rule, attack = str(bout["rule"]), str(bout["attack"])
+    rule, attack = bout["rule"], bout["attack"]
     attributed = _weights(rule) not in WITHOUT_COEFFICIENTS
     settings: dict[str, Scalar] = {
         **common,
         "strategy": RULE,
         "update-clipping": 0.0,
-        "rule.bounds": str(bout["bounds"]),
+        "rule.bounds": bout["bounds"],
         "attribution": "simpson" if attributed else "off",
         # Names that are not the arena's are those of a run config.
         **RULES.get(rule, {"rule.weights": rule}),
         **ATTACKS.get(attack, {"attack": attack}),
-        "malicious-fraction": float(str(bout["share"])),
-        "seed": int(str(bout["seed"])),
+        "malicious-fraction": bout["share"],
+        "seed": bout["seed"],
     }
     with federated(settings) as run:
         return [read_figures(run)]

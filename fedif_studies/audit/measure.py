@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.cases import CASES, HONEST, RETRAINED
@@ -64,11 +64,11 @@ def measure(
     GridInterrupted
         If a signal asked for an end; the same call goes on from there.
     """
-    if task.config.num_clients > MOST_MEMBERS:
-        raise ConfigError(
-            f"num-clients = {task.config.num_clients}; allowed: at most {MOST_MEMBERS}, since an "
-            "audit looks at all coalitions"
-        )
+    count, allowed = (
+        task.config.num_clients,
+        f"at most {MOST_MEMBERS}: all coalitions are looked at",
+    )
+    require(count <= MOST_MEMBERS, "num-clients", count, allowed)
     make_folder(folder)
     settings = json.dumps(task.config.identity(), indent=2, sort_keys=True) + "\n"
     if not (folder / CONFIG).exists():
@@ -91,11 +91,10 @@ def measure(
 
 def _values(task: AuditTask, valuations: Sequence[str], cell: Row) -> list[Row]:
     """Return all valuations' values of one federation's members."""
-    seed = int(str(cell["seed"]))
-    members = CASES[str(cell["case"])](task, seed)
+    case, rule, seed = cell.values()
+    members = CASES[case](task, seed)
     left_out = ALL_COALITIONS if len(members) > MOST_MEMBERS else ()
-    rule = RULES[str(cell["rule"])](task.server.validation)
-    _, steps = federate(task, members, seed=seed, rule=rule)
+    _, steps = federate(task, members, seed=seed, rule=RULES[rule](task.server.validation))
     return [
         {"valuation": name, "member": index, "marked": int(member.is_marked), "value": value}
         for name in valuations
@@ -109,11 +108,11 @@ def _values(task: AuditTask, valuations: Sequence[str], cell: Row) -> list[Row]:
 def _retrained(task: AuditTask, cell: Row) -> list[Row]:
     """Train all coalitions of a case, and return what they reach; bit i: member i."""
     # The same members misbehave with every seed: what differs is the training alone.
-    members = CASES[str(cell["case"])](task, 0)
+    members = CASES[cell["case"]](task, 0)
     found = [
         task.server.test.evaluate(params)
         for masks in torch.split(all_coalitions(len(members)), _AT_ONCE)
-        for params in train_coalitions(task, members, masks, seed=int(str(cell["seed"])))
+        for params in train_coalitions(task, members, masks, seed=cell["seed"])
     ]
     return [
         {"coalition": index, "test_loss": one.loss, "test_accuracy": one.accuracy}

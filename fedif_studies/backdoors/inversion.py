@@ -15,7 +15,7 @@ from fedif_flower.valuation.validation import Validation
 
 _ENOUGH = 0.95  # Of a batch that is to get the class.
 _BATCH = 32
-_STEP, _FIRST_MOMENT, _SECOND_MOMENT, _TINY = 0.1, 0.5, 0.9, 1e-8  # Adam's.
+_STEP = 0.1  # Adam's.
 _PENALTY, _DEARER, _CHEAPER = 0.01, 1.2, 1 / 1.3
 _LEAST_PENALTY, _MOST_PENALTY = 1e-4, 10.0
 
@@ -97,8 +97,9 @@ def invert_triggers(
     )  # [c, 1, 1]
     channels, height, width = inputs.shape[1:]
     logits = inputs.new_zeros(num_classes, 1 + channels, height, width)
-    first, second = torch.zeros_like(logits), torch.zeros_like(logits)
-    found, sizes = logits.clone(), logits.new_full((num_classes,), torch.inf)
+    logits.requires_grad_()
+    adam = torch.optim.Adam([logits], _STEP, betas=(0.5, 0.9))
+    found, sizes = logits.detach().clone(), logits.new_full((num_classes,), torch.inf)
     penalty = logits.new_full((num_classes,), _PENALTY)
     labels = torch.arange(num_classes, device=inputs.device).repeat_interleave(_BATCH)  # [C b]
 
@@ -106,10 +107,9 @@ def invert_triggers(
         shares = of.sigmoid()
         return Triggers(shares[:, :1], lowest + (highest - lowest) * shares[:, 1:])
 
-    for step in range(1, steps + 1):
+    for _ in range(steps):
         rows = torch.randint(len(inputs), (_BATCH,), generator=generator).to(inputs.device)
         with torch.enable_grad():
-            logits.requires_grad_()
             masks, patterns = patches(logits)
             # [C, b, c, h, w]
             stamped = (1 - masks)[:, None] * inputs[rows] + (masks * patterns)[:, None]
@@ -117,18 +117,14 @@ def invert_triggers(
             losses = functional.cross_entropy(answers, labels, reduction="none")
             covered = Triggers(masks, patterns).sizes  # [C]
             total = losses.sum() / _BATCH + penalty @ covered
-            (gradient,) = torch.autograd.grad(total, logits)
-        logits = logits.detach()
+            (logits.grad,) = torch.autograd.grad(total, logits)
         taken = (answers.detach().argmax(dim=1) == labels).view(num_classes, _BATCH)
         works = taken.to(logits).mean(dim=1) >= _ENOUGH  # [C]
         smaller = works & (covered.detach() < sizes)
         sizes = torch.where(smaller, covered.detach(), sizes)
         kept = smaller | sizes.isinf()
-        found[kept] = logits[kept]
+        found[kept] = logits.detach()[kept]
         penalty = torch.where(works, penalty * _DEARER, penalty * _CHEAPER)
         penalty = penalty.clamp(_LEAST_PENALTY, _MOST_PENALTY)
-        first = _FIRST_MOMENT * first + (1 - _FIRST_MOMENT) * gradient
-        second = _SECOND_MOMENT * second + (1 - _SECOND_MOMENT) * gradient.square()
-        spread = (second / (1 - _SECOND_MOMENT**step)).sqrt() + _TINY
-        logits = logits - _STEP * first / (1 - _FIRST_MOMENT**step) / spread
+        adam.step()
     return patches(found)

@@ -17,8 +17,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder, write_tensors
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.seeding import torch_generator
-from fedif_flower.tasks.config import OWN, TrainingConfig
-from fedif_flower.tasks.task import Task
+from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_studies.backdoors.inversion import Triggers, held_out_images, invert_triggers
@@ -104,7 +103,7 @@ def unlearn_triggers(
     found: list[FoundTrigger] = []
     known: list[tuple[Triggers, int]] = []
     for _ in range(passes):
-        triggers = _inverted(model, inputs, answers.shape[1], generator)
+        triggers = invert_triggers(model, inputs, answers.shape[1], generator=generator)
         label = int(triggers.sizes.argmin())
         share = float(triggers.sizes[label] / triggers.sizes.median())
         found.append(FoundTrigger(label, share, is_trigger=share < small))
@@ -133,20 +132,6 @@ def _batches(
         left -= len(epoch)
 
 
-def _inverted(
-    model: nn.Module, inputs: Tensor, num_classes: int, generator: torch.Generator | None
-) -> Triggers:
-    """Return a model's triggers; its own parameters get no gradients meanwhile."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        return invert_triggers(model, inputs, num_classes, generator=generator)
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
 @dataclass(frozen=True)
 class Unlearned:
     """What was found, accuracies before and after on both held-out splits, and the file.
@@ -160,7 +145,7 @@ class Unlearned:
     path: Path | None
 
 
-def unlearn_run(run_dir: Path, task: Task | None = None, small: float = 0.5) -> Unlearned:
+def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
     """Look for a trigger in a run's model, train it away, and write the model beside it.
 
     It is trained on the run's validation images by the clients' learning rate, momentum and batch
@@ -171,24 +156,19 @@ def unlearn_run(run_dir: Path, task: Task | None = None, small: float = 0.5) -> 
     ----------
     run_dir : Path
         A complete run.
-    task : Task, optional
-        The app's own task, where the run had one.
     small : float
         In (0, 1): a mask of less than this share of the median one is a trigger's.
 
     Raises
     ------
     ConfigError
-        If the run is not complete, its task is of no images with classes, or is its app's own and
-        is not given.
+        If the run is not complete, or its task is of no images with classes, or its app's own.
     """
     folder = RunFolder(run_dir)
     if not folder.is_complete():
         raise ConfigError(f"{str(run_dir)!r} holds no complete run")
     config = RunConfig.of_records(folder.config.read())
-    if task is None and config.task.startswith(OWN):
-        raise ConfigError(f"the run's task is its app's own, {config.task!r}: it must be given")
-    loaded = load_task(config, task)
+    loaded = load_task(config)
     images = held_out_images(loaded.validation, "unlearning")
     model = loaded.model.to(loaded.validation.device)
     model.load_state_dict(torch.load(folder.model, weights_only=True, map_location="cpu"))
