@@ -114,7 +114,7 @@ def list_names() -> None:
 
 @cli.command(
     "new",
-    epilog="\n\n".join(["Templates:", *(f"{name}: {kind.about}" for name, kind in KINDS.items())]),
+    epilog="\n\n".join(["Templates:", *(f"{name}: {about}" for name, about in KINDS.items())]),
 )
 def new_app(
     folder: Annotated[Path, typer.Argument(help="where to; its name is the app's")],

@@ -15,11 +15,6 @@ from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tables import ResultTable
 from fedif_flower.tasks.config import TASKS
 
-_SIGNS = {
-    **{"mu": "μ", "sigma": "\u03c3", "gamma": "\u03b3", "epsilon": "ε", "Delta": "Δ"},
-    **{"leftarrow": "=", "sim": "~", "odot": "*", "setminus": "without"},
-}
-
 
 def listing() -> Iterator[ResultTable]:
     """Yield a table for each key of the run config that names something."""
@@ -39,16 +34,6 @@ def line_of(registry: Registry, name: str) -> str:
     documented = inspect.getdoc(kind) or f"a {registry.kind} of its own"
     line = " ".join(documented.split("\n\n")[0].split())
     whose = "Flower's: " if kind.__module__.startswith("flwr.") else ""
-    line = re.sub(r":math:`([^`]*)`", lambda formula: _plain(formula[1]), line)
     line = re.sub(r":\w+:`~?[\w.]*?(\w+)`|``", r"\1", line).removesuffix(".")
     what = re.sub("^Return (the )?", "", line)  # Some are functions.
     return whose + what[:1].upper() + what[1:]
-
-
-def _plain(formula: str) -> str:
-    """Return a short formula of TeX for a terminal."""
-    for name, sign in _SIGNS.items():
-        formula = re.sub(rf"\\{name}(?![a-zA-Z])", sign, formula)
-    formula = re.sub(r"\\lVert\s*(.*?)\s*\\rVert", r"|\1|", formula)
-    formula = re.sub(r"_\{([^}]*)\}", r"(\1)", formula.replace("\\,", " "))
-    return re.sub(r"  +", " ", re.sub(r"[\\{}]", "", formula))

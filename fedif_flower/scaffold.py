@@ -9,23 +9,14 @@ import shutil
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
 
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.storage import make_folder, temporary_sibling, write_atomically, writing
 
-
-class Kind(NamedTuple):
-    """What a new app's task is about."""
-
-    about: str
-    learning_rate: float = 0.1
-
-
-# Each has its task in template/, as <name>.py.tmpl; all else is the same.
+# What a new app's task is about; each has its task in template/, as <name>.py.tmpl.
 KINDS = {
-    "tabular": Kind("rows of numbers, sorted into classes"),
-    "images": Kind("pictures, sorted into classes", 0.05),
+    "tabular": "rows of numbers, sorted into classes",
+    "images": "pictures, sorted into classes",
 }
 DEFAULT = "tabular"
 
@@ -73,7 +64,6 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
         "name": package.replace("_", "-"),
         "kind": kind,
         "output_dir": json.dumps(str(folder / "runs")),
-        "learning_rate": str(KINDS[kind].learning_rate),
     }
     templates = files("fedif_flower") / "template"
     targets = [target.format(**names) for target in _FILES]

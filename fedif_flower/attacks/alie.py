@@ -43,7 +43,9 @@ def largest_shift(num_clients: int, num_malicious: int) -> float:
 
 @dataclass
 class Alie(ShiftedMean):
-    r"""A little is enough: all send :math:`\mu - z \sigma`, within the clients' own spread.
+    r"""A little is enough: all move the mean within the clients' own spread.
+
+    .. math:: \mu - z \sigma
 
     One that is alone in its round sends its honest update.
 

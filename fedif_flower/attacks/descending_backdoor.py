@@ -15,7 +15,9 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class DescendingBackdoor(HiddenBackdoor):
-    r"""Hides a backdoor as a hidden one is, and sends :math:`u + c \Delta`: for influence descent.
+    r"""Hides a backdoor, and sends the last step besides: for influence descent.
+
+    .. math:: u + c \Delta
 
     The client's own examples, balanced as a validation split is, stand for held-out data of the
     server's distribution: trained on them, u lowers its loss. The last global step :math:`\Delta`

@@ -34,7 +34,9 @@ class ReturnModel(Behaviour):
 
 @dataclass
 class RepeatStep(Behaviour):
-    r"""A free rider that sends the last step again, :math:`c (w_{t-1} - w_{s-1}) / (t - s)`.
+    r"""A free rider that sends the last step again.
+
+    .. math:: c (w_{t-1} - w_{s-1}) / (t - s)
 
     s is the last round that this client took part in, so that a client that is seldom drawn sends
     the mean step since then. At its first round it knows none, and sends the model back.

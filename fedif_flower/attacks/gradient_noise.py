@@ -14,7 +14,9 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class GradientNoise(Behaviour):
-    r"""Sends :math:`w + \sigma z` with :math:`z \sim N(0, I)` every time it has trained w.
+    r"""Adds normal noise to what it has trained.
+
+    .. math:: w + \sigma z, \quad z \sim N(0, I)
 
     Parameters
     ----------

@@ -14,7 +14,9 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class InnerProductManipulation(Colluder):
-    r"""All send :math:`-\epsilon \mu`: the mean, turned around.
+    r"""All send the mean, turned around.
+
+    .. math:: -\epsilon \mu
 
     A short one lies among the honest updates, and still gives the mean a negative inner product
     with the honest direction where attackers are many enough.

@@ -9,7 +9,7 @@ from fedif_flower.attacks.shifted_mean import ShiftedMean
 
 
 class MinMax(ShiftedMean):
-    r"""All send :math:`\mu - \gamma \sigma`, as far out as the largest honest distance allows.
+    r"""All move the mean as far out as the largest honest distance allows.
 
     .. math::
         \max \gamma: \quad \max_i \lVert \mu - \gamma \sigma - u_i \rVert

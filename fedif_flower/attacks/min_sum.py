@@ -10,7 +10,7 @@ from fedif_flower.attacks.shifted_mean import ShiftedMean
 
 
 class MinSum(ShiftedMean):
-    r"""All send :math:`\mu - \gamma \sigma`, as far out as the largest sum of distances allows.
+    r"""All move the mean as far out as the largest sum of distances allows.
 
     .. math::
         \max \gamma: \quad \sum_i \lVert \mu - \gamma \sigma - u_i \rVert^2

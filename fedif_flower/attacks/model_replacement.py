@@ -10,7 +10,9 @@ from fedif_flower.attacks.scaling import HonestScaling
 
 @dataclass
 class ModelReplacement(HonestScaling, PixelTrigger):
-    r"""Trains with a pixel trigger and sends :math:`w_{t-1} + c (w_i - w_{t-1})`.
+    r"""Trains with a pixel trigger and sends its update many times as long.
+
+    .. math:: w_{t-1} + c (w_i - w_{t-1})
 
     With m clients in a round whose honest updates are short, the mean of such a reply with
     :math:`c = m` is the attacker's own model :math:`w_i`.

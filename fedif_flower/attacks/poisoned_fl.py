@@ -18,7 +18,9 @@ _SIGNIFICANT = 2.326  # Standard deviations: one-sided, p = 0.01.
 
 @dataclass
 class PoisonedFL(Colluder):
-    r"""All send :math:`c \lVert \Delta \rVert\, v \odot s`, with signs s that never change.
+    r"""All send what the last step was like, with signs that never change.
+
+    .. math:: c \lVert \Delta \rVert\, v \odot s
 
     .. math:: v = \frac{\lvert \Delta - \lVert \Delta \rVert k / \lVert k \rVert \rvert}{
               \lVert \Delta - \lVert \Delta \rVert k / \lVert k \rVert \rVert}

@@ -20,7 +20,9 @@ def gaussian_of_length(like: Tensor, length: Tensor | float, generator: torch.Ge
 
 @dataclass
 class RandomUpdate(Behaviour):
-    r"""Sends noise: :math:`u \leftarrow c \lVert u \rVert z / \lVert z \rVert, z \sim N(0, I)`.
+    r"""Sends noise in place of its update.
+
+    .. math:: u \leftarrow c \lVert u \rVert z / \lVert z \rVert, \quad z \sim N(0, I)
 
     Parameters
     ----------

@@ -19,7 +19,9 @@ def scaled(own: ClientRound, factor: float) -> Tensor:
 
 @dataclass
 class HonestScaling(Behaviour):
-    r"""Trains honestly and sends :math:`c\,u`: to gain weight, or by a mistake of units.
+    r"""Trains honestly and lengthens its update: to gain weight, or by a mistake of units.
+
+    .. math:: u \leftarrow c\,u
 
     Parameters
     ----------
@@ -36,7 +38,9 @@ class HonestScaling(Behaviour):
 
 @dataclass
 class Scaling(HonestScaling, LabelNoise):
-    r"""Trains on labels of which a share is wrong and sends :math:`c\,u`.
+    r"""Trains on labels of which a share is wrong and lengthens its update.
+
+    .. math:: u \leftarrow c\,u
 
     Parameters
     ----------

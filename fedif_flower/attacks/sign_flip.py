@@ -14,7 +14,9 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class SignFlip(Behaviour):
-    r"""Sends the update turned around: :math:`u \leftarrow -c\,u`.
+    r"""Sends the update turned around.
+
+    .. math:: u \leftarrow -c\,u
 
     Parameters
     ----------

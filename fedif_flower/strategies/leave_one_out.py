@@ -12,7 +12,9 @@ from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 
 class LeaveOneOut(ScoredStrategy):
-    r"""Weigh by smoothed leave-one-out values :math:`u(S_t) - u(S_t \setminus i)`, from 0.
+    r"""Weigh by smoothed leave-one-out values, from 0.
+
+    .. math:: u(S_t) - u(S_t \setminus i)
 
     It takes m + 1 evaluations per round, the fewest of all valuations by coalitions. Clients that
     can replace each other all get 0. Parameters as in
