@@ -19,8 +19,7 @@ def keeper(
 ) -> None:
     """Keep the masks of a federation whose server sees no update; see also: fedif keeper log."""
     if context.invoked_subcommand is None:
-        from fedif_consortium.masking.keeper_config import read_keeper_config
-        from fedif_consortium.masking.keeper_service import serve
+        from fedif_consortium.masking.keeper_service import read_keeper_config, serve
         from fedif_flower.run.logs import show_logs
 
         config = read_keeper_config(policy)
@@ -46,13 +45,12 @@ def keeper_init(
     """Make a keeper's keys and certificate; what is there already stays."""
     from fedif_consortium.federation.files import private_folder
     from fedif_consortium.federation.server import make_pair
-    from fedif_consortium.masking.keeper_config import KeeperSettings
-    from fedif_consortium.masking.keeper_store import KeeperStore
+    from fedif_consortium.masking.keeper_service import KeeperSettings, keeper_key
 
     found = folder.expanduser().absolute()
     private_folder(found)
     make_pair(found, "keeper", hosts, "the operator of the server")
-    store = KeeperStore(found / KeeperSettings().state)
-    store.key()
-    typer.echo(f"{store.public}: goes to every member; its private half stays")
-    typer.echo(f"public key of this keeper: {store.public.read_text().strip()}")
+    state = found / KeeperSettings().state
+    public = keeper_key(state).public_key().public_bytes_raw().hex()
+    typer.echo(f"{state / 'box-key.pub'}: goes to every member; its private half stays")
+    typer.echo(f"public key of this keeper: {public}")

@@ -13,8 +13,8 @@ from fedif_consortium.evidence.client_part import SIGNATURES_KEY, TakenReceipts
 from fedif_consortium.evidence.part import EvidenceSettings
 from fedif_consortium.federation.certificates import Reached, reach, read_certificate
 from fedif_consortium.federation.node import NodeFolder
-from fedif_consortium.masking.client_part import MASKING_KEY, MaskedReplies
-from fedif_consortium.masking.settings import MaskingSettings
+from fedif_consortium.masking.masked_reply import MASKING_KEY, MaskedReplies
+from fedif_consortium.masking.part import MaskingSettings
 from fedif_consortium.member.policy import read_member_policy
 from fedif_consortium.parts import server_parts
 from fedif_flower.client.preflight import check_member, tried

@@ -121,11 +121,7 @@ def join(
     """
     certificate = invitation.certificate_fingerprint  # Before anything is made.
     _require_same(folder, invitation)
-    masked = {
-        "signing-key": str(folder.key),
-        "keeper-key": invitation.keeper_key,
-        "own-updates-dir": str(folder.path / "mine"),
-    }
+    masked = {"signing-key": str(folder.key), "keeper-key": invitation.keeper_key}
     own = {
         "partition-id": invitation.number,
         "statement-dir": str(folder.path / "statements"),

@@ -1,4 +1,4 @@
-"""The keeper as a service: HTTPS for one client, the federation's server.
+"""The keeper as a service: its file, its folder, and HTTPS for one client, the federation's server.
 
 The server shows its certificate during the handshake of TLS; the keeper's file pins it. Nobody else
 gets as far as a request. A request states its length, which has a bound, before it is read. The
@@ -12,29 +12,154 @@ import asyncio
 import logging
 import socket
 import ssl
-from typing import cast
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import uvicorn
 from anyio import to_thread
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from filelock import FileLock, Timeout
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from fedif_consortium.evidence.chained_log import open_log, read_log
+from fedif_consortium.evidence.keys import VerifyingKey, names_by_digest, read_public_key
 from fedif_consortium.health import serving_health
 from fedif_consortium.masking.boxes import MOST_BYTES
-from fedif_consortium.masking.interface import RoundBoxes
-from fedif_consortium.masking.keeper import MOST_MEMBERS, Keeper
-from fedif_consortium.masking.keeper_config import KeeperConfig, KeeperSettings
-from fedif_consortium.masking.keeper_store import KeeperStore
+from fedif_consortium.masking.keeper import MOST_MEMBERS, Keeper, RoundBoxes
+from fedif_consortium.masking.keeper_client import trusting
+from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import to_bytes, to_ring
-from fedif_flower.errors import ConfigError, FedIFError, KeeperError, RefusedByPolicyError
-from fedif_flower.foreign import refused_as
+from fedif_flower.errors import (
+    ConfigError,
+    FedIFError,
+    KeeperError,
+    RefusedByPolicyError,
+    StorageError,
+    require,
+)
+from fedif_flower.foreign import read_toml, read_whole, refused_as
+from fedif_flower.run.logs import FORMATS
+from fedif_flower.settings import Settings, setting, take_section
+from fedif_flower.storage import (
+    make_folder,
+    require_private,
+    write_atomically,
+    write_private,
+    writing,
+)
 
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 16 * 1024
-HEALTH = "health-address"
 MOST_BOXES = 2 * MOST_BYTES * MOST_MEMBERS  # In JSON.
+_FILES = ("state", "certificate", "certificate_key", "server_certificate")
+
+
+class KeeperSettings(Settings):
+    """Where a keeper's service listens, and its files; paths are relative to the keeper's file."""
+
+    address: str = setting(
+        "0.0.0.0:9443", "Where it listens.", pattern=r".+:\d{1,5}", allowed="HOST:PORT"
+    )
+    state: str = setting("keeper-state", "Folder of its key and its log; made if it is not there.")
+    certificate: str = setting("keeper.crt", "Its certificate for TLS, a file in PEM.")
+    certificate_key: str = setting("keeper.key", "The certificate's private key.")
+    server_certificate: str = setting(
+        "keeper-client.crt",
+        "The certificate with which the federation's server shows who it is. Nobody else is "
+        "answered.",
+    )
+    health_address: str = setting(
+        "",
+        "Where `/health` answers, without TLS and to whoever asks; empty: nowhere.",
+        pattern=r"^(.+:\d{1,5})?$",
+        allowed="HOST:PORT, or empty",
+    )
+    log_format: str = setting(
+        "text", "How its log looks: `json` is a line of JSON for each message.", choices=FORMATS
+    )
+
+
+class KeeperConfig(NamedTuple):
+    """A keeper's file, read: paths are absolute, and members' keys have the file's names."""
+
+    settings: KeeperSettings
+    members: Mapping[str, VerifyingKey]
+    policy: KeeperPolicy
+
+
+def read_keeper_config(path: Path) -> KeeperConfig:
+    """Read a keeper's file.
+
+    ``[members]`` has a file with a public key for each member, and ``[policy]`` the keys of
+    :class:`~fedif_consortium.masking.policy.KeeperPolicy`.
+
+    Raises
+    ------
+    ConfigError
+        Naming the file, the key, and what is allowed.
+    """
+    content, beside = read_toml(path), path.parent.absolute()
+    try:
+        names, limits = take_section(content, "members"), take_section(content, "policy")
+        settings, policy = KeeperSettings(**content), KeeperPolicy(**limits)
+        members = {
+            name: read_public_key(read_whole(beside / str(file)), f"[members] {name} = {file!r}")
+            for name, file in names.items()
+        }
+        names_by_digest(members, "[members]")
+        allowed = f"at most the {len(members)} of [members]"
+        require(
+            policy.least_members <= len(members), "least-members", policy.least_members, allowed
+        )
+    except (OSError, ConfigError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    places = {name: str(beside / getattr(settings, name)) for name in _FILES}
+    return KeeperConfig(settings.replace(**places), members, policy)
+
+
+def keeper_key(folder: Path) -> X25519PrivateKey:
+    """Return the key in a keeper's folder that opens boxes; folder and key are made if not there.
+
+    Its public half, which members need, is in ``box-key.pub``; the rest is the owner's alone. Seeds
+    are not written: a keeper that ends in the middle of a round fails that round.
+
+    Raises
+    ------
+    ConfigError
+        If its file has something else, or others may read it.
+    """
+    make_folder(folder)
+    with writing(folder):
+        folder.chmod(0o700)
+    path = folder / "box-key"
+    if not path.exists():
+        write_private(path, X25519PrivateKey.generate().private_bytes_raw().hex().encode())
+    require_private(path, "the keeper's key")
+    try:
+        key = X25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} has no key of a keeper: {error}") from error
+    write_atomically(folder / "box-key.pub", key.public_key().public_bytes_raw().hex() + "\n")
+    return key
+
+
+def make_keeper(config: KeeperConfig) -> Keeper:
+    """Return a keeper with what its folder remembers.
+
+    Raises
+    ------
+    FedIFError
+        If a file is not what a keeper wrote.
+    """
+    folder = Path(config.settings.state)
+    key, file = keeper_key(folder), folder / "log.txt"
+    log = open_log(file)
+    return Keeper(config.policy, config.members, key, log, read_log(file))
 
 
 def keeper_app(keeper: Keeper) -> Starlette:
@@ -50,12 +175,9 @@ def keeper_app(keeper: Keeper) -> Starlette:
         length = request.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > most:
             raise KeeperError(f"a request states its length, here at most {most} bytes")
-        body, where = await request.body(), request.path_params
+        answer = partial(answered, keeper, await request.body(), **request.path_params)
         async with turn:
-            answer = await to_thread.run_sync(
-                answered, keeper, where["asked"], where["run"], where["server_round"], body
-            )
-        return Response(answer)
+            return Response(await to_thread.run_sync(answer))
 
     async def refused(_: Request, error: Exception) -> Response:
         status = 403 if isinstance(error, RefusedByPolicyError) else 409
@@ -64,12 +186,12 @@ def keeper_app(keeper: Keeper) -> Starlette:
             status = 500
         return PlainTextResponse(str(error), status, headers={"connection": "close"})
 
-    path = "/{asked}/{run:int}/{server_round:int}"
-    routes = [Route("/policy", policy), Route(path, ask, methods=["POST"])]
+    paths = {"/policy": policy, "/{asked}/{run:int}/{server_round:int}": ask}
+    routes = [Route(path, answer, methods=["POST"]) for path, answer in paths.items()]
     return Starlette(routes=routes, exception_handlers={FedIFError: refused})
 
 
-def answered(keeper: Keeper, asked: str, run: int, server_round: int, body: bytes) -> bytes:
+def answered(keeper: Keeper, body: bytes, asked: str, run: int, server_round: int) -> bytes:
     """Return a keeper's answer as it travels.
 
     Raises
@@ -111,23 +233,15 @@ def keeper_server(app: Starlette, settings: KeeperSettings) -> tuple[uvicorn.Ser
         access_log=False,
         log_level="warning",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        ssl_certfile=settings.certificate,
-        ssl_keyfile=settings.certificate_key,
-        ssl_ca_certs=settings.server_certificate,
-        ssl_cert_reqs=ssl.CERT_REQUIRED,
     )
-    try:
-        config.load()
-        tls = cast(ssl.SSLContext, config.ssl)
-        tls.minimum_version = ssl.TLSVersion.TLSv1_3
-        # The certificate itself is trusted, not whoever else its authority certifies.
-        tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    except OSError as error:  # SSLError is one, and says nothing of the file.
-        raise ConfigError(
-            f"certificate = {settings.certificate!r}, certificate-key = "
-            f"{settings.certificate_key!r} or server-certificate = "
-            f"{settings.server_certificate!r} cannot be used: {error}"
-        ) from error
+    config.load()
+    config.ssl = trusting(
+        ssl.PROTOCOL_TLS_SERVER,
+        settings.server_certificate,
+        settings.certificate,
+        settings.certificate_key,
+        "server-certificate, certificate, certificate-key",
+    )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host.strip("[]"), int(port)), family=family)
@@ -144,15 +258,16 @@ def serve(config: KeeperConfig) -> None:
     FedIFError
         If it cannot begin.
     """
-    store = KeeperStore(config.settings.folder)
-    with store.held():
-        keeper = store.keeper(config.policy, config.members)
-        server, listening = keeper_server(keeper_app(keeper), config.settings)
-        host, port = listening.getsockname()[:2]
-        logger.info(
-            "The keeper of masks listens on %s:%d, for %d members.", host, port, len(config.members)
-        )
-        logger.info("Members' keeper-key: %s", store.public.read_text().strip())
-        logger.info("The log's last hash: %s", keeper.log.head)
-        with serving_health("keeper", config.settings.health_address, key=HEALTH):
-            server.run(sockets=[listening])
+    folder = Path(config.settings.state)
+    make_folder(folder)
+    try:  # A killed process releases the lock.
+        with FileLock(folder / ".lock", timeout=0):
+            keeper = make_keeper(config)
+            server, listening = keeper_server(keeper_app(keeper), config.settings)
+            logger.info("The keeper of masks listens on %s", config.settings.address)
+            logger.info("Members' keeper-key: %s", (folder / "box-key.pub").read_text().strip())
+            logger.info("The log's last hash: %s", keeper.log.head)
+            with serving_health("keeper", config.settings.health_address, key="health-address"):
+                server.run(sockets=[listening])
+    except Timeout:
+        raise StorageError(f"{folder} is in use by another keeper") from None

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedif_consortium.masking.products import encode_weights
-from fedif_consortium.masking.ring import WEIGHT_BITS, Ring
+from fedif_consortium.masking.ring import WEIGHT_BITS, Ring, encode_weights
 from fedif_flower.errors import RefusedByPolicyError
 from fedif_flower.settings import Settings, setting
 
@@ -85,7 +84,7 @@ class KeeperPolicy(Settings):
         basis, triangle = np.linalg.qr(vectors.T)  # [d, j], [j, j]
         apart = np.abs(np.diag(triangle)) >= LEAST_DISTANCE * lengths
         asked = "a vector that differs from a combination of earlier ones by a millionth"
-        allow(bool(apart.all()), line, asked)
+        allow(apart.all(), line, asked)
         share = float(np.max(np.sum(basis**2, axis=1)))
         asked = f"a combination of the round's vectors with {share:.3g} of it in one parameter"
         allow(share <= self.largest_entry, line, asked)
@@ -93,19 +92,11 @@ class KeeperPolicy(Settings):
     def check_known(self, vectors: int, length: int) -> None:
         """Raise RefusedByPolicyError where a run asks for too many numbers about each member.
 
-        Parameters
-        ----------
-        vectors : int
-            Those of all its rounds.
-        length : int
-            d, the parameters of the model.
+        ``vectors`` are those of all its rounds, ``length`` is d.
         """
-        known = self.sketch_for(length) + vectors
-        allow(
-            known <= self.largest_known_share * length,
-            f"largest-known-share = {self.largest_known_share:g}",
-            f"{known} numbers about updates of {length} parameters in the run",
-        )
+        known, most = self.sketch_for(length) + vectors, self.largest_known_share
+        asked = f"{known} numbers about updates of {length} parameters in the run"
+        allow(known <= most * length, f"largest-known-share = {most:g}", asked)
 
     def check_weights(self, weights: Ring, names: Sequence[str]) -> None:
         """Raise RefusedByPolicyError unless a sum hides each of its members.
@@ -113,7 +104,7 @@ class KeeperPolicy(Settings):
         Parameters
         ----------
         weights : ndarray
-            ``[m]``, of :func:`~fedif_consortium.masking.products.encode_weights`.
+            ``[m]``, of :func:`~fedif_consortium.masking.ring.encode_weights`.
         names : sequence of str
             The members', for the reason.
         """
@@ -121,12 +112,12 @@ class KeeperPolicy(Settings):
         off = abs(total - 2**WEIGHT_BITS)  # Each is rounded by half a unit.
         allow(off <= len(weights), "weights are shares, whose sum is 1", "others")
         shares = weights / total  # [m]
-        least, most = self.least_members, self.largest_share
         effective = float(1 / np.sum(shares**2))
         weighty, largest = int(np.count_nonzero(shares)), int(np.argmax(shares))
-        allow(weighty >= least, f"least-members = {least}", f"{weighty} with weight")
-        asked = f"{shares[largest]:.3g} for {names[largest]}"
-        allow(bool(shares[largest] <= most), f"largest-share = {most:g}", asked)
+        line = f"least-members = {self.least_members}"
+        allow(weighty >= self.least_members, line, f"{weighty} with weight")
+        line, asked = f"largest-share = {self.largest_share:g}", f"{shares[largest]:.3g}"
+        allow(shares[largest] <= self.largest_share, line, f"{asked} for {names[largest]}")
         line = f"least-effective-members = {self.least_effective_members:g}"
         allow(effective >= self.least_effective_members, line, f"{effective:.3g}")
 
@@ -144,12 +135,10 @@ class KeeperPolicy(Settings):
             lower = np.minimum(weights, most)
             return np.asarray(lower * (total / lower.sum()))
 
-        if not self._allows(cut(low)):  # All equal, of those that have any.
-            return weights
-        for _ in range(50):
+        for _ in range(50):  # At low, all that have any are equal.
             middle = (low + high) / 2
             low, high = (middle, high) if self._allows(cut(middle)) else (low, middle)
-        return cut(low)
+        return cut(low) if self._allows(cut(low)) else weights
 
     def _allows(self, weights: NDArray[np.float64]) -> bool:
         try:
@@ -159,7 +148,7 @@ class KeeperPolicy(Settings):
         return True
 
 
-def allow(is_allowed: bool, line: str, asked: str) -> None:
+def allow(is_allowed: bool | np.bool_, line: str, asked: str) -> None:
     """Raise RefusedByPolicyError, with the policy's line and what was asked, unless allowed."""
     if not is_allowed:
         raise RefusedByPolicyError(f"the keeper refuses: {line}; asked: {asked}")

@@ -11,6 +11,15 @@ here, so that nothing that an honest member sends can get there:
 - a vector that the server asks about is scaled to a length in [1/2, 1), and has 24;
 - weights are scaled to a sum of 1, and have 24.
 
+.. math::
+
+    \langle u_i, g \rangle = 2^{e - 52} \left(\langle y_i, \hat g \rangle
+        - \langle \mathrm{mask}_i, \hat g \rangle \right), \qquad
+    \sum_i a_i u_i = a\, 2^{-52} \Big(\sum_i W_i y_i - \sum_i W_i\, \mathrm{mask}_i\Big)
+
+with :math:`\hat g = q_{24}(2^{-e} g)`, e such that :math:`2^{-e} \lVert g \rVert` is in [1/2, 1),
+a the sum of the weights and :math:`W_i = q_{24}(a_i / a)`.
+
 So by Cauchy-Schwarz an inner product is below :math:`2^{10} \cdot 2^{28 + 24} = 2^{62}`, and so is
 an entry of a weighted sum, both up to rounding, which takes less than a factor of 2 for up to
 :math:`2^{40}` parameters and :math:`2^{24}` members.
@@ -33,6 +42,8 @@ WEIGHT_BITS = 24
 LONGEST = 2.0**10
 """What an update's length must stay below."""
 SEED_BYTES = 32
+ROUNDED_BITS = 24
+"""Of a product or a sum, that a keeper leaves out."""
 
 
 def encode(vector: NDArray[np.floating], bits: int, name: str = "the vector") -> Ring:
@@ -91,3 +102,83 @@ def to_bytes(ring: Ring) -> bytes:
 def to_ring(content: bytes) -> Ring:
     """Return the elements that :func:`to_bytes` wrote."""
     return np.frombuffer(content, "<u8").astype(np.uint64, copy=False)
+
+
+def encode_vectors(vectors: NDArray[np.floating]) -> tuple[Ring, NDArray[np.int32]]:
+    """Return vectors to ask products for, each scaled by a power of two to a length in [1/2, 1).
+
+    Parameters
+    ----------
+    vectors : ndarray
+        ``[j, d]``, finite.
+
+    Returns
+    -------
+    ndarray
+        ``[j, d]`` of uint64.
+    ndarray
+        ``[j]``, the exponents e that :func:`decode_products` takes back; 0 for a vector of zeros.
+
+    Raises
+    ------
+    MaskingError
+        If a vector is not finite.
+    """
+    numbers = vectors.astype(np.float64)
+    exponents = np.frexp(np.linalg.norm(numbers, axis=1))[1]
+    return encode(np.ldexp(numbers, -exponents[:, None]), VECTOR_BITS), exponents
+
+
+def decode_products(difference: Ring, exponents: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Return the products ``[m, j]`` of updates with vectors from ``<y, .> - <mask, .>``."""
+    return np.ldexp(decode(difference, UPDATE_BITS + VECTOR_BITS), exponents)
+
+
+def encode_weights(weights: NDArray[np.floating]) -> tuple[Ring, float]:
+    """Return weights as shares of their sum, in the ring, and the sum.
+
+    Parameters
+    ----------
+    weights : ndarray
+        ``[m]``, finite, >= 0, with a sum > 0. Each share is rounded to a multiple of 2**-24.
+
+    Raises
+    ------
+    MaskingError
+        If they are not.
+    """
+    total = float(np.sum(weights, dtype=np.float64))
+    if not (np.isfinite(total) and total > 0 and bool(np.all(weights >= 0))):
+        raise MaskingError("weights of a masked sum; allowed: finite, >= 0, with a sum > 0")
+    return encode(weights.astype(np.float64) / total, WEIGHT_BITS, "the shares"), total
+
+
+def decode_step(difference: Ring, total: float) -> NDArray[np.float64]:
+    """Return ``sum_i a_i u_i`` ``[d]`` from ``sum_i W_i y_i - sum_i W_i mask_i``.
+
+    Parameters
+    ----------
+    difference : ndarray
+        ``[d]`` of uint64.
+    total : float
+        The weights' sum, of :func:`encode_weights`.
+    """
+    return decode(difference, UPDATE_BITS + WEIGHT_BITS) * total
+
+
+def products(vector: Ring, others: Ring) -> Ring:
+    """Return the inner products ``[j]`` of ``[d]`` with ``[j, d]``, in the ring."""
+    return np.array([np.dot(vector, other) for other in others], np.uint64)
+
+
+def rounded(answers: Ring) -> Ring:
+    """Return a keeper's products, or its sum, without their lowest 24 bits, rounded.
+
+    They are 2**-28 of a vector's length, and of a sum's weights: what an entry of an update is
+    rounded by. A server cannot read a parameter off a combination of products with large factors
+    modulo 2**64, which would be no combination without: the factors make what was rounded as large
+    as the ring. Nor can it read one update off a sum modulo a power of two that all other weights
+    are multiples of.
+    """
+    half, bits = np.uint64(2 ** (ROUNDED_BITS - 1)), np.uint64(ROUNDED_BITS)
+    return (answers + half) >> bits << bits

@@ -149,7 +149,7 @@ def check_disk(node: NodeConfig) -> str | Finding:
     ConfigError
         If it is nearly none, or a folder cannot be written to.
     """
-    named = [folder for folder in (node.statement_dir, node.own_updates_dir) if folder]
+    named = [node.statement_dir] if node.statement_dir else []
     least = math.inf
     for folder in [Path(name).expanduser().absolute() for name in named] or [Path.cwd()]:
         there = next(path for path in (folder, *folder.parents) if path.exists())

@@ -51,11 +51,6 @@ class NodeConfig(Settings):
         "signed by the [guard](member-policy.md), never by the app",
         allowed="a string",
     )
-    own_updates_dir: str | None = setting(
-        None,
-        "folder in which this node keeps its own updates of masked runs; without: none",
-        allowed="a string",
-    )
     receipts_dir: str | None = setting(
         None,
         "folder in which this node keeps what it sent and its receipts, from which `fedif verify "

@@ -20,7 +20,7 @@ from fedif_consortium.evidence.keys import key_digest
 from fedif_consortium.masking.boxes import BoxHeader, seal
 from fedif_consortium.masking.keeper import Keeper
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.products import encode_vectors, encode_weights
+from fedif_consortium.masking.ring import encode_vectors, encode_weights
 
 
 def keep_a_round(members: int, length: int) -> dict[str, float]:

@@ -17,11 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from fedif_consortium.masking.boxes import vector_digest
-from fedif_consortium.masking.member import MaskedUpdate, mask_update
+from fedif_consortium.masking.boxes import MaskedUpdate, mask_update, vector_digest
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.products import encode_vectors, products
-from fedif_consortium.masking.ring import mask_of
+from fedif_consortium.masking.ring import encode_vectors, mask_of, products
 from fedif_consortium.masking.sketches import SignSketch
 from fedif_studies.benchmarks.common import Figure, alone, beside, repeat, report
 

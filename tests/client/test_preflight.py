@@ -4,8 +4,7 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fedif_consortium.masking.client_part import MASKING_KEY
-from fedif_consortium.masking.masked_reply import check_masking
+from fedif_consortium.masking.masked_reply import MASKING_KEY, check_masking
 from fedif_consortium.parts import client_parts
 from fedif_flower.apps import client_app
 from fedif_flower.client.preflight import tried

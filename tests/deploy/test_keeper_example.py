@@ -3,7 +3,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from fedif_consortium.masking.keeper_config import KeeperSettings
+from fedif_consortium.masking.keeper_service import KeeperSettings
 from fedif_consortium.masking.policy import KeeperPolicy
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "keeper.toml"

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -272,10 +271,8 @@ class Story:
         key = (folder / "keeper-state" / "box-key.pub").read_text().strip()
         for name, node in deployment.nodes.items():
             node.terminate()
-            own = self.own_updates(name)
             with (deployment.node_folder(name) / "node.toml").open("a") as file:
-                file.write(f'keeper-key = "{key}"\nown-updates-dir = "{own}"\n')
-                file.write(f'signing-key = "{deployment.key(name)}"\n')
+                file.write(f'keeper-key = "{key}"\nsigning-key = "{deployment.key(name)}"\n')
         with (deployment.node_folder("bob") / "member-policy.toml").open("a") as file:
             file.write(LEAVES)
         for name in list(deployment.nodes):
@@ -288,9 +285,6 @@ class Story:
             "masking.client-key": str(folder / "keeper-client.key"),
         }
         self.follow("masked", deployment.submit(self.apps["first"], MASKED | of_keeper))
-
-    def own_updates(self, name: str) -> Path:
-        return self.deployment.directory / "own" / name
 
 
 @pytest.fixture(scope="module")
@@ -514,19 +508,3 @@ def test_its_statement_verifies_and_its_records_have_the_keeper_s_log(story: Sto
     assert asked == ["open", "products", "sum", "products"]
     records = json.loads((story.run("masked").path / "masking.json").read_text())
     assert records["log"] == last_hash(entries)
-    state = json.loads((story.keeper / "keeper-state" / "state.json").read_text())
-    assert sorted(state) == ["last_rounds", "vectors"]  # No seed.
-
-
-def test_no_file_of_the_server_s_holds_a_piece_of_a_masked_update(story: Story) -> None:
-    """Nor the SuperLink's database, through which every reply went."""
-    files = [path for path in story.deployment.server.rglob("*") if path.is_file()]
-    written = b"".join(path.read_bytes() for path in files)
-    updates = [p for n in ("ada", "bob", "cyd") for p in story.own_updates(n).rglob("round-*.npz")]
-    assert len(updates) == 3 * MASKED["num-server-rounds"]
-    for path in updates:
-        with np.load(path) as content:
-            update = content["update"]
-        start = next(i for i in range(len(update) - 8) if (update[i : i + 8] != 0).all())
-        for kind in ("<f4", "<f8"):
-            assert update[start : start + 8].astype(kind).tobytes() not in written

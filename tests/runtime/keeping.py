@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -23,13 +24,17 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from fedif_consortium.masking.boxes import MaskedUpdate, mask_update
 from fedif_consortium.masking.keeper import Keeper
-from fedif_consortium.masking.keeper_client import HttpKeeper
-from fedif_consortium.masking.keeper_config import KeeperConfig, read_keeper_config
-from fedif_consortium.masking.keeper_service import keeper_app, keeper_server
-from fedif_consortium.masking.keeper_store import KeeperStore
-from fedif_consortium.masking.member import MaskedUpdate, mask_update
-from fedif_consortium.masking.settings import MaskingSettings
+from fedif_consortium.masking.keeper_client import HttpKeeper, trusting
+from fedif_consortium.masking.keeper_service import (
+    KeeperConfig,
+    keeper_app,
+    keeper_key,
+    keeper_server,
+    make_keeper,
+    read_keeper_config,
+)
 
 RUN = 2**63 + 5
 
@@ -89,13 +94,12 @@ class Keeping:
         return read_keeper_config(self.write())
 
     @property
-    def store(self) -> KeeperStore:
-        return KeeperStore(self.folder / "keeper-state")
+    def state(self) -> Path:
+        return self.folder / "keeper-state"
 
     def keeper(self) -> Keeper:
         """Return a keeper as the service makes it, with what the folder remembers."""
-        config = self.config()
-        return self.store.keeper(config.policy, config.members)
+        return make_keeper(self.config())
 
     @contextmanager
     def serving(self, keeper: Keeper | None = None) -> Iterator[HttpKeeper]:
@@ -109,9 +113,7 @@ class Keeping:
             while not server.started:
                 assert thread.is_alive()
                 time.sleep(0.01)
-            client = self.client()
-            yield client
-            client.close()
+            yield self.client()
         finally:
             server.should_exit = True
             thread.join()
@@ -120,18 +122,15 @@ class Keeping:
     def client(
         self, name: str = "keeper-client", seconds: float = 60.0, keeper: str = "keeper"
     ) -> HttpKeeper:
-        settings = MaskingSettings(
-            mode="keeper",
-            keeper_url=f"https://127.0.0.1:{self.port}",
-            keeper_certificate=str(self.folder / f"{keeper}.crt"),
-            client_certificate=str(self.folder / f"{name}.crt"),
-            client_key=str(self.folder / f"{name}.key"),
-        )
-        return HttpKeeper(settings, seconds)
+        files = [
+            str(self.folder / file) for file in (f"{keeper}.crt", f"{name}.crt", f"{name}.key")
+        ]
+        context = trusting(ssl.PROTOCOL_TLS_CLIENT, *files, "files")
+        return HttpKeeper(f"https://127.0.0.1:{self.port}", context, seconds)
 
     def mask(self, member: int, update, server_round: int = 1, **other) -> MaskedUpdate:
         bound = {"run": RUN, "server_round": server_round, "node": 100 + member, **other}
-        keeper = self.store.key().public_key()
+        keeper = keeper_key(self.state).public_key()
         return mask_update(np.asarray(update), keeper, self.keys[member], **bound)
 
     def mask_all(self, updates, server_round: int = 1) -> dict[int, MaskedUpdate]:

@@ -1,11 +1,23 @@
 from __future__ import annotations
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
-from fedif_consortium.evidence.keys import key_digest, names_by_digest, public_of, read_members
+from fedif_consortium.evidence.keys import (
+    key_digest,
+    names_by_digest,
+    public_of,
+    read_members,
+    read_private_key,
+    read_public_key,
+)
 from fedif_flower.errors import ConfigError
 
 KEYS = {
@@ -39,3 +51,15 @@ def test_two_members_with_one_key_are_named(tmp_path):
         (tmp_path / f"{name}.pub").write_bytes(KEYS["hospital-a"].public_bytes(*PEM))
     with pytest.raises(ConfigError, match="hospital-z and hospital-a have the same key"):
         read_members(tmp_path)
+
+
+@pytest.mark.parametrize("form", [PrivateFormat.OpenSSH, PrivateFormat.PKCS8])
+def test_private_keys_of_two_kinds_are_read_and_others_are_refused_by_name(form):
+    for own in (ec.generate_private_key(ec.SECP521R1()), Ed25519PrivateKey.generate()):
+        data = own.private_bytes(Encoding.PEM, form, NoEncryption())
+        assert public_of(read_private_key(data, "key")) == own.public_key()
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    with pytest.raises(ConfigError, match=r"node\.pem is .*of another kind; allowed: an Ed25519"):
+        read_private_key(key.private_bytes(Encoding.PEM, form, NoEncryption()), "node.pem")
+    with pytest.raises(ConfigError, match=r"node\.pub is .*of another kind; allowed: an Ed25519"):
+        read_public_key(key.public_key().public_bytes(*PEM), "node.pub")

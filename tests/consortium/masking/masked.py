@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import nn
 
-from fedif_consortium.masking.boxes import read_keeper_key
-from fedif_consortium.masking.member import mask_update
-from fedif_consortium.masking.terms import (
+from fedif_consortium.masking.boxes import (
     BOX,
     LENGTH,
     MASK_RECORD,
     VECTOR,
     MaskingTerms,
+    mask_update,
     trial_key,
 )
-from fedif_consortium.masking.trial_keeper import trial_masking
+from fedif_consortium.masking.workspace import trial_masking
 from fedif_flower import Validation
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -34,6 +34,10 @@ FEATURES, CLASSES = 100, 20  # d = 2,020: lengths are known to 31 %.
 _GENERATOR = torch.Generator().manual_seed(0)
 INPUTS = torch.randn(60, FEATURES, generator=_GENERATOR)
 TARGETS = torch.arange(60) % CLASSES
+
+
+def keeper_of(terms: MaskingTerms) -> X25519PublicKey:
+    return X25519PublicKey.from_public_bytes(bytes.fromhex(terms.trial_keeper))
 
 
 def model() -> nn.Module:
@@ -121,7 +125,7 @@ class Members:
         header = {"run": terms.run, "server_round": int(settings["server-round"]), "node": node}
         sent = mask_update(
             update,
-            read_keeper_key(terms.trial_keeper, "key"),
+            keeper_of(terms),
             trial_key(terms.trial_secret, node if signer is None else signer),
             **header | bound,
         )

@@ -1,25 +1,20 @@
-"""A keeper, members and what a server does with both, small enough for tests."""
+"""A keeper, members and what a server makes of both, small enough for tests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedif_consortium.masking.interface import OpenedRound
-from fedif_consortium.masking.keeper import Keeper
-from fedif_consortium.masking.member import MaskedUpdate, mask_update
+from fedif_consortium.masking.boxes import MaskedUpdate, mask_update
+from fedif_consortium.masking.keeper import Keeper, OpenedRound
+from fedif_consortium.masking.masked_round import MaskedRound
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.products import (
-    decode_products,
-    decode_step,
-    encode_vectors,
-    encode_weights,
-    products,
-)
-from fedif_consortium.masking.sketches import SignSketch, estimated_lengths
+from fedif_consortium.masking.ring import UPDATE_BITS, decode
+from fedif_consortium.masking.sketches import SignSketch
 
 RUN = 2**63 + 5  # Flower's ids may use all 64 bits.
 # For models of a few parameters, of which a sketch may not take most by default.
@@ -57,35 +52,17 @@ class Parties:
         boxes = {node: one.box for node, one in masked.items()}
         return self.keeper.open_round(RUN, server_round, length, boxes)
 
-
-@dataclass
-class Server:
-    """What a server knows in round 1: masked vectors, and what the keeper answers."""
-
-    keeper: Keeper
-    vectors: np.ndarray  # [m, d] uint64
-    opened: OpenedRound
-
-    def lengths(self) -> tuple[np.ndarray, SignSketch]:
-        masks = self.opened.sketches
-        sketch = SignSketch(self.opened.seed, masks.shape[1], self.vectors.shape[1])
-        own = np.array([sketch.of(vector) for vector in self.vectors])
-        return estimated_lengths(own - masks), sketch
-
-    def scores(self, directions) -> np.ndarray:
-        encoded, exponents = encode_vectors(np.asarray(directions))
-        own = np.array([products(vector, encoded) for vector in self.vectors])
-        return decode_products(own - self.keeper.products(RUN, 1, encoded), exponents)
-
-    def step(self, weights) -> np.ndarray:
-        encoded, total = encode_weights(np.asarray(weights))
-        masks = self.keeper.weighted_sum(RUN, 1, encoded)
-        return decode_step(np.sum(encoded[:, None] * self.vectors, axis=0) - masks, total)
-
-
-def opened(parties: Parties, updates) -> Server:
-    """Return a server whose round 1 has these updates ``[m, d]``."""
-    masked = parties.mask_all(updates)
-    answer = parties.open(masked)
-    assert not answer.refused
-    return Server(parties.keeper, np.array([masked[node].vector for node in answer.nodes]), answer)
+    def opened(self, updates, spoil=lambda vectors: None) -> MaskedRound:
+        """Return what a server knows of round 1, all of whose updates ``[m, d]`` count."""
+        masked = self.mask_all(updates)
+        answer = self.open(masked)
+        assert not answer.refused
+        vectors = [masked[node].vector for node in answer.nodes]
+        spoil(vectors)
+        sketch = SignSketch(answer.seed, answer.sketches.shape[1], len(vectors[0]))
+        sketches = np.array([sketch.of(vector) for vector in vectors]) - answer.sketches
+        return MaskedRound(
+            self.keeper, (RUN, 1), sketch, answer.sketches, [*range(len(vectors))], vectors,
+            decode(sketches, UPDATE_BITS), np.array([masked[node].length for node in masked]),
+            torch.float64,
+        )  # fmt: skip

@@ -13,10 +13,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
+from fedif_consortium.masking.boxes import VECTOR
+from fedif_consortium.masking.keeper import TRIAL_POLICY
 from fedif_consortium.masking.ring import UPDATE_BITS, decode
 from fedif_consortium.masking.sketches import SignSketch
-from fedif_consortium.masking.terms import VECTOR
-from fedif_consortium.masking.trial_keeper import TRIAL_POLICY
 from fedif_flower import FedIF, Validation
 from fedif_flower.strategies.callbacks import Callback
 from tests.consortium.masking import masked

@@ -6,17 +6,17 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_consortium.evidence.chained_log import ChainedLog, verified
-from fedif_consortium.masking.checks import are_lengths_true, are_possible, check_step
+from fedif_consortium.masking.masked_round import MaskedRound, are_lengths_true
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.products import encode_vectors
-from fedif_consortium.masking.ring import UPDATE_BITS, decode
+from fedif_consortium.masking.ring import UPDATE_BITS, decode, encode_vectors, encode_weights
 from fedif_consortium.masking.sketches import SignSketch
-from fedif_flower.errors import KeeperError, RefusedByPolicyError, StorageError
-from tests.consortium.masking.parties import OPEN, RUN, Parties, Server, opened
+from fedif_flower.errors import KeeperError, MaskingError, RefusedByPolicyError, StorageError
+from tests.consortium.masking.parties import OPEN, RUN, Parties
 
 UPDATES = np.random.default_rng(0).normal(size=(5, 200)).astype(np.float32)
 
@@ -26,66 +26,59 @@ def test_a_masked_round_gives_what_a_plain_one_gives(members, length, seed):
     rng = np.random.default_rng(seed)
     updates = rng.normal(size=(members, length)) * 10.0 ** rng.integers(-3, 2, (members, 1))
     policy = OPEN.replace(least_members=2, largest_share=1.0, least_effective_members=1.0)
-    server = opened(Parties(members, policy), updates)
-    norms = np.linalg.norm(updates, axis=1)
-    lengths, sketch = server.lengths()
-    assert np.all(are_lengths_true(norms, lengths, sketch.size))
-    directions = rng.normal(size=(2, length))
-    scores = server.scores(directions)
-    scale = np.linalg.norm(directions, axis=1)
-    allowed = np.sqrt(length) * (2.0**-23 * norms[:, None] + 2.0**-27) * scale
-    assert np.all(np.abs(scores - updates @ directions.T) <= allowed)
-    assert np.all(are_possible(scores, norms, scale))
+    found = Parties(members, policy).opened(updates)
+    norms, told = np.linalg.norm(updates, axis=1), np.linalg.norm(found.sketches, axis=1)
+    assert np.all(are_lengths_true(norms, told, found.sketch.size))
+    for vector in rng.normal(size=(2, length)):
+        allowed = np.sqrt(length) * (2.0**-23 * norms + 2.0**-27) * np.linalg.norm(vector)
+        scores = found.products(torch.from_numpy(vector)).numpy()
+        assert np.all(np.abs(scores - updates @ vector) <= allowed)
     weights = rng.random(members) + 0.1
-    step = server.step(weights)
+    step = found.summed(torch.from_numpy(weights)).numpy()
     largest = np.sum(weights) * np.max(np.abs(updates))
     assert np.all(np.abs(step - weights @ updates) <= members * (2.0**-23 * largest + 2.0**-28))
-    check_step(step, weights, norms)
 
 
-PLACE = np.eye(1, 200, 7)
+PLACE = np.eye(1, 200, 7)[0]
 LIMITS = KeeperPolicy(largest_known_share=9.0)
 
 
-def _asked_five(server: Server) -> None:
-    server.scores(UPDATES[:4])
-    server.scores(UPDATES[4:])
-
-
-def _beside(size: float):
-    """Ask for a vector, and for the same with one entry changed."""
-
-    def ask(server: Server) -> None:
-        cover = UPDATES[:1].astype(np.float64)
-        server.scores(cover)
-        server.scores(cover + size * PLACE)
+def _ask(*vectors):
+    def ask(found: MaskedRound) -> None:
+        for vector in vectors:
+            found.products(torch.from_numpy(np.array(vector, float)))
 
     return ask
 
 
-def _sketchs_sum_without_an_entry(server: Server) -> None:
-    sketch = server.lengths()[1]
-    row = np.array([sketch.of(unit)[0] for unit in np.eye(200, dtype=np.uint64)]).view(np.int64)
+def _beside(size: float):
+    """Ask for a vector, and for the same with one entry changed."""
+    return _ask(UPDATES[0], UPDATES[0] + size * PLACE)
+
+
+def _sketchs_sum_without_an_entry(found: MaskedRound) -> None:
+    row = np.array([found.sketch.of(unit)[0] for unit in np.eye(200, dtype=np.uint64)])
+    row = row.view(np.int64)
     row[np.flatnonzero(row)[0]] = 0
-    server.scores(row[None].astype(float))
+    _ask(row)(found)
 
 
-def _multiple_modulo_the_ring(server: Server) -> None:
+def _multiple_modulo_the_ring(found: MaskedRound) -> None:
     one, _ = encode_vectors(UPDATES[:1])
-    server.keeper.products(RUN, 1, one)
+    found.keeper.products(RUN, 1, one)
     # Its product less 12345678901234567891 times the other one's would be one parameter.
-    server.keeper.products(RUN, 1, one * np.uint64(12345678901234567891) + PLACE.astype(np.uint64))
+    found.keeper.products(RUN, 1, one * np.uint64(12345678901234567891) + PLACE.astype(np.uint64))
 
 
-def _two_sums(server: Server) -> None:
-    server.step(np.ones(5))
-    server.step(np.array([1.0, 1.0, 1.0, 1.0, 0.0]))
+def _two_sums(found: MaskedRound) -> None:
+    for weights in (np.ones(5), np.array([1.0, 1.0, 1.0, 1.0, 0.0])):
+        found.keeper.weighted_sum(RUN, 1, encode_weights(weights)[0])
 
 
 REFUSED = {
     "two sums, whose difference is one update": (_two_sums, "a round has one sum; asked: two"),
-    "many vectors": (_asked_five, "vectors = 4; asked: 5 vectors in the round"),
-    "a vector with one entry": (lambda s: s.scores(PLACE), "largest-entry = 0.25; asked: "),
+    "many vectors": (_ask(*UPDATES), "vectors = 4; asked: 5 vectors in the round"),
+    "a vector with one entry": (_ask(PLACE), "largest-entry = 0.25; asked: "),
     "two vectors that differ in one entry": (_beside(10.0), "largest-entry = 0.25; asked: "),
     "or in little": (_beside(1e-3), "largest-entry = 0.25; asked: "),
     "or in less": (_beside(2e-7), "a combination of earlier ones by a millionth"),
@@ -101,17 +94,17 @@ REFUSED = {
 def test_what_would_tell_one_members_update_is_refused_with_the_policys_line(attack):
     ask, reason = REFUSED[attack]
     with pytest.raises(RefusedByPolicyError, match=f"the keeper refuses: .*{re.escape(reason)}"):
-        ask(opened(Parties(policy=LIMITS), UPDATES))
+        ask(Parties(policy=LIMITS).opened(UPDATES))
 
 
 @pytest.mark.parametrize("weights", [(2**24, 2**24, 2**24, 1), (2**23, 2**22, 2**22, 1)])
 def test_a_sum_modulo_the_others_weights_shows_nobodys_update(weights):
     parties, ring = Parties(4, KeeperPolicy()), np.array(weights, np.uint64)
     updates = 1e-3 * UPDATES[:4]  # Below 2**-7.
-    server = opened(parties, updates)
+    found = parties.opened(updates)
     with suppress(RefusedByPolicyError):  # The first.
         masks = parties.keeper.weighted_sum(RUN, 1, ring)
-        total = np.sum(ring[:, None] * server.vectors, axis=0) - masks
+        total = np.sum(ring[:, None] * found.vectors, axis=0) - masks
         last = (total << np.uint64(42)).view(np.int64)  # Modulo 2**22, which the others leave 0.
         assert abs(alike(last.astype(float), updates[3])) < 0.5
 
@@ -148,32 +141,38 @@ def alike(one, other) -> float:
     return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
 
 
-def test_nothing_counts_and_nothing_is_answered_where_it_cannot_be_saved():
-    parties = Parties()
-    disk = {"full": False, "saved": None}
+def test_nothing_counts_and_nothing_is_answered_where_it_cannot_be_logged():
+    parties, lines, disk = Parties(), [], {"full": True}
 
-    def save(state):
+    def write(line):
         if disk["full"]:
             raise StorageError("no space left")
-        disk["saved"] = state
+        lines.append(line)
 
-    parties.keeper = parties.keeper_with(save=save)
+    parties.keeper = parties.keeper_with(log=ChainedLog(write=write))
     masked = parties.mask_all(UPDATES)
-    disk["full"] = True
-    with pytest.raises(StorageError):
-        parties.open(masked)
     vectors, _ = encode_vectors(UPDATES[:1])
     ask = partial(parties.keeper.products, RUN, 1, vectors)
+    with pytest.raises(StorageError):
+        parties.open(masked)
+    disk["full"] = False
     with pytest.raises(KeeperError, match="keeps no round"):
         ask()
-    disk["full"] = False
     parties.open(masked)
     disk["full"] = True
     with pytest.raises(StorageError):
         ask()
     disk["full"] = False
     ask()
-    assert disk["saved"].vectors == {RUN: 1}
+    # A later keeper knows from the log what was answered.
+    parties.policy = OPEN.replace(largest_known_share=1.01)  # 200 of the sketch, and 2.
+    parties.keeper = parties.keeper_with(past=verified(lines, "log"))
+    with pytest.raises(RefusedByPolicyError, match="opened once"):
+        parties.open(masked)
+    parties.open(parties.mask_all(UPDATES, 2), 2)
+    parties.keeper.products(RUN, 2, vectors)
+    with pytest.raises(RefusedByPolicyError, match=r"largest-known-share = 1\.01; asked: 203"):
+        parties.keeper.products(RUN, 2, encode_vectors(UPDATES[1:2])[0])
 
 
 def test_a_round_with_too_few_boxes_stays_closed():
@@ -222,7 +221,7 @@ def test_boxes_that_are_not_this_members_for_this_round_are_refused_and_the_othe
         108: "the keeper knows no member with this key",
         109: "the box is not signed by the member that it names",
         110: "the box was not sealed for this keeper",
-        111: "6 bytes are no box",
+        111: "6 bytes are no box of this version",
     }
 
 
@@ -239,28 +238,24 @@ def test_members_who_got_another_model_than_most_are_left_out():
 
 
 def test_two_values_that_hide_from_the_sketch_do_not_get_through_the_step():
-    # Half of the ring in two entries of one bucket: their sum is 0, whatever the signs.
-    parties = Parties(policy=OPEN.replace(sketch_share=0.01))
-    masked = parties.mask_all(np.ones((5, 3)))
-    answer = parties.open(masked)
-    vectors = np.array([masked[node].vector for node in answer.nodes])
-    vectors[0, :2] += np.uint64(2**63)
-    server = Server(parties.keeper, vectors, answer)
-    assert np.all(server.lengths()[0] <= 3)
+    def spoil(vectors):  # Half of the ring in two entries of one bucket: their sum is 0.
+        vectors[0][:2] += np.uint64(2**63)
+
+    found = Parties(policy=OPEN.replace(sketch_share=0.01)).opened(np.ones((5, 3)), spoil)
+    assert np.all(np.linalg.norm(found.sketches, axis=1) <= 3)
     weights = np.array([2**22 + 1, 2**22 - 1, 2**22, 2**22, 0]) / 2**24  # The first is odd.
-    step, lengths = server.step(weights), np.full(5, np.sqrt(3.0))
-    with pytest.raises(ValueError, match="a member's vector is not what its sketch says"):
-        check_step(step, weights, lengths)
+    with pytest.raises(MaskingError, match="a member's vector is not what its sketch says"):
+        found.summed(torch.from_numpy(weights))
 
 
 def test_each_answer_and_refusal_is_a_line_of_the_log():
     parties, lines = Parties(), []
     parties.keeper = parties.keeper_with(log=ChainedLog(write=lines.append))
-    server = opened(parties, UPDATES)
-    server.scores(UPDATES[:1])
+    found = parties.opened(UPDATES)
+    _ask(UPDATES[0])(found)
     with pytest.raises(RefusedByPolicyError):
-        server.step(np.eye(5)[0])
-    server.step(np.ones(5))
+        found.summed(torch.eye(5)[0])
+    found.summed(torch.ones(5))
     head = parties.keeper.close_round(RUN, 1)
     entries = verified(lines, "log")
     assert entries[-1]["hash"] == head

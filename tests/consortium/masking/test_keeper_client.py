@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from fedif_consortium.masking.interface import OpenedRound
+from fedif_consortium.masking.keeper import OpenedRound
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_flower.errors import KeeperError
 from tests.runtime.keeping import RUN, Keeping

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from client_app import app as client_app
-from fedif_consortium.masking import trial_keeper
+from fedif_consortium.masking import keeper, masked_reply
 from fedif_consortium.parts import run_parts
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
@@ -27,19 +27,23 @@ def masked_config(output_dir: Path, **overrides) -> RunConfig:
     return run_config(output_dir, **{**settings, **overrides})
 
 
-def run(config: RunConfig, own: Path | None = None, on_row=None) -> Path:
-    nodes = {p: {"own-updates-dir": str(own / str(p))} for p in range(CLIENTS)} if own else {}
-    return run_federation(
-        LocalGrid(client_app, CLIENTS, node_configs=nodes), config, on_row, parts=run_parts()
-    )
+def run(config: RunConfig, on_row=None) -> Path:
+    return run_federation(LocalGrid(client_app, CLIENTS), config, on_row, parts=run_parts())
 
 
 @pytest.fixture(scope="module")
-def masked(tmp_path_factory) -> Path:
-    """A masked run with everything it can keep; members' own updates lie in ``own/``."""
-    folder = tmp_path_factory.mktemp("masked")
-    run(masked_config(folder), folder / "own")
-    return folder / "run"
+def masked(tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
+    """A masked run, and members' updates before they were masked, the first round's first."""
+    updates: list[np.ndarray] = []
+    trained_update = masked_reply.trained_update
+
+    def remembered(*args):
+        updates.append(trained_update(*args))
+        return updates[-1].copy()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masked_reply, "trained_update", remembered)
+        return run(masked_config(tmp_path_factory.mktemp("masked"))), updates
 
 
 @pytest.fixture(scope="module")
@@ -47,25 +51,25 @@ def plain(tmp_path_factory) -> Path:
     return run(masked_config(tmp_path_factory.mktemp("plain"), **{"masking.mode": "off"}))
 
 
-REFUSED = [
-    ({"updates.keep": True}, "updates.keep = True; allowed: false with masking"),
-    ({"attribution": "adaptive"}, "attribution = 'adaptive'; allowed: 'off', 'trapezoid'"),
-    ({"credit.per-class": True}, "credit.per-class = True; allowed: false with masking"),
-    ({"server_optimizer": "fedavgm"}, "server-optimizer = 'fedavgm'; allowed: 'off' beside attr"),
-    ({"attack": "alie"}, "attack = 'alie'; allowed: those without accomplices with masking"),
-    (
-        {"masking.keeper-url": "https://k"},
-        "masking.keeper-url = 'https://k'; allowed: empty without masking",
-    ),
-    (
-        {"masking.mode": "keeper"},
-        "masking.keeper-url = ''; allowed: needed with masking.mode 'keeper'",
-    ),
-    ({"masking.mode": "on"}, "masking.mode = 'on'; allowed: off, trial, keeper"),
-]
-
-
-@pytest.mark.parametrize(("settings", "named"), REFUSED)
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"updates.keep": True}, "updates.keep = True; allowed: false with masking"),
+        ({"attribution": "adaptive"}, "attribution = 'adaptive'; allowed: 'off', 'trapezoid'"),
+        ({"credit.per-class": True}, "credit.per-class = True; allowed: false with masking"),
+        ({"server_optimizer": "fedavgm"}, "server-optimizer = 'fedavgm'; allowed: 'off' beside"),
+        ({"attack": "alie"}, "attack = 'alie'; allowed: no accomplices with masking"),
+        (
+            {"masking.keeper-url": "https://k"},
+            "masking.keeper-url = 'https://k'; allowed: empty without masking",
+        ),
+        (
+            {"masking.mode": "keeper"},
+            "masking.keeper-url = ''; allowed: needed with masking.mode 'keeper'",
+        ),
+        ({"masking.mode": "on"}, "masking.mode = 'on'; allowed: off, trial, keeper"),
+    ],
+)
 def test_settings_that_need_to_see_updates_are_refused_by_name(tmp_path, settings, named):
     with pytest.raises(ConfigError) as caught:
         masked_config(tmp_path, **settings)
@@ -97,17 +101,17 @@ def test_a_masked_run_is_the_plain_one(masked, plain):
         ("attribution_rounds.csv", {"attributed": 1e-4, "remainder": 1e-4}),
         ("rounds.csv", {"test_accuracy": 0.005, "test_loss": 1e-4}),
     ):
-        ours, theirs = read_rows(masked / name), read_rows(plain / name)
+        ours, theirs = read_rows(masked[0] / name), read_rows(plain / name)
         assert len(ours) == len(theirs) > 0
         for mine, plainly in zip(ours, theirs, strict=True):
             for column, tolerance in columns.items():
                 found, expected = float(mine[column] or 0), float(plainly[column] or 0)
                 assert found == pytest.approx(expected, abs=tolerance), (name, column)
-    assert float(read_rows(masked / "rounds.csv")[-1]["test_accuracy"]) > 0.5
+    assert float(read_rows(masked[0] / "rounds.csv")[-1]["test_accuracy"]) > 0.5
 
 
 def test_the_records_say_who_kept_the_masks(masked):
-    said = json.loads((masked / "masking.json").read_text())
+    said = json.loads((masked[0] / "masking.json").read_text())
     assert said["keeper"] == "beside the server, for trial"
     assert len(bytes.fromhex(said["log"])) == 32
 
@@ -117,8 +121,8 @@ def test_what_the_keepers_policy_refuses_in_every_run_is_said_before_it_starts(
 ):
     with pytest.raises(ConfigError, match="least-members = 2 and the one whom FedIF gives no wei"):
         run(masked_config(tmp_path, num_clients=2))
-    policy = trial_keeper.TRIAL_POLICY.replace(largest_known_share=0.5)
-    monkeypatch.setattr(trial_keeper, "TRIAL_POLICY", policy)
+    policy = keeper.TRIAL_POLICY.replace(largest_known_share=0.5)
+    monkeypatch.setattr(keeper, "TRIAL_POLICY", policy)
     # The digits' perceptron has 4,810 parameters: 256 sums, and a product for each of two vectors.
     run_config = masked_config(tmp_path, num_server_rounds=1075)
     with pytest.raises(ConfigError, match=r"num-server-rounds = 1075: .* asked: 2406 numbers"):
@@ -129,24 +133,24 @@ def test_what_the_keepers_policy_refuses_in_every_run_is_said_before_it_starts(
 def test_a_trial_is_logged_as_one(tmp_path, caplog):
     run(masked_config(tmp_path, num_server_rounds=1))
     assert "masked rounds are experimental: a server that follows the protocol" in caplog.text
-    assert "masked for trial: the keeper runs beside the server" in caplog.text
+    assert "masked for trial: a keeper beside the server protects nobody" in caplog.text
 
 
 def written(run_dir: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(run_dir.rglob("*")) if path.is_file())
 
 
-def test_nothing_that_is_written_holds_an_update(masked, plain, tmp_path):
+def test_nothing_that_is_written_holds_an_update(masked, tmp_path):
+    run_dir, updates = masked
     kept = run(masked_config(tmp_path, **{"masking.mode": "off", "updates.keep": True}))
-    for path in sorted((masked.parent / "own").rglob("round-*.npz")):
-        with np.load(path) as content:
-            update = content["update"]
+    assert len(updates) == CLIENTS * ROUNDS
+    for place, update in enumerate(updates):
         # Eight entries in a row, none of them 0: they stand nowhere by chance.
         start = next(i for i in range(len(update) - 8) if (update[i : i + 8] != 0).all())
         piece = update[start : start + 8]
         for kind in ("<f4", "<f8"):
-            assert piece.astype(kind).tobytes() not in written(masked)
-        if path.name == "round-000001.npz":  # Where updates are kept, they are found.
+            assert piece.astype(kind).tobytes() not in written(run_dir)
+        if place < CLIENTS:  # Where updates are kept, they are found.
             assert piece.astype("<f4").tobytes() in written(kept)
 
 
@@ -159,5 +163,7 @@ def test_a_masked_run_goes_on_from_a_checkpoint(masked, tmp_path):
     with pytest.raises(Killed):
         run(config, on_row=on_row)
     run(config)
-    model, whole = (torch.load(d / "model.pt", weights_only=True) for d in (config.run_dir, masked))
+    model, whole = (
+        torch.load(d / "model.pt", weights_only=True) for d in (config.run_dir, masked[0])
+    )
     assert all(torch.allclose(model[name], whole[name], atol=1e-5) for name in whole)

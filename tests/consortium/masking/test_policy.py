@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.products import encode_weights
+from fedif_consortium.masking.ring import encode_weights
 from fedif_flower.errors import MaskingError, RefusedByPolicyError
 
 POLICY = KeeperPolicy(least_members=3, largest_share=0.5, least_effective_members=2.5)

@@ -11,17 +11,19 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from fedif_consortium.evidence.keys import key_digest
-from fedif_consortium.masking import trial_keeper
-from fedif_consortium.masking.boxes import BoxHeader, read_keeper_key, seal, vector_digest
-from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.ring import mask_of
-from fedif_consortium.masking.terms import (
+from fedif_consortium.masking import keeper
+from fedif_consortium.masking.boxes import (
     BOX,
     MASK_RECORD,
+    BoxHeader,
     MaskingTerms,
+    seal,
     trial_key,
+    vector_digest,
 )
-from fedif_consortium.masking.trial_keeper import trial_masking
+from fedif_consortium.masking.policy import KeeperPolicy
+from fedif_consortium.masking.ring import mask_of
+from fedif_consortium.masking.workspace import trial_masking
 from fedif_flower import FedAvg, FedIF, Krum, PathAttribution, RobustRule
 from fedif_flower.errors import ConfigError, KeeperError
 from fedif_flower.messages import screening
@@ -39,6 +41,7 @@ from tests.consortium.masking.masked import (
     MEMBERS,
     Members,
     content_of,
+    keeper_of,
     model,
     play,
     validation,
@@ -180,8 +183,7 @@ def resealed(message, vector, length):
         bytes(32),
         key_digest(key.public_key()),
     )
-    keeper = read_keeper_key(terms.trial_keeper, "key")
-    return content_of(vector, seal(header, SEED, keeper, key), length)
+    return content_of(vector, seal(header, SEED, keeper_of(terms), key), length)
 
 
 def _stated(length):
@@ -350,7 +352,7 @@ class Claiming(Members):
 
 
 def test_a_member_whose_share_the_policy_refuses_counts_for_less_and_ends_no_run(monkeypatch):
-    monkeypatch.setattr(trial_keeper, "TRIAL_POLICY", KeeperPolicy())
+    monkeypatch.setattr(keeper, "TRIAL_POLICY", KeeperPolicy())
     _, _, (report,) = play(FedAvg, Claiming(), rounds=1, num_members=4)
     assert report.reason == ""
     weights = [client.weight for client in report.clients]
