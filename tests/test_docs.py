@@ -20,20 +20,12 @@ from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.settings import parse_overrides
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.valuation import shapley
-from fedif_studies.commands import cli
 from fedif_studies.lab.spec import read_sweep
 from fedif_studies.paper.report import update_docs
+from tests.test_docs_names import DOCS, REPOSITORY, is_there
+from tests.test_docs_names import PAGES as WRITTEN
+from tests.test_docs_names import page_name as _name
 
-REPOSITORY = Path(__file__).parents[1]
-DOCS = REPOSITORY / "docs"
-WRITTEN = [
-    *sorted(DOCS.rglob("*.md")),
-    REPOSITORY / "README.md",
-    REPOSITORY / "CONTRIBUTING.md",
-    REPOSITORY / "deploy" / "README.md",
-    REPOSITORY / "deploy" / "compose" / "README.md",
-    *sorted(REPOSITORY.glob("examples/*/README.md")),
-]
 ROOMS = sorted(
     path
     for top in ("fedif_flower", "fedif_consortium", "fedif_studies")
@@ -45,10 +37,6 @@ REFERENCE = "\n".join(path.read_text() for path in (DOCS / "reference").glob("*.
 ROLE = re.compile(
     r":(?:class|func|meth|attr|data|mod|exc):`~?((?:fedif_flower|fedif_consortium|fedif_studies)\.[\w.]+)`"
 )
-
-
-def _name(path: Path) -> str:
-    return str(path.relative_to(REPOSITORY))
 
 
 def _blocks(path: Path, language: str) -> list[str]:
@@ -98,11 +86,6 @@ def test_commands_exist():
     text = "\n".join(block for path in WRITTEN for block in _blocks(path, "sh"))
     targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.M)
     assert set(re.findall(r"^make ([a-z-]+)", text, flags=re.M)) <= set(targets)
-    commands = {c.name or c.callback.__name__ for c in cli.registered_commands}
-    commands |= {group.name for group in cli.registered_groups}
-    flat = [group.typer_instance for group in cli.registered_groups if not group.name]
-    commands |= {c.name or c.callback.__name__ for one in flat for c in one.registered_commands}
-    assert set(re.findall(r"^fedif ([\w-]+)", text, flags=re.M)) <= commands
     for line in re.findall(r"^(python -m [\w.]+)", text, flags=re.M):
         assert importlib.util.find_spec(shlex.split(line)[2]), line
 
@@ -134,24 +117,7 @@ def test_every_public_name_is_in_the_reference(package):
 def test_docstrings_refer_to_what_exists(room):
     files = room.rglob("*.py") if room.is_dir() else [room] if room.suffix == ".py" else []
     for file in files:
-        for path in ROLE.findall(file.read_text()):
-            assert _exists(path), f"{_name(file)} refers to {path}"
-
-
-def _exists(path: str) -> bool:
-    parts = path.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:length]))
-        except ImportError:
-            continue
-        try:
-            for name in parts[length:]:
-                found = getattr(found, name)
-        except AttributeError:
-            return False
-        return True
-    return False
+        assert [path for path in ROLE.findall(file.read_text()) if not is_there(path)] == [], file
 
 
 def test_results_are_those_of_the_committed_rows(tmp_path):

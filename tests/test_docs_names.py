@@ -36,7 +36,7 @@ NOT_OURS = {"client-resources-num-cpus"}  # Flower's.
 GONE = "no longer part of the tree"  # Said of a command that a figure was once measured by.
 
 
-def _name(path: Path) -> str:
+def page_name(path: Path) -> str:
     return str(path.relative_to(REPOSITORY))
 
 
@@ -66,7 +66,7 @@ def tails() -> set[str]:
     return {"/".join(part[i:]) for part in parts for i in range(len(part))}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_named_files_are_there(page, tails):
     named = {
         word.strip("(),;\"'").split("::")[0] for code in _inline(page) for word in code.split()
@@ -80,15 +80,15 @@ def test_named_files_are_there(page, tails):
     assert gone == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_named_modules_are_there(page):
     text = "\n".join(_paragraphs(page))
     named = set(re.findall(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+", text))
     named = {name for name in named if not name.endswith(".md")}
-    assert {name for name in named if not _is_there(name)} == set()
+    assert {name for name in named if not is_there(name)} == set()
 
 
-def _is_there(name: str) -> bool:
+def is_there(name: str) -> bool:
     """Return whether a dotted name is a module, or is defined or imported in one."""
     *parents, last = name.split(".")
     where = REPOSITORY.joinpath(*parents)
@@ -97,10 +97,10 @@ def _is_there(name: str) -> bool:
     for file in (where / "__init__.py", where.with_suffix(".py")):
         if file.is_file() and re.search(rf"\b{last}\b", file.read_text()):
             return True
-    return len(parents) > 1 and parents[-1][0].isupper() and _is_there(".".join(parents))
+    return len(parents) > 1 and parents[-1][0].isupper() and is_there(".".join(parents))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_named_commands_and_their_options_are_there(page):
     root: Any = get_command(cli)
     wrong = []
@@ -138,7 +138,7 @@ def keys() -> set[str]:
     return set(re.findall(r"`([a-z][\w.-]*)[` ]", " ".join(map(" ".join, cells))))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=_name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_named_keys_are_there(page, keys):
     """``a-key=value`` is a key of a run, of a node's file or of a policy; ``a_name=...`` is not."""
     named = {found[1] for code in _inline(page) if (found := re.match(KEY_AND_VALUE, code))}

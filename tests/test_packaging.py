@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import io
 import re
-import shutil
 import sys
 import tomllib
 import zipfile
@@ -122,19 +121,3 @@ def is_in(bundle: set[str], module: str) -> bool:
     if (PACKAGE.parent / path).with_suffix(".py").exists() or (PACKAGE.parent / path).is_dir():
         return bool(bundle & set(candidates[:2]))  # a module: its parent alone is not enough
     return bool(bundle & {*candidates, parent})
-
-
-def test_type_checkers_find_an_editable_install(tmp_path, monkeypatch):
-    """They read a line with the folder's path; a hook of Python's they cannot."""
-    pytest.importorskip("setuptools", minversion="77")  # As [build-system] requires.
-    build_meta = pytest.importorskip("setuptools.build_meta")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(PROJECT / name, tmp_path)
-    for package in PACKAGES:
-        (tmp_path / package.name).mkdir()
-        shutil.copy(package / "__init__.py", tmp_path / package.name)
-    monkeypatch.chdir(tmp_path)
-    with zipfile.ZipFile(tmp_path / build_meta.build_editable(str(tmp_path))) as wheel:
-        (line,) = [wheel.read(n).decode() for n in wheel.namelist() if n.endswith(".pth")]
-    assert Path(line.strip()) == tmp_path
-    assert (PACKAGE / "py.typed").is_file()

@@ -34,13 +34,6 @@ def test_library_example(tmp_path, monkeypatch, capsys):
     assert "{'node 100" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("target", ["run", "test"])
-def test_the_two_commands_are_targets_of_the_makefile(target):
-    makefile = (REPOSITORY / "Makefile").read_text()
-    assert f"make {target}" in README
-    assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
-
-
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial/first-run.md"])
 def test_flwr_run_has_what_it_needs(page):
     """Flower finds its programs on the path alone, and else installs every package again."""
@@ -48,7 +41,3 @@ def test_flwr_run_has_what_it_needs(page):
     for needed in ("flwr run . --stream", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"):
         assert needed in text
     assert "activate" in text
-
-
-def test_it_is_short():
-    assert len(README.splitlines()) <= 90

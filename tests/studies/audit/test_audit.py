@@ -59,8 +59,6 @@ def test_five_identities_share_what_their_owner_had(task):
     own = torch.arange(len(split)) % MEMBERS == 0
     own[MEMBERS:] = True
     torch.testing.assert_close(split[own].sum(), whole[0], rtol=1e-3, atol=0.0)
-    omega = watched(task, "five identities", "FedIF Omega")["FedIF Omega"]
-    assert len(set(omega[own].tolist())) == 1  # Each counts as much as the owner alone.
 
 
 def test_who_returns_the_model_contributes_exactly_nothing(task):

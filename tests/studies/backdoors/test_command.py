@@ -19,22 +19,15 @@ from fedif_studies.backdoors.unlearning import unlearn_run
 from tests.run import points
 
 
-def run(output_dir, **overrides) -> RunFolder:
-    settings = {
-        **{"num-clients": 10, "fraction-train": 1.0, "eval-every": 20, "device": "cpu"},
-        **{"output-dir": str(output_dir), "strategy": "fedavg", "checkpoint-every": 0},
-    }
-    own = {key.replace("_", "-"): value for key, value in overrides.items()}
-    config = RunConfig.from_run_config(default_run_config() | settings | own)
-    return RunFolder(run_federation(LocalGrid(client_app, 10), config))
-
-
 @pytest.fixture(scope="module")
 def backdoored(tmp_path_factory) -> RunFolder:
-    return run(
-        tmp_path_factory.mktemp("runs"),
-        **{"attack": "pixel-trigger", "malicious_fraction": 0.4, "num_server_rounds": 20},
-    )
+    settings = {
+        **{"num-clients": 10, "fraction-train": 1.0, "num-server-rounds": 20, "eval-every": 20},
+        **{"strategy": "fedavg", "attack": "pixel-trigger", "malicious-fraction": 0.4},
+        **{"output-dir": str(tmp_path_factory.mktemp("runs")), "device": "cpu"},
+    }
+    config = RunConfig.from_run_config(default_run_config() | settings)
+    return RunFolder(run_federation(LocalGrid(client_app, 10), config))
 
 
 def success(folder: RunFolder, path) -> float:
@@ -59,11 +52,8 @@ def test_the_backdoor_goes_and_the_model_stays_of_use(backdoored, monkeypatch, c
     assert backdoored.model.read_bytes() == given
     assert success(backdoored, backdoored.model) > 0.9
     assert success(backdoored, backdoored.path / "model-unlearned.pt") < 0.3
-    again = unlearn_run(backdoored.path)
-    before, after = again.test
-    assert before > 0.8
-    assert after > before - 0.1
-    assert again.found[0].label == 0
+    before, after = unlearn_run(backdoored.path).test
+    assert after > before - 0.1 > 0.7
 
 
 def test_what_cannot_be_unlearned_is_named(tmp_path):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
-
-from rich.console import Console
 
 from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.settings import Scalar
@@ -19,15 +16,6 @@ def small_cell(output_dir: Path, name: str = "cell", **settings: Scalar) -> Cell
     own = {"num-clients": 5, "fraction-train": 0.4, "num-server-rounds": 2, "local-epochs": 1}
     changed = {key.replace("_", "-"): value for key, value in settings.items()}
     return make_cell("group", name, {**DEFAULTS, **own, "device": "cpu", **changed}, output_dir)
-
-
-def silent_console() -> Console:
-    return Console(file=io.StringIO(), width=200)
-
-
-def printed(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def write_result(

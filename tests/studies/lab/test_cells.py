@@ -15,13 +15,7 @@ def test_a_directory_for_each_configuration(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [
-        {"fedif.gamma": 0.4},
-        {"attack": "label-noise"},
-        {"fedif.weight-scope": "population"},
-        {"eval_every": 2},
-    ],
+    "changed", [{"fedif.gamma": 0.4}, {"attack": "label-noise"}, {"eval_every": 2}]
 )
 def test_any_setting_that_can_change_a_result_changes_the_hash(tmp_path, changed):
     assert small_cell(tmp_path, **changed).digest != small_cell(tmp_path).digest
@@ -35,10 +29,7 @@ def test_settings_that_cannot_change_a_result_do_not(tmp_path):
 
 
 def test_a_result_of_the_same_settings_in_another_table_counts(tmp_path):
-    cell, other = (
-        small_cell(tmp_path, "clean"),
-        small_cell(tmp_path, "clean", **{"fedif.gamma": 0.9}),
-    )
+    cell, other = (small_cell(tmp_path, "clean", **{"fedif.gamma": g}) for g in (0.3, 0.9))
     elsewhere = tmp_path / "other-table" / f"also-clean-{cell.digest}"
     elsewhere.mkdir(parents=True)
     (elsewhere / "summary.json").write_text("{}")

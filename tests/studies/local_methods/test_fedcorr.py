@@ -27,7 +27,6 @@ def test_dimensions_by_hand():
     # Of two neighbours each: distances 1 and 3, 1 and 2, 2 and 3.
     expected = [-2 / math.log(a / b) for a, b in ((1, 3), (1, 2), (2, 3))]
     assert intrinsic_dimensions(points, 2).tolist() == pytest.approx(expected, rel=1e-6)
-    assert intrinsic_dimensions(points, 20).tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_labels_are_replaced_by_what_the_model_is_sure_of():

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.measurements import find_measurements
 from fedif_studies.lab.table import MeanStd
-from fedif_studies.paper.cells import (
-    fill_table,
-)
+from fedif_studies.paper.cells import fill_table
 from fedif_studies.paper.report import report_table
 from fedif_studies.paper.tables import TABLES
-from tests.studies.lab.small import DEFAULTS, printed, silent_console, write_result
+from tests.studies.lab.small import DEFAULTS, write_result
 
 
 def settings(table: str, row: str, column: str, **changed: Scalar) -> dict[str, Scalar]:
@@ -47,28 +46,19 @@ def test_means_and_deviations_over_seeds(results):
     cells = clean_cells(find_measurements([results]))
     assert cells["fedavg"].mean("test-last", 100) == MeanStd(pytest.approx(60.0), None)
     fedif = cells["fedif"].mean("test-last", 100)
-    assert fedif.mean == pytest.approx(63.0)
-    assert fedif.std == pytest.approx(2**0.5)  # of 62 and 64
-    assert cells["fedif"].mean("test-best", 100).mean == pytest.approx(64.5)
+    assert (fedif.mean, fedif.std) == pytest.approx((63.0, 2**0.5))  # of 62 and 64
     assert cells["krum"].mean("test-last", 100) is None
     assert [m.seed for m in cells["fedif"].measurements] == [0, 1]
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"fedif.weight-scope": "population"},
-        {"model": "lenet5"},
-        {"fedif.smooth-update": False},
-    ],
-)
+@pytest.mark.parametrize("changed", [{"model": "lenet5"}, {"fedif.smooth-update": False}])
 def test_a_run_with_another_setting_is_no_cell_of_the_table(tmp_path, changed):
     write_result(tmp_path / "run", settings("cifar10", "fedif", "clean", **changed), [0.5])
     assert not clean_cells(find_measurements([tmp_path]))["fedif"].measurements
 
 
-def test_a_table_is_written_with_its_rows_and_pictures(results, tmp_path):
-    console, table = silent_console(), TABLES["cifar10"]
+def test_a_table_is_written_with_its_rows_and_pictures(results, tmp_path, capsys):
+    console, table = Console(width=200), TABLES["cifar10"]
     cells = fill_table(table, find_measurements([results]), DEFAULTS)
     report_table(table, cells, tmp_path / "out", console, 100)
     folder = tmp_path / "out" / "cifar10"
@@ -78,13 +68,9 @@ def test_a_table_is_written_with_its_rows_and_pictures(results, tmp_path):
     fedif = "|  | FedIF | 2 | **63.00 ± 1.41** | **63.00 ± 1.41** | **64.50 ± 0.71** "
     assert fedif + "| **63.60 ± 0.43** | -0.60 |" in text
     assert "Rounds: 100; seeds: 0, 1; missing: 43 of 45 cells." in text
-    assert (folder / "clean.png").stat().st_size > 1000
-    assert not (folder / "label-noise_0.5_0.5-0.6.png").exists()
-    assert [
-        (row["row"], row["seed"], row["test-last"]) for row in read_rows(folder / "results.csv")
-    ] == [
-        ("fedavg", "0", "0.600000"),
-        ("fedif", "0", "0.620000"),
-        ("fedif", "1", "0.640000"),
+    assert [path.name for path in folder.glob("*.png")] == ["clean.png"]
+    rows = read_rows(folder / "results.csv")
+    assert [(row["row"], row["seed"]) for row in rows] == [
+        *(("fedavg", "0"), ("fedif", "0"), ("fedif", "1"))
     ]
-    assert "63.00 ± 1.41" in printed(console)
+    assert "63.00 ± 1.41" in capsys.readouterr().out
