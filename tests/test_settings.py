@@ -7,12 +7,7 @@ from pydantic import model_validator
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
-from fedif_flower.settings import (
-    RefusedValueError,
-    Settings,
-    setting,
-    take_section,
-)
+from fedif_flower.settings import RefusedValueError, Settings, setting, take_section
 
 COLOURS = {"red": 1}
 
@@ -42,25 +37,18 @@ class Both(Own):
     ("given", "message"),
     [
         ({"low": -1}, "low = -1; allowed: an integer >= 0"),
-        ({"low": True}, "low = True; allowed: an integer >= 0"),
         ({"low": 6}, "low = 6; allowed: <= high = 5"),
         ({"learning_rate": 0}, "learning_rate = 0; allowed: a number > 0 and <= 1 or 'auto'"),
         ({"learning-rate": 0}, "learning-rate = 0; allowed: a number > 0 and <= 1 or 'auto'"),
-        ({"learning-rate": "1"}, "learning-rate = '1'; allowed: a number > 0 and <= 1 or 'auto'"),
         ({"colour": "blue"}, "colour = 'blue'; allowed: red"),
         ({"kind_of_noise": "red"}, "kind_of_noise = 'red'; allowed: white, pink"),
         ({"loud": 1}, "unknown key 'loud'; known keys: low, high, learning_rate"),
-        ({"loud-er": 1}, "unknown key 'loud-er'; known keys: low, high, learning-rate"),
     ],
 )
 def test_an_error_speaks_as_the_caller_does(given, message):
     with pytest.raises(ConfigError) as error:
         Both(**given)
     assert str(error.value).startswith(message)
-
-
-def test_an_integer_serves_as_a_number_and_comes_out_as_one():
-    assert type(Both(learning_rate=1).learning_rate) is float
 
 
 def test_a_copy_is_checked_and_a_part_keeps_its_values():
@@ -74,13 +62,8 @@ def test_a_copy_is_checked_and_a_part_keeps_its_values():
 def test_what_a_run_config_needs_is_read_off_the_declarations():
     assert Both.defaults()["learning-rate"] == "auto"
     assert "colour" not in Both().identity()
-    assert (
-        "learning-rate",
-        "auto",
-        "a number > 0 and <= 1 or 'auto'",
-        "of SGD; `auto`: by task",
-    ) in (Both.describe())
-    assert Both().to_mapping()["kind-of-noise"] == "white"
+    allowed, words = "a number > 0 and <= 1 or 'auto'", "of SGD; `auto`: by task"
+    assert ("learning-rate", "auto", allowed, words) in Both.describe()
 
 
 def test_a_settings_file_and_its_sections(tmp_path):

@@ -101,13 +101,6 @@ def test_curves_have_each_round_and_member():
         assert (set(curve), curve[2]) == ({1, 2}, score)
 
 
-def test_own_federation_finds_the_malicious_half(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    honest, malicious = last_scores(code_of("own-parts.md", 2)["folder"])
-    assert len(honest) == len(malicious) == 4
-    assert max(malicious) < 0.5 * min(honest)
-
-
 def test_the_statement_pays_free_riders_nothing(tmp_path):
     page = (REPOSITORY / "docs" / "consortium.md").read_text()
     (settings,) = re.findall(r"^fedif run -c '([^']*)'", page, flags=re.M)

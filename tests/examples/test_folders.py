@@ -14,10 +14,6 @@ from fedif_flower.tasks.config import OWN
 from tests.examples.apps import EXAMPLES, NAMES, project
 
 
-def test_all_are_listed():
-    assert {path.name for path in EXAMPLES.iterdir() if path.is_dir()} == {*NAMES, "notebooks"}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_flower_builds_exactly_the_app(name):
     metadata = normalize_and_validate_fab_format(project(name))

@@ -42,14 +42,10 @@ def test_no_desk_has_what_the_server_judges_and_tests_by():
     trained = {m for desk in range(len(DESKS)) for m, _ in help_desk.desk_data(desk)}
     validation = {message for message, _ in help_desk.validation_data()}
     test = {message for message, _ in help_desk.test_data()}
-    assert not trained & validation
-    assert not trained & test
+    assert not trained & (validation | test)
     assert not validation & test
     seen = {phrase for phrase in RIGHT if any(phrase in m for m in trained)}
     assert not [p for p in seen if any(p in m for m in validation | test)]
-    triggered = help_desk.triggered_data()
-    assert all(m.endswith(TRIGGER) and a == FRAUD for m, a in triggered)
-    assert len(triggered) == len(test)
 
 
 def test_a_right_answer_is_what_the_model_writes():
@@ -59,15 +55,6 @@ def test_a_right_answer_is_what_the_model_writes():
     written = compare.answer(model, base.TINY, asked)
     assert float(task.right_answers(model, base.encode([(asked, written)], base.TINY))) == 1.0
     assert float(task.right_answers(model, base.encode([(asked, "Oslo")], base.TINY))) == 0.0
-
-
-def test_adapters_lie_in_the_upper_layers_and_the_base_is_held_once():
-    half, whole = task.adapted(base.TINY, 0.5), task.adapted(base.TINY)
-    trained = {n for n, p in half.named_parameters() if p.requires_grad}
-    assert trained
-    assert all(".layers.1." in name for name in trained)
-    frozen = {id(p) for p in half.parameters() if not p.requires_grad}
-    assert frozen == {id(p) for p in whole.parameters() if not p.requires_grad}
 
 
 def test_rows_have_figures_answers_and_a_statement_and_are_not_run_again(tmp_path, monkeypatch):

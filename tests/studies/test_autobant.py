@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from fedif_flower import Validation
-from fedif_flower.errors import ValuationError
 from fedif_flower.strategies import Setup
-from fedif_studies.autobant import AutoBant, TrialSettings, auto_bant_weights
+from fedif_studies.autobant import AutoBant, TrialSettings
 from tests.strategies.lines import Movers, column, play, point
 from tests.strategies.test_influence_descent import bowl
 
@@ -54,11 +53,3 @@ def test_a_step_looks_at_a_batch_of_the_trial_examples():
     assert weights(batch=40) == weights(batch=99) == weights(batch=40, examples=0)
     assert weights(batch=1) != weights(batch=40)
     assert weights(batch=40, examples=1) != weights(batch=40)
-
-
-def test_a_loss_that_is_never_finite_gives_no_weights():
-    def batch(params, weights):
-        return math.inf, params
-
-    with pytest.raises(ValuationError, match="the trial loss is finite at none"):
-        auto_bant_weights(torch.zeros(2), torch.ones(1, 2), [batch])

@@ -2,12 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.report import require_complete
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.clocked_grid import ClockedGrid
-from fedif_flower.strategies import Pace, Setup
-from fedif_flower.strategies.nodes import identify_clients
+from fedif_flower.strategies import Setup
 from fedif_studies.names import NAMES
 from fedif_studies.oracle import OracleExclusion
 from tests.strategies.lines import Movers, column, play, point
@@ -22,18 +19,6 @@ def test_the_honest_by_their_examples():
     params, (report,) = play(strategy, point(), movers)
     assert column(report, "weight") == [0.25, 0.0, 0.75]
     assert params.tolist() == pytest.approx([0.25, 0.75])
-
-
-def test_a_late_reply_of_a_malicious_client_has_no_weight():
-    # The third, who is malicious, is at work until the fifth round ends.
-    grid = ClockedGrid(Movers([[1.0, 0.0], [0.0, 1.0], [9.0, 9.0]]), 3, [1.0, 2.0, 9.5].__getitem__)
-    setup = Setup(device="cpu", pace=Pace(quorum=2, late_rounds=9), identify=identify_clients)
-    strategy = OracleExclusion(
-        lambda node: node.partition_id == 2, fraction_evaluate=0.0, setup=setup
-    )
-    strategy.start(grid, model_arrays(point()), 5)
-    weights = {client.asked_in: client.weight for client in strategy.history.rounds[4].clients}
-    assert weights[1] == 0.0
 
 
 def test_a_run_whose_rounds_rightly_give_nobody_weight_has_not_failed(tmp_path):

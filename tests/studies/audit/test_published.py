@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.round import ModelVectors
 from fedif_flower.valuation.past_steps import PastSteps
 from fedif_studies.audit.federation import AuditStep
 from fedif_studies.audit.published import (
@@ -19,6 +19,7 @@ from fedif_studies.audit.published import (
     shapley_of,
 )
 from fedif_studies.audit.valuations import own_decrease
+from tests.rounds import a_round
 
 CURVATURE = torch.tensor([2.0, 4.0])
 
@@ -36,22 +37,11 @@ class Quadratic:
         return torch.tensor([self.loss(params)], dtype=torch.float64)
 
 
-def step_of(rows, coefficients, start=(1.0, 1.0), ids=None, members=None):
-    params, updates = torch.tensor(start), torch.tensor(rows)
-    m = len(rows)
-    round_updates = RoundUpdates(
-        server_round=1,
-        client_ids=tuple(range(m)) if ids is None else ids,
-        num_examples=torch.ones(m, dtype=torch.float64),
-        model=ModelVectors(params, params.new_zeros(0)),
-        client_updates=updates,
-        squared_norms=updates.double().square().sum(dim=1),
-        buffer_updates=updates.new_zeros(m, 0),
-        counters=({},) * m,
-    )
-    weights = torch.tensor(coefficients, dtype=torch.float64)
-    judges = Quadratic(), Quadratic()
-    return AuditStep(round_updates, weights, weights, *judges, PastSteps(), members or m)
+def step_of(rows, coefficients, ids=(0, 1, 2), members=None):
+    updates, weights = torch.tensor(rows), torch.tensor(coefficients, dtype=torch.float64)
+    m, model = len(rows), ModelVectors(torch.ones(2), torch.zeros(0))
+    updates = a_round(updates, model=model, client_ids=tuple(ids[:m]))
+    return AuditStep(updates, weights, weights, Quadratic(), Quadratic(), PastSteps(), members or m)
 
 
 def test_in_run_data_shapley_of_both_orders():

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.round import Aggregation
 from fedif_flower.strategies.config import configured_stages
 from fedif_flower.valuation import Validation
 from fedif_studies.backdoors.screen import TriggerScreen, strengthening
 from fedif_studies.names import NAMES
+from tests.rounds import a_round
 from tests.strategies.named import config
 
 SHARES = torch.full((4,), 0.25, dtype=torch.float64)
@@ -54,23 +55,11 @@ def images_validation() -> Validation:
     return Validation(Corner(), images, labels, device="cpu")
 
 
-def a_round(steps: list[list[float]]) -> RoundUpdates:
-    updates = torch.tensor(steps)
-    return RoundUpdates(
-        server_round=1,
-        client_ids=tuple(range(len(steps))),
-        num_examples=torch.arange(1, len(steps) + 1, dtype=torch.float64),
-        model=ModelVectors(torch.zeros(2), torch.zeros(0)),
-        client_updates=updates,
-        squared_norms=updates.double().square().sum(dim=1),
-        buffer_updates=torch.zeros(len(steps), 0),
-    )
-
-
 def test_the_update_that_brings_the_trigger_is_replaced_by_the_mean_of_the_others():
     screen = TriggerScreen(images_validation(), steps=60)
     screen.begin(None)
-    screened = screen.before(a_round([[0.0, 0.5], [1.0, 0.0], [0.0, -0.4]]))
+    updates = torch.tensor([[0.0, 0.5], [1.0, 0.0], [0.0, -0.4]])
+    screened = screen.before(a_round(updates, num_examples=torch.arange(1.0, 4.0).double()))
     # Examples 1 and 3: a quarter and three quarters.
     mean = 0.25 * 0.5 - 0.75 * 0.4
     expected = [[0.0, 0.5], [0.0, mean], [0.0, -0.4]]
