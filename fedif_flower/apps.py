@@ -7,8 +7,7 @@ imported by :func:`server_app`.
 from __future__ import annotations
 
 import logging
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
     from fedif_flower.client.part import ClientPart
-    from fedif_flower.run.config import RunConfig
     from fedif_flower.run.part import RunPart
-    from fedif_flower.run.recorder import Again
-    from fedif_flower.settings import Scalar
     from fedif_flower.strategies.reports import RoundReport
     from fedif_flower.tasks.task import Task
 
@@ -72,7 +68,6 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
     from fedif_flower.run.parts import chosen_parts
     from fedif_flower.run.preflight import read_config
     from fedif_flower.run.report import require_complete
-    from fedif_flower.strategies.nodes import is_simulated
     from fedif_flower.tasks.config import OWN
 
     app = ServerApp()
@@ -83,11 +78,9 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
         """Run the federation that the run config describes."""
         show_logs()
         own = {} if task is None else {"task": OWN + task.name}
-        simulated = is_simulated(grid)
         config = read_config(grid, {**context.run_config, **own}, known)
         logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
-        again = _flwr_run(context.run_config, config, simulated)
-        run_dir = run_federation(grid, config, _log_row, task=task, again=again, parts=known)
+        run_dir = run_federation(grid, config, _log_row, task=task, parts=known)
         logger.info("Report: %s", RunFolder(run_dir).report)
         # Flower reports a run as failed only if its ServerApp raises.
         require_complete(run_dir)
@@ -98,23 +91,6 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
 def _log_row(row: RoundReport) -> None:
     if shown := row.headline:
         logger.info("round %d: %s", row.round, shown)
-
-
-def _flwr_run(given: Mapping[str, Scalar], config: RunConfig, simulated: bool) -> Again:
-    """Return what tells the command that goes on with a run which Flower began."""
-    from fedif_flower.run.recorder import as_pairs
-
-    num_clients, usual = config.num_clients, config.all_defaults()
-    changed = {key: value for key, value in given.items() if value != usual.get(key)}
-    if "num-clients" in given:  # "auto" may count others when the run goes on.
-        changed["num-clients"] = num_clients
-    where = f"--federation-config num-supernodes={num_clients}" if simulated else "SUPERLINK"
-
-    def again(added: Mapping[str, Scalar]) -> str:
-        pairs = shlex.quote(as_pairs({**changed, **added}))
-        return f"flwr run . {where} --stream --run-config {pairs}"
-
-    return again
 
 
 def _with_log(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -160,13 +160,10 @@ def run_one(config: RunConfig, cpus_per_client: int, gpus_per_client: float) -> 
     """Simulate one federation and print its result."""
     from rich.progress import Progress
 
-    from fedif_flower.run.preflight import with_free_folder
-    from fedif_flower.run.recorder import as_pairs
     from fedif_flower.run.report import print_summary, require_complete
-    from fedif_flower.runtime.processes import own_command
     from fedif_flower.runtime.simulation import simulate
 
-    console, config = Console(), with_free_folder(config)
+    console = Console()
     with Progress(console=console, disable=not console.is_terminal) as bar:
         rounds = bar.add_task("starting Ray", total=config.num_server_rounds)
 
@@ -183,7 +180,6 @@ def run_one(config: RunConfig, cpus_per_client: int, gpus_per_client: float) -> 
             cpus_per_client=cpus_per_client,
             gpus_per_client=gpus_per_client,
             on_row=show,
-            again=lambda added: own_command("-c", as_pairs(added)),
             parts=door.run_parts(),
         )
     print_summary(run_dir, console)

@@ -34,27 +34,21 @@ class Attribution(RunPart):
     Contributions are split by blocks of held-out examples too, of which ``attribution.csv`` has a
     column each: every choice of rounds has an interval then. The blocks' weights are in
     ``provenance.json``.
-
-    Parameters
-    ----------
-    blocks : int
-        How many; 0: none.
     """
 
     settings = CreditSettings
 
-    def __init__(self, blocks: int = BLOCKS) -> None:
-        self.blocks = blocks
-
     def fits(self, config: RunConfig) -> None:
         """Raise ConfigError where nothing is attributed that could be measured on secret data."""
         secret = config.section(CreditSettings).secret_validation
-        is_fine = config.attribution != "off" or not secret
-        require(is_fine, "credit.secret-validation", secret, "false with attribution = 'off'")
+        fits = config.attribution != "off" or not secret
+        require(fits, "credit.secret-validation", secret, "false with attribution = 'off'")
 
     def build(self, run: RunContext) -> Built:
         """Return the attribution, and the records of its rounds."""
         config, paying = run.config, run.loaded.validation
+        if config.attribution == "off":
+            return NOTHING
         credit = config.section(CreditSettings)
         origin: dict[str, Any] = {}
         if credit.secret_validation:
@@ -63,13 +57,11 @@ class Attribution(RunPart):
             origin = {NONCE: salt.nonce, COMMITMENT: salt.commitment}
             paying = paying_part(run.loaded, salt.value)
             logger.info("contributions are measured on secret data, commitment %s", salt.commitment)
-        if config.attribution == "off":
-            return Built(provenance=origin)
         attribution = PathAttribution(
             paying,
             config.attribution,
             per_class=credit.per_class,
-            blocks=self.blocks,
+            blocks=BLOCKS,
             bounds=credit.bounds(),
         )
         records = AttributionRecords(run.folder, attribution, origin.get(NONCE, ""))
@@ -160,10 +152,9 @@ class Quarantined(RunPart):
 
     def fits(self, config: RunConfig) -> None:
         """Raise ConfigError for contributions that nobody can be judged by."""
-        is_fine = not config.section(QuarantineSettings).on or config.attribution in JUDGED_BY
-        require(
-            is_fine, "attribution", config.attribution, '"simpson" or "adaptive" with quarantine.on'
-        )
+        fits = not config.section(QuarantineSettings).on or config.attribution in JUDGED_BY
+        allowed = '"simpson" or "adaptive" with quarantine.on'
+        require(fits, "attribution", config.attribution, allowed)
 
     def build(self, run: RunContext) -> Built:
         """Return the quarantine, whose decisions are written."""

@@ -140,23 +140,21 @@ class RunConfig(ClientConfig, StrategyConfig):
         """
         values: dict[str, Any] = {**cls.defaults(), **run_config}
         for part in parts or ():
-            known = part.automatic(values).items()
-            values |= {key: value for key, value in known if values[key] == AUTO}
-        if values["num-clients"] == AUTO:
-            values["num-clients"] = cls.model_fields["num_clients"].default
-        if values["learning-rate"] == AUTO:
-            values["learning-rate"] = 0.05 if values["dataset"] == "digits" else 0.001
-        tuned = (values["dataset"], values["strategy"]) == ("fashion-mnist", "fedif")
-        if tuned and values["fedif.gamma"] == AUTO:
-            values["fedif.gamma"] = 0.4
-        if values["assumed-malicious-fraction"] == AUTO:
-            share = values["malicious-fraction"]
+            found = part.automatic(values).items()
+            values |= {key: value for key, value in found if values[key] == AUTO}
+        share = values["malicious-fraction"]
+        if not (isinstance(share, int | float) and 0 <= share <= 1):
             # One that is not allowed is an error of the key that was set.
-            fits = isinstance(share, int | float) and 0 <= share <= 1
-            default = cls.model_fields["assumed_malicious_fraction"].default
-            values["assumed-malicious-fraction"] = share if fits else default
-        if values["update-clipping"] == AUTO:
-            values["update-clipping"] = default_clipping(values["strategy"])
+            share = cls.model_fields["assumed_malicious_fraction"].default
+        known = {
+            "num-clients": cls.model_fields["num_clients"].default,
+            "learning-rate": 0.05 if values["dataset"] == "digits" else 0.001,
+            "assumed-malicious-fraction": share,
+            "update-clipping": default_clipping(values["strategy"]),
+        }
+        if (values["dataset"], values["strategy"]) == ("fashion-mnist", "fedif"):
+            known["fedif.gamma"] = 0.4
+        values |= {key: value for key, value in known.items() if values[key] == AUTO}
         sections = OWN_SECTIONS if parts is None else [p.settings for p in parts if p.settings]
         config = cls(sections=sections, **values)  # type: ignore[call-arg]
         for part in parts or ():
@@ -172,19 +170,10 @@ class RunConfig(ClientConfig, StrategyConfig):
         ConfigError
             Naming the key, its value and what is allowed.
         """
-        named = {
-            name
-            for registry in cls.registries.values()
-            for name in (*registry.built_in, section_name(str(settings.get(registry.key, ""))))
-        } | {kind.section_name() for kind in OWN_SECTIONS}
-        return cls.from_run_config(
-            {k: v for k, v in settings.items() if "." not in k or k.partition(".")[0] in named}
-        )
-
-    def all_defaults(self) -> dict[str, Scalar]:
-        """Return the defaults by key, with those of the parts' sections."""
-        own = {k: v for section in self._more for k, v in section.defaults().items()}
-        return {**self.defaults(), **own}
+        known = {*cls.sections(), *(kind.section_name() for kind in OWN_SECTIONS)}
+        known |= {section_name(str(settings.get(r.key, ""))) for r in cls.registries.values()}
+        own = {k: v for k, v in settings.items() if "." not in k or k.partition(".")[0] in known}
+        return cls.from_run_config(own)
 
     def require_heard(self, parts: Sequence[ConfiguredPart]) -> None:
         """Raise ConfigError for a key that is set, of a section that none of these parts has."""

@@ -19,9 +19,8 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.folder import RunFolder, hold_directory
 from fedif_flower.run.loaded_task import LoadedTask, load_task
-from fedif_flower.run.lock import hold_directory
 from fedif_flower.run.logs import about
 from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.run.parts import run_parts
@@ -29,11 +28,10 @@ from fedif_flower.run.preflight import (
     KEY,
     Members,
     require_simulated,
-    try_clients,
     with_free_folder,
 )
 from fedif_flower.run.provenance import RUN_ID
-from fedif_flower.run.recorder import Again, RunRecorder
+from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.run.writer import OnRow
@@ -50,7 +48,6 @@ def run_federation(
     on_row: OnRow | None = None,
     callbacks: Sequence[Callback] = (),
     task: Task | None = None,
-    again: Again | None = None,
     loaded: LoadedTask | None = None,
     parts: Sequence[RunPart] | None = None,
 ) -> Path:
@@ -68,9 +65,6 @@ def run_federation(
         Told of each round and model after the run's own records: curves, early stopping ...
     task : Task, optional
         What it is about; else the task that the run config names.
-    again : callable, optional
-        Returns the command that begins this run, given what is added to its run config: a run
-        that is stopped says how it goes on.
     loaded : LoadedTask, optional
         The task, where it has been loaded for this run already.
     parts : sequence of RunPart, optional
@@ -93,7 +87,6 @@ def run_federation(
         part.fits(config)
     loaded = loaded or load_task(with_free_folder(config), task)
     require_simulated(grid, loaded.config)
-    try_clients(grid, loaded)
     folder = RunFolder(loaded.config.run_dir)
     with about(run=folder.path.name), hold_directory(folder.path), ExitStack() as stack:
         settings = {**loaded.config.identity(), "data": loaded.fingerprint}
@@ -115,7 +108,7 @@ def run_federation(
         # Nodes are asked who they are before the strategy starts.
         members.ask(grid, loaded, run.joined("asked"), resumed=checkpoint is not None)
         recorder = RunRecorder(run, strategy, checkpoints, on_row)
-        _run_rounds(grid, run, recorder, callbacks, again)
+        _run_rounds(grid, run, recorder, callbacks)
     for part in parts:
         part.finished(run)
     return folder.path
@@ -126,7 +119,6 @@ def _run_rounds(
     run: RunContext,
     recorder: RunRecorder,
     callbacks: Sequence[Callback],
-    again: Again | None,
 ) -> None:
     """Begin or go on, run what rounds are left, and finish the records."""
     config, strategy, arrays = run.config, recorder.strategy, model_arrays(run.loaded.model)
@@ -158,7 +150,7 @@ def _run_rounds(
             train_config=told,
         )
     except BaseException as error:
-        recorder.stopped(error, again)
+        recorder.stopped(error)
         raise
     final: ArrayRecord = result.arrays if len(result.arrays) else arrays
     summary = recorder.finish(final.to_torch_state_dict())

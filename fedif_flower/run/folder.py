@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, read_whole
 from fedif_flower.run.rows import csv_text, read_rows
 from fedif_flower.storage import make_folder, set_aside, write_atomically, writing
@@ -84,8 +89,7 @@ class Table:
     """
 
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
-        self.path = path
-        self.columns = tuple(columns)
+        self.path, self.columns = path, tuple(columns)
         self._columns = self.columns
 
     def begin(self, more: Iterable[str] = ()) -> None:
@@ -268,3 +272,48 @@ def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
 
 def _names(kind: type) -> Sequence[str]:
     return [field.name for field in fields(kind)]
+
+
+@contextmanager
+def hold_directory(run_dir: Path) -> Iterator[None]:
+    """Hold a run's directory alone; a killed process releases it.
+
+    One that was made here, and in which nothing was written, is removed at the end.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The directory; it is made if it is not there.
+
+    Raises
+    ------
+    StorageError
+        If another run holds it, naming that one's process, host and start.
+    ConfigError
+        If it cannot be made or written to.
+    """
+    lock_path = run_dir / ".run.lock"
+    lock = FileLock(lock_path)
+    holder = run_dir / ".run.holder"
+    since = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
+    made = not run_dir.exists()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+        holder.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}")
+    except Timeout:
+        who = (holder.is_file() and holder.read_text()) or "another run"
+        raise StorageError(
+            f"{run_dir} is in use by {who}: wait for its end, or set another run-name"
+        ) from None
+    except OSError as error:
+        lock.release()
+        raise ConfigError(f"output-dir = {str(run_dir.parent)!r}: cannot write: {error}") from error
+    try:
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        if made and [path.name for path in run_dir.iterdir()] == [lock_path.name]:
+            lock_path.unlink()
+            run_dir.rmdir()
+        lock.release()

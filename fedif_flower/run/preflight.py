@@ -12,7 +12,7 @@ from pathlib import Path
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedif_flower.errors import ConfigError, DataError, FedIFError, TrainingFailedError
+from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.messages.instructions import instructions
@@ -41,8 +41,6 @@ from fedif_flower.strategies.nodes import (
     simulated_nodes,
     wait_for_nodes,
 )
-from fedif_flower.tasks.batches import count_examples
-from fedif_flower.tasks.task import ClientSite
 
 logger = logging.getLogger(__name__)
 
@@ -136,38 +134,9 @@ def _held(config: RunConfig) -> tuple[str, str] | None:
 
 
 def require_simulated(grid: Grid, config: RunConfig) -> None:
-    """Raise ConfigError if another number of nodes is simulated than the run has clients.
-
-    Where a round has one of several clients nothing can be weighed: the log says what to do.
-    """
+    """Raise ConfigError if another number of nodes is simulated than the run has clients."""
     if is_simulated(grid) and (found := len(simulated_nodes(grid))) != config.num_clients:
         raise other_number_simulated(found, config.num_clients, KEY)
-    if config.clients_per_round == 1 < config.num_clients:
-        logger.warning(
-            "one of %d clients trains in each round, and its update counts whole, whatever it is "
-            "worth: a higher fraction-train (%g here) lets them be compared",
-            config.num_clients,
-            config.fraction_train,
-        )
-
-
-def try_clients(grid: Grid, loaded: LoadedTask) -> None:
-    """Raise DataError if no client has data: clients are tried until one has.
-
-    Real nodes have data of their own, which only they can try.
-    """
-    if not is_reliable(grid):
-        return
-    config, task, error = loaded.config, loaded.task, None
-    parts = config.num_clients
-    for k in range(parts):
-        site = ClientSite(config.seed, config.data_path, partition_id=k, num_partitions=parts)
-        try:
-            if count_examples(task.load("client_data", site)) != 0:
-                return
-        except FedIFError as found:
-            error = error or found
-    raise error or DataError(f"task {task.name!r}: client_data of every client is empty")
 
 
 class Members:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -20,19 +20,18 @@ from torch import Tensor
 from fedif_flower.errors import CheckpointError, TrainingFailedError
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
+from fedif_flower.run.folder import write_tensors
 from fedif_flower.run.loaded_task import tensors_in
 from fedif_flower.run.logs import note
 from fedif_flower.run.part import RunContext
 from fedif_flower.run.provenance import RUN_ID, origin
+from fedif_flower.run.report import describe_machine
 from fedif_flower.run.results import run_title
 from fedif_flower.run.strategy import malicious_marker
 from fedif_flower.run.writer import OnRow, RunWriter
-from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Question, RunningStrategy
 
-# A door's command, given what is added to its run config.
-Again = Callable[[Mapping[str, Scalar]], str]
 logger = logging.getLogger(__name__)
 
 
@@ -116,7 +115,14 @@ class RunRecorder(RunWriter):
 
     def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
         """Write model, report and, last of all, ``summary.json``; return the summary."""
-        return self._conclude(self.config.to_mapping(), self.config.device, state_dict)
+        write_tensors(self.folder.model, state_dict)
+        summary = self._write_report() | {
+            "config": self.config.to_mapping(),
+            "seconds": round(time.perf_counter() - self._started, 3),
+            "machine": describe_machine(self.config.device),
+        }
+        self.folder.summary.write(summary)
+        return summary
 
     def restore(self, checkpoint: Checkpoint, grid: Grid, initial: ArrayRecord) -> ArrayRecord:
         """Go back to where a checkpoint was made; return the global model of that moment.
@@ -172,7 +178,7 @@ class RunRecorder(RunWriter):
         logger.info("Resumed: round %d of %d is next", last + 1, self.num_rounds)
         return arrays
 
-    def stopped(self, error: BaseException, again: Again | None) -> None:
+    def stopped(self, error: BaseException) -> None:
         """Save the last complete round of a run that an error ends; say how the run goes on.
 
         A checkpoint that cannot be written is passed over: the error that ends the run counts.
@@ -185,13 +191,13 @@ class RunRecorder(RunWriter):
         ):
             with contextlib.suppress(CheckpointError):
                 self._save()
-        if again is None:
-            return
-        told = "there is no checkpoint to go on from, the same command begins anew"
+        told = "begins anew: there is no checkpoint"
         if saved.last_round > 0:
-            command = again({"run-name": self.run_dir.name, "resume": AUTO})
-            told = f"go on at round {saved.last_round + 1} with: {command}"
-        logger.warning("stopped after round %d of %d; %s", last, self.num_rounds, told)
+            clients, name = self.config.num_clients, json.dumps(self.run_dir.name)
+            keys = f'run-name={name} resume="auto" num-clients={clients}'
+            told = f"goes on at round {saved.last_round + 1} with {keys} in its run config"
+        words = "stopped after round %d of %d; the same command %s"
+        logger.warning(words, last, self.num_rounds, told)
 
     def _save(self) -> None:
         assert self._last is not None  # callers have made sure
@@ -210,11 +216,6 @@ class RunRecorder(RunWriter):
             lines[name], records[name] = part.lines(after, last), part.memory(last)
         arrays, settings = model.to_torch_state_dict(), self.checkpoints.settings
         self.checkpoints.save(Checkpoint(last, settings, arrays, strategy, records, lines))
-
-
-def as_pairs(values: Mapping[str, Scalar]) -> str:
-    """Return settings as ``KEY=VALUE ...``, the way a command line takes them."""
-    return " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
 
 
 def _shapes(arrays: ArrayRecord) -> dict[str, str]:

@@ -21,7 +21,7 @@ from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, RunFolder
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.tables import ResultTable, shown_number
-from fedif_flower.valuation.intervals import block_sums, ends_of, intervals
+from fedif_flower.valuation.intervals import ends_of, intervals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -244,7 +244,7 @@ class Run:
         """
         attributed = any(member.contribution is not None for member in self.members)
         by = "contribution" if attributed else "weight_score"
-        shown = [m for m in self.sort(by) if getattr(m, by) is not None][:_MOST_BARS][::-1]
+        shown = [m for m in self.members if getattr(m, by) is not None][:_MOST_BARS][::-1]
         if not shown:
             raise ConfigError(f"{self.name}: neither contributions nor weight scores to draw")
         figure = new_figure(height=1.2 + 0.25 * len(shown))
@@ -253,7 +253,7 @@ class Run:
         colours = ["C1" if member.malicious else "C0" for member in shown]
         ends: Any = None
         if all(member.low is not None for member in shown):
-            lows, highs = (np.array([getattr(m, end) for m in shown]) for end in ("low", "high"))
+            lows, highs = np.array([(member.low, member.high) for member in shown]).T
             # A sum may lie outside of the quantiles of its resamples.
             ends = np.maximum([values - lows, highs - values], 0.0)
         axes.barh(range(len(shown)), values, xerr=ends, color=colours)
@@ -281,7 +281,7 @@ class Run:
         weights = provenance.read().get(BLOCKS_KEY) or [] if provenance.path.exists() else []
         return {f"{BLOCK_COLUMN}{k}": weight for k, weight in enumerate(weights)}
 
-    @cached_property
+    @property
     def _is_split(self) -> bool:
         """Whether all contributions are split by blocks; those of masked rounds are not."""
         parts = self.attributed[1]
@@ -302,11 +302,9 @@ class Run:
             per_round[times[row["round"]], places[row["client_id"]]] = row["contribution"]
         ends = intervals(per_round)
         if self._is_split:
-            split = (
-                (row["client_id"], row["contribution"], 0.0, [row[name] for name in self._blocks])
-                for row in parts
-            )
-            by_block, _ = block_sums(split, list(places), len(self._blocks))
+            by_block = np.zeros((len(self._blocks), len(places)))  # [B, n]
+            for row in parts:
+                by_block[:, places[row["client_id"]]] += [row[name] for name in self._blocks]
             ends = ends_of(by_block, np.array(list(self._blocks.values())))
         sums = [math.fsum(per_round[:, k]) for k in places.values()]
         if ends is None:

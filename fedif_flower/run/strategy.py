@@ -17,6 +17,11 @@ from fedif_flower.strategies.registry import StrategyParts, build_named
 from fedif_flower.strategies.setup import BaseArguments, Setup
 from fedif_flower.tasks.config import TrainingConfig
 
+# Of the setup of a strategy, what keys of the run config say.
+SAME_NAMES = (
+    *("seed", "device", "min_valid_replies", "max_failed_rounds", "max_paused_turns"),
+    "max_examples_ratio",
+)
 # Of a task that does not say how many training examples there are.
 MOST_EXAMPLES = 10_000_000
 
@@ -34,17 +39,12 @@ def build_strategy(
         stages=configured_stages(config, loaded.validation),
         callbacks=(),
         setup=Setup(
-            seed=config.seed,
-            device=config.device,
             trainable_keys=loaded.validation.parameter_names,
             tied_keys=loaded.validation.tied_names,
-            min_valid_replies=config.min_valid_replies,
-            max_failed_rounds=config.max_failed_rounds,
-            max_paused_turns=config.max_paused_turns,
             max_num_examples=loaded.task.num_train or MOST_EXAMPLES,
-            max_examples_ratio=config.max_examples_ratio,
             pace=config.pace.pace(),
             local_method=build_local_method(config, loaded.task, config.seed),
+            **{name: getattr(config, name) for name in SAME_NAMES},
             **setup,
         ),
     )

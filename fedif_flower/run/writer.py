@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
 import sys
@@ -14,30 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
-from torch import Tensor
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import printable
-from fedif_flower.run.figures import describe_machine, summarize
-from fedif_flower.run.folder import MEASURED, RunFolder, Table, write_tensors
+from fedif_flower.run.folder import MEASURED, RunFolder, Table
 from fedif_flower.run.presence import Change, RollCall
-from fedif_flower.run.provenance import origin
-from fedif_flower.run.report import write_report
+from fedif_flower.run.report import summarize, write_report
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import Line
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.tasks.batches import tensors_of
-from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
 
 OnRow = Callable[[RoundReport], object]
 # What a model was measured by, how long it took, and why there is nothing where it failed.
 _NOT_EVALUATED: tuple[Mapping[str, float], float, str] = ({}, 0.0, "")
-_BOUNDS = ("length", "borrowed", "weight")  # Of credit.
 logger = logging.getLogger(__name__)
 
 
@@ -52,9 +44,7 @@ class RunWriter(Callback):
     where an ``evaluate_fn`` or another callback gives them, as ``test-accuracy``,
     ``validation-loss`` and so on.
 
-    Beside a :class:`~fedif_flower.PathAttribution` it writes contributions as well, with settings,
-    hashes, the model and, where no error ended the run, a summary: ``fedif statement`` makes a
-    statement of that.
+    Beside a :class:`~fedif_flower.PathAttribution` it writes contributions as well.
 
     Parameters
     ----------
@@ -129,31 +119,14 @@ class RunWriter(Callback):
         return server_round % self._every == 0
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Begin the files; beside an attribution, with what a statement needs."""
+        """Begin the files."""
         self._strategy = strategy
         self._begin()
         found = (told for told in strategy.callbacks if isinstance(told, PathAttribution))
-        self._attribution = attribution = next(found, None)
-        if attribution is None:
-            return
-        settings = self._settings(attribution)
-        self.folder.config.write(settings)
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        tensors = (t for b in attribution.validation.batches for t in tensors_of(b.content))
-        self.folder.provenance.write(origin(digest, tensors))
-        self.folder.begin_attribution(attribution.num_classes)
-        attribution.on_attribution.append(self.folder.add_attribution)
-
-    def _settings(self, attribution: PathAttribution) -> dict[str, Any]:
-        """Return what is known of the run, by the keys of a run config."""
-        assert self._strategy is not None  # on_start
-        return {
-            "task": OWN + self.title,
-            "strategy": type(self._strategy).__name__,
-            "seed": self._strategy.seed,
-            "attribution": attribution.rule,
-            **{f"credit.{name}": getattr(attribution.bounds, name, 0.0) for name in _BOUNDS},
-        }
+        self._attribution = next(found, None)
+        if self._attribution is not None:
+            self.folder.begin_attribution(self._attribution.num_classes)
+            self._attribution.on_attribution.append(self.folder.add_attribution)
 
     def on_asked(self, question: Question) -> None:
         """Note who is there, gone or kept from being asked, where that is news."""
@@ -234,30 +207,10 @@ class RunWriter(Callback):
             told(report)
 
     def on_end(self) -> None:
-        """Write the report; and the summary, if it is the run's good end."""
-        if self._attribution is None or sys.exception() is not None:
-            self._write_report()
-            return
-        assert self._strategy is not None  # on_start
-        self._attribution.settle()
-        state_dict = self._strategy.model.record.to_torch_state_dict()
-        last = self.lines["rounds"][-1]["round"] if self.lines["rounds"] else 0
-        settings = {**self._settings(self._attribution), "num-server-rounds": last}
-        self._conclude(settings, str(self._attribution.validation.device), state_dict)
-
-    def _conclude(
-        self, settings: Mapping[str, Any], device: str, state_dict: Mapping[str, Tensor]
-    ) -> dict[str, Any]:
-        """Write model, report and, last of all, ``summary.json``; return the summary."""
-        write_tensors(self.folder.model, state_dict)
-        summary = self._write_report()
-        summary |= {
-            "config": settings,
-            "seconds": round(time.perf_counter() - self._started, 3),
-            "machine": describe_machine(device),
-        }
-        self.folder.summary.write(summary)
-        return summary
+        """Write the report."""
+        if self._attribution is not None and sys.exception() is None:
+            self._attribution.settle()
+        self._write_report()
 
     def _write_report(self) -> dict[str, Any]:
         """Write the report; return what it is made of."""

@@ -12,7 +12,6 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.part import RunPart
 from fedif_flower.run.preflight import with_free_folder
-from fedif_flower.run.recorder import Again
 from fedif_flower.run.writer import OnRow
 from fedif_flower.runtime.ray_grid import ray_grid
 
@@ -24,7 +23,6 @@ def simulate(
     cpus_per_client: int = 1,
     gpus_per_client: float = 0.0,
     on_row: OnRow | None = None,
-    again: Again | None = None,
     parts: Sequence[RunPart] | None = None,
 ) -> Path:
     """Run one federation on Ray in this process and return the directory of its results.
@@ -41,8 +39,6 @@ def simulate(
         Share of a GPU per client, >= 0.
     on_row : callable, optional
         Called with each line of ``rounds.csv``.
-    again : callable, optional
-        As :func:`~fedif_flower.run.federation.run_federation` takes it.
     parts : sequence of RunPart, optional
         As :func:`~fedif_flower.run.federation.run_federation` takes them.
 
@@ -58,4 +54,4 @@ def simulate(
         cpus_per_client=cpus_per_client,
         gpus_per_client=gpus_per_client,
     ) as grid:
-        return run_federation(grid, config, on_row, again=again, loaded=loaded, parts=parts)
+        return run_federation(grid, config, on_row, loaded=loaded, parts=parts)

@@ -29,7 +29,6 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.report import require_last_round
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.runtime.processes import own_command
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, distinct, find_result
 from fedif_studies.rows import Row, add_rows, committed_revision, machine
@@ -179,8 +178,8 @@ def _carry_out(
                 until = f"{datetime.now() + timedelta(seconds=left):%a %H:%M}"
                 typer.echo(f"[{done}/{len(todo)}, until {until}] {name(cell)}")
     except KeyboardInterrupt:
-        goes_on = f"stopped: {len(todo) - done} cells are left; go on with: {own_command()}"
-        raise GridInterrupted(goes_on) from None
+        left = len(todo) - done
+        raise GridInterrupted(f"stopped: {left} cells are left; the same command goes on") from None
     return not failed
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.errors import CheckpointError
-from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder, read_checkpoint
+from fedif_flower.run.checkpoint import (
+    Checkpoint,
+    CheckpointFolder,
+    JournalEnd,
+    append_lines,
+    read_checkpoint,
+    read_lines,
+)
+from tests.run.resuming import run, run_config
 
 NODE = 2**64 - 1  # Flower's ids are unsigned 64-bit numbers
 SETTINGS = {"seed": 3, "gamma": 0.3, "strategy": "fedif"}
@@ -28,28 +36,12 @@ def checkpoint(server_round: int = 10) -> Checkpoint:
     )
 
 
-def folder(tmp_path: Path) -> CheckpointFolder:
-    return CheckpointFolder(tmp_path / "checkpoints", SETTINGS)
-
-
 def names(kept: CheckpointFolder) -> list[str]:
     return sorted(path.name for path in kept.folder.iterdir())
 
 
-def test_what_is_read_is_what_was_written_bit_for_bit(tmp_path):
-    read = read_checkpoint(folder(tmp_path).save(checkpoint()))
-    written = vars(checkpoint())
-    for key, value in vars(read).items():
-        if key not in ("arrays", "source"):
-            assert value == written[key]
-    assert list(read.arrays) == ["weight", "counter"]
-    for name, tensor in read.arrays.items():
-        assert torch.equal(tensor, written["arrays"][name])
-        assert tensor.dtype == written["arrays"][name].dtype
-
-
 def test_the_last_two_are_kept_and_leftovers_of_a_killed_process_removed(tmp_path):
-    kept = folder(tmp_path)
+    kept = CheckpointFolder(tmp_path / "checkpoints", SETTINGS)
     for server_round in (10, 20, 1_000_000):
         kept.save(checkpoint(server_round))
     assert names(kept) == ["records.jsonl", "round-000020.pt", "round-1000000.pt"]
@@ -67,13 +59,13 @@ def test_the_last_two_are_kept_and_leftovers_of_a_killed_process_removed(tmp_pat
 def test_no_changed_and_no_missing_byte_goes_unnoticed(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("damage") / "round-000010.pt"
     whole = CheckpointFolder(path.parent, SETTINGS).save(checkpoint()).read_bytes()
+    read, written = read_checkpoint(path), checkpoint()
+    assert replace(read, arrays={}, source=None) == replace(written, arrays={})
+    assert all(torch.equal(read.arrays[k], v) for k, v in written.arrays.items())
     position = data.draw(st.integers(0, len(whole) - 1))
-    if data.draw(st.booleans()):
-        damaged = whole[:position]
-    else:
-        flipped = whole[position] ^ data.draw(st.integers(1, 255))
-        damaged = whole[:position] + bytes([flipped]) + whole[position + 1 :]
-    path.write_bytes(damaged)
+    flipped = whole[position] ^ data.draw(st.integers(1, 255))
+    changed = whole[:position] + bytes([flipped]) + whole[position + 1 :]
+    path.write_bytes(data.draw(st.sampled_from([whole[:position], changed])))
     with pytest.raises(CheckpointError, match=r"round-000010\.pt"):
         read_checkpoint(path)
 
@@ -94,12 +86,11 @@ def test_a_file_made_to_run_code_does_not(tmp_path):
 
 
 def test_auto_falls_back_to_the_older_one_with_a_warning(tmp_path, caplog):
-    kept = folder(tmp_path)
+    kept = CheckpointFolder(tmp_path, SETTINGS)
     kept.save(checkpoint(9))
     last = kept.save(checkpoint(10))
     last.write_bytes(last.read_bytes()[:-1])
-    with caplog.at_level(logging.WARNING, "fedif_flower"):
-        assert kept.find("auto").server_round == 9
+    assert kept.find("auto").server_round == 9
     assert "round-000010.pt is damaged" in caplog.text
     with pytest.raises(CheckpointError, match="SHA-256"):
         kept.find(str(last))
@@ -109,9 +100,66 @@ def test_auto_falls_back_to_the_older_one_with_a_warning(tmp_path, caplog):
 
 
 def test_another_configuration_is_refused_naming_the_keys(tmp_path):
-    path = folder(tmp_path).save(checkpoint())
-    other = CheckpointFolder(path.parent, SETTINGS | {"gamma": 0.4, "new-key": True})
+    path = CheckpointFolder(tmp_path, SETTINGS).save(checkpoint())
+    other = CheckpointFolder(tmp_path, SETTINGS | {"gamma": 0.4, "new-key": True})
     changed = "gamma = 0.3 there, 0.4 here; new-key = its default there, True here$"
     for resume in ("auto", str(path)):
         with pytest.raises(CheckpointError, match=f"is of another configuration: {changed}"):
             other.find(resume)
+
+
+cells = (
+    st.none() | st.booleans() | st.integers(0, 2**64 - 1) | st.floats(allow_nan=False) | st.text()
+)
+lines = st.lists(st.dictionaries(st.text(), cells, max_size=3), max_size=3)
+
+
+@given(st.lists(lines, max_size=4))
+def test_lines_that_are_read_are_what_was_written(tmp_path_factory, batches):
+    path = tmp_path_factory.mktemp("journal") / "records.jsonl"
+    ends = [(JournalEnd(), [])]
+    for batch in batches:
+        end, written = ends[-1]
+        append_lines(path, {"clients": [{"lost": "of a checkpoint that was not completed"}]}, end)
+        ends.append((append_lines(path, {"clients": batch}, end), written + batch))
+    for end, written in ends:
+        assert read_lines(path, end).get("clients", []) == written
+    whole = path.read_bytes()[: end.size] if batches else b""
+    for damaged in (whole[:-1], whole[:9] + b"?" + whole[10:]) if whole else ():
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="SHA-256 differs"):
+            read_lines(path, end)
+
+
+@pytest.fixture(scope="module")
+def killed_in_round_three(tmp_path_factory) -> Path:
+    config = run_config(tmp_path_factory.mktemp("run"), num_server_rounds=3, checkpoint_every=1)
+    return run(config, kill_at=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c: {"server_round": 99}, "does not fit this run: it is to have 3 rounds"),
+        (lambda c: {"strategy": {}}, "does not fit this run: KeyError"),
+        (lambda c: {"arrays": c.arrays | {"new": torch.zeros(1)}}, "'new' is .* model, no part"),
+        (
+            lambda c: {"arrays": {k: v.double() for k, v in c.arrays.items()}},
+            "is float64 .* of its model, float32",
+        ),
+        (lambda c: {"lines": c.lines | {"rounds": c.lines["rounds"][:2]}}, "of the rounds 0 to 2"),
+    ],
+)
+def test_one_that_is_whole_but_not_of_this_run_replaces_nothing(
+    killed_in_round_three, tmp_path, change, reason
+):
+    run_dir = killed_in_round_three
+    whole = read_checkpoint(run_dir / "checkpoints" / "round-000002.pt")
+    crafted = replace(whole, source=None, **change(whole))
+    path = CheckpointFolder(tmp_path, whole.settings).save(crafted)
+    own = {"num_server_rounds": 3, "checkpoint_every": 1, "resume": str(path)}
+    results = ("config.json", "provenance.json", "rounds.csv", "clients.csv")
+    before = [(run_dir / name).read_bytes() for name in results]
+    with pytest.raises(CheckpointError, match=reason):
+        run(run_config(run_dir.parent, **own))
+    assert [(run_dir / name).read_bytes() for name in results] == before

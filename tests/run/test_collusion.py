@@ -2,15 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedif_flower.attacks import ATTACKS, Colluder
@@ -32,37 +24,24 @@ def more_attacks(monkeypatch):
     monkeypatch.setattr(ATTACKS, "built_in", {**ATTACKS.built_in, "swap": SwapAndDouble})
 
 
-def colluding_config(**values) -> ClientConfig:
-    return ClientConfig(attack="swap", seed=3, num_clients=4, **values)
-
-
 def reply_to(message: Message, values: list[float], *, accomplice: int | None) -> Message:
-    content = RecordDict(
-        {
-            "arrays": ArrayRecord({"w": Array(torch.tensor(values).numpy())}),
-            "metrics": MetricRecord({"num-examples": 1}),
-        }
-    )
+    arrays = ArrayRecord({"w": Array(torch.tensor(values).numpy())})
+    content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})})
     if accomplice is not None:
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": accomplice})
     return Message(content, reply_to=message)
 
 
 def exchange(client, order=(1000, 1001, 1002, 1003)) -> dict[int, list[float]]:
-    grid = ColludingGrid(LocalGrid(client, 4), colluding_config(), ["w"], {})
+    own = ClientConfig(attack="swap", seed=3, num_clients=4)
+    grid = ColludingGrid(LocalGrid(client, 4), own, ["w"], {})
     arrays = ArrayRecord({"w": Array(torch.tensor([1.0, 1.0]).numpy())})
     config = ConfigRecord({"server-round": 5})
-    messages = [
-        Message(RecordDict({"arrays": arrays, "config": config}), node, MessageType.TRAIN)
-        for node in order
-    ]
-    replies = list(grid.send_and_receive(messages))
-    assert all(ACCOMPLICE_KEY not in reply.content for reply in replies if reply.has_content())
-    return {
-        reply.metadata.src_node_id: reply.content["arrays"]["w"].numpy().tolist()
-        for reply in replies
-        if reply.has_content()
-    }
+    content = RecordDict({"arrays": arrays, "config": config})
+    replies = grid.send_and_receive([Message(content, node, "train") for node in order])
+    told = {r.metadata.src_node_id: r.content for r in replies if r.has_content()}
+    assert all(ACCOMPLICE_KEY not in content for content in told.values())
+    return {node: content["arrays"]["w"].numpy().tolist() for node, content in told.items()}
 
 
 def worth(message, context) -> Message:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from client_app import app as client_app
 from fedif_flower.errors import StorageError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.live_state import LiveState
-from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.callbacks import Question
-from fedif_flower.strategies.reports import RoundReport
-from tests.run.test_federation import run_config
 
 NODES = [ClientNode(0, 70, name="Graz"), ClientNode(1, 71), ClientNode(2, 72)]
-QUESTION = Question(4, asked=NODES[:2], at_work=NODES[2:], online=NODES, paused={9, 8})
 
 
 def test_it_says_who_was_asked_and_who_answered(tmp_path):
     live = LiveState(RunFolder(tmp_path), ExitStack())
-    live.on_asked(QUESTION)
+    live.on_asked(Question(4, asked=NODES[:2], at_work=NODES[2:], online=NODES, paused={9, 8}))
     live.on_reply(4, NODES[0], failed=False)
     live.on_reply(4, NODES[1], failed=True)
     live.write()
@@ -32,13 +26,7 @@ def test_it_says_who_was_asked_and_who_answered(tmp_path):
     assert [node["client_id"] for node in said["at_work"]] == [72]
     expected = {"phase": "training", "round": 4, "num_asked": 2, "num_answered": 2}
     expected |= {"num_online": 3, "online": [70, 71, 72], "paused": [8, 9]}
-    expected |= {"answered": [70], "failed": [71]}
-    assert {key: said[key] for key in expected} == expected
-    live.on_round(RoundReport(4))
-    live.on_asked(QUESTION)
-    live.write()
-    said = RunFolder(tmp_path).live.read()
-    assert (said["phase"], said["answered"], said["num_answered"]) == ("training", [], 0)
+    assert said.items() >= (expected | {"answered": [70], "failed": [71]}).items()
 
 
 @pytest.mark.parametrize(
@@ -50,21 +38,9 @@ def test_it_says_who_was_asked_and_who_answered(tmp_path):
     ],
 )
 def test_its_last_word_is_how_the_run_ended(tmp_path, error, phase, reason):
-    try:
-        with ExitStack() as stack:
-            LiveState(RunFolder(tmp_path), stack).on_start(None)
-            if error is not None:
-                raise error
-    except (StorageError, KeyboardInterrupt):
-        pass
+    with suppress(StorageError, KeyboardInterrupt), ExitStack() as stack:
+        LiveState(RunFolder(tmp_path), stack).on_start(None)
+        if error is not None:
+            raise error
     said = RunFolder(tmp_path).live.read()
     assert (said["phase"], said.get("reason")) == (phase, reason)
-
-
-def test_a_run_leaves_its_state_and_counts_it_to_no_result(tmp_path):
-    config = run_config(tmp_path, num_server_rounds=2)
-    folder = RunFolder(run_federation(LocalGrid(client_app, 10), config))
-    said = folder.live.read()
-    assert (said["phase"], said["round"], said["num_answered"]) == ("finished", 2, 5)
-    assert {n["client_id"] for n in said["asked"]} == set(said["answered"])
-    assert "state.json" not in folder.results()

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from fedif_flower.errors import StorageError
-from fedif_flower.run.lock import hold_directory
+from fedif_flower.run.folder import hold_directory
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from fedif_flower.run.lock import hold_directory
+from fedif_flower.run.folder import hold_directory
 with hold_directory(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from fedif_flower.errors import CheckpointError, ConfigError
+from fedif_flower.errors import CheckpointError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.secret_validation import (
@@ -49,10 +49,3 @@ def test_a_run_that_goes_on_keeps_its_salt_and_one_that_begins_has_a_new_one(tmp
     assert published() == first
     run(config(resume="").replace(overwrite=True))
     assert published() != first
-
-
-def test_a_secret_that_others_may_read_is_refused(tmp_path):
-    salt_of("a", tmp_path / "secret")
-    (tmp_path / "secret").chmod(0o644)
-    with pytest.raises(ConfigError, match="others may read it"):
-        salt_of("a", tmp_path / "secret")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedif_flower.run.rows import read_rows
-from fedif_flower.tasks.task import ClientSite, Metric
+from fedif_flower.tasks.task import Metric
 from tests.run.points import SLOPE, absolute_error, line, regression, run
 
 
@@ -23,8 +22,7 @@ def test_a_regression_has_its_metric_wherever_a_classifier_has_accuracy(tmp_path
     assert {row["test_accuracy"] for row in rows} == {""}
     errors = [float(row["test_mean_absolute_error"]) for row in rows]
     assert errors[-1] < errors[0] / 5
-    summary = json.loads((run_dir / "summary.json").read_text())
-    figures = summary["metrics"]["mean absolute error"]
+    figures = json.loads((run_dir / "summary.json").read_text())["metrics"]["mean absolute error"]
     assert figures["test_best"] == min(errors[1:])
     assert not figures["higher_is_better"]
     report = (run_dir / "report.md").read_text()
@@ -34,24 +32,13 @@ def test_a_regression_has_its_metric_wherever_a_classifier_has_accuracy(tmp_path
     assert not (run_dir / "accuracy.png").exists()
 
 
-def as_loader(seed: int) -> DataLoader:
+def loader(seed: int) -> DataLoader:
     return DataLoader(TensorDataset(*line(seed)), batch_size=16, shuffle=True)
 
 
-def in_numpy(seed: int) -> tuple[np.ndarray, ...]:
-    return tuple(tensor.numpy() for tensor in line(seed))
-
-
-class Batches:
-    """A loader of batches in a structure of its own."""
-
-    def __init__(self, seed: int) -> None:
-        inputs, targets = line(seed)
-        rows = [slice(start, start + 16) for start in range(0, len(inputs), 16)]
-        self.batches = [{"x": inputs[part], "y": targets[part]} for part in rows]
-
-    def __iter__(self):
-        return iter(self.batches)
+def batches(seed: int) -> list[dict[str, torch.Tensor]]:
+    """Batches in a structure of their own."""
+    return [{"x": x, "y": y} for x, y in zip(*(t.split(16) for t in line(seed)), strict=True)]
 
 
 def dict_loss(model: nn.Module, batch) -> tuple[torch.Tensor, int]:
@@ -62,43 +49,39 @@ def dict_error(model: nn.Module, batch) -> torch.Tensor:
     return absolute_error(model(batch["x"]), batch["y"])
 
 
+OF_DICTS = {
+    "loss": None,
+    "batch_loss": dict_loss,
+    "metrics": [Metric("mean absolute error", dict_error, higher_is_better=False)],
+}
+
+
 @pytest.mark.parametrize(
-    "task",
+    ("data", "more"),
     [
-        regression(
-            client_data=lambda site: as_loader(site.partition_id),
-            validation_data=lambda site: as_loader(100),
-        ),
-        regression(
-            client_data=lambda site: in_numpy(site.partition_id),
-            validation_data=lambda site: in_numpy(100),
-            test_data=lambda site: in_numpy(101),
-        ),
-        regression(
-            client_data=lambda site: Batches(site.partition_id),
-            validation_data=lambda site: Batches(100),
-            test_data=lambda site: Batches(101),
-            loss=None,
-            batch_loss=dict_loss,
-            metrics=[Metric("mean absolute error", dict_error, higher_is_better=False)],
-        ),
+        (loader, {}),
+        (lambda seed: tuple(tensor.numpy() for tensor in line(seed)), {}),
+        (batches, OF_DICTS),
     ],
     ids=["loader", "NumPy", "batches"],
 )
-def test_data_of_any_form_train_and_repeat_with_the_same_bits(tmp_path, task):
+def test_data_of_any_form_train_and_repeat_with_the_same_bits(tmp_path, data, more):
+    task = regression(
+        client_data=lambda site: data(site.partition_id),
+        validation_data=lambda site: data(100),
+        test_data=lambda site: data(101),
+        **more,
+    )
     runs = [run(tmp_path, task, run_name=name) for name in ("first", "second")]
     models = [torch.load(run_dir / "model.pt", weights_only=True) for run_dir in runs]
     assert torch.equal(models[0]["weight"], models[1]["weight"])
     assert (models[0]["weight"] - SLOPE.T).abs().max() < 0.2
-    rows = read_rows(runs[0] / "clients.csv")
-    assert {row["num_examples"] for row in rows} == {"40"}
+    assert {row["num_examples"] for row in read_rows(runs[0] / "clients.csv")} == {"40"}
 
 
 def test_a_client_without_data_is_left_out_and_named(tmp_path):
-    def client_data(site: ClientSite):
-        return line(site.partition_id, 0 if site.partition_id == 0 else 40)
-
-    rows = read_rows(run(tmp_path, regression(client_data=client_data)) / "clients.csv")
+    empty = regression(client_data=lambda site: line(site.partition_id, 40 * site.partition_id))
+    rows = read_rows(run(tmp_path, empty) / "clients.csv")
     reasons = {row["partition_id"]: row["rejection"] for row in rows if row["round"] == "1"}
     assert "local training needs at least one example; this client has none" in reasons["0"]
     assert {reasons[number] for number in "123"} == {""}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import ssl
 import threading
 import time
@@ -13,17 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
-from cryptography.x509.oid import NameOID
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from fedif_consortium.federation.certificates import make_key, own_certificate
 from fedif_consortium.masking.boxes import MaskedUpdate, mask_update
 from fedif_consortium.masking.keeper import Keeper
 from fedif_consortium.masking.keeper_client import HttpKeeper, trusting
@@ -35,31 +26,16 @@ from fedif_consortium.masking.keeper_service import (
     make_keeper,
     read_keeper_config,
 )
+from fedif_flower.storage import write_private
 
 RUN = 2**63 + 5
 
 
 def write_certificate(folder: Path, name: str) -> None:
     """Write ``name.crt`` and ``name.key``: self-signed, for loopback."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(Encoding.PEM))
-    (folder / f"{name}.key").write_bytes(
-        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    )
+    write_private(folder / f"{name}.key", make_key())
+    certificate = own_certificate(folder / f"{name}.key", name, ["127.0.0.1"])
+    (folder / f"{name}.crt").write_bytes(certificate)
 
 
 @dataclass

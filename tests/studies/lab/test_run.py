@@ -49,7 +49,7 @@ def test_a_signal_ends_it_and_what_is_complete_stays(tmp_path):
         return [{"figure": 1}]
 
     path, handler = tmp_path / "rows.csv", signal.getsignal(signal.SIGTERM)
-    with pytest.raises(GridInterrupted, match="stopped: 2 cells are left; go on with: "):
+    with pytest.raises(GridInterrupted, match="stopped: 2 cells are left; the same command"):
         fill(path, CELLS, stopped)
     assert [row["name"] for row in read_rows(path)] == ["a"]
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -94,7 +94,7 @@ def test_ctrl_c_leaves_a_grid_that_goes_on(tmp_path, monkeypatch):
     settings = {"num_server_rounds": 3, "checkpoint_every": 1}
     cells = [small_cell(tmp_path), small_cell(tmp_path, "second", seed=1, **settings)]
     handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(GridInterrupted, match="stopped: 1 cells are left; go on with: "):
+    with pytest.raises(GridInterrupted, match="stopped: 1 cells are left; the same command"):
         run_cells(cells, 1)
     assert signal.getsignal(signal.SIGINT) is handler
     assert [find_result(cell) is not None for cell in cells] == [True, False]
