@@ -131,7 +131,7 @@ def _run_rounds(
             f"checkpoints and what is kept of rounds need {needed / 2**20:.1f} MiB"
         )
     if run.checkpoint is not None:
-        arrays = recorder.restore(run.checkpoint, grid, arrays)
+        arrays = recorder.restore(run.checkpoint, grid)
     # Evaluation may take a model back: the recorder is the first to look at it.
     strategy.callbacks += [recorder, *run.callbacks, *callbacks]
     told = instructions(

@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedif_flower.errors import CheckpointError, TrainingFailedError
+from fedif_flower.errors import CheckpointError, FedIFError, TrainingFailedError
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.folder import write_tensors
@@ -31,6 +31,7 @@ from fedif_flower.run.strategy import malicious_marker
 from fedif_flower.run.writer import OnRow, RunWriter
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Question, RunningStrategy
+from fedif_flower.strategies.global_model import require_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class RunRecorder(RunWriter):
         self.folder.summary.write(summary)
         return summary
 
-    def restore(self, checkpoint: Checkpoint, grid: Grid, initial: ArrayRecord) -> ArrayRecord:
+    def restore(self, checkpoint: Checkpoint, grid: Grid) -> ArrayRecord:
         """Go back to where a checkpoint was made; return the global model of that moment.
 
         Scores stay with a client's lasting id; see
@@ -136,8 +137,6 @@ class RunRecorder(RunWriter):
             From the same settings.
         grid : Grid
             The way to the clients.
-        initial : ArrayRecord
-            The model before training: names, shapes and types must be the same.
 
         Raises
         ------
@@ -149,11 +148,7 @@ class RunRecorder(RunWriter):
             if last > self.num_rounds:
                 raise ValueError(f"it is to have {self.num_rounds} rounds")
             arrays = tensor_arrays(checkpoint.arrays)
-            theirs, ours = _shapes(arrays), _shapes(initial)
-            for name in theirs | ours:
-                if theirs.get(name) != ours.get(name):
-                    there, here = theirs.get(name, "no part"), ours.get(name, "no part")
-                    raise ValueError(f"{name!r} is {there} of its model, {here} of this run's")
+            require_shapes("the run", self.run.loaded.validation.shapes, arrays)
             state = checkpoint.records
             if [row["round"] for row in checkpoint.lines["rounds"]] != list(range(last + 1)):
                 raise ValueError(f"its records are not those of the rounds 0 to {last}")
@@ -165,7 +160,7 @@ class RunRecorder(RunWriter):
             for name, part in self._kept.items():
                 part.restore(checkpoint.lines.get(name, ()), state.get(name), last)
         except Exception as error:  # a file that was made by hand can hold anything
-            reason = error if isinstance(error, ValueError) else repr(error)
+            reason = error if isinstance(error, ValueError | FedIFError) else repr(error)
             raise CheckpointError(
                 f"the checkpoint of round {last} does not fit this run: {reason}"
             ) from error
@@ -216,7 +211,3 @@ class RunRecorder(RunWriter):
             lines[name], records[name] = part.lines(after, last), part.memory(last)
         arrays, settings = model.to_torch_state_dict(), self.checkpoints.settings
         self.checkpoints.save(Checkpoint(last, settings, arrays, strategy, records, lines))
-
-
-def _shapes(arrays: ArrayRecord) -> dict[str, str]:
-    return {name: f"{array.dtype} {tuple(array.shape)}" for name, array in arrays.items()}

@@ -142,11 +142,7 @@ def killed_in_round_three(tmp_path_factory) -> Path:
     [
         (lambda c: {"server_round": 99}, "does not fit this run: it is to have 3 rounds"),
         (lambda c: {"strategy": {}}, "does not fit this run: KeyError"),
-        (lambda c: {"arrays": c.arrays | {"new": torch.zeros(1)}}, "'new' is .* model, no part"),
-        (
-            lambda c: {"arrays": {k: v.double() for k, v in c.arrays.items()}},
-            "is float64 .* of its model, float32",
-        ),
+        (lambda c: {"arrays": c.arrays | {"new": torch.zeros(1)}}, "a model without 'new'"),
         (lambda c: {"lines": c.lines | {"rounds": c.lines["rounds"][:2]}}, "of the rounds 0 to 2"),
     ],
 )
