@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,32 +8,24 @@ from hypothesis import strategies as st
 from fedif_flower.aggregators import fltrust_coefficients
 
 
-def test_by_hand() -> None:
-    # cosines 0.6, 1 and -1; norms 5, 2, 7; the server's norm is 1.
-    updates = torch.tensor([[3.0, 4.0], [2.0, 0.0], [-7.0, 0.0]])
-    coefficients, trust = fltrust_coefficients(updates, torch.tensor([1.0, 0.0]))
-    expected = torch.tensor([0.6, 1.0, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(trust, expected)
-    torch.testing.assert_close(coefficients, expected / 1.6 / torch.tensor([5.0, 2.0, 7.0]))
-
-
-def test_nobody_trusted_means_no_step() -> None:
-    updates = torch.tensor([[-2.0, 0.0], [0.0, 4.0]])
-    coefficients, trust = fltrust_coefficients(updates, torch.tensor([3.0, 0.0]))
-    assert trust.tolist() == [0.0, 0.0]
-    assert coefficients.tolist() == [0.0, 0.0]
-    # <x, y> is 0 but for rounding, here 1 - 3 / 3 of numbers that float64 does not have.
-    third = torch.tensor([[0.1 + 0.2, -1.0], [0.2 + 0.1, -1.0]], dtype=torch.float64)
-    coefficients, _ = fltrust_coefficients(third, torch.tensor([1.0, 0.3], dtype=torch.float64))
-    assert coefficients.tolist() == [0.0, 0.0]
-
-
-def test_a_zero_update_counts_for_nothing_and_a_zero_server_update_moves_nothing() -> None:
-    updates = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
-    coefficients, trust = fltrust_coefficients(updates, torch.tensor([1.0, 0.0]))
-    assert trust.tolist() == [0.0, 1.0]
-    assert coefficients.tolist() == [0.0, 0.5]
-    assert not fltrust_coefficients(updates, torch.zeros(2)).coefficients.any()
+@pytest.mark.parametrize(
+    ("updates", "server", "trust", "lengths"),
+    [
+        # Cosines 0.6, 1 and -1; norms 5, 2, 7; the server's norm is 1.
+        ([[3.0, 4.0], [2.0, 0.0], [-7.0, 0.0]], [1.0, 0.0], [0.6, 1, 0], [1 / 5, 1 / 2, 1 / 7]),
+        ([[-2.0, 0.0], [0.0, 4.0]], [3.0, 0.0], [0, 0], [1, 1]),
+        ([[0.0, 0.0], [2.0, 0.0]], [1.0, 0.0], [0, 1], [1, 1 / 2]),
+        ([[2.0, 0.0]], [0.0, 0.0], [0], [1]),
+        # <x, y> is 0 but for rounding, here 1 - 3 / 3 of numbers that float64 does not have.
+        ([[0.1 + 0.2, -1.0], [0.2 + 0.1, -1.0]], [1.0, 0.3], [0, 0], [1, 1]),
+    ],
+)
+def test_by_hand(updates, server, trust, lengths):
+    given_updates, own = (torch.tensor(values, dtype=torch.float64) for values in (updates, server))
+    found = fltrust_coefficients(given_updates, own)
+    assert found.trust.tolist() == pytest.approx(trust)
+    expected = torch.tensor(trust) / max(sum(trust), 1e-9) * torch.tensor(lengths)
+    assert found.coefficients.tolist() == pytest.approx(expected.tolist())
 
 
 @given(st.data())

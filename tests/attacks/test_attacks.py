@@ -23,16 +23,14 @@ def test_malicious_partitions_misbehave_and_the_others_do_not():
         assert type(behaviour) is (GradientNoise if partition_id in malicious else Behaviour)
 
 
-def test_every_registered_attack_can_be_built():
-    for attack in ATTACKS:
-        behaviour = build_behaviour(AttackConfig(attack=attack), partition_id=0, seed=0)
-        assert isinstance(behaviour, Behaviour)
-
-
 def test_the_settings_reach_the_behaviour():
     own = {"adversarial.epsilon": 0.1, "adversarial.step-size": 0.05, "adversarial.steps": 3}
     config = AttackConfig(attack="adversarial", poison_ratio_min=0.2, poison_ratio_max=0.4, **own)
     adversarial = build_behaviour(config, partition_id=4, seed=9)
+    for attack in ATTACKS:
+        assert isinstance(
+            build_behaviour(AttackConfig(attack=attack), partition_id=0, seed=0), Behaviour
+        )
     assert vars(adversarial) == {
         "ratio": poison_ratio(0.2, 0.4, 9, 4),
         "epsilon": 0.1,
@@ -46,9 +44,7 @@ def test_the_settings_reach_the_behaviour():
     [
         ({"attack": "bribe"}, "attack = 'bribe'; allowed: none, label-noise"),
         ({"malicious_fraction": 1.1}, "malicious_fraction = 1.1; allowed: a number >= 0 and <= 1"),
-        ({"poison_ratio_min": -0.1}, "poison_ratio_min = -0.1"),
         ({"poison_ratio_min": 0.9}, "poison_ratio_min = 0.9; allowed: .* poison_ratio_max = 0.8"),
-        ({"poison_ratio_max": 2.0}, "poison_ratio_max = 2.0; allowed: a number >= 0 and <= 1"),
         ({"adversarial.steps": 0}, "adversarial.steps = 0; allowed: an integer >= 1"),
     ],
 )

@@ -62,11 +62,8 @@ def test_the_shift_leaves_a_majority_further_out():
     assert largest_shift(10, 2) == 0  # half of the honest ones are asked for
     assert largest_shift(4, 3) == 0  # a majority already, and one honest client
 
-
-@pytest.mark.parametrize(("fraction", "z"), [(0.2, 0.31864), (0.4, 0.96742), (1.0, 0.0)])
-def test_without_a_given_shift_it_follows_from_the_share(fraction, z):
-    # Of a large federation: Phi(z) = 0.5 / (1 - share). Mean 1, std 1.
-    assert float(sent_by(Alie(fraction), [[0.0], [2.0]])[0]) == pytest.approx(1 - z, abs=1e-3)
+    # Without a given shift it follows from the share: Phi(z) = 0.5 / (1 - share). Mean 1, std 1.
+    assert float(sent_by(Alie(0.4), [[0.0], [2.0]])[0]) == pytest.approx(1 - 0.96742, abs=1e-3)
 
 
 def furthest(point, updates) -> float:
@@ -93,18 +90,14 @@ def test_a_step_further_would_break_the_bound(k, d, seed):
         assert measure(mean - 1.01 * gamma * std, updates) > bound
 
 
-def test_values_lie_three_to_four_deviations_against_the_mean():
+def test_draws_are_as_far_out_as_they_are_to_be_and_differ():
     sent = sent_by(Fang(), [[1.0, -4.0], [3.0, -2.0]])  # mean [2, -3], std [1, 1]
     assert bool(((sent[:, 0] >= -2) & (sent[:, 0] <= -1)).all())
     assert bool(((sent[:, 1] >= 0) & (sent[:, 1] <= 1)).all())
     assert not torch.equal(sent[0], sent[1])
-
-
-def test_noise_of_the_given_length_hides_the_copies():
-    sent = sent_by(Sybils(0.1), [[3.0, 4.0], [9.0, 9.0], [7.0, 7.0]])
-    noise = sent - torch.tensor([3.0, 4.0])
+    noise = sent_by(Sybils(0.1), [[3.0, 4.0], [9.0, 9.0], [7.0, 7.0]]) - torch.tensor([3.0, 4.0])
     assert noise.norm(dim=1).tolist() == pytest.approx([0.5] * 3, rel=1e-5)
-    assert not torch.equal(sent[0], sent[1])
+    assert not torch.equal(noise[0], noise[1])
 
 
 HONEST = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -132,19 +125,14 @@ def test_rounds_of_poisoned_fl_by_hand():
 
 
 # Of 10,000 coordinates 5,116 along the signs would be significant.
-@pytest.mark.parametrize(("along", "expected"), [(10_000, 8.0), (5_120, 8.0), (5_100, 5.6)])
-def test_the_factor_shrinks_only_where_the_model_does_not_follow(along, expected):
-    attack, honest = PoisonedFL(patience=2), torch.ones(1, 10_000)
+@pytest.mark.parametrize(
+    ("along", "factor", "expected"),
+    [(5_120, 8.0, 8.0), (5_100, 8.0, 5.6), (0, 0.6, 0.5), (0, 0.3, 0.3)],
+)
+def test_the_factor_shrinks_to_its_end_where_the_model_does_not_follow(along, factor, expected):
+    attack, honest = PoisonedFL(factor, patience=2), torch.ones(1, 10_000)
     attack.collude(torch.zeros(10_000), honest, generator())
     moved = attack.collude(torch.ones(10_000), honest, generator())[0].sign()
     moved[along:] *= -1
     attack.collude(moved, honest, generator())
-    assert attack.factor == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("factor", "expected"), [(0.6, 0.5), (0.3, 0.3)])
-def test_the_factor_has_an_end(factor, expected):
-    attack = PoisonedFL(factor=factor, patience=1)
-    for _ in range(5):
-        attack.collude(torch.zeros(100), torch.ones(1, 100), generator())
     assert attack.factor == pytest.approx(expected)

@@ -27,26 +27,6 @@ def choose(
     return Stages([bound, *more]).settle(updates, given)
 
 
-def test_a_step_within_the_bound_costs_one_pass_beside_the_first_models():
-    validation = held_out()
-    seen: list[float] = []
-    loss = validation.loss
-    validation.loss = lambda params, buffers=None: seen.append(params.item()) or loss(params)
-    step = choose(LossBound(validation), 0.0, [1.0, 3.0], [0.5, 0.5])
-    assert step.params.item() == 2.0
-    assert seen == [0.0, 2.0]
-
-
-def test_coefficients_are_those_of_the_step_taken():
-    # 3/4 x -4 + 1/4 x 2 leads to -2.5; no share of it is as good as what leads to 2 alone.
-    step = choose(LossBound(held_out()), 0.0, [-4.0, 2.0], [0.75, 0.25])
-    assert step.coefficients.sum().item() == pytest.approx(1.0)
-    assert step.coefficients[1] > 0.9
-    assert step.params.item() == pytest.approx(
-        float(step.coefficients @ torch.tensor([-4.0, 2.0], dtype=torch.float64))
-    )
-
-
 def test_who_has_no_weight_may_be_all_that_helps():
     # The whole step leads to -4, a sixteenth of it to -1/4; the other member's alone to 2.
     step = choose(LossBound(held_out()), 0.0, [-4.0, 2.0], [1.0, 0.0])
@@ -84,13 +64,6 @@ def test_where_no_step_has_a_finite_loss_the_round_fails():
     bound = LossBound(held_out(here_alone))
     with pytest.raises(ValuationError, match="no step leads to a finite validation loss"):
         choose(bound, 0.0, [1.0], [1.0])
-
-
-def test_without_a_finite_loss_at_the_start_there_is_nothing_to_keep():
-    def nowhere(outputs: Tensor, targets: Tensor) -> Tensor:
-        return distance(outputs, targets) * math.nan
-
-    assert choose(LossBound(held_out(nowhere)), 0.0, [-9.0], [1.0]).params.item() == -9.0
 
 
 def test_a_model_that_swings_goes_on_swinging():

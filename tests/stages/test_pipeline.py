@@ -61,11 +61,6 @@ def test_updates_that_raise_the_loss_lose_their_weight():
     assert 1.0 < led_to <= 2.0
 
 
-def test_the_least_of_the_losses_is_taken_and_never_none():
-    # All lose: a sixteenth of the step loses least.
-    assert settle(bounds(), 1, 0.0, -2.0, -2.0) == pytest.approx(-2 / 16)
-
-
 def test_nothing_is_remembered_of_a_step_that_missed_the_bound():
     subject = bounds()
     settle(subject, 1, 0.0, -2.0)

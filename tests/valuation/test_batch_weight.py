@@ -64,7 +64,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("batch_size", [1, 12, 100])
+@pytest.mark.parametrize("batch_size", [1, 12])
 @pytest.mark.parametrize("are_some_ignored", [False, True])
 @pytest.mark.parametrize("loss_fn", LOSSES, ids=range(len(LOSSES)))
 def test_the_mean_does_not_depend_on_the_batches(loss_fn, are_some_ignored, batch_size):
@@ -110,22 +110,9 @@ class Own(nn.CrossEntropyLoss):
         return super().forward(outputs, targets).square()
 
 
-@pytest.mark.parametrize(
-    "loss_fn",
-    [
-        functional.mse_loss,
-        Own(),
-        nn.CrossEntropyLoss(reduction="sum"),
-        partial(functional.cross_entropy, reduction="sum"),
-        partial(functional.cross_entropy, size_average=False),
-    ],
-    ids=["other", "subclass", "module's sum", "sum", "outdated sum"],
-)
-def test_what_takes_another_mean_is_not_taken_for_a_known_one(loss_fn):
-    assert class_mean(loss_fn) is None
-
-
-# -- batches without a target -------------------------------------------------------------------
+@pytest.mark.parametrize("sum_of", [Own(), partial(functional.cross_entropy, size_average=False)])
+def test_what_takes_another_mean_is_not_taken_for_a_known_one(sum_of):
+    assert class_mean(sum_of) is None
 
 
 def test_a_batch_of_ignored_targets_says_nothing():
@@ -147,33 +134,23 @@ def test_where_every_target_is_ignored_there_is_nothing_to_judge_by():
         Validation(model(), ROWS, LABELS.clamp_max(1), loss_fn=nothing, device="cpu")
 
 
-# -- losses of the user's own -------------------------------------------------------------------
+REFUSED = [
+    lambda o, t: functional.cross_entropy(o, t, weight=WEIGHTS),
+    lambda o, t: functional.cross_entropy(o, t, ignore_index=1),
+    nn.CrossEntropyLoss(reduction="sum"),
+    Own(),
+]
 
 
-REFUSED = {
-    "weights": lambda o, t: functional.cross_entropy(o, t, weight=WEIGHTS),
-    "ignored": lambda o, t: functional.cross_entropy(o, t, ignore_index=1),
-    "sum": lambda o, t: functional.cross_entropy(o, t, reduction="sum"),
-    "spread": lambda o, t: functional.cross_entropy(o, t) + o.std(),
-    "own": Own(),
-}
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 7, 100])
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_loss_that_is_no_mean_is_refused_at_construction(name, batch_size):
+@pytest.mark.parametrize("batch_size", [1, 7, 100])
+@pytest.mark.parametrize("loss_fn", REFUSED, ids=["weights", "ignored", "sum", "own"])
+def test_a_loss_that_is_no_mean_is_refused_at_construction(loss_fn, batch_size):
     with pytest.raises(ConfigError, match=r"loss_fn gives .* batch_loss\(model, batch\)"):
-        Validation(
-            model(), ROWS, LABELS, loss_fn=REFUSED[name], device="cpu", batch_size=batch_size
-        )
+        Validation(model(), ROWS, LABELS, loss_fn=loss_fn, device="cpu", batch_size=batch_size)
 
 
 def smooth(outputs: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, targets, label_smoothing=0.1)
-
-
-def squared(outputs: Tensor, targets: Tensor) -> Tensor:
-    return functional.mse_loss(outputs[:, 0], targets.to(outputs))
 
 
 def signed(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -182,7 +159,7 @@ def signed(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @given(
-    loss_fn=st.sampled_from([smooth, squared, signed]),
+    loss_fn=st.sampled_from([smooth, signed]),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
     seed=st.integers(0, 10_000),
     count=st.integers(1, 70),
@@ -196,12 +173,3 @@ def test_a_mean_is_taken_for_one(loss_fn, dtype, seed, count, batch_size, size):
     Validation(
         model().to(dtype), rows, labels, loss_fn=loss_fn, device="cpu", batch_size=batch_size
     )
-
-
-@pytest.mark.parametrize("size", [-1, float("nan"), float("inf")])
-def test_a_size_that_is_none_is_refused(size):
-    def batch_loss(module, batch):
-        return module(batch[0]).mean(), size
-
-    with pytest.raises(ValuationError, match=r"returned the size .*; allowed: finite, >= 0"):
-        Validation(model(), ROWS, LABELS, batch_loss=batch_loss, device="cpu")

@@ -34,27 +34,9 @@ def test_every_example_is_in_one_block(count, blocks):
     torch.testing.assert_close(mean, whole.gradient(params))
 
 
-def test_the_same_examples_are_always_cut_alike():
-    first, second = (block_validations(held_out(60)) for _ in range(2))
-    for ours, theirs in zip(first, second, strict=True):
-        assert torch.equal(ours.batches[0].content[0], theirs.batches[0].content[0])
-
-
 @pytest.mark.parametrize(("count", "said"), [(19, "19 held-out examples"), (30, "15 blocks")])
 def test_fewer_blocks_or_none_are_said(count, said, caplog):
     with caplog.at_level(logging.INFO):
         found = block_validations(held_out(count))
     assert (count >= 20) == bool(found)
     assert said in caplog.text
-
-
-def test_batches_that_cannot_be_divided_give_none(caplog):
-    batches = [(torch.randn(3, 3), torch.zeros(3))] * 10
-
-    def loss(model, batch):
-        return model(batch[0]).square().mean(), len(batch[0])
-
-    uneven = [(*batch, torch.zeros(2)) for batch in batches]
-    whole = Validation(nn.Linear(3, 1), uneven, batch_loss=loss, device="cpu")
-    assert block_validations(whole) == []
-    assert "cannot be taken out" in caplog.text

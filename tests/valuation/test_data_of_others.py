@@ -20,19 +20,6 @@ def dict_score(model, batch):
     return (model(batch["img"]).argmax(1) == batch["label"]).float().mean()
 
 
-class Indexed:
-    """A data set that is none of torch's, as other libraries have them."""
-
-    def __init__(self, examples) -> None:
-        self.examples = examples
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index):
-        return self.examples[index]
-
-
 class Stream(IterableDataset):
     def __init__(self, examples) -> None:
         self.examples = examples
@@ -47,16 +34,14 @@ BATCHES = [{"img": ROWS[:3], "label": LABELS[:3]}, {"img": ROWS[3:], "label": LA
 @pytest.mark.parametrize(
     "data",
     [
-        Indexed(EXAMPLES),
         Stream(EXAMPLES),
         DataLoader(EXAMPLES, batch_size=2),
         DataLoader(Stream(BATCHES), batch_size=None),
-        {"img": ROWS, "label": LABELS},
         {"img": ROWS.numpy(), "label": LABELS.numpy()},
         BATCHES,
         iter(BATCHES),
     ],
-    ids=["data set", "stream", "loader", "loader of batches", "tensors", "NumPy", "list", "once"],
+    ids=["stream", "loader", "loader of batches", "NumPy", "list", "once"],
 )
 def test_batches_that_are_dictionaries(data):
     model = build(nn.Linear, 3, 2)
@@ -112,14 +97,9 @@ def test_sizes_of_the_user_s_own_weigh_the_batches():
 PAIRS = list(zip(ROWS, LABELS, strict=True))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [PAIRS, DataLoader([(row, int(label)) for row, label in PAIRS], batch_size=None)],
-    ids=["list", "loader of numbers"],
-)
-def test_single_examples_are_not_taken_for_batches(data):
+def test_single_examples_are_not_taken_for_batches():
     with pytest.raises(ValuationError, match=r"which is a single example.*with a batch_size"):
-        Validation(build(nn.Linear, 3, 2), data, device="cpu")
+        Validation(build(nn.Linear, 3, 2), PAIRS, device="cpu")
 
 
 def read_only(values: np.ndarray) -> np.ndarray:
@@ -130,13 +110,12 @@ def read_only(values: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("inputs", "targets"),
     [
-        (ROWS.numpy(), LABELS.numpy()),
         (ROWS.numpy(), LABELS),
         (read_only(ROWS.numpy().copy()), LABELS.numpy().astype(">i8")),
         (np.asfortranarray(ROWS.numpy()), LABELS.numpy()[::-1][::-1]),
         ([(ROWS[:3].numpy(), LABELS[:3].numpy()), (ROWS[3:].numpy(), LABELS[3:].numpy())], None),
     ],
-    ids=["arrays", "one array", "other bytes", "other order", "batches"],
+    ids=["one array", "other bytes", "other order", "batches"],
 )
 @pytest.mark.filterwarnings("error")
 def test_numpy_arrays_are_as_good_as_tensors(inputs, targets):

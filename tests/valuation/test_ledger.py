@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.valuation.ledger import ScoreLedger, min_max
 
-finite = st.floats(-1e30, 1e30, allow_nan=False)
-
 
 def vector(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
@@ -40,14 +38,6 @@ def test_min_max_does_not_stretch_rounding(scale, dtype):
     assert min_max(scores, resolution=scale).tolist() == [1.0] * 3
 
 
-@given(st.lists(finite, min_size=2, max_size=8), st.floats(0.1, 10), st.floats(-100, 100))
-def test_min_max_lies_in_the_unit_interval_and_keeps_order(scores, scale, shift):
-    normalized = min_max(vector(*scores))
-    assert ((normalized >= 0) & (normalized <= 1)).all()
-    order = sorted(range(len(scores)), key=lambda i: scores[i])
-    assert normalized[order].diff().ge(0).all()
-
-
 def test_smooth_update_by_hand():
     ledger = ScoreLedger(0.3)
     # From 0: 0.7 * 0 + 0.3 * psi.
@@ -55,18 +45,6 @@ def test_smooth_update_by_hand():
     # Client 8 sits out and keeps its score.
     assert ledger.update([7], vector(0.0)).tolist() == pytest.approx([0.21])
     assert ledger.scores == pytest.approx({7: 0.21, 8: 0.15})
-
-
-def test_initial_contribution_of_afedsv():
-    ledger = ScoreLedger(0.3, initial=0.5)
-    assert ledger.update([1], vector(1.0)).tolist() == pytest.approx([0.65])
-    assert ledger.weights([1, 2]).tolist() == pytest.approx([0.65 / 1.15, 0.5 / 1.15])
-
-
-def test_without_smooth_update_the_last_score_counts():
-    ledger = ScoreLedger(0.3, smooth_update=False)
-    ledger.update([1], vector(1.0))
-    assert ledger.update([1], vector(0.25)).tolist() == [0.25]
 
 
 def test_bias_correction_by_hand():
@@ -115,16 +93,6 @@ def test_population_weights_by_hand():
     assert ledger.population_weights([1, 2], 4).tolist() == pytest.approx([0.4 / 1.5, 1.2 / 1.5])
 
 
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=10), st.floats(0.01, 1))
-def test_weights_sum_to_one(scores, gamma):
-    ledger = ScoreLedger(gamma)
-    ids = list(range(len(scores)))
-    ledger.update(ids, vector(*scores))
-    weights = ledger.weights(ids)
-    assert (weights >= 0).all()
-    assert weights.sum().item() == pytest.approx(1.0)
-
-
 def test_accumulative_influence():
     ledger = ScoreLedger(0.3)
     ledger.accumulate([1, 2], vector(1.0, -2.0))
@@ -134,10 +102,11 @@ def test_accumulative_influence():
     assert other.accumulative_influence == {1: 1.0, 2: -1.5}
 
 
-@pytest.mark.parametrize("gamma", [0.0, -0.1, 1.1, float("nan")])
-def test_gamma_out_of_range(gamma):
-    with pytest.raises(ConfigError, match="gamma"):
-        ScoreLedger(gamma)
+def test_what_is_out_of_range_is_named():
+    with pytest.raises(ConfigError, match=r"gamma = 0\.0; allowed: a number > 0 and <= 1"):
+        ScoreLedger(0.0)
+    with pytest.raises(ConfigError, match="initial"):
+        ScoreLedger(0.3, initial=-1.0)
 
 
 def test_bad_scores_name_the_client():

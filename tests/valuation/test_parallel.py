@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from fedif_flower.devices import torch_threads
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.classes import class_validations
 
 N, CLASSES = 230, 4
 
@@ -72,25 +71,6 @@ def test_a_shared_pass_gives_what_one_thread_gives():
         THREADS.clear()
 
 
-def test_the_same_number_of_threads_gives_the_same_bits():
-    validation, other = judge(), judge()
-    params = validation.params()
-    first = validation.gradient(params)
-    assert all(torch.equal(first, v.gradient(params)) for v in (validation, other) * 5)
-
-
-def test_a_part_has_its_own_mean():
-    validation = judge()
-    params = validation.params()
-    whole = validation.gradient(params)
-    parts = class_validations(validation)
-    by_class = sum(p.gradient(params) * p.num_examples / N for p in parts)
-    assert torch.allclose(by_class, whole, rtol=1e-4, atol=1e-6)
-    sample = validation.sample(50, torch.manual_seed(0))
-    alone = in_one_thread(lambda: sample.gradient(params))
-    assert torch.allclose(sample.gradient(params), alone, rtol=1e-4, atol=1e-6)
-
-
 def test_passes_at_once_do_not_meet():
     validation = judge()
     points = [torch.randn(validation.num_params) for _ in range(4)]
@@ -121,16 +101,3 @@ def test_what_may_keep_a_state_or_cannot_be_divided_stays_in_one_thread(own):
     validation = judge(**own)
     validation.evaluate(validation.params())
     assert len(THREADS) == 1
-
-
-def test_an_error_in_a_thread_is_raised():
-    def loss(outputs, targets):
-        if not outputs.isfinite().all():
-            raise ArithmeticError("no loss for this")
-        return functional.cross_entropy(outputs, targets)
-
-    validation = judge(loss_fn=loss)
-    params = validation.params()
-    with pytest.raises(ArithmeticError, match="no loss for this"):
-        validation.loss(torch.full((validation.num_params,), torch.inf))
-    assert validation.loss(params) > 0

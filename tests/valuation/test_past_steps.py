@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedif_flower.valuation.past_steps import REMEMBERED, PastSteps, orthonormal
+from fedif_flower.valuation.past_steps import REMEMBERED, PastSteps
 
 
 def test_coordinates_by_hand():
@@ -21,10 +21,3 @@ def test_the_newest_steps_are_remembered_and_those_of_length_0_are_none():
         past = past.after(torch.eye(4)[axis]).after(torch.zeros(4))
     assert len(past.steps) == REMEMBERED == 3
     assert past.shares(torch.eye(4)).tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
-
-
-def test_a_step_that_earlier_ones_hold_adds_no_direction():
-    step = torch.tensor([1.0, 2.0, -1.0])
-    basis = orthonormal([step, -3 * step, torch.tensor([0.0, 1.0, 0.0])], 1e-3).float()
-    assert basis.shape == (2, 3)
-    torch.testing.assert_close(basis @ basis.T, torch.eye(2))

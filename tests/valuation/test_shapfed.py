@@ -18,12 +18,6 @@ def test_by_hand() -> None:
     torch.testing.assert_close(shapfed_contributions(UPDATES, weights), expected.mean(dim=1))
 
 
-def test_the_aggregate_follows_the_weights() -> None:
-    # All weight on client 1: client 0 agrees with it in no class.
-    contributions = class_contributions(UPDATES, torch.tensor([0.0, 5.0]))
-    assert contributions.tolist() == [[0.0, -1.0], [1.0, 1.0]]
-
-
 def test_rows_without_an_update_count_as_zero() -> None:
     updates = UPDATES.clone()
     updates[0, 0] = 0.0  # client 0 did not touch class 0

@@ -23,15 +23,6 @@ def test_every_class_gives_its_share(labels, data, seed):
         assert abs(sum(labels[row] == label for row in rows) - share) < 1
 
 
-def test_every_example_has_the_same_chance():
-    labels = torch.tensor([0, 0, 0, 0, 0, 1, 1])
-    counts = torch.zeros(7)
-    for seed in range(700):
-        counts[draw_rows(labels, 3, generator(seed))] += 1
-    # 300 of each are expected; the deviation of a binomial count is 13.
-    assert bool(((counts - 300).abs() < 4 * 13.1).all()), counts
-
-
 @pytest.mark.parametrize(
     "batches",
     [

@@ -40,25 +40,6 @@ def test_gradient_is_the_exact_mean_over_chunks(batch_size):
     torch.testing.assert_close(validation.gradient(flat(model)), plain_gradient(model))
 
 
-def test_buffers_are_loaded():
-    model, other = small_model(), small_model()
-    other[1].running_mean += 1.0
-    validation = Validation(model, INPUTS, TARGETS, device="cpu")
-    buffers = dict(other.named_buffers())
-    torch.testing.assert_close(validation.gradient(flat(other), buffers), plain_gradient(other))
-
-
-def test_loss_and_accuracy_by_hand():
-    model = nn.Linear(1, 2, bias=False)
-    validation = Validation(
-        model, torch.tensor([[1.0], [1.0], [-1.0]]), torch.tensor([0, 1, 1]), device="cpu"
-    )
-    params = torch.tensor([0.0, 0.0])
-    assert validation.loss(params) == pytest.approx(torch.log(torch.tensor(2.0)).item())
-    assert validation.accuracy(torch.tensor([5.0, 0.0])) == pytest.approx(2 / 3)
-    assert validation.num_params == 2
-
-
 def test_frozen_parameters_are_not_part_of_the_vector():
     model = small_model()
     model[0].weight.requires_grad_(False)

@@ -36,22 +36,9 @@ tables = st.integers(1, 5).flatmap(
 )
 
 
-def test_two_clients_by_hand() -> None:
-    # u: empty 1, {0} 2, {1} 5, both 9; client 0 adds 1 when first and 4 when second.
-    assert_values(game([1, 2, 5, 9]), [2.5, 5.5])
-
-
 def test_glove_game() -> None:
     # One left glove (client 0), two right ones; a pair is worth 1.
     assert_values(lambda masks: masks[:, 0] & masks[:, 1:].any(dim=1), [2 / 3, 1 / 6, 1 / 6])
-
-
-def test_airport_game() -> None:
-    # A runway costs what its longest user needs: 1, 2, 3. Each part is shared by who needs it.
-    costs = torch.tensor([1.0, 2.0, 3.0])
-    assert_values(
-        lambda masks: (masks * costs).amax(dim=1), [1 / 3, 1 / 3 + 1 / 2, 1 / 3 + 1 / 2 + 1]
-    )
 
 
 @given(tables)
@@ -66,15 +53,6 @@ def test_equals_the_mean_over_all_orders(table: list[float]) -> None:
             row += 2**client
     values = exact_shapley(game(table), m)
     torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64))
-
-
-@given(tables)
-def test_null_player_gets_exactly_nothing(table: list[float]) -> None:
-    m = len(table).bit_length() - 1
-    with_null = game(table + table)  # the last client changes nothing
-    values = exact_shapley(with_null, m + 1)
-    assert float(values[-1]) == 0.0
-    torch.testing.assert_close(values[:-1], exact_shapley(game(table), m))
 
 
 def test_more_than_twenty_clients_are_refused_with_advice() -> None:

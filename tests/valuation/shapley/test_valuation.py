@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+from tests.rounds import a_round
 
 
 class Threshold(nn.Module):
@@ -40,16 +41,12 @@ class Shift:
 
 
 def round_of(*steps: float, server_round: int = 1, shifts: Tensor | None = None) -> RoundUpdates:
-    updates = torch.tensor(steps)[:, None]
-
-    return RoundUpdates(
+    shifted = torch.zeros(len(steps)) if shifts is None else shifts
+    return a_round(
+        torch.tensor(steps)[:, None],
         server_round=server_round,
-        client_ids=tuple(range(len(steps))),
-        num_examples=torch.ones(len(steps), dtype=torch.float64),
         model=ModelVectors(torch.zeros(1), torch.zeros(1)),
-        client_updates=updates,
-        squared_norms=updates.double().square().sum(dim=1),
-        buffer_updates=torch.zeros(len(steps), 1) if shifts is None else shifts[:, None],
+        buffer_updates=shifted[:, None],
         names=Shift(),
     )
 
@@ -62,16 +59,6 @@ def test_exact_values_by_hand():
     torch.testing.assert_close(scores.values, expected)
     assert scores.evaluations == 8
     assert scores.influences is None
-
-
-def test_the_loss_counts_downwards():
-    judge, updates = validation(), round_of(4.5, 2.5)
-    values = (
-        ShapleyValuation(judge, estimator="leave-one-out", utility="loss").score(updates).values
-    )
-    loss = [judge.loss(torch.tensor([w])) for w in (3.5, 2.5, 4.5)]
-    assert values.tolist() == pytest.approx([loss[1] - loss[0], loss[2] - loss[0]])
-    assert values[0] > 0
 
 
 def test_buffers_are_averaged_too():
