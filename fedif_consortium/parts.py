@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedif_consortium.evidence.part import Evidence
-    from fedif_flower.client.part import ClientPart
+    from fedif_flower.client.app import ClientPart
     from fedif_flower.run.part import RunPart
 
 

@@ -23,7 +23,7 @@ from fedif_flower.run.logs import about, show_logs
 if TYPE_CHECKING:
     from flwr.serverapp import Grid, ServerApp
 
-    from fedif_flower.client.part import ClientPart
+    from fedif_flower.client.app import ClientPart
     from fedif_flower.run.part import RunPart
     from fedif_flower.strategies.reports import RoundReport
     from fedif_flower.tasks.task import Task

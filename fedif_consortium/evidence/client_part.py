@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
-from fedif_flower.client.part import ClientPart
+from fedif_flower.client.app import ClientPart
 
 if TYPE_CHECKING:
     from fedif_flower.messages.node_config import NodeConfig

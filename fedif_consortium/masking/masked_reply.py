@@ -27,7 +27,7 @@ from fedif_consortium.masking.boxes import (
     mask_update,
     trial_key,
 )
-from fedif_flower.client.part import ClientPart
+from fedif_flower.client.app import ClientPart
 from fedif_flower.client.preflight import tried
 from fedif_flower.client.reply import model_of
 from fedif_flower.client.trust import agreed

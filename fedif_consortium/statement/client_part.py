@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.app import Context, Message
 
-from fedif_flower.client.part import ClientPart
+from fedif_flower.client.app import ClientPart
 
 ACTION = "statement"  # Messages of type ``query.statement``.
 

@@ -5,17 +5,58 @@ Outside a simulation each message has a process of its own: only what trains imp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar
 
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
-from fedif_flower.client.part import ClientPart
-
 if TYPE_CHECKING:
+    from fedif_flower.messages.node_config import NodeConfig
+    from fedif_flower.messages.preflight import Finding
     from fedif_flower.tasks.task import Task
+
+
+Answer = Callable[[Message, Context], Message]
+
+
+class ClientPart:
+    """Something a client can have beside its training; a subclass overrides what it needs.
+
+    Each message has a process of its own outside a simulation: a part imports what it uses when it
+    is used.
+
+    Attributes
+    ----------
+    queries : mapping of str to callable
+        Answers to messages of the type ``query.NAME``, by name.
+    """
+
+    queries: ClassVar[Mapping[str, Answer]] = MappingProxyType({})
+
+    def mods(self, task: Task | None) -> Sequence[Mod]:  # noqa: ARG002
+        """Return what goes around training, the outermost first.
+
+        Parameters
+        ----------
+        task : Task, optional
+            The app's own; ``None``: the run config names one.
+        """
+        return ()
+
+    def checks(self, node: NodeConfig, settings: ConfigRecord) -> Sequence[Finding]:  # noqa: ARG002
+        """Return what there is to say, before a run, of whether this node can take part in it.
+
+        Parameters
+        ----------
+        node : NodeConfig
+            The node's.
+        settings : ConfigRecord
+            The run's instructions.
+        """
+        return ()
 
 
 def task_app(
@@ -39,7 +80,7 @@ def task_app(
         """Say which partition this node holds and, if asked, whether it can take part."""
         from fedif_flower.client.preflight import describe
 
-        return describe(message, context, task, parts)
+        return describe(message, context, task, [part.checks for part in parts])
 
     for part in parts:
         for name, answer in part.queries.items():

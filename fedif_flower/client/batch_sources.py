@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from fedif_flower.errors import DataError
-from fedif_flower.tasks.batches import (
-    as_tensors,
-    count_examples,
-    describe,
-    holds_examples,
-    map_tensors,
-    to_device,
-)
+from fedif_flower.tasks.batches import describe, read_batches, to_device
 from fedif_flower.tasks.modules import (
     image_format,
-    single_value_norms,
+    sparing_single_values,
     to_memory_format,
-    without_batch_statistics,
 )
 from fedif_flower.tasks.task import LossFunction
 from fedif_flower.valuation.objective import BatchSize, Objective
@@ -68,10 +60,8 @@ class PreparedBatches:
         if count == 0:
             raise DataError(NO_EXAMPLES)
         size = min(batch_size, count)
-        smallest = count % size or size
         self._inputs = to_memory_format(inputs, image_format(model, inputs))
         self._labels, self._loss_fn = labels, loss_fn
-        self._single = single_value_norms(model, inputs[:1]) if smallest == 1 else []
         self._shuffled, self._shuffled_labels = (
             torch.empty_like(self._inputs),
             torch.empty_like(labels),
@@ -92,7 +82,7 @@ class PreparedBatches:
         """Return the mean loss over a batch, and the number of its examples."""
         inputs, labels = batch
         count = len(labels)
-        with without_batch_statistics(self._single if count == 1 else ()):
+        with sparing_single_values(model) if count == 1 else nullcontext():
             return self._loss_fn(model(inputs), labels), BatchSize(count, count)
 
 
@@ -126,11 +116,13 @@ class BatchesAsTheyCome:
 
         Raises
         ------
+        ValuationError
+            If the data are none.
         DataError
-            If the data are none, or batches can be gone through only once.
+            If batches can be gone through only once.
         """
         is_over = isinstance(self._data, Iterator)
-        for batch in map(as_tensors, self._cut(generator)):
+        for batch in read_batches(self._data, None, self._batch_size, generator):
             is_over = False
             # Before it is moved: to read it on a GPU would be to wait for that.
             self._objective.check(batch)
@@ -157,26 +149,6 @@ class BatchesAsTheyCome:
                 "tensor, the mean loss over the batch"
             )
         return loss, size
-
-    def _cut(self, generator: torch.Generator) -> Iterator[Any]:
-        """Yield the batches of one epoch."""
-        data, batch_size = self._data, self._batch_size
-        if isinstance(data, Tensor | Mapping | tuple):
-            order = torch.randperm(count_examples(data) or 0, generator=generator)
-            for rows in torch.split(order, batch_size) if len(order) else ():
-                yield map_tensors(lambda tensor, rows=rows: tensor[rows], data)  # type: ignore[misc]
-        elif holds_examples(data):
-            # A stream has no length, and comes in an order of its own.
-            known = hasattr(data, "__len__")
-            if not known or len(data):
-                yield from DataLoader(data, batch_size, shuffle=known, generator=generator)
-        elif isinstance(data, Iterable):
-            yield from data
-        else:
-            raise DataError(
-                f"client_data is {describe(data)}; allowed: tensors, a Dataset, a DataLoader, "
-                "batches"
-            )
 
 
 def _rows(examples: Tensor) -> Tensor:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeGuard
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 _ALIGNMENT = 16  # Elements: every parameter starts on a cache line of its own.
-_LARGE_LAYER = 100_000  # Weights: from here on the saved pass pays for the Python it takes.
 
 
 class FlatSGD:
@@ -105,59 +101,6 @@ class FlatSGD:
     def after_backward(self) -> None:
         """Move the parameters along the momentum, which holds the new gradient by now."""
         self._weights.add_(self._velocity, alpha=-self._learning_rate)
-
-
-@contextmanager
-def accumulating_linear_layers(model: nn.Module) -> Iterator[None]:
-    """Let large linear layers add their gradients to ``grad`` within the matrix product.
-
-    Autograd would write each weight's gradient to new memory and add it from there: for a layer
-    of a million parameters that costs as much as a third of the product, and more where fresh
-    pages have to be faulted in. Needs every ``grad`` to exist, as in :class:`FlatSGD`.
-    """
-    layers = [layer for layer in model.modules() if _accumulates(layer)]
-    for layer in layers:
-        layer.forward = _forward_of(layer)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward
-
-
-def _accumulates(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    return (
-        type(layer) is nn.Linear
-        and layer.weight.numel() >= _LARGE_LAYER
-        and all(parameter.requires_grad for parameter in layer.parameters())
-    )
-
-
-def _forward_of(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    def forward(inputs: Tensor) -> Tensor:
-        if inputs.dim() != 2:
-            return functional.linear(inputs, layer.weight, layer.bias)
-        output: Tensor = _AccumulatingLinear.apply(inputs, layer.weight, layer.bias)
-        return output
-
-    return forward
-
-
-class _AccumulatingLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(inputs)  # [n, i]
-        ctx.weight, ctx.bias = weight, bias  # [o, i], [o]; the leaves themselves, for their grad
-        return functional.linear(inputs, weight, bias)  # [n, o]
-
-    @staticmethod
-    def backward(ctx: Any, *output_gradients: Tensor) -> tuple[Tensor | None, None, None]:
-        (gradient,) = output_gradients  # [n, o]
-        (inputs,) = ctx.saved_tensors
-        ctx.weight.grad.addmm_(gradient.t(), inputs)
-        if ctx.bias is not None:
-            ctx.bias.grad.add_(gradient.sum(0))
-        return gradient.mm(ctx.weight) if ctx.needs_input_grad[0] else None, None, None
 
 
 def _padded(length: int) -> int:

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedif_flower.client.part import ClientPart
 from fedif_flower.client.training import train_task
 from fedif_flower.client.trust import agreed, client_site
 from fedif_flower.devices import select_device, torch_threads
@@ -25,6 +24,7 @@ from fedif_flower.messages.preflight import QUESTION, RECORD, Finding, Status, t
 from fedif_flower.tasks.batches import class_labels, count_examples, read_batches
 from fedif_flower.tasks.task import Data, Task
 
+Checks = Callable[[NodeConfig, ConfigRecord], Sequence[Finding]]
 LEAST_SPACE, LITTLE_SPACE = 100 * 2**20, 2**30  # Bytes.
 
 
@@ -32,7 +32,7 @@ def describe(
     message: Message,
     context: Context,
     task: Task | None = None,
-    parts: Sequence[ClientPart] = (),
+    checks: Sequence[Checks] = (),
 ) -> Message:
     """Answer the server's question who this node is and, where it asks, whether it can take part.
 
@@ -44,15 +44,15 @@ def describe(
         With the node's config.
     task : Task, optional
         The app's own; ``None``: the run config names one.
-    parts : sequence of ClientPart
-        Each adds checks of its own.
+    checks : sequence of callable
+        What parts of the client check beside.
     """
     node = NodeConfig.from_node_config(context.node_config)
     answer = ConfigRecord({"partition-id": node.partition_id, "attack": node.attack or ""})
     content = RecordDict({"node": answer})
     if settings := message.content.config_records.get(QUESTION):
         found = check_member(read_config(settings), node, lambda: agreed(settings, node, task)[1])
-        found += [one for part in parts for one in part.checks(node, settings)]
+        found += [one for check in checks for one in check(node, settings)]
         content[RECORD] = to_record(found, time.time())
     return Message(content, reply_to=message)
 

@@ -14,7 +14,7 @@ from fedif_flower.client.batch_sources import (
     BatchesAsTheyCome,
     PreparedBatches,
 )
-from fedif_flower.client.flat_sgd import FlatSGD, accumulating_linear_layers
+from fedif_flower.client.flat_sgd import FlatSGD
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import LocalTerm
 from fedif_flower.tasks.batches import count_examples, describe, tensor_pair
@@ -111,11 +111,9 @@ def train_on(
         correction=term.gradient,
     )
     device = next(model.parameters()).device
-    is_mixed = config.precision == "bf16"  # Its products are of copies of the weights.
-    is_plain = isinstance(source, PreparedBatches) and not is_mixed
-    products = accumulating_linear_layers(model) if is_plain else nullcontext()
+    is_mixed = config.precision == "bf16"
     total, weight, examples = torch.zeros((), device=device), 0.0, 0.0
-    with products, seeded_randomness(seed, device), module_mode(model, training=True), sgd, term:
+    with seeded_randomness(seed, device), module_mode(model, training=True), sgd, term:
         for _ in range(config.local_epochs):
             total.zero_()
             weight = examples = 0.0

@@ -70,13 +70,12 @@ def refuse_advances(advances: Sequence[Mapping[str, int]]) -> dict[int, str]:
         is_counter = name.rpartition(".")[2] in COUNTER_NAMES or 2 * len(moved) > len(advances)
         median = moved[(len(moved) - 1) // 2]
         for position, own in enumerate(advances):
-            if name not in own:
-                continue
-            if not is_counter:
+            step = own.get(name, 0)
+            if step and not is_counter:
                 reason = f"integer array {name!r} was changed, which most replies left as it was"
                 reasons.setdefault(position, reason)
-            elif own[name] > MAX_TIMES_MEDIAN * median:
-                reason = f"integer array {name!r} advances by {own[name]}; the median is {median}"
+            elif step > MAX_TIMES_MEDIAN * median:
+                reason = f"integer array {name!r} advances by {step}; the median is {median}"
                 reasons.setdefault(position, reason)
     return reasons
 
@@ -106,11 +105,9 @@ def check_variance(name: str, returned: NDArray[np.generic], sent: float) -> Non
     sent : float
         The largest of those that the server sent.
     """
-    smallest = float(returned.min(initial=np.inf))
-    largest = float(returned.max(initial=-np.inf))
-    if smallest < 0:
-        raise ReplyError(f"array {name!r} has negative variances")
-    if largest > MAX_VARIANCE_GROWTH * max(1.0, sent):
+    smallest, largest = float(returned.min(initial=np.inf)), float(returned.max(initial=-np.inf))
+    if smallest < 0 or largest > MAX_VARIANCE_GROWTH * max(1.0, sent):
         raise ReplyError(
-            f"array {name!r} has a variance of {largest:g}, where the model sent had {sent:g}"
+            f"array {name!r} has variances from {smallest:g} to {largest:g}, where the model sent "
+            f"had at most {sent:g}"
         )

@@ -54,11 +54,11 @@ class AverageMetrics:
     over the clients i that report the metric, :math:`n_i` being what they report under
     ``weighted_by_key``. ``train_loss`` and ``train-loss`` are one metric. A metric that fewer than
     half of the clients report is left out, and so is a value whose magnitude is more than 100
-    times the median of at least three clients'. A warning names such a metric, once.
+    times the median of at least three clients'. A warning names such metrics, once.
     """
 
     def __init__(self) -> None:
-        self._told: set[str] = set()  # Metrics that some lack, as the log has said.
+        self._told = False  # Whether the log has said that some lack a metric.
 
     def __call__(self, records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
         """Return the means.
@@ -74,17 +74,17 @@ class AverageMetrics:
         for record in records:
             for key, value in _values(record, weighted_by_key).items():
                 reported.setdefault(key, []).append(value)
-        means, lacking = MetricRecord(), {}
+        means, lacking = MetricRecord(), []
         for values in reported.values():
             name = Counter(value.name for value in values).most_common(1)[0][0]
             usable = _comparable(values)
             if 2 * len(usable) >= len(records):
                 means[name] = _mean(usable)
-            if len(usable) < len(records) and name not in self._told:
-                lacking[name] = f"{name} (of {len(usable)} of {len(records)})"
-        if lacking and len(self._told) < MAX_METRICS:
-            self._told |= lacking.keys()
-            told = enumerated(lacking.values())
+            if len(usable) < len(records):
+                lacking.append(f"{name} (of {len(usable)} of {len(records)})")
+        if lacking and not self._told:
+            self._told = True
+            told = enumerated(lacking)
             logger.warning("metrics that not all clients report alike: %s", told)
         return means
 

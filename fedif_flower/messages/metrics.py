@@ -71,19 +71,6 @@ class ClientRecords:
     notes: tuple[str, ...] = ()
     claimed_examples: float | None = None
 
-    def bounded(self, limits: ReplyLimits, median: float, maximum: float) -> ClientRecords:
-        """Return these with ``maximum`` in place of the reported number of examples."""
-        key = limits.weighted_by_key
-        note = (
-            f"{key} is {self.num_examples:g}, more than {limits.max_examples_ratio:g} times the "
-            f"round's median of {median:g}: counts as {maximum:g}"
-        )
-        records = RecordDict(dict(self.records))
-        for name, record in self.records.items():
-            if isinstance(record, MetricRecord) and key in record:
-                records[name] = MetricRecord({**record, key: maximum})
-        return ClientRecords(maximum, records, (*self.notes, note), self.num_examples)
-
 
 def screen_records(
     content: RecordDict, limits: ReplyLimits, max_seconds: float = math.inf
@@ -134,12 +121,20 @@ def bound_examples(
     if not reported or not limits.max_examples_ratio:
         return reported
     # The lower of two middle ones: of two clients, the smaller is believed.
-    median = statistics.median_low(one.num_examples for one in reported)
+    key, median = limits.weighted_by_key, statistics.median_low(r.num_examples for r in reported)
     maximum = _whole(limits.max_examples_ratio * median)
-    return [
-        one if one.num_examples <= maximum else one.bounded(limits, median, maximum)
-        for one in reported
-    ]
+    bounded = list(reported)
+    for i, one in enumerate(reported):
+        if one.num_examples > maximum:
+            note = (
+                f"{key} is {one.num_examples:g}, more than {limits.max_examples_ratio:g} times the "
+                f"round's median of {median:g}: counts as {maximum:g}"
+            )
+            for record in one.records.values():
+                if isinstance(record, MetricRecord) and key in record:
+                    record[key] = maximum
+            bounded[i] = ClientRecords(maximum, one.records, (*one.notes, note), one.num_examples)
+    return bounded
 
 
 def scalar(records: RecordDict, name: str) -> float | None:

@@ -42,19 +42,8 @@ def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:
     ValueError
         If the record and the model do not have the same arrays: the task here is not the server's.
     """
-    state = model.state_dict()
-    if set(state) != set(arrays):
-        other = sorted(set(state) ^ set(arrays))
-        raise ValueError(
-            f"this client's model is not the server's: received arrays {list(arrays)}, but the "
-            f"model has {list(state)}; they differ in {', '.join(other)}"
-        )
-    with torch.no_grad():
-        for key, value in state.items():
-            received = torch.from_numpy(arrays[key].numpy())
-            if received.shape != value.shape:
-                raise ValueError(
-                    f"received array {key!r} has shape {list(received.shape)}, but this client's "
-                    f"model has {list(value.shape)}: it is not the server's"
-                )
-            value.copy_(received)
+    received = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+    try:
+        model.load_state_dict(received)
+    except RuntimeError as error:
+        raise ValueError(f"this client's model is not the server's: {error}") from error

@@ -16,14 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
-from fedif_flower.messages.forwarding_grid import ForwardingGrid
 from fedif_flower.messages.text import enumerated
 
 logger = logging.getLogger(__name__)
@@ -36,6 +35,48 @@ NODE_UNAVAILABLE = 5
 REGISTRATION_ENDED = 105  # No code of Flower's, whose errors do not tell it from a node's crash.
 # What says that the SuperLink is gone; anything else may be a reply's own fault.
 _CONNECTION_ERRORS = (httpx.HTTPError, OSError)
+
+
+class ForwardingGrid(Grid):
+    """Hands every call on to another grid; a subclass adds ``send_and_receive``.
+
+    Parameters
+    ----------
+    grid : Grid
+        The way to the clients, kept as ``inner``.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.inner = grid
+
+    def set_run(self, run: Any) -> None:
+        """Set the run."""
+        self.inner.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The run that the grid belongs to."""
+        return self.inner.run
+
+    def create_message(self, *_args: object, **_kwargs: object) -> NoReturn:
+        """Refuse: it is deprecated in Flower."""
+        raise RuntimeError("construct a flwr.app.Message instead")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes that are online."""
+        return self.inner.get_node_ids()
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return the nodes that are online."""
+        return self.inner.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages and return their ids."""
+        return self.inner.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are there."""
+        return self.inner.pull_messages(message_ids)
 
 
 @dataclass
@@ -243,8 +284,7 @@ class PollingGrid(ForwardingGrid):
     def _swept(self, waiting: dict[str, _Waiting]) -> list[Message]:
         """Look for all that is missing once more, whatever the others do meanwhile."""
         pulls = [one.fetch(self) for one in waiting.values()]
-        if pulls:
-            wait(pulls, self._sweep_seconds)
+        wait(pulls, self._sweep_seconds)
         found = {i: self._fetched(one, 0.0) for i, one in waiting.items()}
         for message_id in (i for i, reply in found.items() if reply):
             del waiting[message_id]

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from flwr.app import Array, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedif_flower.messages.forwarding_grid import ForwardingGrid
 from fedif_flower.messages.instructions import round_of
-from fedif_flower.messages.polling_grid import MESSAGE_UNAVAILABLE, Closing, PollingGrid
+from fedif_flower.messages.polling_grid import (
+    MESSAGE_UNAVAILABLE,
+    Closing,
+    ForwardingGrid,
+    PollingGrid,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,21 +29,6 @@ LARGEST_RATIO = 2
 SPARE_BYTES = 256 * 1024
 SPARE_VALUES = 32 * 1024
 _LETTERS_PER_VALUE = 64
-
-
-@runtime_checkable
-class KeepsLate(Protocol):
-    """A way to the clients on which a reply can come after its round closed."""
-
-    def outstanding(self, awaited: Collection[int]) -> list[Message]:
-        """Return the earlier messages to these nodes without a reply yet; forget the others."""
-        ...
-
-    def arrivals(
-        self, messages: Iterable[Message], timeout: float | None, closing: Closing
-    ) -> Iterator[Message]:
-        """Send messages now; return the replies as they come, late ones too, until it closes."""
-        ...
 
 
 class ScreenedGrid(ForwardingGrid):
@@ -59,13 +48,13 @@ class ScreenedGrid(ForwardingGrid):
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        self._transport = grid if is_reliable(grid) else PollingGrid(grid)
+        self._transport: Any = grid if is_reliable(grid) else PollingGrid(grid)
         self._closing: Closing | None = None
 
     @property
     def keeps_late(self) -> bool:
         """Whether a reply that is missing when a round closes can come later."""
-        return isinstance(self._transport, KeepsLate)
+        return hasattr(self._transport, "arrivals")
 
     @property
     def polling(self) -> PollingGrid | None:
@@ -95,7 +84,7 @@ class ScreenedGrid(ForwardingGrid):
         closing, self._closing = self._closing, None
         sent = _unguessable(messages)
         late: list[Message] = []
-        if closing is not None and isinstance(self._transport, KeepsLate):
+        if closing is not None and self.keeps_late:
             late = self._transport.outstanding(closing.awaited)
             replies = self._transport.arrivals(sent, timeout, closing)
         else:

@@ -13,9 +13,9 @@ from fedif_flower.attacks import Colluder, build_behaviour
 from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.errors import ConfigError, ReplyError
 from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.messages.forwarding_grid import ForwardingGrid
 from fedif_flower.messages.instructions import ACCOMPLICE_KEY, COLLUSION_KEY, ROUND_KEY
 from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.polling_grid import ForwardingGrid
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.round import ModelVectors
 from fedif_flower.run.part import Built, RunContext, RunPart

@@ -57,7 +57,7 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
         each other.
     """
     strategy = config.settings_of("strategy")  # An import error shows before anything is loaded.
-    config = settled(config, verify=True)
+    config = settled(config)
     if task is not None and (own := config.settings_of("task")):
         raise ConfigError(f"{', '.join(own)}: the app's own task takes no settings")
     task = task or build_task(config)

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fedif_flower.errors import DataError, ValuationError
+from fedif_flower.errors import ValuationError
 
 
-def read_batches(inputs: Any, targets: Any, batch_size: int) -> Iterator[Any]:
+def read_batches(
+    inputs: Any, targets: Any, batch_size: int, generator: torch.Generator | None = None
+) -> Iterator[Any]:
     """Yield batches as a loader yields them: ``(inputs, targets)``, or whatever else there is.
 
     Parameters
@@ -26,6 +28,9 @@ def read_batches(inputs: Any, targets: Any, batch_size: int) -> Iterator[Any]:
         Beside ``inputs`` made of tensors, with as many examples.
     batch_size : int
         Examples per batch, except where ``inputs`` comes in batches.
+    generator : torch.Generator, optional
+        Draws the order of examples, except where ``inputs`` comes in batches, or is a stream;
+        ``None``: as they lie.
 
     Raises
     ------
@@ -33,15 +38,20 @@ def read_batches(inputs: Any, targets: Any, batch_size: int) -> Iterator[Any]:
         If inputs and targets do not go together.
     """
     if isinstance(inputs, Tensor | np.ndarray | Mapping | tuple):
-        yield from _split(as_tensors(inputs), as_tensors(targets), batch_size)
+        examples = inputs if targets is None else (inputs, targets)
+        yield from _split(as_tensors(examples), batch_size, generator)
         return
     if targets is not None:
         raise ValuationError(
             f"inputs is {describe(inputs)}, which brings its own targets; allowed beside targets: "
             "tensors"
         )
-    if holds_examples(inputs):
-        yield from DataLoader(inputs, batch_size)
+    if _holds_examples(inputs):
+        # A stream has no length, and comes in an order of its own.
+        known = hasattr(inputs, "__len__")
+        if not known or len(inputs):
+            shuffle = known and generator is not None
+            yield from DataLoader(inputs, batch_size, shuffle=shuffle, generator=generator)
     elif isinstance(inputs, Iterable):
         yield from map(as_tensors, inputs)
     else:
@@ -50,7 +60,7 @@ def read_batches(inputs: Any, targets: Any, batch_size: int) -> Iterator[Any]:
         )
 
 
-def holds_examples(data: Any) -> bool:
+def _holds_examples(data: Any) -> bool:
     """Tell whether data hold single examples: a Dataset does, of torch or not; a list batches."""
     if isinstance(data, Sequence | DataLoader):
         return False
@@ -60,54 +70,46 @@ def holds_examples(data: Any) -> bool:
 def as_tensors(value: Any) -> Any:
     """Return a structure of dicts, lists and tuples with tensors in place of NumPy arrays.
 
+    Without any it is returned as it is: an object of its own kind may know more.
+
     Raises
     ------
     ValuationError
         If an array does not hold numbers.
     """
-    if isinstance(value, np.ndarray):
-        return _as_tensor(value)
-    if isinstance(value, Mapping):
-        changed: Any = {key: as_tensors(item) for key, item in value.items()}
-        same = all(item is changed[key] for key, item in value.items())
-    elif isinstance(value, list | tuple):
-        items = [as_tensors(item) for item in value]
-        same = all(a is b for a, b in zip(value, items, strict=True))
-        changed = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    else:
-        return value
-    return value if same else changed  # An object of its own kind may know more.
+    found: list[Tensor] = []
+
+    def change(values: NDArray[Any]) -> Tensor:
+        if values.dtype.kind not in "biufc":
+            raise ValuationError(f"a NumPy array has dtype {values.dtype}; allowed: numbers")
+        native = np.asarray(values, dtype=values.dtype.newbyteorder("="), order="C")
+        found.append(torch.from_numpy(native if native.flags.writeable else native.copy()))
+        return found[-1]
+
+    changed = _map(np.ndarray, change, value)
+    return changed if found else value
 
 
-def _as_tensor(values: NDArray[Any]) -> Tensor:
-    if values.dtype.kind not in "biufc":
-        raise ValuationError(f"a NumPy array has dtype {values.dtype}; allowed: numbers")
-    native = np.asarray(values, dtype=values.dtype.newbyteorder("="), order="C")
-    return torch.from_numpy(native if native.flags.writeable else native.copy())
-
-
-def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
     """Return a structure of dicts, lists and tuples with every tensor in it changed."""
-    if isinstance(value, Tensor):
+    return _map(Tensor, change, value)
+
+
+def _map(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: map_tensors(change, item) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(change, item) for item in value))
+        return {key: _map(kind, change, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map_tensors(change, item) for item in value)
+        items = [_map(kind, change, item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value
 
 
 def tensors_of(value: Any) -> list[Tensor]:
     """Return the tensors of a structure of dicts, lists and tuples."""
     found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(note, value)
+    map_tensors(found.append, value)
     return found
 
 
@@ -126,8 +128,7 @@ def num_examples(targets: Any) -> int:
 
 def first_few(batch: Any, count: int) -> Any:
     """Return the first examples of a batch if its tensors have one length, else all of it."""
-    tensors = tensors_of(batch)
-    if len({tensor.shape[:1] for tensor in tensors}) != 1:
+    if num_rows(batch) is None:
         return batch
     return map_tensors(lambda tensor: tensor[:count], batch)
 
@@ -181,19 +182,15 @@ def describe(value: Any) -> str:
     return type(value).__name__
 
 
-def _split(inputs: Any, targets: Any, batch_size: int) -> Iterator[Any]:
-    counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of(inputs)}
-    if len(counts) != 1:
-        raise ValuationError(f"inputs need one number of examples, got {describe(inputs)}")
-    count = counts.pop()
-    if targets is None and isinstance(inputs, Tensor):
-        raise ValuationError(f"{count} inputs need as many targets, got none")
-    if any(tensor.shape[:1] != (count,) for tensor in tensors_of(targets)):
-        raise ValuationError(f"{count} inputs need as many targets, got {describe(targets)}")
-    batch = inputs if targets is None else (inputs, targets)
+def _split(examples: Any, batch_size: int, generator: torch.Generator | None) -> Iterator[Any]:
+    count = num_rows(examples)
+    if count is None:
+        raise ValuationError(f"data need one number of examples, got {describe(examples)}")
+    order = None if generator is None else torch.randperm(count, generator=generator)
     for start in range(0, count, batch_size):
-        rows = slice(start, start + batch_size)
-        yield map_tensors(lambda tensor, rows=rows: tensor[rows], batch)  # type: ignore[misc]
+        part = slice(start, start + batch_size)
+        rows = part if order is None else order[part]
+        yield map_tensors(lambda tensor, rows=rows: tensor[rows], examples)  # type: ignore[misc]
 
 
 def tensor_pair(data: Any) -> tuple[Tensor, Tensor] | None:
@@ -212,10 +209,7 @@ def tensor_pair(data: Any) -> tuple[Tensor, Tensor] | None:
 def count_examples(data: Any) -> int | None:
     """Return how many examples data hold, where that can be told without reading them."""
     if isinstance(data, Tensor | Mapping | tuple):
-        lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors_of(data)}
-        if len(lengths) != 1:
-            raise DataError(f"client_data needs one number of examples, got {describe(data)}")
-        return lengths.pop()
+        return num_rows(data)
     if isinstance(data, Sequence):
         counts = [num_rows(batch) for batch in data]
         return None if None in counts else sum(filter(None, counts))

@@ -7,7 +7,7 @@ from typing import Literal
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings
 from fedif_flower.settings import AUTO, Settings, setting
-from fedif_flower.tasks.data import DATASETS, NORMALIZATIONS
+from fedif_flower.tasks.data.datasets import DATASETS, NORMALIZATIONS
 from fedif_flower.tasks.models import MODELS
 
 Precision = Literal["float32", "bf16"]

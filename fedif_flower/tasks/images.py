@@ -11,41 +11,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.errors import DataError
 from fedif_flower.settings import AUTO
 from fedif_flower.tasks.config import IMAGES, TaskConfig
-from fedif_flower.tasks.data import (
-    NORMALIZATIONS,
-    Dataset,
-    Normalization,
-    dirichlet_partition,
-    load_dataset,
-    split_test,
-    to_pixels,
-)
+from fedif_flower.tasks.data.cache import Dataset, Split
+from fedif_flower.tasks.data.datasets import NORMALIZATIONS, Normalization, load_dataset, to_pixels
 from fedif_flower.tasks.data.export import class_folders
+from fedif_flower.tasks.data.partition import dirichlet_partition, split_test
 from fedif_flower.tasks.models import ImageShape, default_model, new_model
 from fedif_flower.tasks.task import ClientSite, Site, Task
 
 _Config = TypeVar("_Config", bound=TaskConfig)
 
 
-def settled(config: _Config, *, verify: bool = False) -> _Config:
+def settled(config: _Config) -> _Config:
     """Return the settings with the model that ``model = "auto"`` stands for.
 
     Parameters
     ----------
     config : TaskConfig
         A run's settings; those of a task other than images are returned as they are.
-    verify : bool
-        Compare the data set's prepared files with their checksums.
     """
-    if config.task != IMAGES:
+    if config.task != IMAGES or config.model != AUTO:
         return config
-    dataset = load_dataset(config.dataset, config.data_dir, verify=verify)
-    return (
-        config if config.model != AUTO else config.replace(model=default_model(dataset.image_shape))
-    )
+    dataset = load_dataset(config.dataset, config.data_dir)
+    return config.replace(model=default_model(dataset.image_shape))
 
 
 def image_task(settings: TaskConfig, facts: Mapping[str, Any] | None = None) -> Task:
@@ -109,50 +99,36 @@ def _task(
 ) -> Task:
     channels, height, width = facts["image-shape"]
     image_shape, classes = (channels, height, width), list(facts["classes"])
-    normalization = Normalization(tuple(facts["mean"]), tuple(facts["std"]))
-    name, data_dir = settings.dataset, settings.data_dir
 
     def client_data(site: ClientSite) -> tuple[Tensor, Tensor]:
-        dataset, chosen = _client_images(settings, site)
+        data_dir = str(site.data_dir or "")
+        chosen: slice | NDArray[np.int64] = slice(None)
+        if site.num_partitions is None:
+            dataset = _dataset("image-folder", data_dir, require_test=False)
+        else:
+            dataset = _dataset(settings.dataset, data_dir)
+            division = (site.num_partitions, settings.dirichlet_alpha, site.seed)
+            chosen = _parts(settings.dataset, data_dir, *division)[site.partition_id]
         _check_alike(dataset, image_shape, classes)
-        return _examples(dataset, dataset.train.images, dataset.train.labels, chosen)
+        return _examples(dataset, dataset.train, chosen)
 
-    def validation_data(site: Site) -> tuple[Tensor, Tensor]:
-        return _held_out(name, data_dir, site.seed, 0)
-
-    def test_data(site: Site) -> tuple[Tensor, Tensor]:
-        return _held_out(name, data_dir, site.seed, 1)
+    def held_out(site: Site, part: int) -> tuple[Tensor, Tensor]:
+        dataset = load_dataset(settings.dataset, settings.data_dir)
+        return _examples(dataset, dataset.test, split_test(len(dataset.test), site.seed)[part])
 
     return Task(
-        name=name,
+        name=settings.dataset,
         model=lambda: new_model(settings.model, image_shape, len(classes)),
         client_data=client_data,
-        validation_data=validation_data,
-        test_data=test_data,
+        validation_data=lambda site: held_out(site, 0),
+        test_data=lambda site: held_out(site, 1),
         num_classes=len(classes),
         input_range=(0.0, 1.0),
-        transform=normalization,
+        transform=Normalization(tuple(facts["mean"]), tuple(facts["std"])),
         facts=facts,
         num_train=num_train,
         fingerprint=fingerprint,
     )
-
-
-def _client_images(
-    settings: TaskConfig, site: ClientSite
-) -> tuple[Dataset, NDArray[np.int64] | None]:
-    """Return a data set and which of its training images are the client's; ``None``: all."""
-    data_dir = str(site.data_dir or "")
-    if site.num_partitions is None:
-        return _dataset("image-folder", data_dir, require_test=False), None
-    dataset = _dataset(settings.dataset, data_dir)
-    if site.num_partitions > len(dataset.train):
-        raise ConfigError(
-            f"num-clients = {site.num_partitions}; allowed: at most the {len(dataset.train)} "
-            f"training examples of {settings.dataset!r}"
-        )
-    division = (site.num_partitions, settings.dirichlet_alpha, site.seed)
-    return dataset, _parts(settings.dataset, data_dir, *division)[site.partition_id]
 
 
 def _check_alike(dataset: Dataset, image_shape: ImageShape, classes: list[str]) -> None:
@@ -168,15 +144,11 @@ def _check_alike(dataset: Dataset, image_shape: ImageShape, classes: list[str]) 
 
 
 def _examples(
-    dataset: Dataset,
-    images: NDArray[np.uint8],
-    labels: NDArray[np.int64],
-    chosen: NDArray[np.int64] | None,
+    dataset: Dataset, split: Split, chosen: slice | NDArray[np.int64]
 ) -> tuple[Tensor, Tensor]:
     """Return pixels ``[n, c, h, w]`` in [0, 1] and labels ``[n]`` of the chosen images."""
-    if chosen is not None:
-        images, labels = images[chosen], labels[chosen]
-    return to_pixels(images, dataset.max_value), torch.from_numpy(labels.copy())
+    pixels = to_pixels(split.images[chosen], dataset.max_value)
+    return pixels, torch.from_numpy(np.array(split.labels[chosen]))
 
 
 _dataset = lru_cache(maxsize=4)(load_dataset)
@@ -189,10 +161,3 @@ def _parts(
     """Return who has which images; read once, since a process may play many clients."""
     dataset = _dataset(name, data_dir)
     return dirichlet_partition(dataset, num_partitions, dirichlet_alpha, seed)
-
-
-def _held_out(name: str, data_dir: str, seed: int, part: int) -> tuple[Tensor, Tensor]:
-    """Return a part of the test split: 0, what the server validates on; 1, what it tests on."""
-    dataset = load_dataset(name, data_dir)
-    images, labels = dataset.test.images, dataset.test.labels
-    return _examples(dataset, images, labels, split_test(len(labels), seed)[part])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import RLock
 from typing import Any
@@ -183,42 +183,21 @@ def to_memory_format(examples: Tensor, memory_format: torch.memory_format) -> Te
     return examples.contiguous()
 
 
-def single_value_norms(model: nn.Module, example: Tensor) -> list[nn.Module]:
-    """Return the batch norms that see one value per channel when a batch is one example.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Run once in eval mode; nothing in it changes.
-    example : Tensor
-        ``[1, ...]``.
-    """
-    found: list[nn.Module] = []
-
-    def note(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        if arguments[0].numel() == arguments[0].shape[1]:
-            found.append(norm)
-
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    if not norms:
-        return found
-    handles = [norm.register_forward_pre_hook(note) for norm in norms]
-    try:
-        with module_mode(model, training=False), torch.inference_mode():
-            model(example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
-
-
 @contextmanager
-def without_batch_statistics(norms: Iterable[nn.Module]) -> Iterator[None]:
-    """Let these batch norms use their running statistics, and not update them."""
-    for norm in norms:
-        norm.eval()
+def sparing_single_values(model: nn.Module) -> Iterator[None]:
+    """Let batch norms that see one value per channel use their running statistics, and keep them.
+
+    That is a batch of one example, before maps of 1x1. The model is in train mode.
+    """
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+    def spare(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        norm.train(arguments[0].numel() > arguments[0].shape[1])
+
+    handles = [norm.register_forward_pre_hook(spare) for norm in norms]
     try:
         yield
     finally:
-        for norm in norms:
+        for norm, handle in zip(norms, handles, strict=True):
+            handle.remove()
             norm.train()

@@ -17,9 +17,9 @@ from fedif_flower.run.loaded_task import LoadedTask, load_task
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.settings import Scalar
 from fedif_flower.tasks.config import IMAGES
-from fedif_flower.tasks.data import Dataset, dirichlet_partition, load_dataset, to_pixels
-from fedif_flower.tasks.data.cache import Split
-from fedif_flower.tasks.data.partition import split_test
+from fedif_flower.tasks.data.cache import Dataset, Split
+from fedif_flower.tasks.data.datasets import load_dataset, to_pixels
+from fedif_flower.tasks.data.partition import dirichlet_partition, split_test
 from fedif_flower.tasks.images import settled
 from fedif_flower.valuation import Validation
 

@@ -24,7 +24,7 @@ from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.seeding import numpy_generator, torch_generator
-from fedif_flower.tasks.data import Normalization, to_pixels
+from fedif_flower.tasks.data.datasets import Normalization, to_pixels
 from fedif_flower.tasks.models import build_model
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation

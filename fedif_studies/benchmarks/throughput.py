@@ -27,12 +27,8 @@ from fedif_flower.run.config import RunConfig, default_run_config
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.nodes import sample_clients
 from fedif_flower.tasks.config import TrainingConfig
-from fedif_flower.tasks.data import (
-    Normalization,
-    dirichlet_partition,
-    load_dataset,
-    to_pixels,
-)
+from fedif_flower.tasks.data.datasets import Normalization, load_dataset, to_pixels
+from fedif_flower.tasks.data.partition import dirichlet_partition
 from fedif_flower.tasks.models import build_model
 from fedif_studies.benchmarks.common import Figure, alone, report
 

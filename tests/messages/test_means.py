@@ -32,10 +32,9 @@ def test_a_metric_that_one_client_lacks(caplog):
     assert "a (of 2 of 3), b (of 1 of 3)" in said
 
 
-def test_one_liar_does_not_move_a_mean(caplog):
+def test_one_liar_does_not_move_a_mean():
     means = AverageMetrics()(records({"a": 1.0}, {"a": 2.0}, {"a": 3.0}, {"a": 1e15}), "n")
     assert dict(means) == {"a": pytest.approx(2.0)}
-    assert "a (of 3 of 4)" in caplog.text
 
 
 def test_metrics_of_several_records_and_only_so_many():

@@ -55,16 +55,12 @@ def test_the_weight_is_any_number_above_0(value, kept):
         (math.nan, "metric 'n' is nan, not a finite number"),
         (math.inf, "metric 'n' is inf"),
         ([1.0], r"metric 'n' is \[1.0\]"),
+        (None, "metric 'n' is missing"),
     ],
 )
 def test_other_weights_are_refused(value, reason):
     with pytest.raises(ReplyError, match=reason):
-        screen(metrics=MetricRecord({"n": value}))
-
-
-def test_a_reply_without_a_weight_is_refused():
-    with pytest.raises(ReplyError, match="metric 'n' is missing"):
-        screen(metrics=MetricRecord({"loss": 1.0}), config=ConfigRecord({"n": 3}))
+        screen(metrics=MetricRecord({} if value is None else {"n": value}))
 
 
 def test_what_cannot_be_is_left_out_and_noted():

@@ -12,11 +12,11 @@ def batch_norm_model() -> nn.Module:
 
 
 def test_load_arrays_of_another_model_is_a_clear_error():
-    with pytest.raises(ValueError, match=r"'0.weight' has shape \[3, 2\].*\[4, 2\]"):
+    with pytest.raises(ValueError, match=r"(?s)is not the server's: .*0.weight"):
         load_arrays(
             nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4)), model_arrays(batch_norm_model())
         )
-    with pytest.raises(ValueError, match="but the model has"):
+    with pytest.raises(ValueError, match="Missing key"):
         load_arrays(nn.Linear(2, 3), model_arrays(batch_norm_model()))
 
 

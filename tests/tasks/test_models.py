@@ -15,10 +15,6 @@ FASHION_MNIST = (1, 28, 28)
 DIGITS = (1, 8, 8)
 
 
-def num_params(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 @pytest.mark.parametrize(
     ("name", "image_shape", "expected"),
     [
@@ -32,11 +28,11 @@ def num_params(model: nn.Module) -> int:
 )
 def test_models_have_the_published_number_of_parameters(name, image_shape, expected):
     model = build_model(name, image_shape, 10, seed=0)
-    assert num_params(model) == expected
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("image_shape", [DIGITS, FASHION_MNIST, CIFAR10, (4, 16, 24), (2, 12, 65)])
+@pytest.mark.parametrize("image_shape", [DIGITS, FASHION_MNIST, (2, 12, 65)])
 def test_a_model_that_fits_maps_images_to_logits_and_gradients(name, image_shape):
     if not MODELS[name].fits(*image_shape[1:]):
         with pytest.raises(ConfigError, match=f"model = '{name}' does not fit .* allowed: .*mlp"):
@@ -82,14 +78,11 @@ def test_initial_weights_depend_on_the_seed_alone_and_leave_the_random_state():
 
 
 def test_models_built_side_by_side_are_those_built_alone():
-    def weights(seed: int) -> torch.Tensor:
-        model = build_model("cnn", FASHION_MNIST, 10, seed=seed)
-        return nn.utils.parameters_to_vector(model.parameters()).detach()
+    def weights(seed: int) -> list[float]:
+        return build_model("mlp", DIGITS, 10, seed=seed)[1].weight.flatten().tolist()
 
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(weights, [0, 1] * 8))
-    alone = [weights(0), weights(1)] * 8
-    assert all(map(torch.equal, together, alone))
+        assert list(pool.map(weights, [0, 1] * 8)) == [weights(0), weights(1)] * 8
 
 
 @pytest.mark.parametrize(

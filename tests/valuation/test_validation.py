@@ -53,7 +53,7 @@ def test_frozen_parameters_are_not_part_of_the_vector():
 
 def test_errors():
     model = small_model()
-    with pytest.raises(ValuationError, match="7 inputs"):
+    with pytest.raises(ValuationError, match="one number of examples"):
         Validation(model, INPUTS, TARGETS[:3], device="cpu")
     with pytest.raises(ValuationError, match="batch_size"):
         Validation(model, INPUTS, TARGETS, device="cpu", batch_size=-1)

@@ -14,7 +14,8 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from fedif_flower.storage import (
     temporary_sibling,
     temporary_siblings,
 )
-from fedif_flower.tasks.data.sources import RawDataset, Source
 
 FORMAT = 1
 logger = logging.getLogger(__name__)
@@ -93,7 +93,88 @@ class Dataset:
         return channels, height, width
 
 
-def open_prepared(name: str, source: Source, root: Path, *, verify: bool = False) -> Dataset:
+@dataclass(frozen=True, eq=False)
+class RawSplit:
+    """One split, as its source delivers it.
+
+    Attributes
+    ----------
+    labels : NDArray[np.int64]
+        ``[n]``, in [0, classes).
+    blocks : callable
+        Called without arguments, yields the n images in order, in uint8 blocks ``[b, c, h, w]``
+        of any b >= 1, so that they never need to be in memory together.
+    """
+
+    labels: NDArray[np.int64]
+    blocks: Callable[[], Iterable[NDArray[np.uint8]]]
+
+
+@dataclass(frozen=True, eq=False)
+class RawDataset:
+    """A data set before it is prepared.
+
+    Attributes
+    ----------
+    classes : tuple of str
+        Name of each label.
+    image_shape : tuple of int
+        ``(c, h, w)``.
+    max_value : int
+        The uint8 value that stands for pixel 1.0.
+    train, test : RawSplit
+        The images; ``test`` may have none.
+    mean, std : tuple of float, optional
+        Per channel, of pixels in [0, 1]; computed from the train split if left out.
+    """
+
+    classes: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    max_value: int
+    train: RawSplit
+    test: RawSplit
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """Where a data set comes from.
+
+    Attributes
+    ----------
+    data_dir : str
+        Folder of the user's data; ``""`` where none was given.
+    cache_root : Path
+        This package's folder in the user's cache.
+    """
+
+    data_dir: str
+    cache_root: Path
+
+    def fetch(self) -> None:  # noqa: B027 (a source that has everything has nothing to do)
+        """Bring the source files here if they are missing."""
+
+    def has_test(self) -> bool:
+        """Return whether there are test images."""
+        return True
+
+    @abstractmethod
+    def identity(self) -> dict[str, object]:
+        """Return a JSON-able description that changes, at little cost, when the source does."""
+
+    @abstractmethod
+    def read(self) -> RawDataset:
+        """Open the source.
+
+        Raises
+        ------
+        DataError
+            If it is missing or damaged, here or while its blocks are read.
+        """
+
+
+def open_prepared(name: str, source: Source, root: Path) -> Dataset:
     """Open a data set's entry; prepare it if it is missing or the source has changed.
 
     Of many processes that ask together, one prepares and the others wait.
@@ -106,8 +187,6 @@ def open_prepared(name: str, source: Source, root: Path, *, verify: bool = False
         Where it comes from.
     root : Path
         Folder of the entries.
-    verify : bool
-        Also compare every file with its stored checksum, which reads them all.
 
     Raises
     ------
@@ -123,31 +202,28 @@ def open_prepared(name: str, source: Source, root: Path, *, verify: bool = False
                     shutil.rmtree(leftover)
                 _prepare(name, source.read(), entry)
     try:
-        return _read(entry, verify=verify)
+        return _read(entry)
     except Exception as error:
         raise DataError(
             f"{entry} is damaged ({error}); remove that folder to have it prepared again"
         ) from error
 
 
-def _read(entry: Path, *, verify: bool) -> Dataset:
+def _read(entry: Path) -> Dataset:
     meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
     if meta["fingerprint"] != _fingerprint(meta):
         raise ValueError("meta.json has changed")
 
-    def array(name: str) -> NDArray[Any]:
-        path, stored = entry / f"{name}.npy", meta["files"][name]
+    arrays = {}
+    for name, stored in meta["files"].items():
+        path = entry / f"{name}.npy"
         if path.stat().st_size != stored["bytes"]:
             raise ValueError(f"{path.name} is not {stored['bytes']} bytes long")
-        if verify and _checksum(path) != stored["sha256"]:
-            raise ValueError(f"{path.name} does not match its checksum")
-        loaded: NDArray[Any] = np.load(path, mmap_mode="r")
-        return loaded
-
+        arrays[name] = np.load(path, mmap_mode="r")
     return Dataset(
         name=meta["name"],
-        train=Split(array("train_images"), array("train_labels")),
-        test=Split(array("test_images"), array("test_labels")),
+        train=Split(arrays["train_images"], arrays["train_labels"]),
+        test=Split(arrays["test_images"], arrays["test_labels"]),
         classes=tuple(meta["classes"]),
         max_value=meta["max_value"],
         mean=tuple(meta["mean"]),
@@ -161,25 +237,17 @@ def _fingerprint(meta: dict[str, Any]) -> str:
     return content_key({key: value for key, value in meta.items() if key != "fingerprint"})
 
 
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _prepare(name: str, raw: RawDataset, entry: Path) -> None:
     """Write an entry beside its place and rename it there when it is complete."""
     temporary = temporary_sibling(entry)
     temporary.mkdir()
     try:
         files = {}
-        for split_name, split in (("train", raw.train), ("test", raw.test)):
+        for which, split in (("train", raw.train), ("test", raw.test)):
+            images, labels = (temporary / f"{which}_{kind}.npy" for kind in ("images", "labels"))
             shape = (len(split.labels), *raw.image_shape)
-            for kind, dtype, form, blocks in (
-                ("images", "|u1", shape, split.blocks()),
-                ("labels", "<i8", shape[:1], [split.labels]),
-            ):
-                stem = f"{split_name}_{kind}"
-                files[stem] = _write_array(temporary / f"{stem}.npy", form, dtype, blocks)
+            files[images.stem] = _write_array(images, shape, "|u1", split.blocks())
+            files[labels.stem] = _write_array(labels, shape[:1], "<i8", [split.labels])
         mean, std = raw.mean, raw.std
         if mean is None or std is None:
             train_images = np.load(temporary / "train_images.npy", mmap_mode="r")
@@ -212,7 +280,7 @@ def _write_array(
     # Plain writes, not a writable memory map: on a full disk that would die of SIGBUS, without
     # an error to report.
     rows = 0
-    with path.open("xb") as file:
+    with path.open("x+b") as file:
         header = {"descr": dtype, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:
@@ -220,13 +288,15 @@ def _write_array(
             rows += len(block)
         file.flush()
         os.fsync(file.fileno())
+        file.seek(0)
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
     if rows != shape[0]:
         raise DataError(f"{path.stem}: {rows} images, but {shape[0]} labels")
     return {
         "bytes": path.stat().st_size,
         "shape": list(shape),
         "dtype": str(np.dtype(dtype)),
-        "sha256": _checksum(path),
+        "sha256": checksum,
     }
 
 

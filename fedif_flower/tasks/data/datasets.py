@@ -1,15 +1,27 @@
-"""Data sets by name, as read-only arrays that all processes of a machine share."""
+"""Data sets by name, as read-only arrays that all processes of a machine share.
+
+From stored bytes to what a model sees there are two steps, pixels in [0, 1] and normalisation,
+since adversarial examples are made of pixels.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.storage import cache_root
-from fedif_flower.tasks.data.cache import Dataset, open_prepared
-from fedif_flower.tasks.data.sources import CIFAR10, Digits, FashionMNIST, ImageFolder, Source
+from fedif_flower.tasks.data.cache import Dataset, Source, open_prepared
+from fedif_flower.tasks.data.sources.digits import Digits
+from fedif_flower.tasks.data.sources.image_folder import ImageFolder
+from fedif_flower.tasks.data.sources.vision import CIFAR10, FashionMNIST
 
 # One line per data set: its name and the class that knows where it comes from.
 DATASETS: Mapping[str, Callable[[str, Path], Source]] = MappingProxyType(
@@ -27,7 +39,6 @@ def load_dataset(
     data_dir: str | Path = "",
     *,
     cache_dir: str | Path | None = None,
-    verify: bool = False,
     require_test: bool = True,
 ) -> Dataset:
     """Open a data set; the first time on a machine it is prepared (and downloaded, if need be).
@@ -42,8 +53,6 @@ def load_dataset(
         ``""``: downloads go to the cache. It may be read-only.
     cache_dir : str or Path, optional
         Instead of ``$XDG_CACHE_HOME`` or ``~/.cache``.
-    verify : bool
-        Compare the prepared files with their checksums first.
     require_test : bool
         Whether a data set without test images is an error; a client needs none.
 
@@ -61,4 +70,52 @@ def load_dataset(
     source.fetch()
     if require_test and not source.has_test():
         raise DataError(f"no test images in {Path(data_dir).expanduser().resolve() / 'test'}")
-    return open_prepared(name, source, root, verify=verify)
+    return open_prepared(name, source, root)
+
+
+def to_pixels(images: NDArray[np.uint8], max_value: int) -> Tensor:
+    """Return pixels in [0, 1] as a new float32 tensor.
+
+    Parameters
+    ----------
+    images : NDArray[np.uint8]
+        ``[n, c, h, w]``, each value in [0, max_value].
+    max_value : int
+        The value that stands for pixel 1.0, in [1, 255].
+
+    Returns
+    -------
+    Tensor
+        ``[n, c, h, w]``, float32 on the CPU.
+    """
+    return torch.from_numpy(np.array(images, dtype=np.float32)).div_(max_value)
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """``(pixels - mean) / std`` per channel; gradients flow through it.
+
+    Attributes
+    ----------
+    mean, std : tuple of float
+        One of each per channel; std > 0.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Return ``pixels`` [..., c, h, w] normalised, of their dtype, where they lie."""
+        shift, scale = (pixels.new_tensor(x)[:, None, None] for x in (self.mean, self.std))
+        return (pixels - shift) / scale
+
+
+def unit_range(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalization:
+    """Return what brings pixels to [-1, 1], whatever the data set's own moments are."""
+    return Normalization((0.5,) * len(mean), (0.5,) * len(std))
+
+
+# By the name of the run config's choice, from mean and standard deviation of the training split.
+NORMALIZATIONS: Mapping[str, Callable[[tuple[float, ...], tuple[float, ...]], Normalization]] = (
+    MappingProxyType({"data": Normalization, "unit-range": unit_range})
+)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
-import math
 import warnings
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedif_flower.errors import ConfigError, DataError, require
+from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.storage import (
     cache_errors,
@@ -61,7 +60,7 @@ def dirichlet_partition(
     Raises
     ------
     ConfigError
-        If an argument is out of range, or :math:`\alpha` so small that a client has no example.
+        If there are too many partitions, or :math:`\alpha` is so small that one has no example.
     DataError
         If the cache cannot be written.
 
@@ -75,8 +74,6 @@ def dirichlet_partition(
             f"num_partitions = {num_partitions}; allowed: 1 to {total}, the train images of "
             f"{dataset.name!r}"
         )
-    in_range = math.isfinite(dirichlet_alpha) and dirichlet_alpha > 0
-    require(in_range, "dirichlet_alpha", dirichlet_alpha, "a number > 0")
     alpha = float(dirichlet_alpha)
     # Both libraries' versions: either may change what a seed draws.
     versions = [importlib.metadata.version(package) for package in ("flwr-datasets", "numpy")]
@@ -86,7 +83,11 @@ def dirichlet_partition(
     if not path.is_file():
         with cache_errors(root), exclusive_lock(root / "partitions.lock"):
             if not path.is_file():  # Another process may have drawn it.
-                _write(path, _draw(dataset.train.labels, num_partitions, alpha, seed))
+                partitions = _draw(dataset.train.labels, num_partitions, alpha, seed)
+                buffer = io.BytesIO()
+                sizes = [len(partition) for partition in partitions]
+                np.savez(buffer, indices=np.concatenate(partitions), sizes=sizes)
+                write_atomically(path, buffer.getvalue())
     try:
         with np.load(path) as stored:  # It checks the CRC of both arrays.
             return np.split(stored["indices"], np.cumsum(stored["sizes"])[:-1])
@@ -125,13 +126,6 @@ def _draw(
             f"{num_partitions} in which each has a train image; allowed: a larger "
             "dirichlet_alpha, or fewer partitions"
         ) from error
-
-
-def _write(path: Path, partitions: list[NDArray[np.int64]]) -> None:
-    sizes = np.array([len(partition) for partition in partitions])
-    buffer = io.BytesIO()
-    np.savez(buffer, indices=np.concatenate(partitions), sizes=sizes)
-    write_atomically(path, buffer.getvalue())
 
 
 def split_test(

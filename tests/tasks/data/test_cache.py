@@ -12,8 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from fedif_flower.errors import DataError
-from fedif_flower.tasks.data.cache import channel_moments, open_prepared
-from fedif_flower.tasks.data.sources import RawDataset, RawSplit, Source
+from fedif_flower.tasks.data.cache import (
+    RawDataset,
+    RawSplit,
+    Source,
+    channel_moments,
+    open_prepared,
+)
 
 # [3, 2, 1, 2]: three images of two channels.
 IMAGES = np.array(
@@ -59,7 +64,7 @@ def entries(root: Path) -> list[Path]:
 
 def test_entry_is_memory_mapped_read_only_and_read_once(source: Tiny, entry: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in entry.iterdir()}
-    dataset = open_prepared("tiny", source, source.cache_root, verify=True)
+    dataset = open_prepared("tiny", source, source.cache_root)
     assert np.array_equal(dataset.train.images, IMAGES)
     assert np.array_equal(dataset.train.labels, LABELS)
     assert dataset.test.images.shape == (0, 2, 1, 2)
@@ -91,23 +96,11 @@ def _edit_meta(entry: Path) -> None:
     path.write_text(path.read_text().replace('"max_value": 255', '"max_value": 254'))
 
 
-def _flip(entry: Path) -> None:
-    path = entry / "train_images.npy"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("damage", [_truncate, _remove, _edit_meta, _flip])
+@pytest.mark.parametrize("damage", [_truncate, _remove, _edit_meta])
 def test_a_damaged_entry_is_named(damage, source: Tiny, entry: Path) -> None:
     damage(entry)
     with pytest.raises(DataError, match=f"{entry} is damaged .*; remove that folder"):
-        open_prepared("tiny", source, source.cache_root, verify=True)
-
-
-def test_flipped_byte_is_found_by_verify_only(source: Tiny, entry: Path) -> None:
-    _flip(entry)
-    assert not np.array_equal(open_prepared("tiny", source, source.cache_root).train.images, IMAGES)
+        open_prepared("tiny", source, source.cache_root)
 
 
 def test_valid_entry_opens_in_a_cache_that_cannot_be_locked(source: Tiny, entry: Path) -> None:
@@ -130,15 +123,8 @@ def test_inconsistent_source_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not entries(tmp_path)
 
 
-def test_channel_moments_by_hand() -> None:
-    # Channel 0: four times 0, twice 1 -> mean 1/3, variance 2/9. Channel 1: half 1, half 0.
-    mean, std = channel_moments(IMAGES, 255)
-    assert mean == pytest.approx((1 / 3, 1 / 2))
-    assert std == pytest.approx(((2 / 9) ** 0.5, 1 / 2))
-
-
 def test_channel_moments_of_many_blocks_are_those_of_the_whole() -> None:
-    images = np.random.default_rng(0).integers(0, 256, (3, 1, 1500, 1500), dtype=np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (3, 2, 1200, 1200), dtype=np.uint8)
     mean, std = channel_moments(images, 255)
     pixels = images / 255
     assert mean == pytest.approx(tuple(pixels.mean(axis=(0, 2, 3))))

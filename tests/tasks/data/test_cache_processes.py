@@ -8,12 +8,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-# They share what one process found out.
-pytestmark = [pytest.mark.xdist_group("cache processes"), pytest.mark.all]
 
 REPOSITORY = Path(__file__).parents[3]
 # Three scenarios, each a print of a JSON line, in one fresh process that forks.
@@ -22,7 +18,7 @@ import json, os, resource, signal, sys, time
 from pathlib import Path
 import numpy as np
 from fedif_flower.tasks.data.cache import open_prepared
-from fedif_flower.tasks.data.sources import RawDataset, RawSplit, Source
+from fedif_flower.tasks.data.cache import RawDataset, RawSplit, Source
 from fedif_flower.errors import DataError
 
 class Slow(Source):
@@ -78,35 +74,20 @@ except DataError as error:
 """
 
 
-@pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+@pytest.mark.all
+def test_processes_that_share_a_cache_die_or_run_out_of_disk(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROCESSES, str(tmp_path_factory.mktemp("processes"))],
+        [sys.executable, "-c", PROCESSES, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
+        stdout=subprocess.PIPE,
         timeout=120,
-        check=False,
+        check=True,
     )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_processes_that_start_together_prepare_once(processes: list[Any]) -> None:
-    assert processes[0] == [[66] * 4, "x"]  # 66 = 0 + 1 + ... + 11
-
-
-def test_killed_while_preparing_leaves_no_entry_and_is_cleaned_up(processes: list[Any]) -> None:
-    exit_code, left, pixels, then = processes[1]
-    assert exit_code == -9
-    assert len(left) == 1
-    assert left[0].startswith(".tiny-")
-    assert pixels == 66
-    assert len(then) == 1
-    assert then[0].startswith("tiny-")
-
-
-def test_write_that_the_system_refuses_is_a_data_error(processes: list[Any]) -> None:
-    message, left = processes[2]
+    together, killed, (message, left) = map(json.loads, done.stdout.splitlines())
+    assert together == [[66] * 4, "x"]  # 66 = 0 + 1 + ... + 11; it was read once.
+    exit_code, (torn,), pixels, (whole,) = killed
+    assert (exit_code, pixels) == (-9, 66)
+    assert torn.startswith(".tiny-")
+    assert whole.startswith("tiny-")
     assert re.search(r"cannot use the data cache in .*/refused: .*too large", message)
     assert left == []

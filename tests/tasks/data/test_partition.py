@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.tasks.data import Dataset, load_dataset
+from fedif_flower.tasks.data.cache import Dataset
+from fedif_flower.tasks.data.datasets import load_dataset
 from fedif_flower.tasks.data.partition import dirichlet_partition, split_test
 
 REPOSITORY = Path(__file__).parents[3]
@@ -24,10 +25,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def digits(cache: Path) -> Dataset:
     return load_dataset("digits", cache_dir=cache)
-
-
-def lists(partitions: list[np.ndarray]) -> list[list[int]]:
-    return [partition.tolist() for partition in partitions]
 
 
 def stored(cache: Path) -> list[Path]:
@@ -46,19 +43,17 @@ def test_partitions_are_disjoint_complete_and_not_tiny(
     assert all(partition.dtype == np.int64 for partition in partitions)
 
 
-def test_same_seed_same_partitions_in_another_cache(
+def test_partitions_depend_on_each_argument_and_on_no_cache(
     digits: Dataset, cache: Path, tmp_path: Path
 ) -> None:
-    first = dirichlet_partition(digits, 10, 1.0, 3, cache_dir=cache)
-    elsewhere = dirichlet_partition(digits, 10, 1.0, 3, cache_dir=tmp_path)
-    assert lists(first) == lists(elsewhere)
+    def drawn(*arguments: float, cache_dir: Path = cache) -> list[list[int]]:
+        partitions = dirichlet_partition(digits, *arguments, cache_dir=cache_dir)
+        return [partition.tolist() for partition in partitions]
 
-
-def test_each_argument_matters(digits: Dataset, cache: Path) -> None:
-    base = lists(dirichlet_partition(digits, 10, 1.0, 0, cache_dir=cache))
-    assert lists(dirichlet_partition(digits, 10, 1.0, 1, cache_dir=cache)) != base
-    assert lists(dirichlet_partition(digits, 10, 0.9, 0, cache_dir=cache)) != base
-    assert lists(dirichlet_partition(digits, 11, 1.0, 0, cache_dir=cache)) != base
+    base = drawn(10, 1.0, 0)
+    assert drawn(10, 1.0, 0, cache_dir=tmp_path) == base
+    for other in ((10, 1.0, 1), (10, 0.9, 0), (11, 1.0, 0)):
+        assert drawn(*other) != base
 
 
 def test_damaged_partitions_are_named(digits: Dataset, tmp_path: Path) -> None:
@@ -71,20 +66,10 @@ def test_damaged_partitions_are_named(digits: Dataset, tmp_path: Path) -> None:
         dirichlet_partition(digits, 2, 1.0, 0, cache_dir=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("num", "alpha", "message"),
-    [
-        (0, 1.0, "num_partitions = 0; allowed: 1 to 1197"),
-        (1198, 1.0, "num_partitions = 1198; allowed: 1 to 1197"),
-        (10, 0.0, "dirichlet_alpha = 0.0; allowed"),
-        (10, float("nan"), "dirichlet_alpha = nan; allowed"),
-    ],
-)
-def test_what_cannot_be_divided_is_refused(
-    digits: Dataset, cache: Path, num: int, alpha: float, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        dirichlet_partition(digits, num, alpha, 0, cache_dir=cache)
+@pytest.mark.parametrize("num", [0, 1198])
+def test_what_cannot_be_divided_is_refused(digits: Dataset, cache: Path, num: int) -> None:
+    with pytest.raises(ConfigError, match=f"num_partitions = {num}; allowed: 1 to 1197"):
+        dirichlet_partition(digits, num, 1.0, 0, cache_dir=cache)
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 1e-320])
@@ -96,13 +81,6 @@ def test_alpha_too_small_to_serve_everybody(
         dirichlet_partition(digits, 100, alpha, 0, cache_dir=cache)
     assert stored(cache) == before
     assert not recwarn.list
-
-
-def test_unusable_cache_is_named(digits: Dataset, tmp_path: Path) -> None:
-    occupied = tmp_path / "file"
-    occupied.touch()
-    with pytest.raises(DataError, match=str(occupied)):
-        dirichlet_partition(digits, 10, 1.0, 0, cache_dir=occupied)
 
 
 @given(st.integers(2, 500), st.integers(0, 2**32), st.floats(0.01, 0.99))
@@ -122,9 +100,5 @@ def test_split_of_the_paper_and_its_seeds() -> None:
     assert not np.array_equal(validation, split_test(10_000, 1)[0])
     # At random over the whole split: its mean index has a deviation of 58 around 5,000.
     assert abs(validation.mean() - 5_000) < 300
-
-
-def test_split_needs_two_images() -> None:
-    for num in (0, 1):
-        with pytest.raises(DataError, match=f"{num} image.*2 or more"):
-            split_test(num, 0)
+    with pytest.raises(DataError, match=r"1 image.*2 or more"):
+        split_test(1, 0)

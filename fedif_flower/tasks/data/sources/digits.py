@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedif_flower.seeding import numpy_generator
-from fedif_flower.tasks.data.sources.source import RawDataset, RawSplit, Source
+from fedif_flower.tasks.data.cache import RawDataset, RawSplit, Source
 
 NUM_TRAIN = 1_197
 

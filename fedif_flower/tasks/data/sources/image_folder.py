@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.tasks.data.sources.source import RawDataset, RawSplit, Source
+from fedif_flower.tasks.data.cache import RawDataset, RawSplit, Source
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 # Pillow's mode -> what it is read as; 16-bit and floating-point images have no place in uint8.

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedif_flower.errors import DataError
 from fedif_flower.storage import cache_errors, exclusive_lock
-from fedif_flower.tasks.data.sources.source import RawDataset, RawSplit, Source
+from fedif_flower.tasks.data.cache import RawDataset, RawSplit, Source
 
 logger = logging.getLogger(__name__)
 
@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 class TorchvisionSource(Source):
     """A data set that ``torchvision.datasets`` can download and read.
 
-    Without ``data_dir`` it is downloaded into this package's folder in the user's cache.
+    A subclass has torchvision's name. Without ``data_dir`` it is downloaded into this package's
+    folder in the user's cache.
     """
 
-    kind: ClassVar[str]  # torchvision's name of it
     title: ClassVar[str]
     folder: ClassVar[str]  # below the root, as torchvision names it
     files: ClassVar[tuple[str, ...]]
@@ -32,7 +32,7 @@ class TorchvisionSource(Source):
         """Return torchvision's data set of one split."""
         from torchvision import datasets  # a second to import, and needed once only
 
-        return getattr(datasets, self.kind)(self.root, train=train, download=download)
+        return getattr(datasets, type(self).__name__)(self.root, train=train, download=download)
 
     @property
     def root(self) -> Path:
@@ -102,7 +102,6 @@ def _raw_split(dataset: Any) -> RawSplit:
 class FashionMNIST(TorchvisionSource):
     """28x28 greyscale photographs of ten kinds of clothes, 60,000 and 10,000 (Zalando, 2017)."""
 
-    kind = "FashionMNIST"
     title = "Fashion-MNIST"
     folder = "FashionMNIST/raw"
     files = (
@@ -118,7 +117,6 @@ class FashionMNIST(TorchvisionSource):
 class CIFAR10(TorchvisionSource):
     """32x32 colour photographs of ten kinds of things, 50,000 and 10,000 (Krizhevsky, 2009)."""
 
-    kind = "CIFAR10"
     title = "CIFAR-10"
     folder = "cifar-10-batches-py"
     files = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")

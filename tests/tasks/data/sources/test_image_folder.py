@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.tasks.data.sources import ImageFolder
+from fedif_flower.tasks.data.sources.image_folder import ImageFolder
 
 
 def save(path: Path, pixels: object, mode: str | None = None) -> None:
@@ -32,7 +32,11 @@ def images(split) -> list[object]:
     return np.concatenate(list(split.blocks())).tolist()
 
 
-def test_images_are_sorted_by_class_and_name(tree: Path) -> None:
+def test_images_are_sorted_by_class_and_name_and_all_else_is_passed_over(tree: Path) -> None:
+    (tree / "train/cat/notes.txt").write_text("no image")
+    (tree / "train/cat/.hidden.png").write_text("no image")
+    (tree / "train/.ipynb_checkpoints").mkdir()
+    (tree / "train/list.csv").touch()
     raw = ImageFolder(str(tree), tree).read()
     assert raw.classes == ("ant", "cat")
     assert raw.image_shape == (1, 1, 3)
@@ -43,32 +47,17 @@ def test_images_are_sorted_by_class_and_name(tree: Path) -> None:
     assert images(raw.test) == [[[[0, 0, 255]]]]
 
 
-def test_colour_is_channels_first_rgb(tmp_path: Path) -> None:
-    save(tmp_path / "train/a/0.png", [[[1, 2, 3], [4, 5, 6]]])
-    save(tmp_path / "train/a/1.png", [[[1, 2, 3], [4, 5, 6]]], "RGBA")
-    raw = ImageFolder(str(tmp_path), tmp_path).read()
-    assert raw.image_shape == (3, 1, 2)
-    assert images(raw.train) == [[[[1, 4]], [[2, 5]], [[3, 6]]]] * 2
-
-
-def test_folder_of_a_class_may_be_empty_and_test_missing(tmp_path: Path) -> None:
-    save(tmp_path / "train/b/0.png", [[1]])
+def test_colour_is_rgb_a_class_may_be_empty_and_test_missing(tmp_path: Path) -> None:
+    save(tmp_path / "train/b/0.png", [[[1, 2, 3], [4, 5, 6]]])
+    save(tmp_path / "train/b/1.png", [[[1, 2, 3], [4, 5, 6]]], "RGBA")
     (tmp_path / "train/a").mkdir()
     source = ImageFolder(str(tmp_path), tmp_path)
+    raw = source.read()
+    assert images(raw.train) == [[[[1, 4]], [[2, 5]], [[3, 6]]]] * 2
+    assert raw.classes == ("a", "b")
+    assert raw.train.labels.tolist() == [1, 1]
     assert not source.has_test()
-    assert source.read().classes == ("a", "b")
-    assert source.read().train.labels.tolist() == [1]
-    assert source.read().test.labels.shape == (0,)
-
-
-def test_what_is_no_image_is_passed_over(tree: Path) -> None:
-    (tree / "train/cat/notes.txt").write_text("no image")
-    (tree / "train/cat/.hidden.png").write_text("no image")
-    (tree / "train/.ipynb_checkpoints").mkdir()
-    (tree / "train/list.csv").touch()
-    raw = ImageFolder(str(tree), tree).read()
-    assert raw.classes == ("ant", "cat")
-    assert len(images(raw.train)) == 3
+    assert raw.test.labels.shape == (0,)
 
 
 def test_identity_follows_every_change(tree: Path) -> None:
@@ -93,51 +82,48 @@ def test_no_folder_is_a_config_error() -> None:
         ImageFolder("", Path("unused")).identity()
 
 
-def test_no_images_is_an_error_that_says_what_to_put_where(tmp_path: Path) -> None:
-    for folder in (".", "train/a"):
-        (tmp_path / "data" / folder).mkdir(parents=True)
-        with pytest.raises(DataError, match=r"no images in .*data/train; expected train/<class>/"):
-            ImageFolder(str(tmp_path / "data"), tmp_path).identity()
+def empty(tree: Path) -> None:
+    (tree / "train").rename(tree / "away")
 
 
-def test_class_that_only_test_has_is_named(tree: Path) -> None:
+def unknown_class(tree: Path) -> None:
     save(tree / "test/dog/0.png", [[1, 2, 3]])
-    with pytest.raises(DataError, match=r"test/dog .*ant, cat"):
-        ImageFolder(str(tree), tree).identity()
 
 
-def test_dangling_link_is_named(tree: Path) -> None:
+def dangling_link(tree: Path) -> None:
     (tree / "train/cat/9.png").symlink_to(tree / "nowhere.png")
-    with pytest.raises(DataError, match=r"9\.png"):
-        ImageFolder(str(tree), tree).identity()
+
+
+def other_size(tree: Path) -> None:
+    save(tree / "test/cat/odd.png", [[1, 2]])
+
+
+def other_mode(tree: Path) -> None:
+    save(tree / "train/cat/odd.png", [[[1] * 3]])
+
+
+def sixteen_bits(tree: Path) -> None:
+    Image.fromarray(np.array([[1, 60_000]], dtype=np.uint16)).save(tree / "train/cat/2.png")
+
+
+def damaged(tree: Path) -> None:
+    os.truncate(tree / "train/cat/0.png", 45)
 
 
 @pytest.mark.parametrize(
-    ("split", "pixels", "shape"),
+    ("spoil", "reason"),
     [
-        ("train", [[1, 2]], "1, 1, 2"),
-        ("test", [[1, 2]], "1, 1, 2"),
-        ("train", [[[1] * 3]], "3, 1, 1"),
+        (empty, r"no images in .*/train; expected train/<class>/"),
+        (unknown_class, r"test/dog .*ant, cat"),
+        (dangling_link, r"9\.png"),
+        (other_size, r"odd\.png has .*\(1, 1, 2\) but .*deep\.PNG"),
+        (other_mode, r"odd\.png has .*\(3, 1, 1\) but .*deep\.PNG"),
+        (sixteen_bits, r"2\.png has Pillow's mode 'I;16'; allowed: .*RGB"),
+        (damaged, r"cannot read the image .*0\.png"),
     ],
 )
-def test_differing_size_or_colour_is_named(
-    tree: Path, split: str, pixels: object, shape: str
-) -> None:
-    save(tree / split / "cat/odd.png", pixels)
-    raw = ImageFolder(str(tree), tree).read()
-    with pytest.raises(DataError, match=rf"odd\.png has .*\({shape}\) but .*deep\.PNG"):
-        images(raw.train if split == "train" else raw.test)
-
-
-def test_sixteen_bits_are_refused_not_clipped(tmp_path: Path) -> None:
-    (tmp_path / "train/a").mkdir(parents=True)
-    Image.fromarray(np.array([[1, 60_000]], dtype=np.uint16)).save(tmp_path / "train/a/0.png")
-    with pytest.raises(DataError, match=r"0\.png has Pillow's mode 'I;16'; allowed: .*RGB"):
-        ImageFolder(str(tmp_path), tmp_path).read()
-
-
-def test_damaged_image_is_named(tree: Path) -> None:
-    path = tree / "train/cat/0.png"
-    os.truncate(path, 45)
-    with pytest.raises(DataError, match=rf"cannot read the image {path}"):
-        images(ImageFolder(str(tree), tree).read().train)
+def test_what_cannot_be_read_is_named(spoil, reason, tree: Path) -> None:
+    spoil(tree)
+    source = ImageFolder(str(tree), tree)
+    with pytest.raises(DataError, match=reason):
+        [images(split) for split in (source.read().train, source.read().test)]
