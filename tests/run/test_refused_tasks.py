@@ -43,7 +43,7 @@ def test_what_a_task_gets_wrong_is_one_sentence_before_training(tmp_path, change
 @pytest.mark.parametrize(
     ("other", "reason"),
     [
-        ({"model": lambda: nn.Linear(2, 1, bias=False)}, r"model is not the server's: .*bias"),
+        ({"model": lambda: nn.Linear(2, 1, bias=False)}, r"model is not the server.*bias"),
         ({"name": "curve"}, "client's task is 'curve', the server's 'line'"),
     ],
 )
