@@ -60,7 +60,7 @@ class LeavesSettings(Settings):
             *("node.partition-id number", "node.attack text[40]", "preflight.time number"),
             *(f"preflight.{check} text[200]" for check in ("data", "training", "disk")),
             *("preflight.masking text[200]", "preflight.signing-key text[200]"),
-            *("statement.kept number", "statement.wanted number", "statement.reason text[200]"),
+            "statement.refused text[200]",
         ],
         "Values of ConfigRecords, each `RECORD.KEY FORMAT`: a `number` (or true, false), "
         "`bytes[MOST]`, or `text[MOST]`, in bytes, which leaves in the answer to a query alone.",

@@ -41,7 +41,7 @@ def keep_statement(message: Message, context: Context) -> Message:
             refused = ""
         except FedIFError as error:
             logger.warning("a statement was not kept: %s", error)
-            refused = str(error)
+            refused = printable(str(error))
     return Message(RecordDict({_RECORD: ConfigRecord({"refused": refused})}), reply_to=message)
 
 

@@ -4,6 +4,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from client_app import app as client_app
+from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_consortium.page import MAX_PAGE_BYTES, PAGE_HEAD
 from fedif_consortium.statement.client_part import ACTION
 from fedif_consortium.statement.member_pages import (
@@ -20,11 +21,12 @@ PAGE = PAGE_HEAD.encode() + b"<title>hospital-2</title>"
 
 
 def send(content: RecordDict, **node_config: str):
-    """Send a message to a node and return why it kept nothing."""
+    """Send a message to a node and return why it kept nothing; a guard lets that out."""
     grid = LocalGrid(client_app, 1, node_configs={0: node_config})
     message = Message(content, 1000, f"{MessageType.QUERY}.{ACTION}")
     (reply,) = grid.send_and_receive([message])
-    return read_answer(reply.content)
+    guard = OutgoingPolicy(LeavesSettings(), None)
+    return read_answer(guard.check(content, reply.content, 0, message.metadata.message_type))
 
 
 def test_a_node_keeps_its_page_and_what_checks_it(tmp_path):
