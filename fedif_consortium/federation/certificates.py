@@ -19,6 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedif_consortium.evidence.keys import SigningKey, content_fingerprint, read_key_file
 from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.foreign import refused_as
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365
@@ -97,23 +98,21 @@ def read_certificate(path: Path) -> x509.Certificate:
     ConfigError
         If it cannot be read, or is none.
     """
-    try:
-        return load_certificate(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+    with refused_as(ConfigError, f"{path} is no certificate in PEM"):
+        return x509.load_pem_x509_certificate(path.read_bytes())
 
 
-def load_certificate(pem: bytes, name: str) -> x509.Certificate:
-    """Return a certificate; ``name`` is what an error calls it."""
-    try:
-        return x509.load_pem_x509_certificate(pem)
-    except ValueError as error:
-        raise ConfigError(f"{name} is no certificate in PEM") from error
+def certificate_fingerprint(pem: str) -> str:
+    """Return what people compare of a certificate: 16 bytes of its SHA-256, in groups of four.
 
-
-def certificate_fingerprint(certificate: x509.Certificate) -> str:
-    """Return what people compare of a certificate: 16 bytes of its SHA-256, in groups of four."""
-    return content_fingerprint(certificate.public_bytes(Encoding.DER))
+    Raises
+    ------
+    ConfigError
+        If it is none.
+    """
+    with refused_as(ConfigError, "certificate is no certificate in PEM"):
+        found = x509.load_pem_x509_certificate(pem.encode())
+    return content_fingerprint(found.public_bytes(Encoding.DER))
 
 
 class Reached(NamedTuple):

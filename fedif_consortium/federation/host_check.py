@@ -10,8 +10,9 @@ from pathlib import Path
 from flwr.app import ConfigRecord
 
 from fedif_consortium.evidence.client_part import SIGNATURES_KEY, TakenReceipts
+from fedif_consortium.evidence.keys import load_key
 from fedif_consortium.evidence.part import EvidenceSettings
-from fedif_consortium.federation.certificates import Reached, reach, read_certificate
+from fedif_consortium.federation.certificates import reach, read_certificate
 from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.masking.masked_reply import MASKING_KEY, MaskedReplies
 from fedif_consortium.masking.part import MaskingSettings
@@ -19,6 +20,7 @@ from fedif_consortium.member.policy import read_member_policy
 from fedif_consortium.parts import server_parts
 from fedif_flower.client.preflight import check_member, tried
 from fedif_flower.client.trust import require_trusted
+from fedif_flower.errors import FedIFError
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import Finding, Status, clock_finding
 from fedif_flower.run.config import RunConfig
@@ -67,7 +69,7 @@ def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Fin
     if settings.policy:
         found += [
             tried("app", lambda: _approved(folder.path / settings.policy)),
-            tried("signing-key", lambda: _readable(folder)),
+            tried("signing-key", lambda: _readable(folder.key)),
         ]
     else:
         found += TakenReceipts().checks(node, asked)
@@ -84,26 +86,19 @@ def check_server(address: str, ca: Path) -> list[Finding]:
     ca : Path
         The federation's certificate, which alone is trusted.
     """
-    seen: list[Reached] = []
-
-    def certificate() -> str | Finding:
-        seen.append(reach(address, ca))
-        end = min(c.not_valid_after_utc for c in (seen[0].certificate, read_certificate(ca)))
-        status = Status.WARNING if end < datetime.now(UTC) + SOON else Status.OK
-        return Finding("certificate", status, f"valid until {end:%Y-%m-%d}")
-
-    def clock() -> str | Finding:
-        try:
-            ahead = datetime.now(UTC) - parsedate_to_datetime(seen[0].date)
-        except (ValueError, IndexError):
-            return Finding("clock", Status.WARNING, "the server told no time")
-        return clock_finding(ahead.total_seconds())
-
-    return [tried("certificate", certificate), tried("clock", clock)]
+    try:
+        found = reach(address, ca)
+        ahead = datetime.now(UTC) - parsedate_to_datetime(found.date)
+        end = min(c.not_valid_after_utc for c in (found.certificate, read_certificate(ca)))
+    except (FedIFError, ValueError) as error:
+        return [Finding("certificate", Status.FAILED, str(error))]
+    status = Status.WARNING if end < datetime.now(UTC) + SOON else Status.OK
+    certificate = Finding("certificate", status, f"valid until {end:%Y-%m-%d}")
+    return [certificate, clock_finding(ahead.total_seconds())]
 
 
-def _readable(folder: NodeFolder) -> str:
-    folder.read_key()
+def _readable(key: Path) -> str:
+    load_key(key)
     return "readable, by its owner alone"
 
 

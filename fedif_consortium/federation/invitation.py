@@ -26,7 +26,7 @@ from fedif_consortium.evidence.keys import (
     read_public_key,
     sign,
 )
-from fedif_consortium.federation.certificates import certificate_fingerprint, load_certificate
+from fedif_consortium.federation.certificates import certificate_fingerprint
 from fedif_consortium.federation.files import a_keeper_key, a_name, an_address
 from fedif_flower.errors import ConfigError
 from fedif_flower.settings import Settings, setting
@@ -42,17 +42,6 @@ class Invitation(Settings):
     statement_key: str = setting(..., "Fingerprint of the key that signs statements.")
     keeper_key: str = a_keeper_key("The keeper's public key, to compare with its operator.")
     certificate: str = setting(..., "Of the federation's authority, in PEM.")
-
-    @property
-    def certificate_fingerprint(self) -> str:
-        """What is compared aloud of the certificate.
-
-        Raises
-        ------
-        ConfigError
-            If it is none.
-        """
-        return certificate_fingerprint(load_certificate(self.certificate.encode(), "certificate"))
 
 
 class Answer(Settings):
@@ -85,7 +74,7 @@ def make_answer(invitation: Invitation, key: SigningKey) -> Answer:
         federation=invitation.federation,
         member=invitation.member,
         number=invitation.number,
-        certificate_fingerprint=invitation.certificate_fingerprint,
+        certificate_fingerprint=certificate_fingerprint(invitation.certificate),
         key=public_line(key, invitation.member),
     )
     return answer.replace(signature=base64.b64encode(sign(key, answer._signed())).decode())

@@ -8,11 +8,12 @@ from pathlib import Path
 import typer
 
 from fedif_consortium.evidence.keys import key_digest, read_public_key
+from fedif_consortium.federation.certificates import certificate_fingerprint
 from fedif_consortium.federation.files import new, read_document, replace, to_toml
 from fedif_consortium.federation.flower import Flower, FlowerCommandError
 from fedif_consortium.federation.folder import FederationFolder, Member
 from fedif_consortium.federation.invitation import Answer, Invitation, key_fingerprint
-from fedif_consortium.federation.server import authority_fingerprint, statement_fingerprint
+from fedif_consortium.federation.server import statement_fingerprint
 from fedif_flower.errors import ConfigError
 from fedif_flower.storage import exclusive_lock, writing
 
@@ -136,7 +137,8 @@ def _answering(folder: FederationFolder, answer: Answer) -> Member:
     neither another member's nor a second one.
     """
     answer.check()
-    ours, theirs = authority_fingerprint(folder), answer.certificate_fingerprint
+    ours = certificate_fingerprint(folder.authority.read_text())
+    theirs = answer.certificate_fingerprint
     if theirs != ours:
         raise ConfigError(
             f"{answer.member} was given another certificate, {theirs}, not {ours}: its "

@@ -9,7 +9,8 @@ from typing import NoReturn
 
 import typer
 
-from fedif_consortium.evidence.keys import SigningKey, load_key
+from fedif_consortium.evidence.keys import load_key
+from fedif_consortium.federation.certificates import certificate_fingerprint
 from fedif_consortium.federation.files import (
     a_name,
     an_address,
@@ -86,10 +87,6 @@ class NodeFolder:
         except ConfigError as error:
             raise ConfigError(f"{self.configuration}: {error}") from error
 
-    def read_key(self) -> SigningKey:
-        """Read the node's private key; a ConfigError if others may read it."""
-        return load_key(self.key)
-
 
 def join(
     folder: NodeFolder,
@@ -119,7 +116,7 @@ def join(
     ConfigError
         If the invitation is damaged, or the folder is another federation's or member's.
     """
-    certificate = invitation.certificate_fingerprint  # Before anything is made.
+    certificate = certificate_fingerprint(invitation.certificate)  # Before anything is made.
     _require_same(folder, invitation)
     masked = {"signing-key": str(folder.key), "keeper-key": invitation.keeper_key}
     own = {
@@ -139,7 +136,7 @@ def join(
     )
     private_folder(folder.path)
     secret(folder.key, "it never leaves this host", make_node_key)
-    key = folder.read_key()
+    key = load_key(folder.key)
     public = folder.path / "node.key.pub"
     new(public, "the same, to show", lambda: public_line(key, invitation.member) + "\n")
     new(folder.authority, "the server is known by it", lambda: invitation.certificate)
@@ -166,7 +163,7 @@ def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoRet
         If the node's file is wrong, or others may read its key.
     """
     settings, config = folder.read()
-    folder.read_key()
+    load_key(folder.key)
     policy = policy or (str(folder.path / settings.policy) if settings.policy else "")
     given = [
         *("--superlink", settings.superlink, "--root-certificates", str(folder.authority)),

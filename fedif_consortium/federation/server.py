@@ -16,7 +16,6 @@ from fedif_consortium.federation.certificates import (
     certificate_fingerprint,
     make_key,
     own_certificate,
-    read_certificate,
     server_certificate,
 )
 from fedif_consortium.federation.files import new, private_folder, secret, split_address, to_toml
@@ -71,7 +70,7 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
         typer.echo(f"without a proxy: whoever reaches {wanted.listen} may submit runs")
     flower_of(folder)
     typer.echo(f"Flower's commands know it as {wanted.name!r}, at {wanted.local_address}")
-    typer.echo(f"certificate's fingerprint: {authority_fingerprint(folder)}")
+    typer.echo(f"certificate's fingerprint: {certificate_fingerprint(authority.read_text())}")
     typer.echo(f"statement key's fingerprint: {statement_fingerprint(folder)}")
 
 
@@ -80,11 +79,6 @@ def flower_of(folder: FederationFolder) -> Flower:
     settings = folder.settings()
     connect(settings.name, settings.local_address, folder.authority)
     return Flower(settings.name)
-
-
-def authority_fingerprint(folder: FederationFolder) -> str:
-    """Return the fingerprint by which members know the federation."""
-    return certificate_fingerprint(read_certificate(folder.authority))
 
 
 def statement_fingerprint(folder: FederationFolder) -> str:

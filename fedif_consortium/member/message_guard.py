@@ -12,7 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
@@ -77,10 +77,11 @@ class AdmittedRun(NamedTuple):
     fab: Any
 
 
+@dataclass
 class MessageGuard:
     """Passes on, both ways, what a member's policy allows.
 
-    Parameters
+    Attributes
     ----------
     policy : MemberPolicy
         The member's.
@@ -98,26 +99,20 @@ class MessageGuard:
         Signs what leaves, and keeps receipts.
     """
 
-    def __init__(
-        self,
-        policy: MemberPolicy,
-        connection: Connection,
-        store: Any,
-        counts: RoundCounts,
-        leaves: OutgoingPolicy,
-        log: NodeLog,
-        replies: OwnReplies,
-    ) -> None:
-        self._policy, self._connection, self._store = policy, connection, store
-        self._leaves, self._log = leaves, log
-        self._counts, self._replies = counts, replies
-        self._runs: dict[int, AdmittedRun] = {}
-        self._waiting: OrderedDict[str, tuple[Message, RecordDict]] = OrderedDict()
-        self._pulled: dict[str, bytes] = {}
+    policy: MemberPolicy
+    connection: Connection
+    store: Any
+    counts: RoundCounts
+    leaves: OutgoingPolicy
+    log: NodeLog
+    replies: OwnReplies
+    _runs: dict[int, AdmittedRun] = field(default_factory=dict)
+    _waiting: OrderedDict[str, tuple[Message, RecordDict]] = field(default_factory=OrderedDict)
+    _pulled: dict[str, bytes] = field(default_factory=dict)
 
     def guarded(self) -> Connection:
         """Return the connection with this guard in it."""
-        return self._connection._replace(
+        return self.connection._replace(
             receive=self.receive,
             send=self.send,
             get_run=lambda run_id: self._runs[run_id].run,
@@ -130,7 +125,7 @@ class MessageGuard:
     def receive(self) -> tuple[Message, Any] | None:
         """Return the next message that the app may see, whole; ``None``: there is none now."""
         try:
-            taken = self._connection.receive()
+            taken = self.connection.receive()
         except httpx.HTTPStatusError as error:
             if error.response.status_code < 500:
                 raise
@@ -142,17 +137,17 @@ class MessageGuard:
         message, tree = taken
         try:
             today = datetime.now(UTC).date()
-            self._policy.runs.check_day(today)
+            self.policy.runs.check_day(today)
             self._admit(message.metadata.run_id)
-            self._counts.count(message.metadata.message_type, today)
+            self.counts.count(message.metadata.message_type, today)
             contents = self._pull(message, tree)
             content = _read_message(message, contents)
             for record in content.config_records.values():
                 if CONFIG_KEY in record:  # This project's app goes by the settings in there.
                     told, config = told_config(record), self._runs[message.metadata.run_id].config
-                    self._policy.runs.check_told(told, config)
+                    self.policy.runs.check_told(told, config)
             self._note("in", message, message.metadata.message_id, contents)
-            self._replies.take(content)
+            self.replies.take(content)
         except Exception as error:  # whatever a server sends, the SuperNode goes on
             self._refuse("in", message, error)
             return None
@@ -164,12 +159,12 @@ class MessageGuard:
 
     def _admit(self, run_id: int) -> None:
         """Raise RefusedByMemberError unless the member takes part in a run."""
-        apps = self._policy.apps
+        apps = self.policy.apps
         if run_id in self._runs:
             apps.check(self._runs[run_id].run.fab_hash)
             return
-        run = self._connection.get_run(run_id)
-        get_fab = partial(self._connection.get_fab, run.fab_hash, run_id)
+        run = self.connection.get_run(run_id)
+        get_fab = partial(self.connection.get_fab, run.fab_hash, run_id)
         try:
             apps.check(run.fab_hash)
         except RefusedByMemberError:
@@ -183,13 +178,13 @@ class MessageGuard:
             raise RefusedByMemberError("the server calls the app by another name than its own")
         config = get_fused_config_from_fab(fab.content, run)
         own = get_fused_config_from_fab(fab.content, replace(run, override_config={}))
-        self._policy.runs.check_run(bundle.name, config, own)
+        self.policy.runs.check_run(bundle.name, config, own)
         self._runs[run_id] = AdmittedRun(run, config, fab)
 
     def _pull(self, message: Message, tree: Any) -> dict[str, bytes]:
         """Fetch the objects of a message, which are what their names say."""
         wanted = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
-        pull = partial(self._connection.pull_object, message.metadata.run_id)
+        pull = partial(self.connection.pull_object, message.metadata.run_id)
         contents = pull_objects(wanted, pull)
         is_named = all(get_object_id(content) == name for name, content in contents.items())
         if tree.object_id != message.metadata.message_id or not is_named:
@@ -213,8 +208,8 @@ class MessageGuard:
                 reply = Message(Error(_FAILED, _SEE_LOG), reply_to=asked)
             else:
                 offered = _read_content(tree, self._contents(tree))
-                content = self._leaves.check(received, offered, facts.run_id, facts.message_type)
-                note_sent = self._replies.sign(received, content)
+                content = self.leaves.check(received, offered, facts.run_id, facts.message_type)
+                note_sent = self.replies.sign(received, content)
                 reply = Message(content, reply_to=asked)
             contents = _in_pieces(reply)
             self._note("out", asked, reply.metadata.message_id, contents)
@@ -231,7 +226,7 @@ class MessageGuard:
         deadline = time.monotonic() + WHOLE_SECONDS
         contents: dict[str, bytes] = {}
         for node in iterate_object_tree(tree):
-            while (content := self._store.get(node.object_id)) == b"":
+            while (content := self.store.get(node.object_id)) == b"":
                 if time.monotonic() > deadline:
                     raise RefusedByMemberError("the app did not send all of its reply")
                 time.sleep(_POLL_SECONDS)
@@ -239,10 +234,10 @@ class MessageGuard:
         return contents
 
     def _push(self, reply: Message, contents: dict[str, bytes], seconds: float) -> None:
-        wanted, session = self._connection.send(reply, get_object_tree(reply), seconds)
+        wanted, session = self.connection.send(reply, get_object_tree(reply), seconds)
         push_object_contents_from_iterable(
             ((name, content) for name, content in contents.items() if name in wanted),
-            partial(self._connection.push_object, reply.metadata.run_id, session),
+            partial(self.connection.push_object, reply.metadata.run_id, session),
         )
 
     # -- both -------------------------------------------------------------------------------------
@@ -276,7 +271,7 @@ class MessageGuard:
         reason: str = "",
     ) -> None:
         admitted = self._runs.get(asked.metadata.run_id)
-        self._log.append(
+        self.log.append(
             direction=direction,
             run=asked.metadata.run_id,
             app=f"{admitted.run.fab_id} {admitted.run.fab_hash}" if admitted else "",

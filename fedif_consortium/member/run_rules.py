@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import date
-from typing import Annotated, Self
+from typing import Annotated
 
 from annotated_types import MinLen
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict
 
 from fedif_flower.errors import RefusedByMemberError
 from fedif_flower.messages.text import printable
@@ -20,18 +21,12 @@ class Range(BaseModel):
     """Numbers that a member accepts for a run-config key, both ends included."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    least: float | None = None
-    most: float | None = None
-
-    @model_validator(mode="after")
-    def _has_an_end(self) -> Self:
-        if self.least is None and self.most is None:
-            raise ValueError("a range has an end")
-        return self
+    least: float = -math.inf
+    most: float = math.inf
 
     def __str__(self) -> str:
         ends = [("at least", self.least), ("at most", self.most)]
-        return " and ".join(f"{words} {end:g}" for words, end in ends if end is not None)
+        return " and ".join(f"{words} {end:g}" for words, end in ends if math.isfinite(end))
 
 
 Accepted = Scalar | Annotated[list[Scalar], MinLen(1)] | Range
@@ -40,13 +35,9 @@ Accepted = Scalar | Annotated[list[Scalar], MinLen(1)] | Range
 def accepts(accepted: Accepted, value: object) -> bool:
     """Return whether a run-config key may have a value."""
     if isinstance(accepted, Range):
-        least, most = accepted.least, accepted.most
-        return (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and (least is None or value >= least)
-            and (most is None or value <= most)
-        )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return accepted.least <= value <= accepted.most
     # True == 1 in Python, but not in a run config.
     values = accepted if isinstance(accepted, list) else [accepted]
     return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values)

@@ -132,32 +132,25 @@ class Containers:
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
         """Begin what a container does, or another command in it."""
         own = self.services[name]["environment"]
-        environment = {
-            **self.marked.environment,
-            "PATH": search_path(),
-            "HOME": str(self.directory / "homes" / name),
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            **{key: self.here(value) for key, value in own.items()},
-        }
+        words = map(self.here, command) if command else self.services[name]["command"]
         log = f"{name}-{command[0]}" if command else name
-        with (self.directory / f"{log}.log").open("wb") as output:
-            return subprocess.Popen(
-                [
-                    self.directory / "entrypoint",
-                    *map(self.here, command or self.services[name]["command"]),
-                ],
-                env=environment,
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        return self.marked.start(
+            *(self.directory / f"{log}.log", self.directory / "entrypoint", *words),
+            cwd=self.directory,
+            environment={
+                "PATH": search_path(),
+                "HOME": str(self.directory / "homes" / name),
+                "CUDA_VISIBLE_DEVICES": "",
+                "OMP_NUM_THREADS": "1",
+                **{key: self.here(value) for key, value in own.items()},
+            },
+        )
 
     def exec(self, name: str, *command: str) -> tuple[int, str]:
         """Run a command in a container; return its status and what it printed."""
-        return self.start(name, *command).wait(), self.log(f"{name}-{command[0]}")
+        log = f"{name}-{command[0]}"
+        (self.directory / f"{log}.log").unlink(missing_ok=True)
+        return self.start(name, *command).wait(), self.log(log)
 
     def is_healthy(self, name: str) -> bool:
         _, program, *test = self.services[name]["healthcheck"]["test"]

@@ -169,19 +169,13 @@ class Deployment:
         prefix: tuple[str, ...] = (),
     ) -> subprocess.Popen[bytes]:
         """Start a command in the background; what it prints goes to ``<log>.log``."""
-        given = {**self.marked.environment, **(environment or {})}
         program, *words = map(str, command)
         found = shutil.which(program, path=search_path()) or program
-        with (self.directory / f"{log}.log").open("ab") as output:
-            return subprocess.Popen(
-                [*prefix, found, *words],
-                env=given,
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        return self.marked.start(
+            *(self.directory / f"{log}.log", *prefix, found, *words),
+            cwd=self.directory,
+            environment=environment,
+        )
 
     def log(self, name: str) -> str:
         path = self.directory / f"{name}.log"

@@ -178,11 +178,6 @@ def heavy(member: Member, message: Message, victim: Message) -> None:
         member.upload(message.metadata.run_id, "session", "0" * 64, b"x" * (4 * CHUNK))
 
 
-def many_objects(member: Member, message: Message, victim: Message) -> None:
-    leaves = [packed_object("ArrayChunk", [], str(i).encode()) for i in range(5000)]
-    _send_objects(member, message, leaves, packed_object("RecordDict", [], b"{}"))
-
-
 def wrong_tree(member: Member, message: Message, victim: Message) -> None:
     """The objects announced are another message's, or loop, or have ids that are none."""
     reply, tree, contents = packed(step_reply(message, 1.0))
@@ -238,7 +233,6 @@ ATTACKS: dict[str, Attack] = {
         deletes_others,
         chunk_bombs,
         heavy,
-        many_objects,
         wrong_tree,
         odd_metadata,
         sends_twice,

@@ -77,7 +77,7 @@ CREDIT = COMMON | {
 }
 CHANGED = COMMON | {
     "run-name": "changed",
-    "num-server-rounds": len(hostile_client.NONSENSE) + 1,  # In the last one, most are well.
+    "num-server-rounds": len(hostile_client.NONSENSE) + 2,  # In the last ones, most are well.
     "start-without": "unfit",
     "max-failed-rounds": len(hostile_client.NONSENSE),
     "max-paused-turns": 0,  # Each of its replies is asked for.
@@ -353,7 +353,7 @@ def test_signatures_and_receipts_fit_the_records(story: Story) -> None:
         "dan": 2,
     }
     # With the statement came the last head, and the line of the last round.
-    lines = {held.name: held.lines for held in found.receipts}
+    lines = {held.name: len(held.lines) for held in found.receipts}
     assert (lines["ada"], lines["bob"]) == (3, 3)
 
 
@@ -466,10 +466,10 @@ def test_bytes_in_a_metric_are_rounded_away(story: Story) -> None:
 
 
 def test_nonsense_is_refused_with_its_reason(story: Story) -> None:
-    *rows, last = story.rows("changed", "cyd")
+    *rows, _, last = story.rows("changed", "cyd")
     assert last["status"] == "accepted"
-    assert [float(row["weight"]) for row in rows] == [0.0] * len(hostile_client.NONSENSE)
     for row, reason in zip(rows, hostile_client.NONSENSE, strict=True):
+        assert float(row["weight"]) == 0.0
         assert reason in row["rejection"]
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +29,8 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.ray_grid import RayGrid, ray_grid
-from tests.integration.deployed import REPOSITORY
+from tests.integration.deployed import REPOSITORY, free_port, search_path
+from tests.integration.watch import MarkedProcesses, if_killed, kill_marked
 from tests.runtime.test_ray_grid import Threads
 
 pytestmark = pytest.mark.ray
@@ -112,6 +114,56 @@ def test_a_client_that_kills_its_process_costs_its_own_reply_alone(on_ray):
     assert "actor died" in lost[0]["rejection"]
 
 
+class Shell(MarkedProcesses):
+    """Processes with a home of their own, in an activated environment."""
+
+    def flwr_run(self, app: Path, *options: str) -> str:
+        """Run the app in a folder by ``flwr run . --stream``; return what it printed."""
+        for _ in range(4):
+            result = subprocess.run(
+                ["flwr", "run", ".", "--stream", *options],
+                cwd=app,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=400,
+                check=False,
+            )
+            printed = result.stdout + result.stderr
+            if "start local SuperLink within" not in printed:  # Flower waits for 15 s.
+                break
+        assert result.returncode == 0, printed[-3000:]
+        return printed
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """A user's shell with a home of its own; what it started must end."""
+    home = tmp_path / "home"
+    home.mkdir()
+    ours = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "XDG_", "RAY_"))}
+    ours.pop("PYTHONPATH", None)
+    marked = Shell(
+        {
+            **ours,
+            "PATH": search_path(),
+            "HOME": str(home),
+            # As the README says; all of it would be installed again otherwise.
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+            "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+    )
+    with if_killed(kill_marked(marked.mark)):
+        yield marked
+        # The SuperLink that `flwr run` started would stay.
+        assert marked.terminate() == []
+
+
 def clone(folder: Path) -> Path:
     """Copy the files of a clone that Flower reads, with fewer rounds."""
     folder.mkdir()
@@ -153,9 +205,8 @@ def test_ctrl_c_ends_all_of_make_runs_processes_and_the_run_goes_on(shell, tmp_p
     }
     pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
     own = ("-c", f'{pairs} run-name="stopped"', "--output-dir", str(tmp_path))
-    with (tmp_path / "printed").open("wb") as output:
-        command = [sys.executable, "simulation.py", "run", *own]
-        process = shell.start(command, cwd=REPOSITORY, output=output)
+    command = (sys.executable, "simulation.py", "run", *own)
+    process = shell.start(tmp_path / "printed", *command, cwd=REPOSITORY)
     run_dir = tmp_path / "stopped"
 
     def printed() -> str:

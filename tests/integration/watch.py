@@ -6,9 +6,8 @@ import contextlib
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
 
 import psutil
 
@@ -27,18 +26,19 @@ class MarkedProcesses:
         self.environment = {**environment, "FEDIF_TEST_ID": value, "SPT_NOENV": "1"}
 
     def start(
-        self, command: Sequence[str], *, cwd: Path, output: IO[bytes]
+        self, log: Path, *command: object, cwd: Path, environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start a command in a session of its own, which no Ctrl-C reaches."""
-        return subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        """Start a command in a session of its own, which no Ctrl-C reaches; ``log`` grows."""
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [*map(str, command)],
+                cwd=cwd,
+                env={**self.environment, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def alive(self) -> list[int]:
         """Return the ids of the processes that carry the mark and have not ended."""

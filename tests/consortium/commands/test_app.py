@@ -4,70 +4,55 @@ import re
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
-from typer.testing import CliRunner
 
-from fedif_consortium.commands.app import app_cli
+from fedif_consortium.evidence.keys import read_key_file
+from fedif_consortium.federation.invitation import make_node_key, public_line
 from fedif_consortium.member.app_bundle import bundle_digest
 from fedif_flower.errors import ConfigError
+from tests.consortium.commands.typed import call
 from tests.consortium.member.bundles import bundle
 
 APP, CHANGED = bundle(), bundle("x = 2\n", **{"\x1b[31mred.py": "y = 1\n"})
 DIGEST = bundle_digest(APP)
 
 
-@pytest.fixture
-def call(tmp_path, monkeypatch):
-    """Call ``fedif app`` in a folder with two bundles and three keys, two of them signers'."""
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Be in a folder with two bundles and three keys, two of them signers'."""
     monkeypatch.chdir(tmp_path)
     Path("app.fab").write_bytes(APP)
     Path("changed.fab").write_bytes(CHANGED)
     Path("signers").mkdir()
     for name in ("ada", "bob", "eve"):
-        key = Ed25519PrivateKey.generate()
-        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        Path(f"{name}.key").write_bytes(pem)
-        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        Path("." if name == "eve" else "signers", f"{name}.pub").write_bytes(public)
-
-    def call(*arguments):
-        result = CliRunner().invoke(app_cli, [*map(str, arguments)], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    return call
+        (path := Path(f"{name}.key")).write_bytes(make_node_key())
+        public = public_line(read_key_file(path, name), name)
+        Path("." if name == "eve" else "signers", f"{name}.pub").write_text(public)
 
 
-def test_an_app_is_shown_and_approved(call):
-    shown = call("show", "app.fab")
+def test_an_app_is_shown_and_approved():
+    shown = call("app", "show", "app.fab")
     assert f"SHA-256  {DIGEST}, {len(APP)} bytes" in shown
     assert "app      fedif/app 1.0" in shown
     assert "here     not approved" in shown
-    assert "fedif/app 1.0 runs here now" in call("approve", "app.fab")
-    assert "here     approved" in call("show", DIGEST[:12])
-    changed = call("show", "changed.fab")
+    assert "fedif/app 1.0 runs here now" in call("app", "approve", "app.fab")
+    assert "here     approved" in call("app", "show", DIGEST[:12])
+    changed = call("app", "show", "changed.fab")
     assert "here     not approved" in changed
     assert "\x1b" not in changed
-    lines = set(changed.splitlines()) ^ set(call("show", DIGEST[:12]).splitlines())
+    lines = set(changed.splitlines()) ^ set(call("app", "show", DIGEST[:12]).splitlines())
     assert {line.split()[-1] for line in lines} >= {"app.py", "?[31mred.py"}
 
 
-def test_enough_signatures_of_those_on_a_member_s_list_let_an_app_run(call):
+def test_enough_signatures_of_those_on_a_member_s_list_let_an_app_run():
     Path("member-policy.toml").write_text("[apps]\nsigners = 'signers'\nleast-signers = 2")
     for name, signers in (("ada", "ada"), ("eve", "ada"), ("bob", "ada, bob")):
-        written = call("sign", "app.fab", "--key", f"{name}.key", "--to", "app-signatures")
+        written = call("app", "sign", "app.fab", "--key", f"{name}.key", "--to", "app-signatures")
         assert written.startswith(f"app-signatures/{DIGEST}.")
-        shown = call("show", "app.fab")
+        shown = call("app", "show", "app.fab")
         assert f"signers  {signers}\n" in shown
         runs = f"signed by {signers}" if "bob" in signers else "not approved"
         assert f"here     {runs}" in shown
-    assert "signers  nobody on your list" in call("show", "changed.fab")
+    assert "signers  nobody on your list" in call("app", "show", "changed.fab")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +69,7 @@ def test_enough_signatures_of_those_on_a_member_s_list_let_an_app_run(call):
         ("signers = '.'\nleast-signers = 2", ["show", "app.fab"], "has 1 keys, NAME.pub; allowed"),
     ],
 )
-def test_an_error_says_what_is_wrong(call, policy, arguments, reason):
+def test_an_error_says_what_is_wrong(policy, arguments, reason):
     Path("member-policy.toml").write_text(f"[apps]\n{policy}")
     with pytest.raises(ConfigError, match=re.escape(reason)):
-        call(*arguments)
+        call("app", *arguments)

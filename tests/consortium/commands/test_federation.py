@@ -5,10 +5,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from fedif_flower.errors import FedIFError
-from fedif_studies.commands import cli
+from tests.consortium.commands.typed import call
 
 
 @pytest.fixture(autouse=True)
@@ -17,12 +16,6 @@ def own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDIF_FEDERATION", str(tmp_path / "server"))
     monkeypatch.setenv("FEDIF_MEMBER", str(tmp_path / "node"))
     monkeypatch.setenv("COLUMNS", "300")
-
-
-def call(*words: object, status: int = 0) -> str:
-    found = CliRunner().invoke(cli, [*map(str, words)], catch_exceptions=False)
-    assert found.exit_code == status, found.output
-    return found.output
 
 
 @pytest.fixture

@@ -3,37 +3,23 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
-from typer.testing import CliRunner
 
-from fedif_consortium.evidence.keys import fingerprint, key_id
-from fedif_studies.commands import cli
+from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, key_id, read_key_file
+from fedif_consortium.federation.invitation import make_node_key, public_line
+from fedif_flower.storage import write_private
+from tests.consortium.commands.typed import call
 from tests.consortium.statement.runs import make_run
 
 
-def call(*arguments: object) -> str:
-    result = CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 @pytest.fixture
-def member(tmp_path) -> ec.EllipticCurvePrivateKey:
-    """A member's key, `node.key`, and its public half in `members/`."""
-    key = ec.generate_private_key(ec.SECP384R1())
+def member(tmp_path) -> VerifyingKey:
+    """A member's public key, in `members/`; the private one is `node.key`."""
     path = tmp_path / "node.key"
-    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    path.chmod(0o600)
+    write_private(path, make_node_key())
+    key = read_key_file(path, "key")
     (tmp_path / "members").mkdir()
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    (tmp_path / "members" / "hospital-a.pub").write_bytes(public)
-    return key
+    (tmp_path / "members" / "hospital-a.pub").write_text(public_line(key, "hospital-a"))
+    return key.public_key()
 
 
 def test_a_statement_is_made_signed_collected_and_checked(tmp_path, member):
@@ -47,7 +33,7 @@ def test_a_statement_is_made_signed_collected_and_checked(tmp_path, member):
     signed = call(
         *("statement", "sign", page, "--key", tmp_path / "node.key", "--operator", operator)
     )
-    mine = fingerprint(member.public_key())
+    mine = fingerprint(member)
     assert signed.splitlines() == [
         f"Signed by: {mine}",
         f"Send this to the operator: {page.parent / manifest}",
@@ -60,6 +46,6 @@ def test_a_statement_is_made_signed_collected_and_checked(tmp_path, member):
         f"Signed by: {operator}, the operator",
         f"Signed by: {mine}, hospital-a",
     ]
-    keyid = key_id(member.public_key())
+    keyid = key_id(member)
     unknown = f"Not checked: a signature with key {keyid}; --members says whose it is"
     assert call("verify", page).splitlines()[2] == unknown

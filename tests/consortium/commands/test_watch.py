@@ -7,31 +7,17 @@ import os
 import time
 
 import pytest
-from typer.testing import CliRunner
 
 from fedif_flower.errors import ConfigError
-from fedif_studies.commands import cli
+from tests.consortium.commands.typed import call
 from tests.consortium.watch.made import client, make_folder
 
 
-def typed(*arguments: object) -> str:
-    """Return what a command prints; raise what it raises."""
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
+@pytest.mark.parametrize("words", [("watch", "."), ("watch", "no"), ("runs", "."), ("runs", "no")])
+def test_a_folder_without_a_run_is_refused(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="holds no run"):
-        typed("watch", tmp_path)
-    with pytest.raises(ConfigError, match="holds no run"):
-        typed("watch", tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match="holds no run"):
-        typed("runs", tmp_path)
-    with pytest.raises(ConfigError, match="holds no run"):
-        typed("runs", tmp_path / "nowhere")
+        call(*words)
 
 
 def test_runs_are_listed_the_newest_first(tmp_path):
@@ -46,7 +32,7 @@ def test_runs_are_listed_the_newest_first(tmp_path):
     damaged.config.path.write_text("{")
     nested = make_folder(tmp_path / "nested")
     nested.live.path.write_text(100_000 * "[")
-    found = {run["run"]: run for run in json.loads(typed("runs", tmp_path, "--json"))}
+    found = {run["run"]: run for run in json.loads(call("runs", tmp_path, "--json"))}
     assert list(found)[-1] == "sweep/old"
     assert set(found) == {"[new]", "damaged", "nested", "sweep/old"}
     assert "config.json" in found["damaged"]["state"]
@@ -62,14 +48,14 @@ def test_runs_are_listed_the_newest_first(tmp_path):
         "result": "test accuracy 50.0%",
     }
     assert (new["state"], new["rounds"], new["result"]) == ("finished", 2, "test accuracy 75.0%")
-    assert "[new]" in typed("runs", tmp_path)
+    assert "[new]" in call("runs", tmp_path)
 
 
 def test_a_page_is_written_beside_the_folder_of_a_run_that_is_over(tmp_path):
     folder = make_folder(tmp_path / "run", [client(1, 1)], accuracies=[0.1, 0.5])
     os.utime(folder.rounds.path, (time.time() - 7200,) * 2)
     os.utime(folder.clients.path, (time.time() - 7200,) * 2)
-    assert "run-watch.html" in typed("watch", folder.path)
+    assert "run-watch.html" in call("watch", folder.path)
     assert "round 1 of 10 is over" in (tmp_path / "run-watch.html").read_text()
-    typed("watch", folder.path, "--to", tmp_path / "other.html")
+    call("watch", folder.path, "--to", tmp_path / "other.html")
     assert (tmp_path / "other.html").exists()

@@ -4,7 +4,9 @@ import pytest
 from flwr.common.config import parse_config_args
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 
+from fedif_consortium.evidence.keys import load_key
 from fedif_consortium.federation import node as joining
+from fedif_consortium.federation.certificates import certificate_fingerprint
 from fedif_consortium.federation.files import read_document
 from fedif_consortium.federation.invitation import Answer, Invitation, key_fingerprint
 from fedif_consortium.federation.members import invite
@@ -27,7 +29,7 @@ def node(tmp_path):
 def test_a_host_makes_its_key_and_an_answer_without_it(node, invitation, capsys):
     join_as(node.path, invitation)
     assert node.key.stat().st_mode & 0o777 == 0o600
-    assert uses_nist_ec_curve(node.read_key().public_key())
+    assert uses_nist_ec_curve(load_key(node.key).public_key())
     secret = node.key.read_text()
     others = [path for path in node.path.iterdir() if path != node.key]
     assert not any(secret.splitlines()[2] in path.read_text() for path in others)
@@ -37,7 +39,7 @@ def test_a_host_makes_its_key_and_an_answer_without_it(node, invitation, capsys)
     assert answer.key == public.strip()
     told = capsys.readouterr().out
     for compared in (
-        invitation.certificate_fingerprint,
+        certificate_fingerprint(invitation.certificate),
         invitation.statement_key,
         key_fingerprint(public),
     ):

@@ -1,12 +1,9 @@
-"""Small bundles for tests, as Flower makes them, and a node's key."""
+"""Small bundles for tests, as Flower makes them."""
 
 from __future__ import annotations
 
 import io
 import zipfile
-
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 PYPROJECT = """
 [project]
@@ -25,12 +22,6 @@ clientapp = "app:client"
 rounds = 10
 model.size = 2
 """
-
-
-def node_key() -> bytes:
-    """Return the private key that a SuperNode logs in with."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
 
 def zipped(files: dict[str, str | bytes]) -> bytes:

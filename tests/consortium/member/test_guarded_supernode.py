@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedif_consortium.federation.invitation import make_node_key
 from fedif_consortium.member.guarded_supernode import install, main
 from fedif_consortium.member.policy import read_member_policy
 from fedif_flower.errors import ConfigError
-from tests.consortium.member.bundles import node_key
 
 COMMAND = import_module("flwr.supernode.cli.flower_supernode")
 LOOP = import_module("flwr.supernode.start_client_internal")
@@ -28,7 +28,7 @@ def policy(tmp_path):
 def test_flower_s_connection_goes_through_a_guard_which_alone_has_the_key(
     policy, monkeypatch, tmp_path
 ):
-    (tmp_path / "node.key").write_bytes(node_key())
+    (tmp_path / "node.key").write_bytes(make_node_key())
     started = {}
     connection = (7, *(f"part {i}" for i in range(7)))
 

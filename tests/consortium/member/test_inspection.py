@@ -5,6 +5,7 @@ import socket
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -41,11 +42,8 @@ from tests.run.points import classes, regression
 
 
 def kept(weight: list[float], gradient: list[float], server_round: int = 1) -> KeptGradient:
-    arrays = {
-        "weight": np.array([weight], dtype=np.float32),
-        "bias": np.zeros(1, dtype=np.float32),
-    }
-    return KeptGradient(server_round, arrays, np.array(gradient, dtype=np.float32), "{}", "t", "{}")
+    arrays = {"weight": np.array([weight], np.float32), "bias": np.zeros(1, np.float32)}
+    return KeptGradient(server_round, arrays, np.array(gradient, np.float32), "{}", "t", "{}")
 
 
 def test_influence_and_loss_are_means_over_the_rounds():
@@ -60,22 +58,18 @@ def test_influence_and_loss_are_means_over_the_rounds():
     assert found.order.tolist() == [0, 1]
 
 
-def content(server_round: int, gradient: torch.Tensor | None) -> RecordDict:
+def content(server_round: int, *gradient: torch.Tensor) -> RecordDict:
     settings = {"client-config": "{}", "task": "t", "task-facts": "{}"}
-    found = RecordDict(
-        {
-            "arrays": ArrayRecord({"w": torch.ones(3)}),
-            "config": ConfigRecord({**settings, "server-round": server_round}),
-        }
-    )
-    if gradient is not None:
-        found["validation-gradient"] = tensor_arrays({"validation-gradient": gradient})
+    config = ConfigRecord({**settings, "server-round": server_round})
+    found = RecordDict({"arrays": ArrayRecord({"w": torch.ones(3)}), "config": config})
+    for one in gradient:
+        found["validation-gradient"] = tensor_arrays({"validation-gradient": one})
     return found
 
 
 def test_a_node_keeps_what_is_published_and_no_more_than_it_may(tmp_path):
     folder = tmp_path / "gradients"
-    keep_gradient(content(1, None), folder)
+    keep_gradient(content(1), folder)
     assert not folder.exists()
     with pytest.raises(ConfigError, match=r"gradients\.publish=true"):
         kept_rounds(folder)
@@ -120,19 +114,18 @@ def run_with_gradients(about: Task, folder: Path, **settings) -> Path:
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """A run on digits whose member 0 has 30 % wrong labels."""
+    """A run on digits in which each member has 30 % wrong labels."""
     settings = {"num-server-rounds": 3, "local-epochs": 2, "dirichlet-alpha": 1000.0}
     config = RunConfig.from_run_config({"num-clients": 4, **settings}, run_parts())
     whole = image_task(settled(config))
 
-    def examples(site, flipped):
+    def examples(site):
         inputs, labels = (part[:100] for part in whole.client_data(site))
-        drawn = torch.Generator().manual_seed(0)
-        return inputs, flip_labels(labels, 10, 0.3, drawn) if flipped else labels
+        return inputs, flip_labels(labels, 10, 0.3, torch.Generator().manual_seed(0))
 
+    task = replace(whole, client_data=examples)
     site = ClientSite(config.seed, config.data_path, 0, 4)
-    wrong = examples(site, True)[1] != examples(site, False)[1]
-    task = replace(whole, client_data=lambda site: examples(site, site.partition_id == 0))
+    wrong = examples(site)[1] != whole.client_data(site)[1][:100]
     return run_with_gradients(task, tmp_path_factory.mktemp("digits"), **settings), task, wrong
 
 
@@ -152,11 +145,7 @@ def test_an_inspection_finds_flipped_labels(digits):
 
 def test_the_command_shows_and_writes_a_table_without_a_connection(digits, monkeypatch):
     folder = digits[0]
-
-    def refuse(*_: object, **__: object):
-        raise AssertionError("a connection")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket.socket, "connect", Mock(side_effect=AssertionError("a connection")))
     output = folder / "inspection" / "own.csv"
     config = f'partition-id=0 num-partitions=4 gradients-dir="{folder}"'
     options = ["--node-config", config, "--output", str(output), "--show", "5"]
@@ -175,9 +164,8 @@ def test_the_command_shows_and_writes_a_table_without_a_connection(digits, monke
 
 def test_what_is_published_is_the_gradient_of_the_validation_loss(tmp_path):
     task, own = classes(), {"num-server-rounds": 1, "strategy": "fedavg"}
-    first = read_kept(
-        kept_rounds(run_with_gradients(task, tmp_path, **own, task="this-app:sides"))[0]
-    )
+    folder = run_with_gradients(task, tmp_path, **own, task="this-app:sides")
+    first = read_kept(kept_rounds(folder)[0])
     model, data = nn.Linear(2, 2), task.validation_data(None)
     inspection.load_kept(model, first)
     functional.cross_entropy(model(data[0]), data[1]).backward()
@@ -186,10 +174,7 @@ def test_what_is_published_is_the_gradient_of_the_validation_loss(tmp_path):
 
 
 def test_no_gradient_is_published_of_data_that_are_secret():
-    settings = {
-        "credit.secret-validation": True,
-        "attribution": "simpson",
-        "gradients.publish": True,
-    }
+    settings = {"credit.secret-validation": True, "attribution": "simpson"}
+    settings["gradients.publish"] = True
     with pytest.raises(ConfigError, match=r"false with credit\.secret"):
         RunConfig.from_run_config(settings, run_parts())

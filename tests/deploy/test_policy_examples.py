@@ -1,0 +1,45 @@
+"""The examples of a member's policy and a keeper's have every key, with its default."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from fedif_consortium.masking.keeper_service import KeeperSettings
+from fedif_consortium.masking.policy import KeeperPolicy
+from fedif_consortium.member.app_rules import AppRules
+from fedif_consortium.member.policy import read_member_policy
+from fedif_consortium.member.run_rules import RunRules
+from fedif_consortium.parts import server_parts
+from fedif_flower.run.config import RunConfig
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+MEMBER = (DEPLOY / "member-policy.toml").read_text()
+
+
+def test_the_keeper_s_example_has_every_default():
+    content = tomllib.loads((DEPLOY / "keeper.toml").read_text())
+    assert len(content.pop("members")) >= KeeperPolicy().least_members
+    assert content.pop("policy") == KeeperPolicy().to_mapping()
+    assert content == KeeperSettings().to_mapping()
+
+
+def test_the_member_s_example_has_every_key_and_every_default():
+    read_member_policy(DEPLOY / "member-policy.toml")
+    content = tomllib.loads(MEMBER)
+    for section, settings in (("apps", AppRules), ("runs", RunRules)):
+        defaults = {k: v for k, v in settings().to_mapping().items() if v is not None}
+        assert content[section] == defaults
+        assert all(f"{key} = " in MEMBER or f".{key}]" in MEMBER for key in settings.key_names())
+    assert content["leaves"] == {}
+
+
+def test_the_member_s_example_accepts_values_once_they_are_not_commented_out(tmp_path):
+    text = re.sub(r"^# (?=[\w.\"-]+ = )", "", MEMBER, flags=re.M)
+    (tmp_path / "policy.toml").write_text(text)
+    runs = read_member_policy(tmp_path / "policy.toml").runs
+    assert {*runs.config} == {"num-server-rounds", "local-epochs", "strategy", "masking.mode"}
+    assert runs.first_day < runs.last_day
+    own = [key for part in server_parts() if part.settings for key in part.settings.key_names()]
+    assert {*RunConfig.defaults(), *own} >= runs.config.keys()
