@@ -40,13 +40,11 @@ class Clip(Stage):
         :math:`\lambda` > 0, so many times the usual length.
     """
 
+    needs_lengths_alone = True
+
     multiple: Annotated[float, Setting("so many times the usual length", gt=0)]
     # By client: last round, length.
     _seen: dict[int, tuple[int, float]] = field(default_factory=dict, init=False, repr=False)
-
-    def needs_sight(self) -> str:
-        """Return nothing: lengths are enough."""
-        return ""
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with factors in (0, 1]."""

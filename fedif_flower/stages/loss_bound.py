@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from torch import Tensor
 
@@ -20,13 +20,6 @@ DESCENT_STEPS = 4
 
 # A loss that fell below this share of what it was first has fallen.
 ENOUGH_OF_FIRST = 0.9
-
-
-class _Candidate(NamedTuple):
-    """A step that may be taken, and the validation loss there."""
-
-    step: Destination
-    loss: float
 
 
 @dataclass(eq=False)
@@ -68,6 +61,8 @@ class LossBound(Stage):
         If the tolerance or the steps lie outside their range.
     """
 
+    needs_lengths_alone = True  # Without updates, shares of the step are tried.
+
     validation: Validation | None = field(default=None, repr=False)
     tolerance: Annotated[float, Setting("rho, of the loss at the start", ge=0)] = 0.1
     descent_steps: Annotated[int, Setting("of influence descent, to other weights", ge=0)] = field(
@@ -80,10 +75,6 @@ class LossBound(Stage):
     def begin(self, validation: Validation | None) -> None:
         """Take the strategy's validation set, unless another was given."""
         self.validation = self.validation or validation
-
-    def needs_sight(self) -> str:
-        """Return nothing: without updates, shares of the step are tried."""
-        return ""
 
     def choose(self, proposal: Proposal) -> Destination:
         """Return the step that a round takes.
@@ -103,7 +94,7 @@ class LossBound(Stage):
             # Where no loss was ever finite there is nothing to keep.
             return proposal.move(proposal.coefficients)
         found = _tried(validation, proposal, proposal.coefficients)
-        if not found or found[0].loss > self._least + self.tolerance * abs(self._first):
+        if not found or found[0][0] > self._least + self.tolerance * abs(self._first):
             if proposal.optimizer is not None:
                 proposal.optimizer.restart()
             for halving in range(1, HALVINGS + 1):
@@ -113,9 +104,9 @@ class LossBound(Stage):
             if not found:
                 raise ValuationError("no step leads to a finite validation loss")
             self._held += 1
-        best = min(found, key=lambda candidate: candidate.loss)
-        self._least = min(self._least, best.loss)
-        return best.step
+        loss, step = min(found, key=lambda candidate: candidate[0])
+        self._least = min(self._least, loss)
+        return step
 
     def remark(self) -> str:
         """Say in how many rounds the bound held, and whether that is bad."""
@@ -123,15 +114,12 @@ class LossBound(Stage):
             return ""
         rounds = "1 round" if self._held == 1 else f"{self._held} rounds"
         held = f"in {rounds} the whole step would have raised the validation loss"
+        fell = f"from {self._first:.4g} to {self._least:.4g}"
         if self._least < ENOUGH_OF_FIRST * self._first:
-            return (
-                f"{held}, and a better one was taken: this is no reason to worry, since the loss "
-                f"fell from {self._first:.4g} to {self._least:.4g}"
-            )
-        return (
-            f"{held}, and it hardly fell: from {self._first:.4g} to {self._least:.4g} at best; try "
-            "a lower learning-rate, and see whether clients and validation set fit together"
-        )
+            words = "and a better one was taken: this is no reason to worry, since the loss fell"
+            return f"{held}, {words} {fell}"
+        words = "a lower learning-rate, and see whether clients and validation set fit together"
+        return f"{held}, and it hardly fell: {fell} at best; try {words}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
@@ -142,8 +130,10 @@ class LossBound(Stage):
         self._first, self._least, self._held = state["first"], state["least"], state["held"]
 
 
-def _tried(validation: Validation, proposal: Proposal, coefficients: Tensor) -> list[_Candidate]:
-    """Return a step with its loss; nothing where model or loss are not finite."""
+def _tried(
+    validation: Validation, proposal: Proposal, coefficients: Tensor
+) -> list[tuple[float, Destination]]:
+    """Return a step behind its loss; nothing where model or loss are not finite."""
     updates = proposal.updates
     try:
         step = proposal.move(coefficients)
@@ -153,7 +143,7 @@ def _tried(validation: Validation, proposal: Proposal, coefficients: Tensor) -> 
     if proposal.optimizer is not None:
         params = proposal.optimizer.lead(updates.global_params.cpu(), params)
     loss = validation.loss(params, updates.split_buffers(step.buffers))
-    return [_Candidate(step, loss)] if math.isfinite(loss) else []
+    return [(loss, step)] if math.isfinite(loss) else []
 
 
 def _reweighted(validation: Validation, proposal: Proposal, steps: int) -> Tensor | None:

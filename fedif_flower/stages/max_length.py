@@ -24,11 +24,9 @@ class MaxLength(Stage):
         L > 0, in the parameters' own unit.
     """
 
-    max_length: Annotated[float, Setting("longer updates are shortened to it", gt=0)]
+    needs_lengths_alone = True  # In masked rounds members shorten their updates themselves.
 
-    def needs_sight(self) -> str:
-        """Return nothing: in masked rounds members shorten their updates themselves."""
-        return ""
+    max_length: Annotated[float, Setting("longer updates are shortened to it", gt=0)]
 
     def arrive(self, update: Tensor, squared_norm: float) -> float:
         """Shorten an update ``[d]`` in place; return its squared norm."""

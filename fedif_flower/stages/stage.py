@@ -71,6 +71,7 @@ class Stage(CheckedFields):
     """
 
     max_length = math.inf  # Of an update, where the stage bounds it as it arrives.
+    needs_lengths_alone = False  # Where it says so, updates may be masked.
     makes_groups = False  # Whether the round that is weighed is one of groups, not of clients.
 
     def begin(self, validation: Validation | None) -> None:
@@ -82,7 +83,8 @@ class Stage(CheckedFields):
             getattr(type(self), name) is not getattr(Stage, name)
             for name in ("arrive", "before", "choose")
         )
-        return f"{type(self).__name__} looks at each update" if own else ""
+        blind = self.needs_lengths_alone or not own
+        return "" if blind else f"{type(self).__name__} looks at each update"
 
     def arrive(self, update: Tensor, squared_norm: float) -> float:  # noqa: ARG002
         """Change an update ``[d]`` in place as it arrives, and return its squared norm."""

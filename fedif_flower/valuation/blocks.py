@@ -33,8 +33,7 @@ def block_validations(validation: Validation, blocks: int = BLOCKS) -> list[Vali
     validation : Validation
         On batches whose tensors count examples.
     blocks : int
-        b, >= 2; where there are fewer than two examples for each, there are fewer blocks, and a
-        line in the log. 0: none.
+        b, >= 2; where there are fewer than two examples for each, there are fewer blocks. 0: none.
 
     Returns
     -------
@@ -47,14 +46,10 @@ def block_validations(validation: Validation, blocks: int = BLOCKS) -> list[Vali
     if not blocks:
         return []
     if total < MIN_EXAMPLES or 0 in lengths:
-        why = f"there are {total} held-out examples; {MIN_EXAMPLES} are needed"
-        if 0 in lengths:
-            why = "single examples cannot be taken out of the held-out batches"
-        logger.warning("no intervals for another held-out set: %s", why)
+        words = "no intervals for another held-out set: %d examples can be taken out, not %d"
+        logger.warning(words, 0 if 0 in lengths else total, MIN_EXAMPLES)
         return []
     count = min(blocks, total // 2)
-    if count < blocks:
-        logger.info("%d held-out examples: %d blocks, not %d", total, count, blocks)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(_SEED))
     found = []
     for k in range(count):

@@ -110,8 +110,7 @@ def half_widths(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> 
     with :math:`t_{b-1}` the .975 quantile of Student's t; see :func:`deviations` for z and what is
     given.
     """
-    errors: NDArray[np.float64] = np.linalg.norm(deviations(by_block, weights), axis=0)
-    return quantile(len(weights) - 1) * errors
+    return _half_widths(deviations(by_block, weights))
 
 
 def share_half_widths(
@@ -130,8 +129,7 @@ def share_half_widths(
         *(credited.sum(axis=0), contributed.sum(axis=0)),
         *(deviations(credited, weights), deviations(contributed, weights)),
     )
-    errors: NDArray[np.float64] = np.linalg.norm(moved, axis=0)
-    return quantile(len(weights) - 1) * errors
+    return _half_widths(moved)
 
 
 def share_deviations(
@@ -163,3 +161,8 @@ def share_deviations(
     whole = (of_contributed if beyond else moved).sum(axis=1)  # [k]
     found: NDArray[np.float64] = (moved - (paid / gained) * whole[:, None]) / gained
     return found
+
+
+def _half_widths(moved: NDArray[np.float64]) -> NDArray[np.float64]:
+    errors: NDArray[np.float64] = np.linalg.norm(moved, axis=0)
+    return quantile(len(moved) - 1) * errors

@@ -144,7 +144,7 @@ class Objective:
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss over the batch."""
-        return self.loss_and_size(model, batch)[0]
+        return self.loss_and_size(model, batch, BatchSize(0, 0))[0]  # It is not asked for.
 
     def loss_and_size(
         self, model: nn.Module, batch: Any, size: BatchSize | None = None
@@ -222,11 +222,6 @@ class PairObjective(Objective):
         own = {"loss": self.loss_fn, "accuracy": self._right, **self.scores}
         found = [own.get(metric, _undefined)(outputs, targets) for metric in metrics]
         return list(map(torch.as_tensor, found))
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return the mean loss over the batch."""
-        *inputs, targets = batch
-        return self.loss_fn(model(*inputs), targets)
 
     def _right(self, outputs: Any, targets: Any) -> Tensor:
         return num_correct(outputs, targets, self.ignored)

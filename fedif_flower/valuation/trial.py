@@ -153,7 +153,7 @@ def require_mean(model: nn.Module, objective: Objective, batches: Sequence[Any])
         drawn = draw_batches(batches, count, torch.Generator().manual_seed(0)) or batches
         *inputs, targets = join(drawn)
         with evaluation_mode(model)():
-            judged = map_tensors(_at_least_single, (model(*inputs), targets))
+            judged = (model(*inputs), targets)
             if (labels := class_labels(judged)) is not None:
                 judged = take_rows(judged, labels.argsort(stable=True))  # Unlike parts differ most.
             count = num_rows(judged) or 0
@@ -176,8 +176,3 @@ def require_mean(model: nn.Module, objective: Objective, batches: Sequence[Any])
             "CrossEntropyLoss or NLLLoss (or a partial of one) for class weights and targets to "
             "ignore; else batch_loss(model, batch) -> (loss, what it divides by)"
         )
-
-
-def _at_least_single(tensor: Tensor) -> Tensor:
-    """Return half precision as float32: three digits would not tell a mean from another figure."""
-    return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Annotated
 
@@ -77,7 +77,13 @@ def measure_shapley(case: Case, estimator: str) -> Cost:
 def measure_influence(case: Case, times: int) -> Cost:
     """Return what FedIF costs once the replies are here, its gradient included."""
     valuation = InfluenceValuation(case.validation())
-    found = [timed(lambda: valuation.score(case.updates).evaluations) for _ in range(times + 1)][1:]
+    found = []
+    for _ in range(times + 1):
+        # Another model each time: the gradient at one that was judged before is remembered.
+        model = replace(case.updates.model, params=case.updates.global_params.clone())
+        updates = replace(case.updates, model=model)
+        found.append(timed(lambda updates=updates: valuation.score(updates).evaluations))  # type: ignore[misc]
+    found = found[1:]
     walls = [1e3 * cost.seconds for cost in found]
     return Cost(
         median(cost.seconds for cost in found),

@@ -19,19 +19,12 @@ PIXELS = torch.tensor([0.5, 0.2, 0.1, 0.9, 0.2, 0.1])[:, None, None, None].expan
 LABELS = torch.tensor([0, 1, 1, 1, 1, 2])
 
 
-@pytest.mark.parametrize(("size", "side"), [(8, 2), (28, 3), (32, 4)])
-def test_the_trigger_is_a_square_in_the_corner(size, side):
-    stamped = stamp_square(torch.full((2, 3, size, size), 0.25))
-    assert bool((stamped[:, :, -side:, -side:] == 1).all())
-    assert int((stamped == 1).sum()) == 2 * 3 * side * side
-
-
 @pytest.mark.parametrize("attack", [PixelTrigger(0.3, 7), ModelReplacement(0.3, 7)])
 def test_a_share_of_the_examples_has_it_and_the_target_label(attack):
     pixels, labels = torch.zeros(10, 1, 8, 8), torch.arange(10)
     stamped, targets = attack.poison_examples(pixels, labels, 10, torch.Generator().manual_seed(1))
     has_it = stamped[:, 0, 7, 7] == 1
-    assert int(has_it.sum()) == 3
+    assert int(stamped.sum()) == 3 * 2 * 2  # The trigger's side is an eighth, 2 at least.
     assert bool((targets[has_it] == 7).all())
     assert torch.equal(targets[~has_it], labels[~has_it])
     assert int(pixels.sum()) == 0
@@ -63,14 +56,6 @@ def test_a_client_has_one_of_four_bars_and_the_test_all_of_them():
     assert len(bars) == 4
     triggered, _ = attack.triggered(pixels, torch.arange(5), 10)
     assert torch.equal(triggered, stamp_bars(pixels[1:]))
-
-
-def test_the_mean_of_a_round_becomes_the_attackers_model():
-    own = client_round([1.0, 2.0], [1.5, 0.0])
-    sent = ModelReplacement(0.5, 0, factor=4).poison_update(own)
-    honest = own.received  # has converged: its update is zero
-    mean = torch.stack([sent, honest, honest, honest]).mean(dim=0)
-    assert mean.tolist() == [1.5, 0]
 
 
 @pytest.mark.parametrize(("spared", "sent"), [(0.5, [3, 4, 4, -4]), (0.0, [4, 4, 4, 4])])

@@ -6,6 +6,7 @@ import torch
 from fedif_flower.attacks import ClientRound
 from fedif_flower.attacks.free_riders import RepeatStep, ReturnModel, ReturnWithNoise
 from fedif_flower.attacks.gradient_noise import GradientNoise
+from fedif_flower.attacks.model_replacement import ModelReplacement
 from fedif_flower.attacks.random_update import RandomUpdate
 from fedif_flower.attacks.scaling import HonestScaling, Scaling
 from fedif_flower.attacks.sign_flip import SignFlip
@@ -29,6 +30,7 @@ def client_round(received, trained, server_round=1, memory=None) -> ClientRound:
         (SignFlip(4), [-1, 10]),
         (HonestScaling(10), [6, -18]),
         (Scaling(0.5, 100), [51, -198]),
+        (ModelReplacement(0.5, 0, factor=4), [3, -6]),
         (ReturnModel(), [1, 2]),
     ],
 )

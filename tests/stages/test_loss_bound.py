@@ -47,15 +47,6 @@ def test_updates_that_nobody_sees_are_shortened_alone():
     assert len(sums) == 5
 
 
-def test_a_step_to_a_loss_that_is_not_finite_is_shortened():
-    def steep(outputs: Tensor, targets: Tensor) -> Tensor:
-        lost = distance(outputs, targets)
-        return torch.where(lost > 4.0, math.inf, lost)
-
-    step = choose(LossBound(held_out(steep)), 0.0, [10.0], [1.0])
-    assert step.params.item() == pytest.approx(2.5)
-
-
 def test_where_no_step_has_a_finite_loss_the_round_fails():
     def here_alone(outputs: Tensor, targets: Tensor) -> Tensor:
         lost = distance(outputs, targets)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from fedif_flower.errors import ValuationError
@@ -59,26 +56,6 @@ def test_batches_that_are_dictionaries(data):
     assert validation.metrics == {"loss", "score"}
 
 
-def test_inputs_and_targets_of_any_structure():
-    class Pair(NamedTuple):
-        left: Tensor
-        right: Tensor
-
-    class Model(nn.Linear):
-        def forward(self, pair: Pair) -> dict[str, Tensor]:
-            return {"sum": super().forward(pair.left + pair.right)}
-
-    def loss_fn(outputs, targets):
-        return functional.cross_entropy(outputs["sum"], targets["label"][0])
-
-    model = build(Model, 3, 2)
-    pair, targets = Pair(ROWS, ROWS), {"label": (LABELS,)}
-    found = Validation(model, pair, targets, loss_fn=loss_fn, device="cpu", batch_size=2)
-    expected = functional.cross_entropy(nn.Linear.forward(model, 2 * ROWS), LABELS)
-    assert found.loss(flat(model)) == pytest.approx(expected.item())
-    assert found.num_examples == 5
-
-
 def test_sizes_of_the_user_s_own_weigh_the_batches():
     def per_token(model, batch):
         return model(batch["x"]).mean(), int(batch["tokens"].sum())
@@ -110,12 +87,11 @@ def read_only(values: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("inputs", "targets"),
     [
-        (ROWS.numpy(), LABELS),
         (read_only(ROWS.numpy().copy()), LABELS.numpy().astype(">i8")),
         (np.asfortranarray(ROWS.numpy()), LABELS.numpy()[::-1][::-1]),
         ([(ROWS[:3].numpy(), LABELS[:3].numpy()), (ROWS[3:].numpy(), LABELS[3:].numpy())], None),
     ],
-    ids=["one array", "other bytes", "other order", "batches"],
+    ids=["other bytes", "other order", "batches"],
 )
 @pytest.mark.filterwarnings("error")
 def test_numpy_arrays_are_as_good_as_tensors(inputs, targets):

@@ -13,10 +13,9 @@ from tests.rounds import a_round
 from tests.valuation.models import flat
 
 N, CLASSES = 20_000, 4
-HALVES = [torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(params=HALVES, ids=["bfloat16", "float16"])
+@pytest.fixture(params=[torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 def case(request) -> tuple[nn.Module, Tensor, Tensor]:
     """A model and data in half precision, of which there are many batches."""
     torch.manual_seed(0)

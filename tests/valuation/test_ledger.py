@@ -62,9 +62,12 @@ def test_bias_corrected_scores_are_means_and_survive_a_checkpoint(scores, gamma)
     for score in scores:
         ledger.update([3], vector(score))
     assert min(scores) - 1e-9 <= ledger.scores[3] <= max(scores) + 1e-9
+    ledger.accumulate([3, 4], vector(1.0, -2.0))
+    ledger.accumulate([4], vector(0.5))
     again = ScoreLedger(gamma, bias_correction=True)
     again.load_state_dict(ledger.state_dict())
     assert again.scores == ledger.scores
+    assert again.accumulative_influence == {3: 1.0, 4: -1.5}
 
 
 def test_weights_by_hand():
@@ -91,15 +94,6 @@ def test_population_weights_by_hand():
     # With an initial contribution, unseen clients count too: sum = 1 + 0.5.
     ledger.initial = 0.5
     assert ledger.population_weights([1, 2], 4).tolist() == pytest.approx([0.4 / 1.5, 1.2 / 1.5])
-
-
-def test_accumulative_influence():
-    ledger = ScoreLedger(0.3)
-    ledger.accumulate([1, 2], vector(1.0, -2.0))
-    assert ledger.accumulate([2], vector(0.5)).tolist() == [-1.5]
-    other = ScoreLedger(0.3)
-    other.load_state_dict(ledger.state_dict())
-    assert other.accumulative_influence == {1: 1.0, 2: -1.5}
 
 
 def test_what_is_out_of_range_is_named():

