@@ -66,6 +66,11 @@ def setting(default: Any, words: str, **declared: Any) -> Any:
     return Setting(words, default=default, **declared)
 
 
+def quiet_setting(default: Any, words: str, **declared: Any) -> Any:
+    """Declare a setting on which no result depends: where, when or how long."""
+    return setting(default, words, changes_result=False, **declared)
+
+
 MaliciousFraction = Annotated[float, Setting("assumed share of malicious clients", ge=0, le=1)]
 
 

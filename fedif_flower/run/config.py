@@ -27,6 +27,7 @@ from fedif_flower.settings import (
     Scalar,
     Settings,
     alike,
+    quiet_setting,
     setting,
     unknown_key,
 )
@@ -58,49 +59,38 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     num_server_rounds: int = setting(100, "rounds T", ge=1)
     eval_every: int = setting(1, "evaluate every so many rounds, and after the last", ge=1)
-    output_dir: str = setting(
-        "runs", "path; results go to `output-dir/run-name/`", changes_result=False
-    )
-    run_name: str = setting(
+    output_dir: str = quiet_setting("runs", "path; results go to `output-dir/run-name/`")
+    run_name: str = quiet_setting(
         AUTO,
         "`auto`: strategy, data set, attack and a hash of the settings",
         pattern=r"^([^/\\\x00]*[^/\\\x00.][^/\\\x00]*|\.{3,})$",
         allowed="a folder's name, or 'auto'",
-        changes_result=False,
     )
-    start_without: str = setting(
+    start_without: str = quiet_setting(
         "nobody",
         "`nobody`: a run does not begin while a member that is online cannot take part ([what each "
         "checks](consortium.md#a-run)); `unfit`: it begins all the same",
         choices=("nobody", "unfit"),
-        changes_result=False,
     )
-    least_participation: float = setting(
+    least_participation: float = quiet_setting(
         LEAST_PARTICIPATION,
         "a run in which a member took part in less than this share of its turns is "
         "`incomplete`: it ends with exit status 3 (`docs/consortium.md`); "
         "0: none is for that",
         ge=0,
         le=1,
-        changes_result=False,
     )
-    checkpoint_every: int = setting(
-        10,
-        "rounds between checkpoints, the last two of which are kept; 0: none",
-        ge=0,
-        changes_result=False,
+    checkpoint_every: int = quiet_setting(
+        10, "rounds between checkpoints, the last two of which are kept; 0: none", ge=0
     )
-    resume: str = setting(
+    resume: str = quiet_setting(
         "",
         "`auto`, or a path: go on from the run's last good checkpoint, or from a file; another "
         "configuration's is refused",
-        changes_result=False,
     )
 
-    overwrite: bool = setting(
-        False,
-        "a run of the same `run-name` is replaced, whatever it came to; else it is refused",
-        changes_result=False,
+    overwrite: bool = quiet_setting(
+        False, "a run of the same `run-name` is replaced, whatever it came to; else it is refused"
     )
 
     if not TYPE_CHECKING:

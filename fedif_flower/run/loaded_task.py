@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedif_flower.attacks import Backdoor, Behaviour, build_behaviour, require_fit
 from fedif_flower.devices import select_device
-from fedif_flower.errors import ConfigError, DataError, FedIFError, ValuationError
+from fedif_flower.errors import ConfigError, DataError, FedIFError
 from fedif_flower.local_methods import build_local_method, require_method_fit
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.provenance import tensors_hash
@@ -135,11 +135,9 @@ def _held_out(
             measures=measures,
             device=device,
         )
-    except (ValuationError, ConfigError) as error:
-        kind = DataError if isinstance(error, ValuationError) else ConfigError
+    except FedIFError as error:
+        kind = ConfigError if isinstance(error, ConfigError) else DataError
         raise kind(f"task {task.name!r}: {what}: {error}") from error
-    except FedIFError:
-        raise
     except Exception as error:  # out of the user's Dataset
         raise DataError(
             f"task {task.name!r}: {what} cannot be read: {type(error).__name__}: {error}"

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
+from fedif_flower.settings import RefusedValueError, Settings, in_section, quiet_setting, setting
 from fedif_flower.strategies.config import PaceSettings
 from fedif_flower.valuation.credit import CreditBounds
 
@@ -14,38 +14,32 @@ from fedif_flower.valuation.credit import CreditBounds
 class CreditSettings(Settings, alias_generator=in_section("credit")):
     """What members are credited for, where a run is attributed."""
 
-    length: float = setting(
+    length: float = quiet_setting(
         1.25,
         "an update is credited for at most so many times the usual length of one from as many "
         "examples; 0: no such bound (`docs/methods/path-attribution.md`)",
         ge=0,
-        changes_result=False,
     )
-    borrowed: float = setting(
+    borrowed: float = quiet_setting(
         1.6,
         "what an update holds of the last three global steps is credited for at most so many times "
         "what is usual beside what is the member's own; 0: no such bound",
         ge=0,
-        changes_result=False,
     )
-    weight: float = setting(
+    weight: float = quiet_setting(
         2.0,
         "a member is credited for at most so many times the share of the examples that the median "
         "member has; 0: no such bound",
         ge=0,
-        changes_result=False,
     )
-    per_class: bool = setting(
-        False,
-        "contributions are also split by the class of the validation examples",
-        changes_result=False,
+    per_class: bool = quiet_setting(
+        False, "contributions are also split by the class of the validation examples"
     )
-    secret_validation: bool = setting(
+    secret_validation: bool = quiet_setting(
         False,
         "contributions are measured on test examples that the server draws by a secret salt, as "
         "many as the validation split has; nothing weighs by them "
         "(`docs/methods/path-attribution.md`)",
-        changes_result=False,
     )
 
     @model_validator(mode="after")
@@ -74,13 +68,12 @@ class QuarantineSettings(Settings, alias_generator=in_section("quarantine")):
 class UpdatesSettings(Settings, alias_generator=in_section("updates")):
     """Whether what a replay needs is kept."""
 
-    keep: bool = setting(
+    keep: bool = quiet_setting(
         False,
         "with `attribution`: keep every round's updates in `updates/`, from which `fedif replay` "
         "recomputes who contributed what; each round takes as much as its updates and two models "
         "more, and the log says at the start how much that is; signed replies are kept as they "
         "came as well, which takes as much as their updates again",
-        changes_result=False,
     )
 
 
