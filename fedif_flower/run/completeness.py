@@ -281,9 +281,8 @@ def is_failed(row: Line) -> bool:
 def _outcome(reply: Line) -> Outcome:
     if reply["status"] == "accepted":
         return "late" if reply["asked_in"] else "answered"
-    if reply["status"] == "refused":
-        return "refused"
-    return "open" if reply["status"] == "late" else "missing"
+    words: dict[str, Outcome] = {"refused": "refused", "late": "open"}
+    return words.get(reply["status"], "missing")
 
 
 def _judged(

@@ -186,13 +186,12 @@ class RunRecorder(RunWriter):
         ):
             with contextlib.suppress(CheckpointError):
                 self._save()
-        told = "begins anew: there is no checkpoint"
+        told = "there is no checkpoint to go on from"
         if saved.last_round > 0:
             clients, name = self.config.num_clients, json.dumps(self.run_dir.name)
             keys = f'run-name={name} resume="auto" num-clients={clients}'
-            told = f"goes on at round {saved.last_round + 1} with {keys} in its run config"
-        words = "stopped after round %d of %d; the same command %s"
-        logger.warning(words, last, self.num_rounds, told)
+            told = f"it goes on at round {saved.last_round + 1} with {keys}"
+        logger.warning("stopped after round %d of %d; %s", last, self.num_rounds, told)
 
     def _save(self) -> None:
         assert self._last is not None  # callers have made sure

@@ -221,7 +221,7 @@ def test_ctrl_c_ends_all_of_make_runs_processes_and_the_run_goes_on(shell, tmp_p
     assert process.wait() == 128 + signal.SIGINT, printed()
     assert shell.alive() == []
     (stopped, next_round) = re.findall(
-        r'stopped after round (\d+) of 40; .* goes on at round (\d+) .* resume="auto"', printed()
+        r'stopped after round (\d+) of 40; it goes on at round (\d+) .* resume="auto"', printed()
     )[0]
     assert 1 <= int(stopped) < 40
     assert int(next_round) >= int(stopped)

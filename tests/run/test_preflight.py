@@ -93,7 +93,7 @@ def test_a_run_that_is_stopped_says_how_it_goes_on(tmp_path, caplog):
         through_the_door(Stopped(client_app, 3), settings)
     (run_dir,) = tmp_path.iterdir()
     (told,) = (m for m in caplog.messages if m.startswith("stopped after"))
-    said, _, keys = told.removesuffix(" in its run config").partition(" with ")
-    assert said == "stopped after round 2 of 5; the same command goes on at round 3"
+    said, _, keys = told.partition(" with ")
+    assert said == "stopped after round 2 of 5; it goes on at round 3"
     through_the_door(LateGrid(client_app, 3), settings | parse_overrides(keys))
     assert [row["round"] for row in read_rows(run_dir / "rounds.csv")] == list("012345")
