@@ -22,6 +22,7 @@ from fedif_flower.run.part import RunPart
 from fedif_flower.run.parts import chosen_parts
 from fedif_flower.settings import Settings
 from fedif_flower.strategies.config import StrategyConfig
+from fedif_flower.tables import ResultTable
 from fedif_flower.tasks.config import TaskConfig, TrainingConfig
 
 SECTIONS: dict[str, type[Settings]] = {
@@ -43,12 +44,6 @@ def own_keys(section: type[Settings]) -> list[str]:
     return [str(field.alias) for name, field in section.model_fields.items() if name in own]
 
 
-def all_sections(parts: Sequence[RunPart]) -> dict[str, type[Settings]]:
-    """Return the sections of a run config by name: the parts', and those of what it names."""
-    own = {part.settings.section_name(): part.settings for part in parts if part.settings}
-    return {**own, **RunConfig.sections()}
-
-
 def toml_defaults(parts: Sequence[RunPart]) -> str:
     """Return the body of ``[tool.flwr.app.config]``: every key with its default."""
     defaults = RunConfig.defaults()
@@ -56,7 +51,8 @@ def toml_defaults(parts: Sequence[RunPart]) -> str:
     for title, section in SECTIONS.items():
         lines.append(f"# {title}")
         lines += [f"{key} = {json.dumps(defaults[key])}" for key in own_keys(section)]
-    for name, own in all_sections(parts).items():
+    of_parts = {part.settings.section_name(): part.settings for part in parts if part.settings}
+    for name, own in {**of_parts, **RunConfig.sections()}.items():
         lines += ["", f"{TOML_TITLE[:-1]}.{name}]"]
         values = own.defaults().items()
         lines += [f"{key.partition('.')[2]} = {json.dumps(value)}" for key, value in values]
@@ -88,20 +84,13 @@ def tables_of(titled: Mapping[str, Sequence[type[Settings]]]) -> str:
                 if key in own:
                     setting = key.rpartition(".")[2]
                     usual = "" if default is None else f"`{json.dumps(default)}`"
-                    row = (setting, usual, re.sub("^an? ", "", allowed), words)
-                    rows.setdefault(row, []).append(f"`{key}`")
-        lines += [f"## {title}", "", "| key | default | allowed | meaning |"]
-        lines.append("| --- | --- | --- | --- |")
-        for (_, default, allowed, words), keys in rows.items():
-            lines.append(
-                f"| {', '.join(keys)} | {default} | {_escape(allowed)} | {_escape(words)} |"
-            )
-        lines.append("")
+                    told = (re.sub("^an? ", "", allowed), words)
+                    signs = [text.replace(">=", "≥").replace("<=", "≤") for text in told]
+                    rows.setdefault((setting, usual, *signs), []).append(f"`{key}`")
+        cells = [[", ".join(keys), *row[1:]] for row, keys in rows.items()]
+        table = ResultTable("", ("key", "default", "allowed", "meaning"), cells, num_labels=4)
+        lines += [f"## {title}", "", *table.to_markdown(), ""]
     return "\n".join(lines)
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace(">=", "≥").replace("<=", "≤")
 
 
 def update(

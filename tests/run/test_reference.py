@@ -9,10 +9,7 @@ from flwr.common.config import flatten_dict
 from fedif_consortium.member.reference import policy_page
 from fedif_consortium.parts import server_parts
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.reference import (
-    all_sections,
-    update,
-)
+from fedif_flower.run.reference import update
 
 PROJECT = Path(__file__).parents[2]
 
@@ -23,8 +20,5 @@ def test_flwr_run_s_defaults_and_the_documentation_follow_the_declarations(tmp_p
         shutil.copy(PROJECT / name, tmp_path / name)
     changed = update(tmp_path, server_parts(), policy_page())
     assert changed == [], "run `python -m fedif_flower.run.reference`"
-    manifest = tomllib.loads((tmp_path / "pyproject.toml").read_text())
-    manifest = manifest["tool"]["flwr"]["app"]["config"]
-    sections = all_sections(server_parts()).values()
-    of_sections = {key: value for section in sections for key, value in section.defaults().items()}
-    assert flatten_dict(manifest) == RunConfig.defaults() | of_sections
+    tool = tomllib.loads((tmp_path / "pyproject.toml").read_text())["tool"]
+    assert flatten_dict(tool["flwr"]["app"]["config"]).items() >= RunConfig.defaults().items()
