@@ -26,7 +26,7 @@ from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.run.parts import run_parts
 from fedif_flower.run.preflight import (
     KEY,
-    Members,
+    ask_members,
     require_simulated,
     with_free_folder,
 )
@@ -99,14 +99,14 @@ def run_federation(
             run.built.append(part.build(run))
         for wire in (wire for built in run.built for wire in built.wires):
             grid = wire(grid)
-        grid, members = screened(grid), Members(run.grid)
-        strategy = build_strategy(loaded, {"identify": members, **run.joined("setup")})
+        grid = screened(grid)
+        strategy = build_strategy(loaded, run.joined("setup"))
         for part in parts:
             part.refuse(strategy, run)
         if checkpoint is None:  # A resumed run does not wait for members that are gone.
             wait_for_nodes(grid, loaded.config.num_clients, NODE_TIMEOUT, KEY)
         # Nodes are asked who they are before the strategy starts.
-        members.ask(grid, loaded, run.joined("asked"), resumed=checkpoint is not None)
+        ask_members(grid, run, strategy.nodes)
         recorder = RunRecorder(run, strategy, checkpoints, on_row)
         _run_rounds(grid, run, recorder, callbacks)
     for part in parts:

@@ -29,13 +29,12 @@ from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.messages.text import enumerated, printable
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.loaded_task import LoadedTask
-from fedif_flower.run.part import RunPart
+from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.strategies.nodes import (
     NODE_TIMEOUT,
+    NodeDirectory,
     identify_by_query,
-    identify_clients,
     is_simulated,
     other_number_simulated,
     simulated_nodes,
@@ -139,74 +138,50 @@ def require_simulated(grid: Grid, config: RunConfig) -> None:
         raise other_number_simulated(found, config.num_clients, KEY)
 
 
-class Members:
-    """Who the members are, and whether they can take part: real ones are asked both at once.
-
-    A strategy's ``identify``: a node that has said who it is is not asked again.
+def ask_members(grid: Grid, run: RunContext, directory: NodeDirectory) -> None:
+    """Let each real node that is online check itself, and tell the log what it found.
 
     Parameters
     ----------
     grid : Grid
-        The way to the nodes, as the run was given it: whether they are real.
+        The way to the nodes, screened.
+    run : RunContext
+        A run that goes on does so with whoever there is.
+    directory : NodeDirectory
+        Learns who they are: nobody is asked that a second time.
+
+    Raises
+    ------
+    TrainingFailedError
+        If a member cannot take part, and ``start-without`` does not say that the run begins all
+        the same.
     """
-
-    def __init__(self, grid: Grid) -> None:
-        self._are_real = not (is_reliable(grid) or is_simulated(grid))
-        self._known: dict[int, ClientNode] = {}
-
-    def __call__(self, grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
-        """Name nodes, as :func:`~fedif_flower.strategies.nodes.identify_clients` does."""
-        known = [self._known[node_id] for node_id in node_ids if node_id in self._known]
-        others = [node_id for node_id in node_ids if node_id not in self._known]
-        return known + (identify_clients(grid, others) if others else [])
-
-    def ask(
-        self, grid: Grid, loaded: LoadedTask, more: Mapping[str, Scalar], *, resumed: bool
-    ) -> None:
-        """Let each real node that is online check itself, and tell the log what it found.
-
-        Parameters
-        ----------
-        grid : Grid
-            The way to the nodes.
-        loaded : LoadedTask
-            The run's task and settings.
-        more : mapping
-            What parts of the run tell beside the settings.
-        resumed : bool
-            Whether the run goes on: it does so with whoever there is.
-
-        Raises
-        ------
-        TrainingFailedError
-            If a member cannot take part, and ``start-without`` does not say that the run begins
-            all the same.
-        """
-        if not self._are_real:
-            return
-        config, replies = loaded.config, dict[int, tuple[float, Message]]()
-        settings = instructions(config.part(ClientConfig), loaded.task, run=config.digest())
-        timeout, asked = min(PREFLIGHT_TIMEOUT, config.pace.timeout), time.time()
-        nodes = identify_by_query(
-            grid,
-            sorted(grid.get_node_ids()),
-            ask_for_findings(settings, more),
-            timeout,
-            lambda reply: replies.update({reply.metadata.src_node_id: (time.time(), reply)}),
+    if is_reliable(run.grid) or is_simulated(run.grid):
+        return
+    config, replies = run.config, dict[int, tuple[float, Message]]()
+    settings = instructions(config.part(ClientConfig), run.loaded.task, run=config.digest())
+    timeout, asked = min(PREFLIGHT_TIMEOUT, config.pace.timeout), time.time()
+    nodes = identify_by_query(
+        grid,
+        sorted(grid.get_node_ids()),
+        ask_for_findings(settings, run.joined("asked")),
+        timeout,
+        lambda reply: replies.update({reply.metadata.src_node_id: (time.time(), reply)}),
+    )
+    unfit = []
+    for node in nodes:
+        found = _findings(replies.get(node.node_id), asked, timeout)
+        _tell(node, found)
+        failed = (one for one in found if one.status is Status.FAILED)
+        unfit += [f"{node.label}: {one.check}: {one.words}" for one in islice(failed, 1)]
+    said = [node for node in nodes if node.partition_id != UNKNOWN_PARTITION]
+    known = {node.node_id: [node.partition_id, node.attack, node.name] for node in said}
+    directory.load_state_dict({"known": known})
+    if unfit and run.checkpoint is None and config.start_without != "unfit":
+        raise TrainingFailedError(
+            f"{len(unfit)} of {len(nodes)} members cannot take part: {enumerated(unfit)}; "
+            "start-without = 'unfit' begins all the same"
         )
-        unfit = []
-        for node in nodes:
-            found = _findings(replies.get(node.node_id), asked, timeout)
-            _tell(node, found)
-            failed = (one for one in found if one.status is Status.FAILED)
-            unfit += [f"{node.label}: {one.check}: {one.words}" for one in islice(failed, 1)]
-            if node.partition_id != UNKNOWN_PARTITION:
-                self._known[node.node_id] = node
-        if unfit and not resumed and config.start_without != "unfit":
-            raise TrainingFailedError(
-                f"{len(unfit)} of {len(nodes)} members cannot take part: {enumerated(unfit)}; "
-                "start-without = 'unfit' begins all the same"
-            )
 
 
 def _findings(answer: tuple[float, Message] | None, asked: float, timeout: float) -> list[Finding]:

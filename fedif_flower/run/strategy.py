@@ -13,6 +13,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.config import configured_stages
+from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.registry import StrategyParts, build_named
 from fedif_flower.strategies.setup import BaseArguments, Setup
 from fedif_flower.tasks.config import TrainingConfig
@@ -44,6 +45,7 @@ def build_strategy(
             max_num_examples=loaded.task.num_train or MOST_EXAMPLES,
             pace=config.pace.pace(),
             local_method=build_local_method(config, loaded.task, config.seed),
+            identify=identify_clients,
             **{name: getattr(config, name) for name in SAME_NAMES},
             **setup,
         ),
