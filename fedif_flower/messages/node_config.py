@@ -94,12 +94,12 @@ class NodeConfig(Settings):
         ConfigError
             Naming the key, its value and what is allowed.
         """
-        node_config = dict(node_config)
-        if _HUB_DATA in node_config:
-            if "data-dir" in node_config:
+        values = dict(node_config)
+        if _HUB_DATA in values:
+            if "data-dir" in values:
                 raise ConfigError(f"data-dir and {_HUB_DATA} are both given; allowed: one of them")
-            node_config["data-dir"] = node_config.pop(_HUB_DATA)
-        node = cls(**node_config)  # type: ignore[arg-type]
+            values["data-dir"] = values.pop(_HUB_DATA)
+        node = cls(**values)  # type: ignore[arg-type]
         if node.num_partitions is None and not node.data_dir:
             raise ConfigError(
                 "node-config needs num-partitions (a part of a data set that all clients share) "

@@ -155,10 +155,6 @@ class Source(ABC):
     def fetch(self) -> None:  # noqa: B027 (a source that has everything has nothing to do)
         """Bring the source files here if they are missing."""
 
-    def has_test(self) -> bool:
-        """Return whether there are test images."""
-        return True
-
     @abstractmethod
     def identity(self) -> dict[str, object]:
         """Return a JSON-able description that changes, at little cost, when the source does."""

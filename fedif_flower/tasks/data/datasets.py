@@ -68,9 +68,10 @@ def load_dataset(
     root = cache_root(cache_dir)
     source = DATASETS[name](str(data_dir), root)
     source.fetch()
-    if require_test and not source.has_test():
+    dataset = open_prepared(name, source, root)
+    if require_test and not len(dataset.test):
         raise DataError(f"no test images in {Path(data_dir).expanduser().resolve() / 'test'}")
-    return open_prepared(name, source, root)
+    return dataset
 
 
 def to_pixels(images: NDArray[np.uint8], max_value: int) -> Tensor:

@@ -38,7 +38,7 @@ class ImageFolder(Source):
     Only clients may leave ``test`` out.
     """
 
-    @property
+    @cached_property
     def _folder(self) -> Path:
         if not self.data_dir:
             raise ConfigError(
@@ -48,23 +48,19 @@ class ImageFolder(Source):
 
     @cached_property
     def _splits(self) -> tuple[Listing, Listing]:
-        train = list_images(self._folder / "train")
-        test = list_images(self._folder / "test")
+        folders = self._folder / "train", self._folder / "test"
+        train, test = map(list_images, folders)
         if not train.paths:
             raise DataError(
-                f"no images in {self._folder / 'train'}; expected train/<class>/<file> with one "
-                f"of {', '.join(SUFFIXES)}"
+                f"no images in {folders[0]}; expected train/<class>/<file> with one of "
+                f"{', '.join(SUFFIXES)}"
             )
         if unknown := sorted(set(test.classes) - set(train.classes)):
             raise DataError(
-                f"{self._folder / 'test' / unknown[0]} is a class that {self._folder / 'train'} "
-                f"lacks; it has {', '.join(train.classes)}"
+                f"{folders[1] / unknown[0]} is a class that {folders[0]} lacks; it has "
+                f"{', '.join(train.classes)}"
             )
         return train, test
-
-    def has_test(self) -> bool:
-        """Return whether there are test images."""
-        return bool(self._splits[1].paths)
 
     def identity(self) -> dict[str, object]:
         """Return the folder with a digest of every file's name, size and time of change."""
@@ -88,8 +84,8 @@ class ImageFolder(Source):
                         )
                     yield image[None]
 
-            own = np.array([labels[name] for name in listing.classes], dtype=np.int64)
-            return RawSplit(own[np.array(listing.labels, dtype=np.int64)], blocks)
+            own = [labels[listing.classes[label]] for label in listing.labels]
+            return RawSplit(np.array(own, dtype=np.int64), blocks)
 
         channels, height, width = first.shape
         return RawDataset(

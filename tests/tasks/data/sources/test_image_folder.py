@@ -51,12 +51,10 @@ def test_colour_is_rgb_a_class_may_be_empty_and_test_missing(tmp_path: Path) -> 
     save(tmp_path / "train/b/0.png", [[[1, 2, 3], [4, 5, 6]]])
     save(tmp_path / "train/b/1.png", [[[1, 2, 3], [4, 5, 6]]], "RGBA")
     (tmp_path / "train/a").mkdir()
-    source = ImageFolder(str(tmp_path), tmp_path)
-    raw = source.read()
+    raw = ImageFolder(str(tmp_path), tmp_path).read()
     assert images(raw.train) == [[[[1, 4]], [[2, 5]], [[3, 6]]]] * 2
     assert raw.classes == ("a", "b")
     assert raw.train.labels.tolist() == [1, 1]
-    assert not source.has_test()
     assert raw.test.labels.shape == (0,)
 
 
