@@ -58,15 +58,15 @@ def test_bytes_that_are_no_array_are_refused(array, reason):
 def test_spec_views_what_fits_and_names_what_does_not():
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     spec = ArraySpec.of("w", values)
-    for array in (pack_array(values), Array(values), Array(np.asfortranarray(values))):
-        np.testing.assert_array_equal(spec.view(array), values)
-    np.testing.assert_array_equal(spec.view(pack_array(values.astype(np.float64))), values)
-    with pytest.raises(ReplyError, match="'w' has dtype int64"):
-        spec.view(pack_array(values.astype(np.int64)))
-    with pytest.raises(ReplyError, match=r"'w' has shape \(3, 2\)"):
-        spec.view(pack_array(values.T))
-    with pytest.raises(ReplyError, match="'w': length"):
-        spec.view(array_with(pack_array(values).data + b"more"))
+    for fitting in (values, np.asfortranarray(values), values.astype(np.float64)):
+        np.testing.assert_array_equal(spec.view(Array(fitting)), values)
+    for other, reason in (
+        (pack_array(values.astype(np.int64)), "'w' has dtype int64"),
+        (pack_array(values.T), r"'w' has shape \(3, 2\)"),
+        (array_with(pack_array(values).data + b"more"), "'w': length"),
+    ):
+        with pytest.raises(ReplyError, match=reason):
+            spec.view(other)
 
 
 MODEL, VECTOR = (ArrayRecord({"w": Array(np.full(2, v))}) for v in (1.0, 2.0))

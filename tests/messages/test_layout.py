@@ -153,9 +153,8 @@ def test_a_global_model_without_meaning_is_refused(array, message):
         ParameterLayout.from_arrays(ArrayRecord({"x": pack_array(array)}))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64", ">f4"])
+@pytest.mark.parametrize("dtype", ["float64", ">f4"])
 def test_floating_point_numbers_of_another_width_are_taken_if_they_fit(dtype):
     model = batch_norm_model()
-    layout, arrays = layout_of(model), dict(model_arrays(model))
-    arrays["0.bias"] = pack_array(np.array([1.0, -2.0, 0.5], dtype))
-    assert layout.to_vectors(arrays).params[6:9].tolist() == [1.0, -2.0, 0.5]
+    arrays = dict(model_arrays(model)) | {"0.bias": pack_array(np.array([1.0, -2.0, 0.5], dtype))}
+    assert layout_of(model).to_vectors(arrays).params[6:9].tolist() == [1.0, -2.0, 0.5]

@@ -45,24 +45,20 @@ def test_a_model_that_fits_maps_images_to_logits_and_gradients(name, image_shape
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_pooling_before_relu_is_the_textbook_cifar10_cnn():
-    model = build_model("cnn", CIFAR10, 10, seed=3).eval()
-    conv1, conv2, hidden, output = [m for m in model if isinstance(m, nn.Conv2d | nn.Linear)]
-    images = torch.rand(4, *CIFAR10) - 0.5
-    features = functional.max_pool2d(functional.relu(conv1(images)), 2)
-    features = functional.max_pool2d(functional.relu(conv2(features)), 2)
-    textbook = output(functional.relu(hidden(features.flatten(1))))
-    torch.testing.assert_close(model(images), textbook)
-
-
-def test_pooling_before_relu_is_the_textbook_fashion_mnist_cnn():
-    model = build_model("cnn-batch-norm", FASHION_MNIST, 10, seed=3)
-    conv1, conv2 = [m for m in model if isinstance(m, nn.Conv2d)]
-    norm1, norm2 = [m for m in model if isinstance(m, nn.BatchNorm2d)]
-    images = torch.rand(4, *FASHION_MNIST) - 0.5
-    features = functional.max_pool2d(functional.relu(norm1(conv1(images))), 2)
-    features = functional.max_pool2d(functional.relu(norm2(conv2(features))), 2)
-    torch.testing.assert_close(model(images), model[-1](features.flatten(1)))
+@pytest.mark.parametrize(("name", "shape"), [("cnn", CIFAR10), ("cnn-batch-norm", FASHION_MNIST)])
+def test_pooling_before_relu_is_the_textbook_cnn(name, shape):
+    model = build_model(name, shape, 10, seed=3).eval()
+    images = torch.rand(4, *shape) - 0.5
+    features = images
+    for module in model:
+        if isinstance(module, nn.Conv2d | nn.BatchNorm2d):
+            features = module(features)
+        elif isinstance(module, nn.MaxPool2d):  # The next one is the ReLU.
+            features = functional.max_pool2d(functional.relu(features), 2)
+        elif isinstance(module, nn.Flatten):
+            break
+    head = model[list(model).index(module) :]
+    torch.testing.assert_close(model(images), head(features))
 
 
 def test_initial_weights_depend_on_the_seed_alone_and_leave_the_random_state():

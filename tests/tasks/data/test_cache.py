@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from fedif_flower.errors import DataError
+from fedif_flower.storage import temporary_sibling
 from fedif_flower.tasks.data.cache import (
     RawDataset,
     RawSplit,
@@ -38,6 +42,7 @@ class Tiny(Source):
 
     def read(self) -> RawDataset:
         def blocks() -> Iterator[NDArray[np.uint8]]:
+            (self.cache_root / f"read-{uuid4()}").touch()
             for image in IMAGES[: self.num_images]:
                 yield image[None]
 
@@ -117,10 +122,32 @@ def test_unusable_cache_folder_is_named(tmp_path: Path) -> None:
         open_prepared("tiny", Tiny("", occupied), occupied)
 
 
-def test_inconsistent_source_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_many_that_ask_together_prepare_once(source: Tiny) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda _: open_prepared("tiny", source, source.cache_root), range(4))
+    assert [int(dataset.train.images.sum()) for dataset in found] == [int(IMAGES.sum())] * 4
+    assert len(list(source.cache_root.glob("read-*"))) == 1
+
+
+def test_what_a_killed_process_left_is_removed(source: Tiny, entry: Path) -> None:
+    torn = temporary_sibling(entry)
+    entry.rename(torn)
+    assert len(open_prepared("tiny", source, source.cache_root).train) == 3
+    assert entries(source.cache_root) == [entry]
+
+
+def test_a_full_disk_and_an_inconsistent_source_leave_nothing_behind(source: Tiny) -> None:
+    # A limit on the size of files stands in for a full disk: writes fail in the same way.
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(DataError, match=r"cannot use the data cache in .* too large"):
+            open_prepared("tiny", source, source.cache_root)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     with pytest.raises(DataError, match="2 images, but 3 labels"):
-        open_prepared("tiny", Tiny("", tmp_path, num_images=2), tmp_path)
-    assert not entries(tmp_path)
+        open_prepared("tiny", replace(source, num_images=2), source.cache_root)
+    assert not entries(source.cache_root)
 
 
 def test_channel_moments_of_many_blocks_are_those_of_the_whole() -> None:
