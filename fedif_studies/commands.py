@@ -10,21 +10,14 @@ from rich.console import Console
 
 from fedif_consortium.commands.every import add_commands
 from fedif_flower.cli import Config, RunDir, cli, door, main, parse_config, require_directories
-from fedif_studies.lab.commands import (
-    OutputDir,
-    compare,
-    finish,
-    sweep,
-)
+from fedif_studies.lab.commands import OutputDir, compare, finish, sweep
 from fedif_studies.paper.commands import paper, report
 
 __all__ = ["arena", "audit", "cli", "compare", "main", "paper", "report", "sweep", "unlearn"]
 
 add_commands(cli)
-door.parts, door.client_parts = (
-    "fedif_consortium.parts:run_parts",
-    "fedif_consortium.parts:client_parts",
-)
+door.parts = "fedif_consortium.parts:run_parts"
+door.client_parts = "fedif_consortium.parts:client_parts"
 
 
 @cli.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -31,6 +32,8 @@ Case = Callable[[AuditTask, int], list[Member]]
 """Returns the members of a federation for a task and a seed."""
 Play = Callable[[AuditTask, Sequence[Member]], list[Member]]
 """Takes those who play a game, and returns what they are instead: as many, or more."""
+Change = Callable[[AuditTask, Member], Mapping[str, Any]]
+"""Returns what of a player becomes another."""
 IDENTITIES = 5  # Of one owner.
 
 
@@ -53,6 +56,11 @@ def game(play: Play, count: int = 1) -> Case:
     return members
 
 
+def each(change: Change) -> Play:
+    """Let every player change by itself."""
+    return lambda task, own: [replace(member, **change(task, member)) for member in own]
+
+
 def sends(build: Callable[[], Behaviour], count: int = 1, *, alike: bool = False) -> Case:
     """Let the players share one behaviour; ``alike``: and claim the mean of their examples."""
 
@@ -66,20 +74,16 @@ def sends(build: Callable[[], Behaviour], count: int = 1, *, alike: bool = False
     return game(play, count)
 
 
-def _claim(factor: float, task: AuditTask, own: Sequence[Member]) -> list[Member]:
+def _claim(factor: float, task: AuditTask, member: Member) -> Mapping[str, Any]:
     """Claim so many times the examples, at most ten times the median as strategies bound it."""
-    most = 10.0 * float(torch.tensor([member.claimed for member in task.members]).median())
-    return [replace(member, claimed=min(factor * member.claimed, most)) for member in own]
+    most = 10.0 * float(torch.tensor([one.claimed for one in task.members]).median())
+    return {"claimed": min(factor * member.claimed, most)}
 
 
 def _first_rounds(count: int, claim: float = 1.0, length: float = 1.0) -> Case:
     """Take part in the first rounds only, claim more there and send longer updates."""
-    return game(
-        lambda task, own: [
-            replace(member, rounds=count, behaviour=HonestScaling(length))
-            for member in _claim(claim, task, own)
-        ]
-    )
+    own = {"rounds": count, "behaviour": HonestScaling(length)}
+    return game(each(lambda task, member: {**_claim(claim, task, member), **own}))
 
 
 def _three_identities(task: AuditTask, own: Sequence[Member]) -> list[Member]:
@@ -94,52 +98,45 @@ def _five_identities(_: AuditTask, own: Sequence[Member]) -> list[Member]:
     return [replace(own[0], claimed=own[0].claimed / IDENTITIES)] * IDENTITIES
 
 
-def _copy(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+def _copy(task: AuditTask, member: Member) -> Mapping[str, Any]:
     """Train on the neighbour's examples instead of one's own."""
-    identity = own[0].identity
-    return [replace(task.members[(identity + 1) % len(task.members)], identity=identity)]
+    other = task.members[(member.identity + 1) % len(task.members)]
+    return {"pixels": other.pixels, "labels": other.labels, "claimed": other.claimed}
 
 
-def _take_validation(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+def _take_validation(task: AuditTask, _: Member) -> Mapping[str, Any]:
     """Train on the server's validation split, which data set and seed give away."""
     pixels, labels = task.examples(task.dataset.test, task.test_rows[0])
-    return [replace(member, pixels=pixels, labels=labels) for member in own]
+    return {"pixels": pixels, "labels": labels}
 
 
-def _mislabelled(build: Callable[[], Behaviour]) -> Case:
-    """Give the player wrong labels alone, and a behaviour."""
+def _mislabelled(build: Callable[[], Behaviour], task: AuditTask, member: Member) -> dict[str, Any]:
+    """Have wrong labels alone, and a behaviour."""
+    drawn = torch_generator("audit-mislabelled", task.config.seed, member.identity)
+    labels = flip_labels(member.labels, len(task.dataset.classes), 1.0, drawn)
+    return {"labels": labels, "behaviour": build()}
 
-    def play(task: AuditTask, own: Sequence[Member]) -> list[Member]:
-        drawn = torch_generator("audit-mislabelled", task.config.seed, own[0].identity)
-        labels = flip_labels(own[0].labels, len(task.dataset.classes), 1.0, drawn)
-        return [replace(own[0], labels=labels, behaviour=build())]
 
-    return game(play)
+def _few_examples(_: AuditTask, member: Member, share: float = 0.1) -> Mapping[str, Any]:
+    """Hold the first share of one's part."""
+    n = max(round(share * len(member.labels)), 1)
+    return {"pixels": member.pixels[:n], "labels": member.labels[:n], "claimed": float(n)}
+
+
+def marked(change: Change, share: float = 0.3) -> Case:
+    """Let a share of the members, drawn by the seed, change."""
+    return lambda task, seed: playing(task, task.marked(seed, share), each(change))
 
 
 def attack(name: str, share: float = 0.3) -> Case:
     """Let a share of the members behave as a run config's ``attack`` says."""
 
-    def play(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+    def change(task: AuditTask, member: Member) -> Mapping[str, Any]:
         config = task.config.replace(attack=name)
-        return [
-            replace(
-                member,
-                behaviour=build_behaviour(config, partition_id=member.identity, seed=config.seed),
-            )
-            for member in own
-        ]
+        acting = build_behaviour(config, partition_id=member.identity, seed=config.seed)
+        return {"behaviour": acting}
 
-    return lambda task, seed: playing(task, task.marked(seed, share), play)
-
-
-def _few_examples(_: AuditTask, own: Sequence[Member], share: float = 0.1) -> list[Member]:
-    """Hold the first share of one's part."""
-    kept = [max(round(share * len(member.labels)), 1) for member in own]
-    return [
-        replace(member, pixels=member.pixels[:n], labels=member.labels[:n], claimed=float(n))
-        for member, n in zip(own, kept, strict=True)
-    ]
+    return marked(change, share)
 
 
 HONEST = "honest"
@@ -150,12 +147,12 @@ THREATS: Mapping[str, Case] = {
     "returns the model": attack("free-rider"),
     "returns it with noise": attack("free-rider-noise"),
     "repeats the last step": attack("free-rider-step"),
-    "few examples": lambda task, seed: playing(task, task.marked(seed), _few_examples),
+    "few examples": marked(_few_examples),
     "backdoor": attack("pixel-trigger"),
 }
 MANIPULATIONS: Mapping[str, Case] = {
     "five identities": game(_five_identities),
-    "a neighbour's data": game(_copy),
+    "a neighbour's data": game(each(_copy)),
     **{
         f"update times {factor:g}": sends(partial(HonestScaling, factor))
         for factor in (10.0, 0.01, 1.5, 4.0)
@@ -182,16 +179,16 @@ MANIPULATIONS: Mapping[str, Case] = {
     "own update and last step, twice as long": sends(BorrowedStep),
     "last step undone and done again": sends(UndoneStep),
     "harm and repair": sends(HarmAndRepair),
-    "claims ten times its examples": game(partial(_claim, 10.0)),
-    "claims twice its examples": game(partial(_claim, 2.0)),
+    "claims ten times its examples": game(each(partial(_claim, 10.0))),
+    "claims twice its examples": game(each(partial(_claim, 2.0))),
     "three identities, same data, noise": game(_three_identities),
     "first 5 rounds": _first_rounds(5),
     "first 10 rounds, claims twice, update times 1.2": _first_rounds(10, 2.0, 1.2),
     "twice its part of the last steps": sends(MoreOfLastSteps),
     "own gradient and last step": sends(GradientAndLastStep),
-    "trains on the validation split": game(_take_validation),
-    "all labels wrong": _mislabelled(Behaviour),
-    "all labels wrong, predicted step (ACE)": _mislabelled(PredictedStep),
+    "trains on the validation split": game(each(_take_validation)),
+    "all labels wrong": game(each(partial(_mislabelled, Behaviour))),
+    "all labels wrong, predicted step (ACE)": game(each(partial(_mislabelled, PredictedStep))),
 }
 CASES: Mapping[str, Case] = {HONEST: lambda task, _: list(task.members), **THREATS, **MANIPULATIONS}
 RETRAINED = (HONEST, "label noise")

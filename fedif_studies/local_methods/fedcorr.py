@@ -20,7 +20,7 @@ from fedif_flower.tasks.batches import tensor_pair
 from fedif_flower.tasks.modules import module_mode
 from fedif_flower.tasks.task import Data, Task
 from fedif_studies.local_methods.classifier import classifier_misfit
-from fedif_studies.local_methods.mixture import in_higher, on_one_scale
+from fedif_studies.local_methods.mixture import in_higher, noisy_of
 
 FIGURES = "dimension-and-level"
 PASS, FINE_TUNING, USUAL = "pass", "fine-tuning", "usual"
@@ -232,9 +232,8 @@ class FedCorrGuide(Guide):
         ids = sorted(self._members)
         if len(ids) >= 2:
             means = [self._members[i].dimensions / self._members[i].passes for i in ids]
-            figures = on_one_scale(torch.tensor(means, dtype=torch.float64)[:, None])
-            found = in_higher(figures, self._method.seed, fits=1)
-            self.noisy = frozenset(i for i, is_noisy in zip(ids, found, strict=True) if is_noisy)
+            figures = torch.tensor(means, dtype=torch.float64)[:, None]
+            self.noisy = noisy_of(ids, figures, self._method.seed, fits=1)
 
     def _stage(self, server_round: int) -> str:
         if self._passed_before is None:

@@ -22,7 +22,7 @@ from fedif_flower.settings import Setting
 from fedif_flower.tasks.modules import copy_module, module_mode
 from fedif_flower.tasks.task import Data, Task
 from fedif_studies.local_methods.classifier import classifier_misfit, labelled_batches
-from fedif_studies.local_methods.mixture import in_higher, on_one_scale
+from fedif_studies.local_methods.mixture import noisy_of
 
 CLASS_LOSSES = "class-losses"
 _NONE = -1.0  # In a report: the client has no example of this class.
@@ -126,8 +126,8 @@ class FedNoRoGuide(Guide):
             return
         losses = reports[CLASS_LOSSES].double()
         losses = torch.where(losses < 0, torch.nan, losses)
-        noisy = in_higher(on_one_scale(losses, losses.shape[1]), self._method.seed)
-        self.noisy = frozenset(i for i, is_noisy in zip(client_ids, noisy, strict=True) if is_noisy)
+        seed, classes = self._method.seed, losses.shape[1]
+        self.noisy = noisy_of(client_ids, losses, seed, classes=classes)
         self._split_after = server_round
 
     def weighted(self, updates: RoundUpdates, weights: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -41,6 +42,14 @@ def on_one_scale(figures: Tensor, classes: int = 1) -> Tensor:
     high = filled.amax(dim=0)
     span = high - low
     return torch.where(span > _ROUNDING * high, (filled - low) / span, 0.0)
+
+
+def noisy_of(
+    ids: Sequence[int], figures: Tensor, seed: int, *, classes: int = 1, fits: int = _FITS
+) -> frozenset[int]:
+    """Return the clients of ``ids`` whose figures ``[k, f]`` are in the higher component."""
+    higher = in_higher(on_one_scale(figures, classes), seed, fits)
+    return frozenset(i for i, is_noisy in zip(ids, higher, strict=True) if is_noisy)
 
 
 def in_higher(points: Tensor, seed: int, fits: int = _FITS) -> list[bool]:

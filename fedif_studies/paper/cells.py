@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 
 from fedif_flower.errors import require
@@ -21,34 +22,8 @@ _FREE = {*PATHS, "seed", "num-server-rounds", "device", "threads-per-client"}
 _FREE |= {"max-failed-rounds", "min-valid-replies", "eval-every"}
 
 
-@dataclass(frozen=True)
-class Selection:
-    """What of a table to run.
-
-    Attributes
-    ----------
-    methods : tuple of str
-        Rows, in this order; empty: all.
-    patterns : tuple of str
-        Shell patterns on a cell's name, with or without its seed, or on its column; empty: all.
-    seeds : int
-        Seeds 0 ... seeds - 1.
-    rounds : int, optional
-        Instead of the table's own number.
-    data_dir : str
-        Where the data sets are.
-    """
-
-    methods: tuple[str, ...] = ()
-    patterns: tuple[str, ...] = ()
-    seeds: int = 1
-    rounds: int | None = None
-    data_dir: str = ""
-
-    def has(self, row: Variant, column: Variant, seed: int) -> bool:
-        """Tell whether a pattern fits a cell, or there are none."""
-        names = (cell_name(row, column, seed), f"{column.key}_{row.key}", column.key)
-        return not self.patterns or any(fnmatchcase(n, p) for n in names for p in self.patterns)
+Place = tuple[Variant, Variant, int]
+"""A cell of a table: its row, its column, its seed."""
 
 
 def cell_name(row: Variant, column: Variant, seed: int) -> str:
@@ -56,8 +31,21 @@ def cell_name(row: Variant, column: Variant, seed: int) -> str:
     return f"{column.key}_{row.key}_seed{seed}"
 
 
-def select(table: Table, selection: Selection) -> list[tuple[Variant, Variant, int]]:
+def select(
+    table: Table, methods: Sequence[str] = (), patterns: Sequence[str] = (), seeds: int = 1
+) -> list[Place]:
     """Return the (row, column, seed) that were asked for: seed by seed, row by row.
+
+    Parameters
+    ----------
+    table : Table
+        The table.
+    methods : sequence of str
+        Rows, in this order; empty: all.
+    patterns : sequence of str
+        Shell patterns on a cell's name, with or without its seed, or on its column; empty: all.
+    seeds : int
+        Seeds 0 ... seeds - 1.
 
     Raises
     ------
@@ -65,43 +53,49 @@ def select(table: Table, selection: Selection) -> list[tuple[Variant, Variant, i
         If a row is unknown, or no cell is left.
     """
     rows = {row.key: row for row in table.rows}
-    for name in selection.methods:
+    for name in methods:
         require(name in rows, "methods", name, f"in table {table.name!r}: {', '.join(rows)}")
-    chosen = [
-        (rows[name], column, seed)
-        for seed in range(selection.seeds)
-        for name in selection.methods or rows
-        for column in table.columns
-        if selection.has(rows[name], column, seed)
-    ]
+
+    def fits(row: Variant, column: Variant, seed: int) -> bool:
+        names = (cell_name(row, column, seed), f"{column.key}_{row.key}", column.key)
+        return not patterns or any(fnmatchcase(name, p) for name in names for p in patterns)
+
+    places = product(range(seeds), (rows[name] for name in methods or rows), table.columns)
+    chosen = [(row, column, seed) for seed, row, column in places if fits(row, column, seed)]
     example = cell_name(table.rows[0], table.columns[0], 0)
     allowed = f"a cell's name in table {table.name!r}, such as {example!r}"
-    require(bool(chosen), "cells", ", ".join(selection.patterns), allowed)
+    require(bool(chosen), "cells", ", ".join(patterns), allowed)
     return chosen
 
 
 def table_cells(
-    tables: Iterable[Table], selection: Selection, defaults: Settings, output_dir: Path
+    chosen: Iterable[tuple[Table, Sequence[Place]]],
+    defaults: Settings,
+    output_dir: Path,
+    rounds: int | None = None,
+    data_dir: str = "",
 ) -> list[Cell]:
-    """Return the cells of tables that were asked for, ready to run: seed by seed.
+    """Return cells of tables, ready to run: seed by seed.
 
     Parameters
     ----------
-    tables : iterable of Table
-        The tables.
-    selection : Selection
-        What of them.
+    chosen : iterable of tuple
+        Tables, and what :func:`select` returned of each.
     defaults : Mapping[str, Scalar]
         A complete run config, for everything that the table leaves open.
     output_dir : Path
         Results go to ``<output>/<table>/``.
+    rounds : int, optional
+        Instead of the table's own number.
+    data_dir : str
+        Where the data sets are.
     """
-    chosen = [(table, *cell) for table in tables for cell in select(table, selection)]
     cells = []
-    for table, row, column, seed in sorted(chosen, key=lambda cell: cell[3]):
+    places = [(table, *place) for table, found in chosen for place in found]
+    for table, row, column, seed in sorted(places, key=lambda place: place[3]):
         settings = {**defaults, **table.settings(row, column), "seed": seed}
-        settings["num-server-rounds"] = selection.rounds or table.rounds
-        found, data = find_data(str(settings["dataset"]), selection.data_dir)
+        settings["num-server-rounds"] = rounds or table.rounds
+        found, data = find_data(str(settings["dataset"]), data_dir)
         name = cell_name(row, column, seed)
         cells.append(make_cell(table.name, name, settings | found, output_dir, data))
     return cells

@@ -31,23 +31,23 @@ def paper(
     from fedif_flower.run.config import default_run_config
     from fedif_studies.lab.measurements import find_measurements
     from fedif_studies.lab.run import run_cells
-    from fedif_studies.paper.cells import Selection, cell_name, fill_table, select, table_cells
+    from fedif_studies.paper.cells import cell_name, fill_table, select, table_cells
     from fedif_studies.paper.report import report_table
     from fedif_studies.paper.tables import TABLES
 
     for name in tables or ():
         require(name in TABLES, "table", name, ", ".join(TABLES))
     chosen = [TABLES[name] for name in tables or TABLES]
-    rows = tuple(name.strip() for name in methods.split(",") if name.strip())
-    selection = Selection(rows, tuple(cells or ()), seeds, rounds, data_dir)
+    rows = [name.strip() for name in methods.split(",") if name.strip()]
+    picked = [(table, select(table, rows, cells or (), seeds)) for table in chosen]
     if show:
-        for table in chosen:
-            names = [f"  {cell_name(*cell)}" for cell in select(table, selection)]
+        for table, found in picked:
+            names = [f"  {cell_name(*cell)}" for cell in found]
             typer.echo("\n".join([f"{table.name}: {table.title}", *names]))
         return
     require(bool(tables), "TABLES", "", f"{', '.join(TABLES)}; see --list")
     defaults = default_run_config()
-    wanted = table_cells(chosen, selection, defaults, output_dir)
+    wanted = table_cells(picked, defaults, output_dir, rounds, data_dir)
     complete = run_cells(wanted, 1 if any(table.is_timed for table in chosen) else jobs)
     measured, console = find_measurements([output_dir]), Console()
     for table in chosen:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower.run.config import RunConfig
-from fedif_studies.paper.cells import Selection, cell_name, select
+from fedif_studies.paper.cells import cell_name, select
 from fedif_studies.paper.tables import TABLES
 from tests.studies.lab.small import DEFAULTS
 
@@ -45,4 +45,4 @@ def test_figures_as_printed(table, row, column, value):
 
 @pytest.mark.parametrize(("pattern", "count"), [("*_fedif", 9), ("adversarial_0.7*krum*", 2)])
 def test_cells_are_chosen_by_patterns(pattern, count):
-    assert len(list(select(TABLES["cifar10"], Selection(patterns=(pattern,))))) == count
+    assert len(select(TABLES["cifar10"], patterns=[pattern])) == count
