@@ -129,7 +129,7 @@ def _attribute(
         if last is not None and (step is None) == (number in contributed):
             model.advance(_copy(last.before))  # It was taken back.
         if step is None:
-            attribution.on_round(RoundReport(number, failed=True))
+            attribution.on_round(RoundReport(number, status="failed"))
     attribution.on_end()
     return attribution.rounds
 

@@ -41,8 +41,9 @@ class ShowRounds(Callback):
         report = self._report
         if server_round % self._every or report is None or report.round != server_round:
             return
-        asked = report.num_accepted + report.num_rejected + report.num_failed
-        parts = [f"{report.num_accepted} of {asked} replies"]
+        counts = report.counts
+        asked = len(report.clients) - counts["late"]
+        parts = [f"{counts['accepted']} of {asked} replies"]
         parts += [f"{name.replace('-', ' ')} {value:.4g}" for name, value in metrics.items()]
         if report.reason:
             parts.append(f"{report.status}: {report.reason}")

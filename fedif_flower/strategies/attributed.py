@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import TypeAdapter
+
 
 @dataclass(frozen=True)
 class MemberCredit:
@@ -124,10 +126,4 @@ def sums_by_client(rounds: Iterable[RoundAttribution]) -> dict[int, float]:
 
 def round_from(state: Mapping[str, Any]) -> RoundAttribution:
     """Return a round from its dict."""
-    clients = []
-    for client in state["clients"]:
-        credit = client["credit"] and MemberCredit(**client["credit"])
-        split = {name: tuple(client[name]) for name in ("classes", "blocks")}
-        own = {**client, **split, "credit": credit}
-        clients.append(ClientAttribution(**own))
-    return RoundAttribution(**{**state, "clients": tuple(clients)})
+    return TypeAdapter(RoundAttribution).validate_python(state)

@@ -24,9 +24,7 @@ from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.round_attribution import (
-    Member,
     Part,
-    PartCredit,
     RoundAttributor,
     TakenRound,
     joined,
@@ -197,12 +195,10 @@ class PathAttribution(Callback):
         """Begin with the round's gradients."""
         applied = step.aggregation.applied
         assert applied is not None  # on_start: the strategy combines updates
-        members = tuple(Member(node.partition_id, node.client_id) for node in step.nodes)
-        credit = self._credit(step, applied)
-        kept = None
-        if credit is not None:
-            kept = PartCredit(credit.kept, credit.returned, self._past.basis)
-        own = Part(members, applied.cpu(), step.updates.client_updates, credit=kept)
+        members = tuple((node.partition_id, node.client_id) for node in step.nodes)
+        updates, credit = step.updates.client_updates, self._credit(step, applied)
+        basis = updates[:0] if credit is None else self._past.basis
+        own = Part(members, applied.cpu(), updates, basis, credit)
         carried = self._carried
         if self._last_params is not None and step.before.params is not self._last_params:
             carried = carried[1:]  # The step before was taken back.
@@ -217,7 +213,7 @@ class PathAttribution(Callback):
         hidden = step.updates.hidden
         if hidden is not None and not self.rounds and self.block_weights:
             logger.info("masked rounds: no intervals for another held-out set")
-        self._attribute(step.updates.server_round, step.before, step.after, parts, credit, hidden)
+        self._attribute(step.updates.server_round, step.before, step.after, parts, hidden)
 
     def _credit(self, step: Step, applied: Tensor) -> Credit | None:
         """Return how much of each of a round's updates is credited, if that is bounded."""
@@ -338,13 +334,12 @@ class PathAttribution(Callback):
         before: ModelVectors,
         after: ModelVectors,
         parts: tuple[Part, ...] = (),
-        credit: Credit | None = None,
         hidden: HiddenUpdates | None = None,
     ) -> None:
         """Let the gradients' thread attribute a round."""
         ends = self._begin(before), self._begin(after)
         names = self._model.layout
-        taken = TakenRound(server_round, before, after, parts, credit, names, ends, hidden)
+        taken = TakenRound(server_round, before, after, parts, names, ends, hidden)
         self._pending = taken, self._gradients.submit(lambda: self._attributor.evaluate(taken))
 
     @property

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import ConfigError, DivergedError, FedIFError
+from fedif_flower.errors import ConfigError, DivergedError, FedIFError, ValuationError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.means import AverageMetrics, MetricsAggregation, aggregate_metrics
 from fedif_flower.messages.metrics import ReplyLimits
@@ -35,19 +35,18 @@ from fedif_flower.strategies.callbacks import Callback, Question, admitted, anno
 from fedif_flower.strategies.evaluation import ClientEvaluation
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
-from fedif_flower.strategies.history import History
 from fedif_flower.strategies.local_part import LocalPart
 from fedif_flower.strategies.nodes import NodeDirectory, sample_clients
 from fedif_flower.strategies.pace import LateReplies
-from fedif_flower.strategies.reports import round_report
+from fedif_flower.strategies.reports import History, round_report
 from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.setup import DEFAULTS, FlowerArguments, Setup
-from fedif_flower.strategies.state import Stateful
 from fedif_flower.strategies.steps import (
     Outcome,
+    RoundStatus,
+    Stateful,
     Step,
-    as_weights,
     by_step,
     by_weights,
     why_it_stands_still,
@@ -126,10 +125,7 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         self.online: Sequence[ClientNode] = ()  # When the round began.
         self.asked: dict[int, Asked] = {}  # By node: whose replies count in the round.
         self.local = LocalPart.of(setup.local_method)
-        self._late = LateReplies(setup.pace) if setup.pace.late_rounds else None
-        self._closing = setup.pace.closing(0, ())
-        self._sampled: list[ClientNode] = []
-        self._started = 0.0
+        self._late = LateReplies(setup.pace)
 
     @cached_property
     def workspace(self) -> Workspace:
@@ -141,8 +137,8 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
 
     @property
     def told(self) -> tuple[Callback, ...]:
-        """Who is told of rounds: the strategy's own callbacks, then the user's."""
-        return (*filter(None, (self._late, self.local)), *self.callbacks)
+        """Who is told of rounds: the local method's half, then the user's callbacks."""
+        return tuple(self.callbacks) if self.local is None else (self.local, *self.callbacks)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
         """Return the weights ``[m]`` of the round's updates; or a step ``[d]``.
@@ -210,14 +206,23 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         :class:`~fedif_flower.strategies.round_loop.RoundLoop`.
         """
         grid = screened(grid)
-        if self._late is not None:
-            self._late.require(grid, self.local)
+        self._late.require(grid, self.local)
         self.begin(initial_arrays)
         for callback in self.told:
             callback.on_start(self)
-        loop = RoundLoop(self, self.model, self.history, self.told, evaluate_fn)
-        rounds = range(self.completed_rounds + 1, self.completed_rounds + num_rounds + 1)
-        result = loop.run(grid, initial_arrays, rounds, timeout, train_config, evaluate_config)
+        first = self.completed_rounds + 1
+        loop = RoundLoop(
+            self,
+            self.model,
+            self.history,
+            self.told,
+            grid,
+            timeout,
+            train_config or ConfigRecord(),
+            evaluate_config or ConfigRecord(),
+            evaluate_fn,
+        )
+        result = loop.run(initial_arrays, range(first, first + num_rounds))
         for remark in filter(None, (stage.remark() for stage in self.stages)):
             logger.info("%s", remark)
         return result
@@ -262,21 +267,23 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         if self.fraction_train == 0.0:
             return []
         vectors = self.model.receive(arrays)  # What cannot be averaged is refused right here.
-        late = {i: one for by in self.told for i, one in by.awaited(server_round).items()}
+        late = self._late.awaited(server_round)
         needed = max(self.min_train_nodes, 1)
+        key, wanted = "min_train_nodes", needed
         if not (self.asked or self.completed_rounds) and self.min_available_nodes > needed:
-            self.online = self.nodes.online(grid, self.min_available_nodes)
-        else:
-            self.online = self.nodes.online(grid, needed, "min_train_nodes")
+            key, wanted = "min_available_nodes", self.min_available_nodes
+        self.online = self.nodes.online(grid, wanted, key)
         free = self.failures.available(self.online, server_round, needed)
         idle = [node for node in free if node.node_id not in late]
         nodes = admitted(self.callbacks, idle, server_round, needed)
         select = self.select if self.local is None else self.local.choosing(self.select)
-        self._sampled = sampled = select(nodes, server_round) if nodes else []
+        sampled = self._sampled = select(nodes, server_round) if nodes else []
         self._closing = self.setup.pace.closing(len(sampled), late)
         if isinstance(grid, ScreenedGrid):
             grid.close_by(self._closing)
         self.prepare(vectors.params, self.model.named_buffers)
+        config["server-round"] = server_round
+        self.workspace.instruct(config, server_round)
         question = Question(
             server_round,
             asked=sampled,
@@ -286,8 +293,6 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
             candidates=nodes,
             grid=grid,
         )
-        config["server-round"] = server_round
-        self.workspace.instruct(config, server_round)
         for callback in self.told:
             callback.on_asked(question)
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
@@ -319,8 +324,7 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
             look=self.setup.look,
             server_round=server_round,
         )
-        for callback in self.told:
-            callback.on_screened(screening, self.asked)
+        self._late.take(screening, self.asked)
         screened = time.perf_counter() - screening.seconds
         # Most raise an error on the model just made, and did not before.
         newly = self.failures.first_errors(screening)
@@ -330,9 +334,9 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
             server_round,
             screening,
             outcome,
+            self.asked,
             round_seconds=screened - self._started,
             aggregation_seconds=time.perf_counter() - screened,
-            asked=self.asked,
             num_online=len(self.online),
         )
         self.history.rounds.append(report)
@@ -358,13 +362,15 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         come out of a stage, the rule, or a user's model or loss.
         """
         staged = self.stages.before(updates)
-        if self.combines_updates:
-            weighed = as_weights(self.weigh(staged))
-            if self.local is not None:
-                weighed = self.local.weighted(staged, weighed)
+        found = self.weigh(staged if self.combines_updates else staged.shortened())
+        if isinstance(found, Aggregation) is not self.combines_updates:
+            wanted = "an Aggregation of weights" if self.combines_updates else "a step [d]"
+            raise ValuationError(f"the rule has to return {wanted}: its gives_weights says so")
+        if isinstance(found, Aggregation):
+            weighed = found if self.local is None else self.local.weighted(staged, found)
             vectors, aggregation = by_weights(staged, weighed, self.stages)
         else:
-            vectors, aggregation = by_step(staged, self.weigh(staged.shortened()))
+            vectors, aggregation = by_step(staged, found)
         return vectors, staged.unmixed(aggregation)
 
     def _outcome(self, server_round: int, screening: Screening, *, blamed: bool) -> Outcome:
@@ -376,7 +382,7 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
             reason = f"{len(accepted)} valid replies, {self.setup.min_valid_replies} needed"
             # Where nonsense is all that came, the model that was sent may be why.
             nonsense = not accepted and any(r.status == "refused" for r in screening.refused)
-            return self._failed(server_round, reason, suspect=nonsense, level=logging.WARNING)
+            return self._failed(server_round, reason, suspect=nonsense)
         try:
             updates = self.workspace.round_updates(
                 server_round, accepted, self.model.vectors, self.device, self.seed
@@ -388,20 +394,18 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
             suspect = not known or isinstance(error, DivergedError)
             return self._failed(server_round, str(error) if known else repr(error), suspect=suspect)
         if self.model.stands_still(vectors):
-            kept = aggregation.gives_nobody_weight
-            reason = why_it_stands_still(updates, kept=kept)
+            status: RoundStatus = "kept" if aggregation.gives_nobody_weight else "failed"
+            reason = why_it_stands_still(updates, aggregation)
             logger.warning("round %d: %s; the model stays as it was", server_round, reason)
-            return Outcome(self.model.record, aggregation, reason, kept=kept)
+            return Outcome(status, self.model.record, aggregation, reason)
         before, arrays = self.model.vectors, self.model.advance(vectors)
         nodes, optimizer = [reply.node for reply in accepted], self.stages.optimizer
         shares = () if optimizer is None else tuple(optimizer.shares)
         step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
-        return Outcome(arrays, aggregation, step=step)
+        return Outcome("advanced", arrays, aggregation, step=step)
 
-    def _failed(
-        self, server_round: int, reason: str, *, suspect: bool, level: int = logging.ERROR
-    ) -> Outcome:
+    def _failed(self, server_round: int, reason: str, *, suspect: bool) -> Outcome:
         """Keep the model, or take it back if it is suspected to be the cause."""
         reason = printable(reason)
-        logger.log(level, "round %d: %s; the model stays as it was", server_round, reason)
-        return Outcome(self.model.take_back() if suspect else None, None, reason)
+        logger.error("round %d: %s; the model stays as it was", server_round, reason)
+        return Outcome("failed", self.model.take_back() if suspect else None, reason=reason)

@@ -81,8 +81,7 @@ class GlobalModel:
         self._optimizer = optimizer
         self._trainable_keys = trainable_keys
         self._tied_keys = tied_keys
-        self._begun = False
-        self._proven: ArrayRecord | None = None
+        self._proven: ArrayRecord | None = None  # The last from which a round succeeded.
         self._taken_back: ArrayRecord | None = None
 
     @property
@@ -93,7 +92,7 @@ class GlobalModel:
     @property
     def is_proven(self) -> bool:
         """Whether there is no other model to go back to."""
-        return self._proven is None or self._proven is self.record
+        return self._proven is self.record
 
     def begin(self, arrays: ArrayRecord) -> None:
         """Make a record the model that a run begins with.
@@ -106,7 +105,7 @@ class GlobalModel:
         ValueError, ReplyError
             As :meth:`receive` does.
         """
-        if self._begun and arrays != self.record:
+        if self._proven is not None and arrays != self.record:
             raise ConfigError(
                 "this strategy has begun with another model: make a new strategy for each run, or "
                 "go on from the arrays that the last run returned"
@@ -124,11 +123,12 @@ class GlobalModel:
             If the record is none that can be averaged, or not of the first one's layout.
         """
         arrays = self.current(arrays)
-        if not self._begun:
+        if self._proven is None:
             self.layout = ParameterLayout.from_arrays(arrays, self._trainable_keys, self._tied_keys)
-        if not self._begun or arrays is not self.record:
-            self.record, self.vectors = arrays, self.layout.to_vectors(arrays)
-        self._begun = True
+        elif arrays is self.record:
+            return self.vectors
+        self.record, self.vectors = arrays, self.layout.to_vectors(arrays)
+        self._proven = arrays if self._proven is None else self._proven
         return self.vectors
 
     def current(self, arrays: ArrayRecord) -> ArrayRecord:
@@ -154,7 +154,7 @@ class GlobalModel:
 
     def take_back(self) -> ArrayRecord | None:
         """Return to the last model from which a round succeeded; ``None`` if that is this one."""
-        if self.is_proven or self._proven is None:
+        if self._proven is None or self.is_proven:
             return None
         logger.error("the model goes back to the last one that worked")
         if self._optimizer is not None:

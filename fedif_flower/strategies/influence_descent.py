@@ -17,7 +17,7 @@ from fedif_flower.settings import Setting
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.scored import bounds
 from fedif_flower.strategies.setup import BaseArguments, naming, require_kind
-from fedif_flower.strategies.state import Stateful
+from fedif_flower.strategies.steps import Stateful
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.classes import missing_classes
 from fedif_flower.valuation.descent import descend_round

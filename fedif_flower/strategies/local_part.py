@@ -39,14 +39,14 @@ class LocalPart(Callback):
     ----------
     method : LocalMethod
         Says how the vector moves.
-    guide : Guide, optional
-        The method's own.
+    guide : Guide
+        The method's own; one that tells nobody anything where it has none.
     """
 
     _strategy: RunningStrategy  # From on_start on.
     _workspace: Workspace  # From the first round on.
 
-    def __init__(self, method: LocalMethod, guide: Guide | None) -> None:
+    def __init__(self, method: LocalMethod, guide: Guide) -> None:
         self._method, self._guide = method, guide
         self._vector: tuple[Tensor, ArrayRecord] | None = None  # And the model that it is beside.
         self._round = 0
@@ -56,7 +56,7 @@ class LocalPart(Callback):
     def of(cls, method: LocalMethod) -> Self | None:
         """Return the server's half of a method; ``None`` where it has none, as plain SGD."""
         guide = method.guide()
-        return cls(method, guide) if method.sends_vector or guide is not None else None
+        return cls(method, guide or Guide()) if method.sends_vector or guide else None
 
     def workspace(self, layout: ParameterLayout) -> Workspace:
         """Return room for updates, and for what replies hold beside them."""
@@ -71,8 +71,7 @@ class LocalPart(Callback):
         ConfigError
             If the guide needs coefficients, and the strategy gives none.
         """
-        weighs = self._guide is not None and self._guide.weighs
-        if weighs and (not strategy.combines_updates or strategy.stages.make_groups):
+        if self._guide.weighs and (not strategy.combines_updates or strategy.stages.make_groups):
             raise ConfigError(
                 f"local_method = {self._method!r}; allowed with {type(strategy).__name__}, which "
                 "gives no client a coefficient: one that changes no weights"
@@ -81,14 +80,11 @@ class LocalPart(Callback):
 
     def choosing(self, select: Select) -> Select:
         """Return what draws a round's clients from those that the guide leaves."""
-        guide = self._guide
-        if guide is None:
-            return select
 
         def choose(nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
             ids = [node.client_id for node in nodes]
             try:
-                turn = guide.turn(ids, server_round)
+                turn = self._guide.turn(ids, server_round)
             except Exception as error:  # as in on_round
                 _unusable(server_round, error)
                 turn = Turn(ids)
@@ -104,31 +100,27 @@ class LocalPart(Callback):
         model = self._strategy.model
         if self._method.sends_vector and (not self._vector or self._vector[1] is not model.record):
             self._vector = torch.zeros_like(model.vectors.params), model.record
-        if self._guide is not None:
-            self._remark()
-            self._guide.asked([node.client_id for node in question.asked], self._round)
-            self._workspace.expect(self._guide.expected(self._round))
+        self._remark()
+        self._guide.asked([node.client_id for node in question.asked], self._round)
+        self._workspace.expect(self._guide.expected(self._round))
 
     def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:
         """Return the vector, and what the guide tells this client."""
         own: dict[str, ConfigRecord | ArrayRecord] = {}
         if self._vector is not None:
             own[VECTOR_RECORD] = tensor_arrays({VECTOR_KEY: self._vector[0]})
-        if self._guide is not None:
-            told = self._guide.told(node.client_id, self._round)
+        if told := self._guide.told(node.client_id, self._round):
             own[GUIDE_RECORD] = ConfigRecord(dict(told))
         return own
 
     def weighted(self, updates: RoundUpdates, aggregation: Aggregation) -> Aggregation:
         """Return a round's weights as the guide has them."""
-        if self._guide is None or not self._guide.weighs:
+        if not self._guide.weighs:
             return aggregation
         return replace(aggregation, weights=self._guide.weighted(updates, aggregation.weights))
 
     def on_round(self, report: RoundReport) -> None:
         """Let the guide take in what a round's accepted replies reported."""
-        if self._guide is None:
-            return
         ids = [c.node.client_id for c in report.clients if c.status == "accepted"]
         reports = {name: rows[: len(ids)] for name, rows in self._workspace.beside.items()}
         try:
@@ -149,16 +141,15 @@ class LocalPart(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the guide's state."""
-        return {} if self._guide is None else self._guide.state_dict()
+        return self._guide.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        if self._guide is not None:
-            self._guide.load_state_dict(state)
+        self._guide.load_state_dict(state)
 
     def _remark(self) -> None:
         """Log who is taken to be noisy, where that is news."""
-        if self._guide is not None and self._guide.noisy != self._noisy:
+        if self._guide.noisy != self._noisy:
             self._noisy = self._guide.noisy
             labels = self._strategy.nodes.labels(sorted(self._noisy)).values()
             logger.info(

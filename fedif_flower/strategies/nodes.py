@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,11 +36,10 @@ Identify = Callable[[Grid, Sequence[int]], Iterable[ClientNode]]
 def identify_by_registration(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
     """Name simulated nodes: Flower registers them in the order of their partitions."""
     wanted = set(node_ids)
-    infos = sorted(grid.get_nodes(), key=lambda info: info.registered_at)
     return [
-        ClientNode(partition_id, info.node_id, is_simulated=True)
-        for partition_id, info in enumerate(infos)
-        if info.node_id in wanted
+        ClientNode(partition_id, node_id, is_simulated=True)
+        for partition_id, node_id in enumerate(_by_age(grid))
+        if node_id in wanted
     ]
 
 
@@ -73,21 +72,22 @@ def identify_by_query(
         Message(content=content, message_type=MessageType.QUERY, dst_node_id=node_id)
         for node_id in node_ids
     ]
-    names = names_of(grid)
-    nodes = {
-        node_id: ClientNode(UNKNOWN_PARTITION, node_id, name=names.get(node_id, ""))
-        for node_id in node_ids
-    }
+    nodes = {node.node_id: node for node in identify_by_name(grid, node_ids)}
     for reply in grid.send_and_receive(messages, timeout=timeout):
-        node_id = reply.metadata.src_node_id
-        if node_id in nodes:
-            on_reply(reply)
-        if node_id in nodes and reply.has_content():
-            nodes[node_id] = _read_answer(nodes[node_id], reply.content)
-        elif node_id in nodes:
-            reason = printable(reply.error.reason)
-            logger.warning("%s does not answer: %s", nodes[node_id].label, reason)
+        if (node := nodes.get(reply.metadata.src_node_id)) is None:
+            continue
+        on_reply(reply)
+        if reply.has_content():
+            nodes[node.node_id] = _read_answer(node, reply.content)
+        else:
+            logger.warning("%s does not answer: %s", node.label, printable(reply.error.reason))
     return list(nodes.values())
+
+
+def identify_by_name(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
+    """Ask nobody which partition it holds: nodes are called what the operator calls them."""
+    names = names_of(grid)
+    return [ClientNode(UNKNOWN_PARTITION, i, name=names.get(i, "")) for i in node_ids]
 
 
 def identify_clients(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
@@ -98,11 +98,14 @@ def identify_clients(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
 
 def names_of(grid: Grid) -> dict[int, str]:
     """Return what reports call nodes: as the operator does, or in a simulation by their order."""
-    infos = grid.get_nodes()
-    if not is_simulated(grid):
-        return {info.node_id: info.name for info in infos if info.name}
-    by_age = sorted(infos, key=lambda info: info.registered_at)
-    return {info.node_id: f"client {number}" for number, info in enumerate(by_age)}
+    if is_simulated(grid):
+        return {node_id: f"client {number}" for number, node_id in enumerate(_by_age(grid))}
+    return {info.node_id: info.name for info in grid.get_nodes() if info.name}
+
+
+def _by_age(grid: Grid) -> list[int]:
+    infos = sorted(grid.get_nodes(), key=lambda info: info.registered_at)
+    return [info.node_id for info in infos]
 
 
 def is_simulated(grid: Grid) -> bool:
@@ -231,11 +234,11 @@ class NodeDirectory:
     """
 
     def __init__(self, identify: Identify | None, timeout: float) -> None:
-        self._identify = identify
+        self._identify = identify or identify_by_name
         self._timeout = timeout
         self._known: dict[int, ClientNode] = {}
         self._questions: Counter[int] = Counter()
-        self._contested: dict[int, str] = {}
+        self._contested: set[int] = set()
         self._online: tuple[list[int], list[ClientNode]] = ([], [])  # As of the last round.
 
     @property
@@ -266,17 +269,11 @@ class NodeDirectory:
         node_ids = wait_for_nodes(grid, at_least, self._timeout, key, self._known.values())
         if node_ids == self._online[0]:
             return self._online[1]
-        unknown = [node_id for node_id in node_ids if self._is_unknown(node_id)]
-        if unknown and self._identify is not None:
-            self._questions.update(unknown)
-            self._known.update((n.node_id, n) for n in self._identify(grid, unknown))
-        elif unknown:
-            names = names_of(grid)
-            for node_id in unknown:
-                name = names.get(node_id, "")
-                self._known[node_id] = ClientNode(UNKNOWN_PARTITION, node_id, name=name)
-        for node_id in unknown:
-            self._known.setdefault(node_id, ClientNode(UNKNOWN_PARTITION, node_id))
+        unknown = [i for i in node_ids if self._is_unknown(i)]
+        self._questions.update(unknown)
+        found = {n.node_id: n for n in self._identify(grid, unknown)} if unknown else {}
+        for i in unknown:
+            self._known[i] = found.get(i) or ClientNode(UNKNOWN_PARTITION, i)
         online = self._claimed_once([self._known[node_id] for node_id in node_ids])
         online.sort(key=lambda node: (node.partition_id, node.node_id))
         # Of a million members that are still the same ones nothing has to be found out again.
@@ -292,25 +289,21 @@ class NodeDirectory:
     def _claimed_once(self, nodes: Sequence[ClientNode]) -> list[ClientNode]:
         """Give a partition that several nodes claim to none of them."""
         claims = Counter(node.partition_id for node in nodes)
-        contested = {
-            node.node_id: f"claims partition {node.partition_id}, as another node does"
-            for node in nodes
-            if node.partition_id != UNKNOWN_PARTITION and claims[node.partition_id] > 1
-        }
-        for node_id in contested.keys() - self._contested.keys():
-            short = ClientNode(UNKNOWN_PARTITION, node_id).label
-            logger.warning("%s %s: neither has it", short, contested[node_id])
-        self._contested = contested
-        return [
-            replace(node, partition_id=UNKNOWN_PARTITION, note=contested[node.node_id])
-            if node.node_id in contested
-            else node
-            for node in nodes
-        ]
+        claims[UNKNOWN_PARTITION] = 0
+        contested = {node.node_id for node in nodes if claims[node.partition_id] > 1}
+        told, self._contested = self._contested, contested
+        return [self._unclaimed(n, told) if n.node_id in contested else n for n in nodes]
+
+    def _unclaimed(self, node: ClientNode, told: Collection[int]) -> ClientNode:
+        note = f"claims partition {node.partition_id}, as another node does"
+        nobody = replace(node, partition_id=UNKNOWN_PARTITION, note=note)
+        if node.node_id not in told:
+            logger.warning("%s %s: neither has it", nobody.label, note)
+        return nobody
 
     def _is_unknown(self, node_id: int) -> bool:
         node = self._known.get(node_id)
-        if node is None or self._identify is None:
+        if node is None or self._identify is identify_by_name:
             return node is None
         silent = node.partition_id == UNKNOWN_PARTITION
         return silent and self._questions[node_id] < MOST_QUESTIONS

@@ -13,9 +13,8 @@ from fedif_flower.errors import require
 from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked, Screening
-from fedif_flower.sections import require_fields
+from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.callbacks import Callback
 
 
 def inverse_root(rounds: int) -> float:
@@ -24,7 +23,7 @@ def inverse_root(rounds: int) -> float:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Pace(CheckedFields):
     """When a round closes, and for how long late replies count.
 
     A late reply enters the round in which it comes. It is screened against the model that it was
@@ -79,7 +78,7 @@ class Pace:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range."""
-        require_fields(self)
+        super().__post_init__()
         whole = self.quorum < 1 or self.quorum == int(self.quorum)
         require(whole, "quorum", self.quorum, "0, a share below 1, or a whole number")
 
@@ -88,15 +87,14 @@ class Pace:
         at_work = num_asked + len(awaited)
         share = math.ceil(self.quorum * at_work) if self.quorum < 1 else int(self.quorum)
         quorum = min(share, at_work) or None
-        keeps = self.late_rounds > 0
-        return Closing(quorum, self.grace, frozenset(awaited), keeps)
+        return Closing(quorum, self.grace, frozenset(awaited), keeps=self.late_rounds > 0)
 
 
 DEFAULT_PACE = Pace()
 
 
-class LateReplies(Callback):
-    """Lets replies to earlier rounds count in the round in which they come.
+class LateReplies:
+    """Who was asked in earlier rounds, and whose replies count in the round in which they come.
 
     Parameters
     ----------
@@ -111,24 +109,21 @@ class LateReplies(Callback):
     def require(self, grid: Grid, local: object | None) -> None:
         """Raise ConfigError where late replies cannot come, or cannot be used."""
         late = self._pace.late_rounds
-        can_come = isinstance(grid, ScreenedGrid) and grid.keeps_late
+        can_come = not late or (isinstance(grid, ScreenedGrid) and grid.keeps_late)
         require(can_come, "late_rounds", late, "0 in a simulation, whose replies are never late")
         words = "0 with a local method whose clients send more than a model"
-        require(local is None, "late_rounds", late, words)
+        require(not late or local is None, "late_rounds", late, words)
 
     def awaited(self, server_round: int) -> dict[int, Asked]:
         """Return, by node, whose replies still count in a round, and for how much."""
+        ages = {node_id: server_round - one.server_round for node_id, one in self._asked.items()}
         self._asked = {
-            node_id: one
-            for node_id, one in self._asked.items()
-            if server_round - one.server_round <= self._pace.late_rounds
+            i: self._asked[i] for i, age in ages.items() if age <= self._pace.late_rounds
         }
-        return {
-            node_id: replace(one, factor=self._pace.staleness(server_round - one.server_round))
-            for node_id, one in self._asked.items()
-        }
+        staleness = self._pace.staleness
+        return {i: replace(one, factor=staleness(ages[i])) for i, one in self._asked.items()}
 
-    def on_screened(self, screening: Screening, asked: Mapping[int, Asked]) -> None:
+    def take(self, screening: Screening, asked: Mapping[int, Asked]) -> None:
         """Take in a round: who answered is free, who was asked and did not is waited for."""
         for accepted in screening.accepted:
             self._asked.pop(accepted.node.node_id, None)

@@ -9,37 +9,14 @@ from typing import Any
 
 from torch import nn
 
-from fedif_flower.aggregators import (
-    RFA,
-    AlignIns,
-    CentredClipping,
-    DeepSight,
-    DnC,
-    FedAdp,
-    Flame,
-    FoolsGold,
-    Krum,
-    Median,
-    SignGuard,
-    TrimmedMean,
-)
+from fedif_flower.aggregators import Krum
 from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.registry import Registry
 from fedif_flower.sections import make
-from fedif_flower.strategies.afedsv import AFedSV
 from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.fedavg import FedAvg
-from fedif_flower.strategies.fedif import FedIF
-from fedif_flower.strategies.fedprox import FedProx
-from fedif_flower.strategies.fedsv import FedSV
-from fedif_flower.strategies.fltrust import FLTrust
-from fedif_flower.strategies.influence_descent import InfluenceDescent
-from fedif_flower.strategies.leave_one_out import LeaveOneOut
 from fedif_flower.strategies.robust_rule import RobustRule
-from fedif_flower.strategies.s_fedavg import SFedAvg
 from fedif_flower.strategies.setup import BaseArguments
-from fedif_flower.strategies.shapfed import ShapFed
 from fedif_flower.strategies.summary import constructor_signature
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Data, Task
@@ -73,43 +50,39 @@ def multi_krum(malicious_fraction: float, clients_per_round: int) -> Krum:
     return Krum(malicious_fraction, max(clients_per_round - malicious, 1))
 
 
-_BUILT_IN: Mapping[str, Callable[..., Any]] = {
-    "fedif": FedIF,
-    "fedavg": FedAvg,
-    "fedprox": FedProx,
-    "influence-descent": InfluenceDescent,
-    "afedsv": AFedSV,
-    "fedsv": FedSV,
-    "s-fedavg": SFedAvg,
-    "leave-one-out": LeaveOneOut,
-    "shapfed": ShapFed,
-    "fltrust": FLTrust,
-    "fedadp": FedAdp,
-    "rfa": RFA,
-    "krum": Krum,
-    "multikrum": multi_krum,
-    "median": Median,
-    "trimmed-mean": TrimmedMean,
-    "centred-clipping": CentredClipping,
-    "dnc": DnC,
-    "flame": Flame,
-    "align-ins": AlignIns,
-    "deep-sight": DeepSight,
-    "fools-gold": FoolsGold,
-    "sign-guard": SignGuard,
+# Each is imported when it is named.
+_BUILT_IN: Mapping[str, str] = {
+    "fedif": "strategies:FedIF",
+    "fedavg": "strategies:FedAvg",
+    "fedprox": "strategies:FedProx",
+    "influence-descent": "strategies:InfluenceDescent",
+    "afedsv": "strategies:AFedSV",
+    "fedsv": "strategies:FedSV",
+    "s-fedavg": "strategies:SFedAvg",
+    "leave-one-out": "strategies:LeaveOneOut",
+    "shapfed": "strategies:ShapFed",
+    "fltrust": "strategies:FLTrust",
+    "fedadp": "aggregators:FedAdp",
+    "rfa": "aggregators:RFA",
+    "krum": "aggregators:Krum",
+    "multikrum": "strategies.registry:multi_krum",
+    "median": "aggregators:Median",
+    "trimmed-mean": "aggregators:TrimmedMean",
+    "centred-clipping": "aggregators:CentredClipping",
+    "dnc": "aggregators:DnC",
+    "flame": "aggregators:Flame",
+    "align-ins": "aggregators:AlignIns",
+    "deep-sight": "aggregators:DeepSight",
+    "fools-gold": "aggregators:FoolsGold",
+    "sign-guard": "aggregators:SignGuard",
 }
 
 # No update has a coefficient in these rules: nothing can be attributed.
-WITHOUT_COEFFICIENTS = frozenset(
-    name
-    for name, rule in _BUILT_IN.items()
-    if isinstance(rule, type)
-    and not getattr(rule, "combines_updates", getattr(rule, "gives_weights", False))
-)
+WITHOUT_COEFFICIENTS = frozenset({"median", "trimmed-mean", "centred-clipping"})
 
 STRATEGIES = Registry(
     "strategy",
-    _BUILT_IN,
+    {name: f"fedif_flower.{where}" for name, where in _BUILT_IN.items()},
     offered=(*OFFERED, *constructor_signature(ScreenedStrategy).parameters),
     auto={"fedif.gamma": "0.4 on Fashion-MNIST, 0.3 otherwise"},
 )

@@ -1,26 +1,34 @@
-"""A strategy's report of a round: plain numbers, for records and callbacks."""
+"""A strategy's report of a round: plain numbers, for records, callbacks and tables."""
 
 from __future__ import annotations
 
 import logging
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
-
+from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
-from fedif_flower.messages.screening import AcceptedReply, Asked, Screening, Status
+from fedif_flower.messages.screening import Asked, Screening, Status
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation
-from fedif_flower.strategies.steps import Outcome
+from fedif_flower.strategies.steps import Outcome, RoundStatus
 
-RoundStatus = Literal["advanced", "kept", "failed"]
-"""What a round made of the model: a new one; nothing, as the rule decided; or nothing."""
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
+# What a rule says of each client, by the name that it has in an Aggregation.
+_FIGURES = {
+    "scores": "score",
+    "normalized": "normalized",
+    "weight_scores": "weight_score",
+    "accumulative": "accumulative_influence",
+    "weights": "weight",
+}
 logger = logging.getLogger(__name__)
 
 
@@ -61,35 +69,38 @@ class ClientReport:
 class RoundReport:
     """One round, accepted clients first; ``reason`` says why the model stays, if it does.
 
-    ``failed``: there was no step to take. ``kept``: the rule, or a bound, gave nobody weight.
-
-    ``num_late`` counts those whose replies may come in a later round, ``num_online`` all that were
-    there when it began. ``losses`` are the validation losses at the start of a descent and after
-    each step taken. ``metrics`` are those of the new model, by
+    ``num_online`` counts all that were there when it began. ``losses`` are the validation losses at
+    the start of a descent and after each step taken. ``metrics`` are those of the new model, by
     column of ``rounds.csv``, once it was evaluated: ``test_accuracy`` ...
     """
 
     round: int
     clients: tuple[ClientReport, ...] = ()
-    num_accepted: int = 0
-    num_rejected: int = 0
-    num_failed: int = 0
-    failed: bool = False
+    status: RoundStatus = "advanced"
+    reason: str = ""
     round_seconds: float = 0.0
     aggregation_seconds: float = 0.0
-    evaluations: int = 0
-    reason: str = ""
-    losses: tuple[float, ...] = ()
-    num_late: int = 0
-    num_online: int = 0
-    kept: bool = False
     evaluation_seconds: float = 0.0
+    num_online: int = 0
+    evaluations: int = 0
+    losses: tuple[float, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def status(self) -> RoundStatus:
-        """What became of the model, in a word."""
-        return "failed" if self.failed else "kept" if self.kept else "advanced"
+    def failed(self) -> bool:
+        """Whether there was no step to take, though nobody decided so."""
+        return self.status == "failed"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many replies were used, refused, failed and may yet come, by column."""
+        found = Counter(client.status for client in self.clients)
+        return {
+            "accepted": found["accepted"],
+            "rejected": found["refused"],
+            "failed": found["failed"] + found["away"] + found["revoked"],
+            "late": found["late"],
+        }
 
     @property
     def train_seconds(self) -> float | None:
@@ -110,10 +121,7 @@ class RoundReport:
             "train_seconds": self.train_seconds,
             "aggregation_seconds": self.aggregation_seconds,
             "evaluation_seconds": self.evaluation_seconds,
-            "accepted": self.num_accepted,
-            "rejected": self.num_rejected,
-            "failed": self.num_failed,
-            "late": self.num_late,
+            **self.counts,
             "online": self.num_online,
             "evaluations": self.evaluations,
             "status": self.status,
@@ -138,78 +146,98 @@ def round_report(
     server_round: int,
     screening: Screening,
     outcome: Outcome,
-    *,
-    round_seconds: float,
-    aggregation_seconds: float,
     asked: Mapping[int, Asked],
-    num_online: int,
+    **measured: Any,
 ) -> RoundReport:
     """Return the report of a round, and warn of refused replies and of what is odd about others.
 
-    ``asked`` is what members were asked, by node, in earlier rounds too.
+    ``asked`` is what members were asked, by node, in earlier rounds too; ``measured`` has further
+    fields of the report.
     """
-    aggregation, reason, kept = outcome.aggregation, outcome.reason, outcome.kept
-    refused = [
-        ClientReport(reply.node, reply.status, reply.reason, note=reply.node.note)
-        for reply in screening.refused
-    ]
-    clients = [*accepted_reports(screening.accepted, aggregation), *refused]
-    for i, client in enumerate(clients):
-        one = asked.get(client.node.node_id)
-        if one is not None and one.server_round != server_round:
-            clients[i] = replace(client, asked_in=one.server_round)
-    for client in clients:
-        for remark in filter(None, (client.rejection, client.note)):
-            logger.warning("round %d: %s: %s", server_round, client.node.label, remark)
-    return RoundReport(
-        round=server_round,
-        clients=tuple(clients),
-        num_accepted=len(screening.accepted),
-        num_rejected=len(screening.refused) - screening.num_failed - screening.num_late,
-        num_failed=screening.num_failed,
-        failed=bool(reason) and not kept,
-        round_seconds=round_seconds,
-        aggregation_seconds=aggregation_seconds,
-        evaluations=aggregation.evaluations if aggregation else 0,
-        reason=reason,
-        losses=aggregation.losses if aggregation else (),
-        num_late=screening.num_late,
-        num_online=num_online,
-        kept=kept,
-    )
+    found = outcome.aggregation
+    if found is not None:
+        measured |= {"evaluations": found.evaluations, "losses": found.losses}
+    described: list[tuple[ClientNode, dict[str, Any]]] = []
+    rows = _figures(found, len(screening.accepted))
+    for reply, figures in zip(screening.accepted, rows, strict=True):
+        reported, notes = reply.reported, (reply.node.note, *reply.reported.notes)
+        figures |= {
+            "num_examples": reply.num_examples,
+            "claimed_examples": reported.claimed_examples,
+            "train_seconds": scalar(reported.records, TRAIN_SECONDS),
+            "train_loss": scalar(reported.records, TRAIN_LOSS),
+            "note": printable("; ".join(filter(None, notes))),
+        }
+        described.append((reply.node, figures))
+    for gone in screening.refused:
+        said = {"status": gone.status, "rejection": gone.reason, "note": gone.node.note}
+        described.append((gone.node, said))
+    clients = []
+    for node, own in described:
+        one = asked.get(node.node_id)
+        earlier = one.server_round if one and one.server_round != server_round else None
+        clients.append(ClientReport(node, asked_in=earlier, **own))
+        for remark in filter(None, (clients[-1].rejection, clients[-1].note)):
+            logger.warning("round %d: %s: %s", server_round, node.label, remark)
+    return RoundReport(server_round, tuple(clients), outcome.status, outcome.reason, **measured)
 
 
-def accepted_reports(
-    accepted: Sequence[AcceptedReply], aggregation: Aggregation | None
-) -> list[ClientReport]:
-    """Return one report for each accepted reply; ``aggregation`` is ``None`` in a failed round."""
+def _figures(found: Aggregation | None, num_clients: int) -> list[dict[str, Any]]:
+    """Return what a rule says of each accepted client, by field of its report."""
+    columns = {
+        name: values.tolist()
+        for of, name in _FIGURES.items()
+        if (values := getattr(found, of, None)) is not None
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    for row in rows:
+        row["weight"] = None if math.isnan(row["weight"]) else row["weight"]
+    return rows or [{} for _ in range(num_clients)]
 
-    def column(name: str) -> list[Any]:
-        values: Tensor | None = getattr(aggregation, name, None)
-        return [None] * len(accepted) if values is None else values.tolist()
 
-    columns = zip(
-        accepted,
-        column("scores"),
-        column("normalized"),
-        column("weight_scores"),
-        column("accumulative"),
-        column("weights") if aggregation else [0.0] * len(accepted),
-        strict=True,
-    )
-    return [
-        ClientReport(
-            node=reply.node,
-            num_examples=reply.num_examples,
-            claimed_examples=reply.reported.claimed_examples,
-            train_seconds=scalar(reply.reported.records, TRAIN_SECONDS),
-            train_loss=scalar(reply.reported.records, TRAIN_LOSS),
-            score=score,
-            normalized=normalized,
-            weight_score=weight_score,
-            accumulative_influence=accumulative,
-            weight=None if math.isnan(weight) else weight,
-            note=printable("; ".join(filter(None, (reply.node.note, *reply.reported.notes)))),
-        )
-        for reply, score, normalized, weight_score, accumulative, weight in columns
-    ]
+class History:
+    """The reports and metrics of a strategy's rounds, from its first round in this process on.
+
+    Attributes
+    ----------
+    rounds : list of RoundReport
+        In order.
+    metrics : dict of int to dict
+        By round (0: before the first), what evaluation and callbacks said of its model.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: list[RoundReport] = []
+        self.metrics: dict[int, dict[str, float]] = {}
+
+    def __repr__(self) -> str:
+        """Say how much there is, and how to see it."""
+        return f"History({len(self.rounds)} rounds; to_pandas() shows them)"
+
+    def to_pandas(self, table: Literal["clients", "rounds"] = "clients") -> DataFrame:
+        """Return a table as a pandas ``DataFrame``.
+
+        Parameters
+        ----------
+        table : {"clients", "rounds"}
+            A line for each client in each round, named as the columns of ``clients.csv``; or a
+            line for each round, with its metrics.
+
+        Raises
+        ------
+        ImportError
+            If pandas is not installed.
+        ConfigError
+            If there is no such table.
+        """
+        from pandas import DataFrame  # Nothing else needs it.
+
+        require(table in ("clients", "rounds"), "table", table, "'clients' or 'rounds'")
+        if table == "clients":
+            return DataFrame([one.line(r.round) for r in self.rounds for one in r.clients])
+        lines: dict[int, dict[str, Any]] = {
+            number: {"round": number, **metrics} for number, metrics in self.metrics.items()
+        }
+        for report in self.rounds:
+            lines.setdefault(report.round, {}).update(report.line())
+        return DataFrame([lines[number] for number in sorted(lines)])

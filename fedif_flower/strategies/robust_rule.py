@@ -10,8 +10,7 @@ from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.setup import BaseArguments
-from fedif_flower.strategies.state import Stateful
-from fedif_flower.strategies.steps import Rule
+from fedif_flower.strategies.steps import Rule, Stateful
 
 
 class RobustRule(ScreenedStrategy):

@@ -35,22 +35,7 @@ LEAST_SHARE = 1e-3
 logger = logging.getLogger(__name__)
 
 
-class Member(NamedTuple):
-    """A client, as tables name it."""
-
-    partition_id: int
-    client_id: int
-
-
-class PartCredit(NamedTuple):
-    """How much of a round's updates is credited: ``kept`` [m] of each less what is ``returned``.
-
-    That is ``returned`` [m, k] in the ``basis`` [k, d] of the global steps before that round.
-    """
-
-    kept: Tensor
-    returned: Tensor
-    basis: Tensor
+Member = tuple[int, int]  # A client as tables name it: partition id and lasting id.
 
 
 @dataclass(frozen=True)
@@ -60,34 +45,33 @@ class Part:
     It is ``share * coefficients`` [m] times ``updates`` [m, d]; in the round itself, share is 1. A
     server with momentum carries parts on, ``[m, d]`` each: ten rounds where half of the step before
     is carried on, 66 where nine tenths are.
+
+    ``basis`` [k, d] are the steps before it that its updates are compared with, where ``credit``
+    is bounded; k may be 0.
     """
 
     members: tuple[Member, ...]
     coefficients: Tensor
     updates: Tensor
+    basis: Tensor
+    credit: Credit | None = None
     share: float = 1.0
-    credit: PartCredit | None = None
 
     @property
     def applied(self) -> Tensor:
         """The coefficients ``[m]`` with which the updates are in the step."""
         return self.share * self.coefficients
 
-    @property
-    def basis(self) -> Tensor:
-        """The steps ``[k, d]`` before it that its updates are compared with; k may be 0."""
-        return self.updates[:0] if self.credit is None else self.credit.basis
-
     def state(self) -> dict[str, Any]:
         """Return everything in dicts, numbers and tensors."""
-        members, credit = [tuple(m) for m in self.members], self.credit and self.credit._asdict()
-        return {**vars(self), "members": members, "updates": self.updates.cpu(), "credit": credit}
+        credit = self.credit and vars(self.credit)
+        return {**vars(self), "updates": self.updates.cpu(), "credit": credit}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Part:
         """Return what :meth:`state` was made of."""
-        members = tuple(Member(*member) for member in state["members"])
-        credit = state["credit"] and PartCredit(**state["credit"])
+        members = tuple((member[0], member[1]) for member in state["members"])
+        credit = state["credit"] and Credit(**state["credit"])
         return cls(**{**state, "members": members, "credit": credit})
 
 
@@ -105,7 +89,6 @@ class TakenRound:
     before: ModelVectors
     after: ModelVectors
     parts: tuple[Part, ...]
-    credit: Credit | None
     names: BufferNames
     ends: tuple[Future[LossAndGradient], Future[LossAndGradient]]  # At the two models.
     hidden: HiddenUpdates | None = None
@@ -168,15 +151,15 @@ class RoundAttributor:
             applied = part.applied if part is taken.parts[0] else torch.zeros(len(rows))
             for member, row in zip(part.members, torch.column_stack([applied, rows]), strict=True):
                 sums[member] = sums[member] + row if member in sums else row
-        usual: dict[Member, tuple[float, ...]] = {}
-        if (own := taken.credit) is not None:
+        usual: dict[Member, list[float]] = {}
+        newest, clients, c = taken.parts[0], [], len(self.classes)
+        if (own := newest.credit) is not None:
             figures = torch.stack([own.length, own.weight, own.borrowed, own.opposed], dim=1)
-            usual = dict(zip(taken.parts[0].members, figures.tolist(), strict=True))
-        clients, c = [], len(self.classes)
+            usual = dict(zip(newest.members, figures.tolist(), strict=True))
         for member in sorted(sums):
             coefficient, within, total, *rest = sums[member].tolist()
             credit = None
-            if taken.credit is not None:
+            if own is not None:
                 credit = MemberCredit(min(total, within), *usual.get(member, ()))
             classes, blocks = tuple(rest[:c]), tuple(rest[c:])
             clients.append(ClientAttribution(*member, coefficient, total, classes, credit, blocks))

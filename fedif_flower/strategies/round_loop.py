@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
@@ -13,13 +14,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedif_flower.errors import FedIFError, ValuationError
 from fedif_flower.strategies.callbacks import Callback, StopTraining
 from fedif_flower.strategies.global_model import GlobalModel
-from fedif_flower.strategies.history import History
+from fedif_flower.strategies.reports import History
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger(__name__)
 _FLOWER = logging.getLogger("flwr")  # Which prints in any program, as Flower's strategies do.
 
 
+@dataclass
 class RoundLoop:
     """Lets a strategy play rounds, which are counted from the first process on.
 
@@ -36,42 +38,38 @@ class RoundLoop:
         Keeps each round's metrics.
     callbacks : sequence of Callback
         Told of each round's model and metrics, and of the end.
+    grid : Grid
+        The way to the clients.
+    timeout : float
+        Seconds that a round waits for them.
+    train_config, evaluate_config : ConfigRecord
+        What they are told.
     evaluate_fn : callable, optional
         The user's own evaluation, as Flower's strategies take it.
     """
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        model: GlobalModel,
-        history: History,
-        callbacks: Sequence[Callback],
-        evaluate_fn: EvaluateFunction | None,
-    ) -> None:
-        self.strategy, self.model, self.history = strategy, model, history
-        self.callbacks, self.evaluate_fn = callbacks, evaluate_fn
-        self.result = Result()
+    strategy: Strategy
+    model: GlobalModel
+    history: History
+    callbacks: Sequence[Callback]
+    grid: Grid
+    timeout: float
+    train_config: ConfigRecord
+    evaluate_config: ConfigRecord
+    evaluate_fn: EvaluateFunction | None
+    result: Result = field(default_factory=Result)
 
-    def run(
-        self,
-        grid: Grid,
-        arrays: ArrayRecord,
-        rounds: range,
-        timeout: float,
-        train_config: ConfigRecord | None,
-        evaluate_config: ConfigRecord | None,
-    ) -> Result:
+    def run(self, arrays: ArrayRecord, rounds: range) -> Result:
         """Run the rounds of these numbers; before the first of all, 1, the model is looked at."""
         started = time.monotonic()
         _FLOWER.info("Starting %s strategy: %d rounds", type(self.strategy).__name__, len(rounds))
         self.strategy.summary()
-        configs = [ConfigRecord() if c is None else c for c in (train_config, evaluate_config)]
         try:
             if rounds.start == 1:  # Else an earlier process has looked at the model that it left.
                 self._look(0)
             for server_round in rounds:
                 _FLOWER.info("[ROUND %d/%d]", server_round, rounds.stop - 1)
-                arrays = self._play(grid, arrays, server_round, timeout, *configs)
+                arrays = self._play(arrays, server_round)
                 self._look(server_round)
             seconds = time.monotonic() - started
             _FLOWER.info("Strategy execution finished in %.2fs\n%s", seconds, self.result)
@@ -84,21 +82,13 @@ class RoundLoop:
             self.result.arrays = self.model.current(self.result.arrays)
         return self.result
 
-    def _play(
-        self,
-        grid: Grid,
-        arrays: ArrayRecord,
-        server_round: int,
-        timeout: float,
-        train_config: ConfigRecord,
-        evaluate_config: ConfigRecord,
-    ) -> ArrayRecord:
+    def _play(self, arrays: ArrayRecord, server_round: int) -> ArrayRecord:
         """Play a round; return the model that it leads to."""
-        strategy, result = self.strategy, self.result
+        strategy, grid, result = self.strategy, self.grid, self.result
         asked = strategy.configure_train(
-            server_round, self.model.current(arrays), train_config, grid
+            server_round, self.model.current(arrays), self.train_config, grid
         )
-        replies = grid.send_and_receive(asked, timeout=timeout)
+        replies = grid.send_and_receive(asked, timeout=self.timeout)
         made, metrics = strategy.aggregate_train(server_round, replies)
         if made is not None:
             arrays = result.arrays = made
@@ -106,13 +96,14 @@ class RoundLoop:
             _FLOWER.info("\t└──> Aggregated MetricRecord: %s", metrics)
             result.train_metrics_clientapp[server_round] = metrics
         asked = strategy.configure_evaluate(
-            server_round, self.model.current(arrays), evaluate_config, grid
+            server_round, self.model.current(arrays), self.evaluate_config, grid
         )
-        replies = grid.send_and_receive(asked, timeout=timeout)
-        metrics = strategy.aggregate_evaluate(server_round, replies)
-        if metrics is not None:
-            _FLOWER.info("\t└──> Evaluated MetricRecord: %s", metrics)
-            result.evaluate_metrics_clientapp[server_round] = metrics
+        if asked := list(asked):
+            replies = grid.send_and_receive(asked, timeout=self.timeout)
+            metrics = strategy.aggregate_evaluate(server_round, replies)
+            if metrics is not None:
+                _FLOWER.info("\t└──> Evaluated MetricRecord: %s", metrics)
+                result.evaluate_metrics_clientapp[server_round] = metrics
         return arrays
 
     def _look(self, server_round: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Protocol, TypedDict
 
 import torch
@@ -36,7 +36,7 @@ class GivenIntake(Protocol):
         ...
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Setup(CheckedFields):
     """How rounds are run, and how far replies count.
 
@@ -122,15 +122,6 @@ class Setup(CheckedFields):
     look: Look | None = None
     pace: Pace = DEFAULT_PACE
     local_method: LocalMethod = PLAIN
-
-    def __repr__(self) -> str:
-        """Name what is not a default."""
-        shown = [
-            f"{field.name}={getattr(self, field.name)!r}"
-            for field in fields(self)
-            if getattr(self, field.name) != field.default
-        ]
-        return f"Setup({', '.join(shown)})"
 
 
 DEFAULTS = Setup()

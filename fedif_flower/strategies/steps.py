@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from flwr.app import ArrayRecord
@@ -32,6 +32,24 @@ class Rule(Protocol):
 
     def __call__(self, updates: RoundUpdates) -> Aggregation | Tensor:
         """Return what the rule makes of the updates."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A part that remembers earlier rounds.
+
+    Its state is made of dicts, lists, numbers, strings, ``None`` and tensors, so that it can be
+    read back without running code. Clients are named in it by their lasting ``client_id`` (see
+    :class:`~fedif_flower.messages.client_node.ClientNode`).
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on; later rounds do not change it."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
         ...
 
 
@@ -68,34 +86,31 @@ class Step:
     shares: tuple[float, ...] = ()
 
 
+RoundStatus = Literal["advanced", "kept", "failed"]
+"""What a round made of the model: a new one; nothing, as the rule decided; or nothing."""
+
+
 class Outcome(NamedTuple):
     """What a round led to: a model if there is one to go on with, weights and step.
 
     ``reason`` says why the model stays. A round whose accepted replies lead nowhere has weights,
-    but no step; ``kept`` where these are all 0, which is the rule's answer and no failure.
+    but no step.
     """
 
+    status: RoundStatus
     arrays: ArrayRecord | None
-    aggregation: Aggregation | None
+    aggregation: Aggregation | None = None
     reason: str = ""
     step: Step | None = None
-    kept: bool = False
 
 
-def why_it_stands_still(updates: RoundUpdates, *, kept: bool) -> str:
+def why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:
     """Return why a round's accepted replies lead nowhere."""
-    if kept:
+    if aggregation.gives_nobody_weight:
         return "every accepted update has weight 0"
     if not bool(updates.squared_norms.any()):
         return "no accepted reply changes the model"
     return "the accepted updates cancel, or are too small to change the model"
-
-
-def as_weights(found: Aggregation | Tensor) -> Aggregation:
-    """Return a rule's weights, or raise ValuationError for a step."""
-    if not isinstance(found, Aggregation):
-        raise ValuationError("the rule gives weights: it has to return an Aggregation")
-    return found
 
 
 def by_weights(
@@ -113,16 +128,14 @@ def by_weights(
     return vectors, replace(aggregation, applied=step.coefficients)
 
 
-def by_step(updates: RoundUpdates, step: Aggregation | Tensor) -> tuple[ModelVectors, Aggregation]:
+def by_step(updates: RoundUpdates, step: Tensor) -> tuple[ModelVectors, Aggregation]:
     """Return the model one step ``[d]`` on; buffers are averaged, and no client has a weight: NaN.
 
     Raises
     ------
     ValuationError
-        If it is no step, or the model is not finite.
+        If the model is not finite.
     """
-    if not isinstance(step, Tensor):
-        raise ValuationError("the rule gives no weights: it has to return a step [d]")
     params = (updates.global_params + step).cpu()
     if not all_finite(params):
         raise ValuationError("the aggregated model is not finite")

@@ -88,7 +88,9 @@ GAPS, SEEN = "complete with gaps", "last seen: round 1, 2026-01-01 09:30:05 UTC"
 def test_a_verdict_says_who_lacks_what(lines, more, letters, verdict, told):
     own = {"rounds": 4, "online": 3, "failed": (), "changes": (), **more}
     reports = [
-        RoundReport(t, num_online=own["online"], failed=t in own["failed"])
+        RoundReport(
+            t, num_online=own["online"], status="failed" if t in own["failed"] else "advanced"
+        )
         for t in range(own["rounds"] + 1)
     ]
     found = completeness([r.line() for r in reports], lines, own["changes"], NAMES, own)

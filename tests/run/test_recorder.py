@@ -30,12 +30,13 @@ def new_recorder(output_dir: Path) -> RunRecorder:
     return recorder
 
 
-def report(number: int, scores: dict[int, float], **more) -> RoundReport:
+def report(number: int, scores: dict[int, float], failed: int = 0, **more) -> RoundReport:
     clients = [
         ClientReport(ClientNode(p, 100 + p), train_seconds=0.5, weight_score=c, weight=1 / 3)
         for p, c in scores.items()
     ]
-    return RoundReport(number, tuple(clients), len(clients), aggregation_seconds=0.25, **more)
+    clients += [ClientReport(ClientNode(8, 108), "failed")] * failed
+    return RoundReport(number, tuple(clients), aggregation_seconds=0.25, **more)
 
 
 def recorded(recorder: RunRecorder, *reports: RoundReport) -> RunRecorder:
@@ -52,7 +53,7 @@ def recorded(recorder: RunRecorder, *reports: RoundReport) -> RunRecorder:
 def test_lines_are_written_as_the_run_goes_and_summed_up_by_hand(tmp_path):
     refused = ClientReport(ClientNode(9, 109), "refused", "=NaN, of course", weight=-0.0)
     first = report(1, {0: 0.3, 1: 0.0, 2: 0.2})
-    first = replace(first, clients=(*first.clients, refused), num_rejected=1)
+    first = replace(first, clients=(*first.clients, refused))
     recorder = recorded(new_recorder(tmp_path), first, report(2, {0: 0.4, 1: 0.1, 3: 0.35}))
     folder = recorder.run_dir
     rounds, clients = (read_rows(folder / name) for name in ("rounds.csv", "clients.csv"))
@@ -78,7 +79,7 @@ def test_lines_are_written_as_the_run_goes_and_summed_up_by_hand(tmp_path):
 
 def test_failed_rounds_are_counted_and_shown(tmp_path, capsys):
     # One of three answered in the last round: the model moved on, but most clients failed.
-    rounds = report(1, {-1: 0.3, 1: 0.1}), report(2, {1: 0.4}, num_failed=2)
+    rounds = report(1, {-1: 0.3, 1: 0.1}), report(2, {1: 0.4}, failed=2)
     recorder = recorded(new_recorder(tmp_path), *rounds)
     recorder.finish({"w": torch.zeros(1)})
     print_summary(recorder.run_dir)

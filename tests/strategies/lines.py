@@ -72,7 +72,7 @@ def play(
     strategy: ScreenedStrategy, model: nn.Module, movers: Movers, rounds: int = 1
 ) -> tuple[Tensor, list[RoundReport]]:
     """Run rounds with all clients; return the new parameters ``[d]`` and the reports."""
-    grid, before = LocalGrid(movers, len(movers.steps)), len(strategy.history)
+    grid, before = LocalGrid(movers, len(movers.steps)), len(strategy.history.rounds)
     result = strategy.start(grid, model_arrays(model), num_rounds=rounds)
     arrays = [torch.from_numpy(array.numpy()).flatten() for array in result.arrays.values()]
     return torch.cat(arrays), strategy.history.rounds[before:]

@@ -1,15 +1,20 @@
-"""A class that refuses an argument calls it by the name that the argument has there."""
+"""What strategies are called with: it is checked, told, and means the same by name as by class."""
 
 from __future__ import annotations
 
 import inspect
+import json
+import logging
 from typing import Any
 
 import pytest
+import torch
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from torch import nn
 
 from fedif_flower import RFA, FedAvg, FedIF, FedProx, Krum, SFedAvg
 from fedif_flower import strategies as room
-from fedif_flower.aggregators import SignGuard
+from fedif_flower.aggregators import Median, SignGuard
 from fedif_flower.errors import FedIFError
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.strategy import build_strategy
@@ -17,13 +22,18 @@ from fedif_flower.strategies import (
     DescentSettings,
     Pace,
     RobustRule,
+    RootTraining,
     Setup,
     Weighting,
 )
+from fedif_flower.strategies.scoring import Scoring
+from fedif_flower.valuation import InfluenceValuation
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.lines import threshold_validation
 from tests.strategies.named import config
 
+PUBLIC = [getattr(room, name) for name in room.__all__]
+STRATEGIES = [kind for kind in PUBLIC if issubclass(kind, room.ScreenedStrategy)]
 REFUSED: list[tuple[type, dict[str, object], str]] = [
     (Weighting, {"weight_scope": "all"}, "weight_scope = 'all'; allowed: participants, population"),
     (FedIF, {"gamma": 1.5}, "gamma = 1.5; allowed: a number > 0 and <= 1"),
@@ -52,17 +62,45 @@ def test_a_refused_argument_is_named_as_it_is_passed(kind: Any, arguments, messa
     assert str(caught.value).startswith(message)
 
 
-STRATEGIES = [
-    kind for name in room.__all__ if issubclass(kind := getattr(room, name), room.ScreenedStrategy)
-]
+def built(kind: type[room.ScreenedStrategy], **settings: object) -> room.ScreenedStrategy:
+    """Return a strategy with what it cannot do without."""
+    needed = {
+        "validation": threshold_validation(),
+        "model": nn.Linear(2, 3),
+        "root": RootTraining(nn.Linear(2, 3), torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)),
+        "rule": Median(),
+    }
+    if kind is room.ScoredStrategy:
+        needed["validation"] = InfluenceValuation(threshold_validation())
+    own = {name: needed[name] for name in inspect.signature(kind).parameters if name in needed}
+    return kind(**own, **settings)
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
-def test_a_strategy_has_few_arguments_and_ancestors(kind: Any):
-    parameters = inspect.signature(kind).parameters.values()
+def test_a_strategy_has_few_arguments_and_tells_every_one(kind: Any, caplog):
+    parameters = inspect.signature(kind).parameters
     assert len(parameters) <= 16
-    assert not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
-    assert len(kind.__mro__) - 2 <= 7  # Without itself and object; three are Flower's.
+    assert not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
+    with caplog.at_level(logging.INFO, "flwr"):  # Simulations in this process silence it.
+        built(kind).summary()
+    told = [line.strip("\t├─└> ").split(" = ")[0] for line in caplog.messages]
+    assert [name for name in parameters if told.count(name) != 1] == []
+
+
+def test_a_strategy_names_what_it_was_called_with():
+    class Own(FedProx):
+        def __init__(self, first, second=2, **base):
+            super().__init__(**base)
+
+    own = Own(1, proximal_mu=0.5)
+    assert own.settings.items() >= {"first": 1, "second": 2, "proximal_mu": 0.5}.items()
+    assert repr(own) == "Own(first=1, proximal_mu=0.5)"
+    assert repr(FedIF(threshold_validation(), gamma=0.7, fraction_train=0.5)) == (
+        f"FedIF(validation={threshold_validation()!r}, gamma=0.7, fraction_train=0.5, "
+        "stages=[Clip(multiple=2.0), LossBound(tolerance=0.1)])"
+    )
+    with pytest.raises(TypeError, match="fraction_trian"):
+        FedIF(threshold_validation(), fraction_trian=0.5)
 
 
 def test_flowers_arguments_may_be_given_by_place():
@@ -71,7 +109,7 @@ def test_flowers_arguments_may_be_given_by_place():
 
     by_place = (0.5, 0.0, 1, 1, 1, "examples", "model", "settings", mean, mean)
     strategy = FedAvg(*by_place)
-    assert (strategy.fraction_train, strategy.arrayrecord_key) == (0.5, "model")
+    assert vars(strategy).items() >= vars(FlowerFedAvg(*by_place)).items()
     assert (strategy.train_metrics_aggr_fn, strategy.evaluate_metrics_aggr_fn) == (mean, mean)
     assert FedAvg(evaluate_metrics_aggr_fn=mean).evaluate_metrics_aggr_fn is mean
 
@@ -82,3 +120,26 @@ def test_a_name_and_its_class_value_alike(tmp_path, name):
     named = build_strategy(loaded)
     by_class = type(named)(loaded.validation, setup=named.setup)
     assert vars(named.valuation) == vars(by_class.valuation)
+
+
+RAW = Weighting(round_normalization=False, bias_correction=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "expected"),
+    [
+        (FedIF, {"gamma": 0.4}, Scoring(0.4, 0.0, False, True)),
+        (FedIF, {"weighting": Weighting(smooth_update=False)}, Scoring(1.0, 0.0, False, True)),
+        (FedIF, {"weighting": RAW}, Scoring(0.3, 0.0, True, False)),
+        (room.AFedSV, {"gamma": 0.2}, Scoring(0.2, 0.5, False, True)),
+        (SFedAvg, {}, Scoring(0.25, 0.0, False, False)),
+        (room.ShapFed, {}, Scoring(0.5, 0.0, False, False)),
+        (room.InfluenceDescent, {"gamma": 0.1}, Scoring(0.1, 1.0, False, False)),
+        (FedAvg, {}, None),
+    ],
+)
+def test_a_strategy_tells_how_its_scores_come_about(kind, settings, expected):
+    scoring = built(kind, **settings).scoring
+    assert scoring == expected
+    record = scoring and json.loads(json.dumps(scoring.to_record()))
+    assert Scoring.from_record(record) == expected

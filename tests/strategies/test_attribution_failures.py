@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedif_flower import FedAvg, PathAttribution, Validation
-from fedif_flower.messages.models import model_arrays
-from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower import Validation
 from fedif_flower.stages import FedAvgM
-from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import Callback
-from tests.strategies.attributing import (
-    ROUNDING,
-    attributed,
-    fedavg,
-    squared,
-    validation,
-    values,
-)
-from tests.strategies.lines import Movers, point
+from tests.strategies.attributing import ROUNDING, attributed, fedavg, squared, values
+from tests.strategies.lines import Movers
 
 
 class Failing(Movers):
@@ -35,25 +23,24 @@ class Failing(Movers):
         self.failing = failing
 
     def __call__(self, message, context):
-        if (
-            message.metadata.message_type != "query"
-            and message.content.config_records["config"]["server-round"] == 2
-            and int(context.node_config["partition-id"]) in self.failing
-        ):
+        if round_of(message) == 2 and int(context.node_config["partition-id"]) in self.failing:
             raise RuntimeError("no data today")
         return super().__call__(message, context)
 
 
+def round_of(message) -> int:
+    if message.metadata.message_type == "query":
+        return 0
+    return message.content.config_records["config"]["server-round"]
+
+
+def momentum(v, **base):
+    return fedavg(v, stages=[FedAvgM(0.5, 0.5)], **base)
+
+
 def test_a_failed_round_has_no_clients_and_no_decrease():
     movers = Failing([[1.0, 0.5], [0.5, 1.0], [0.0, 0.0]], failing=range(1))
-    callback = attributed(
-        lambda v, **base: fedavg(
-            v, **base | {"setup": replace(base["setup"], min_valid_replies=3)}
-        ),
-        movers,
-        3,
-    )
-    first, failed, last = callback.rounds
+    first, failed, last = attributed(fedavg, movers, 3, setup={"min_valid_replies": 3}).rounds
     assert failed.clients == ()
     assert failed.decrease == failed.attributed == failed.remainder == 0.0
     assert failed.loss_before == failed.loss_after == first.loss_after == last.loss_before
@@ -67,7 +54,6 @@ def test_a_round_that_takes_the_last_step_back_takes_its_contributions_back():
     assert first.attributed > 0
     assert values(failed) == [-value for value in values(first)]
     assert failed.decrease == -first.decrease
-    assert last.loss_before == first.loss_before
     gained = first.loss_before - last.loss_after
     assert sum(callback.contributions.values()) == pytest.approx(gained, rel=ROUNDING)
 
@@ -83,17 +69,8 @@ def test_a_loss_that_is_not_finite_is_nobodys(caplog):
 
     targets = torch.tensor([[4.0], [2.0]])
     held_out = Validation(Overflows(), torch.eye(2), targets, loss_fn=squared, device="cpu")
-    callback = PathAttribution(held_out, "trapezoid")
-    strategy = FedAvg(
-        fraction_evaluate=0.0,
-        callbacks=[callback],
-        setup=Setup(trainable_keys=["weight"], device="cpu"),
-    )
-    with caplog.at_level(logging.ERROR):
-        strategy.start(
-            LocalGrid(Movers([[60.0, 60.0]] * 3), 3), model_arrays(Overflows()), num_rounds=1
-        )
-    (found,) = callback.rounds
+    movers = Movers([[60.0, 60.0]] * 3)
+    (found,) = attributed(fedavg, movers, held_out=held_out, model=Overflows()).rounds
     assert found.clients == ()
     assert math.isnan(found.loss_after)
     assert (found.decrease, found.remainder) == (0.0, 0.0)
@@ -102,25 +79,13 @@ def test_a_loss_that_is_not_finite_is_nobodys(caplog):
 
 def test_a_step_that_is_taken_back_is_nobodys(caplog):
     class TakesBack(Callback):
-        def on_start(self, strategy):
-            self.strategy = strategy
-
         def on_model(self, server_round, model):
             if server_round == 1:
                 model.take_back()
 
-    held_out = validation()
-    callback = PathAttribution(held_out, "trapezoid")
-    strategy = fedavg(
-        held_out,
-        fraction_evaluate=0.0,
-        callbacks=[callback, TakesBack()],
-        setup=Setup(device="cpu"),
-    )
-    strategy.start(LocalGrid(Movers([[1.0, 1.0]] * 3), 3), model_arrays(point()), num_rounds=2)
-    first, second = callback.rounds
-    assert first.clients == ()
-    assert first.decrease == 0.0
+    movers = Movers([[1.0, 1.0]] * 3)
+    first, second = attributed(fedavg, movers, 2, beside=(TakesBack(),)).rounds
+    assert (first.clients, first.decrease) == ((), 0.0)
     assert second.loss_before == first.loss_before
     assert second.attributed == pytest.approx(second.decrease, rel=ROUNDING)
     assert "round 1: its step was taken back" in caplog.text
@@ -130,20 +95,13 @@ class OnlyOnce(Movers):
     """The last client sends its update in round 1 only; later it returns the model."""
 
     def __call__(self, message, context):
-        if message.metadata.message_type != "query":
-            first = message.content.config_records["config"]["server-round"] == 1
-            last = int(context.node_config["partition-id"]) == len(self.steps) - 1
-            self.now = self.steps
-            if last and not first:
-                return Movers([[0.0] * 2] * len(self.steps))(message, context)
+        if round_of(message) > 1 and int(context.node_config["partition-id"]) == 2:
+            return Movers([[0.0] * 2] * 3)(message, context)
         return super().__call__(message, context)
 
 
 def test_momentum_pays_those_who_sent_it():
-    movers = OnlyOnce([[0.0, 0.0], [0.0, 0.0], [3.0, 0.0]])
-    callback = attributed(
-        lambda v, **base: fedavg(v, stages=[FedAvgM(0.5, 0.5)], **base), movers, 4
-    )
+    callback = attributed(momentum, OnlyOnce([[0.0, 0.0], [0.0, 0.0], [3.0, 0.0]]), 4)
     for found in callback.rounds:
         # The step of round 1 goes on, halved: all of what it gains is the last client's.
         assert values(found)[:2] == [0.0, 0.0]
@@ -157,9 +115,7 @@ def test_momentum_pays_those_who_sent_it():
 def test_momentum_of_a_step_that_was_taken_back_is_nobodys():
     # Round 2 fails on every client: round 1's step goes, and the mean with it.
     movers = Failing([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], failing=range(3))
-    callback = attributed(
-        lambda v, **base: fedavg(v, stages=[FedAvgM(0.5, 0.5)], **base), movers, 4
-    )
+    callback = attributed(momentum, movers, 4)
     assert [len(found.clients) for found in callback.rounds] == [3, 3, 3, 3]
     for found in callback.rounds:
         assert found.attributed == pytest.approx(found.decrease, rel=100 * ROUNDING)

@@ -1,15 +1,21 @@
-"""FedIF on the loss (w - 5)^2 of one parameter w: going up from 0 helps, going down does not."""
+"""Rounds of FedIF, ShapFed and FLTrust that are worked out by hand."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedif_flower import FedIF, Validation
+from fedif_flower import FedIF, FLTrust, ShapFed, Validation
+from fedif_flower.client.training import train_local
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages import screening
-from fedif_flower.strategies import Setup
+from fedif_flower.seeding import torch_generator
+from fedif_flower.strategies import RootTraining, Setup
+from fedif_flower.tasks.config import TrainingConfig
 from tests.strategies.lines import Movers, column, play
+
+BASE = {"fraction_evaluate": 0.0, "stages": (), "setup": Setup(device="cpu")}
 
 
 def line() -> nn.Module:
@@ -18,20 +24,15 @@ def line() -> nn.Module:
     return model
 
 
-def fedif(**settings) -> FedIF:
-    validation = Validation(
-        line(),
-        torch.ones(1, 1),
-        torch.full((1, 1), 5.0),
-        loss_fn=nn.functional.mse_loss,
-        device="cpu",
-    )
-    return FedIF(validation, fraction_evaluate=0.0, setup=Setup(device="cpu"), **settings)
+def fedif() -> FedIF:
+    """On the loss (w - 5)^2: going up from 0 helps, going down does not."""
+    data = torch.ones(1, 1), torch.full((1, 1), 5.0)
+    return FedIF(Validation(line(), *data, loss_fn=nn.functional.mse_loss, device="cpu"), **BASE)
 
 
-def test_prefers_the_client_that_goes_downhill():
+def test_fedif_prefers_the_client_that_goes_downhill():
     movers = Movers([[1.0], [-1.0], [3.0]], examples=[10, 20, 30])
-    params, (report,) = play(fedif(gamma=0.3, stages=()), line(), movers)
+    params, (report,) = play(fedif(), line(), movers)
     # Phi = 10, -10, 10 -> Psi = 1, 0, 1 -> Omega = .3, 0, .3 -> p = .5, 0, .5; steps 1 and 3.
     assert column(report, "score") == pytest.approx([10, -10, 10])
     assert column(report, "normalized") == [1, 0, 1]
@@ -42,10 +43,96 @@ def test_prefers_the_client_that_goes_downhill():
 
 
 def test_updates_that_do_not_fit_into_memory_lie_in_a_file(monkeypatch):
-    movers = [[1.0], [-1.0], [3.0]]
-    in_memory, _ = play(fedif(), line(), Movers(movers), rounds=2)
+    movers = Movers([[1.0], [-1.0], [3.0]])
+    in_memory, _ = play(fedif(), line(), movers, rounds=2)
     monkeypatch.setattr(screening, "SHARE_OF_MEMORY", 0.0)
     strategy = fedif()
-    in_file, _ = play(strategy, line(), Movers(movers), rounds=2)
+    in_file, _ = play(strategy, line(), movers, rounds=2)
     assert strategy.workspace.updates.untyped_storage().filename is not None
     assert torch.equal(in_file, in_memory)
+
+
+def layers() -> nn.Module:
+    """Ten parameters, of which 6 to 7 are the last layer's matrix; 8 to 9 come after it."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1, bias=False), nn.GroupNorm(1, 1))
+
+
+def test_shapfed_looks_at_the_last_layer_alone():
+    honest = [1.0] * 6 + [3.0, 4.0] + [1.0, 1.0]
+    opposite_elsewhere = [-1.0] * 6 + [3.0, 4.0] + [-1.0, -1.0]
+    opposite_there = [1.0] * 6 + [-3.0, -4.0] + [1.0, 1.0]
+    movers = Movers([honest, opposite_elsewhere, opposite_there])
+    _, (report,) = play(ShapFed(layers(), **BASE), layers(), movers)
+    assert column(report, "score") == pytest.approx([1.0, 1.0, -1.0])
+    assert column(report, "weight_score") == pytest.approx([0.5, 0.5, -0.5])
+    assert column(report, "weight") == pytest.approx([0.5, 0.5, 0.0])
+
+
+def test_shapfed_goes_by_trainable_layers():
+    model = layers()
+    model[1].requires_grad_(False)
+    # Now the first layer's matrix is the last one trained: entries 0 to 3, two classes.
+    movers = Movers([[x, 0.0, 0.0, 1.0] + [0.0] * 6 for x in (1.0, -1.0)])
+    _, (report,) = play(ShapFed(model, **BASE), layers(), movers)
+    # Class 0 cancels out, so neither agrees with it; class 1 has both.
+    assert column(report, "score") == pytest.approx([0.5, 0.5])
+    with pytest.raises(ConfigError, match="no fully connected layer"):
+        ShapFed(nn.Conv2d(1, 1, 3))
+
+
+ROOT = (
+    torch.tensor([[1.0, 0.5], [-1.0, 0.5], [2.0, 1.0], [-2.0, 1.0]]),
+    torch.tensor([0, 1, 0, 1]),
+)
+TRAINING = TrainingConfig(local_epochs=2, batch_size=2, learning_rate=0.1)
+
+
+def layer_of_two() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(2, 2, bias=False)
+
+
+def trusted(*steps: Tensor, rounds: int = 1):
+    """Return how far FLTrust moves the model [d], and the reports."""
+    strategy = FLTrust(RootTraining(layer_of_two(), *ROOT, training=TRAINING), **BASE)
+    movers = Movers([step.tolist() for step in steps])
+    params, reports = play(strategy, layer_of_two(), movers, rounds)
+    return params - layer_of_two().weight.detach().flatten(), reports
+
+
+def server_update(server_round: int, moved: float | Tensor = 0.0) -> Tensor:
+    """Return what the server should learn in a round from a model that has ``moved`` [d]."""
+    model = layer_of_two()
+    with torch.no_grad():
+        model.weight += torch.as_tensor(moved).expand(4).view(2, 2)
+    before = model.weight.detach().clone()
+    train_local(model, *ROOT, TRAINING, torch_generator("root-training", 0, server_round))
+    return (model.weight.detach() - before).flatten()
+
+
+def test_fltrust_refuses_an_opposite_update_and_cuts_a_long_one():
+    update = server_update(1)
+    moved, (report,) = trusted(3 * update, -update, 0 * update)
+    assert column(report, "score") == pytest.approx([1.0, 0.0, 0.0], abs=1e-5)
+    assert column(report, "weight_score") == column(report, "score")
+    assert column(report, "weight") == pytest.approx([1 / 3, 0.0, 0.0], abs=1e-5)
+    torch.testing.assert_close(moved, update)
+
+
+def test_fltrust_trains_from_each_rounds_model():
+    first = server_update(1)
+    # Both clients go twice as far as the server, and are cut to its length.
+    moved, reports = trusted(2 * first, 2 * first, rounds=2)
+    second = server_update(2, moved=first)
+    assert second.norm() < 0.95 * first.norm()
+    trust = torch.cosine_similarity(first, second, dim=0).item()
+    assert column(reports[1], "score") == pytest.approx([trust] * 2, rel=1e-4)
+    torch.testing.assert_close(moved, first * (1 + second.norm() / first.norm()))
+
+
+def test_fltrust_keeps_the_model_where_nobody_is_trusted():
+    update = server_update(1)
+    moved, (report,) = trusted(-2 * update, -update)
+    assert column(report, "weight") == [0.0, 0.0]
+    assert not moved.any()

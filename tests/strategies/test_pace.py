@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
-from flwr.app import ArrayRecord, Message
+from flwr.app import Message
 
 from fedif_flower import FedAvg, PathAttribution
 from fedif_flower.errors import ConfigError
@@ -17,21 +16,20 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Pace, Setup
 from fedif_flower.strategies.nodes import identify_clients
 from tests.strategies.attributing import ROUNDING, validation
+from tests.strategies.hostile import step_reply
 from tests.strategies.lines import Movers, point
 
 STEPS = [[1.0, 0.0], [0.0, 1.0], [8.0, 8.0]]
 SECONDS = [1.0, 2.0, 9.5]
 PATIENT = Pace(quorum=2, late_rounds=9)
+FIRST_TWO = {0: "accepted", 1: "accepted", 2: "late"}
 
 
-def run(pace: Pace, rounds: int, clients=None, make=FedAvg, callbacks=(), timeout=3600.0):
+def run(pace: Pace, rounds: int, clients=None, callbacks=(), timeout=3600.0, **base):
     """Return the model, the reports and the grid of a run with three nodes."""
     grid = ClockedGrid(clients or Movers(STEPS), 3, SECONDS.__getitem__)
-    strategy = make(
-        fraction_evaluate=0.0,
-        callbacks=callbacks,
-        setup=Setup(device="cpu", pace=pace, identify=identify_clients),
-    )
+    setup = Setup(device="cpu", pace=pace, identify=identify_clients)
+    strategy = FedAvg(fraction_evaluate=0.0, callbacks=callbacks, setup=setup, **base)
     result = strategy.start(grid, model_arrays(point()), rounds, timeout)
     (weight,) = result.arrays.to_torch_state_dict().values()
     return weight.flatten().tolist(), strategy.history.rounds, grid
@@ -42,21 +40,24 @@ def statuses(report) -> dict[int, str]:
 
 
 def test_a_round_closes_with_its_quorum_and_who_is_slower_is_late():
-    weight, (report,), grid = run(Pace(quorum=2), 1)
+    weight, reports, grid = run(Pace(quorum=2), 1)
     assert weight == [0.5, 0.5]
-    assert statuses(report) == {0: "accepted", 1: "accepted", 2: "late"}
+    assert [statuses(report) for report in reports] == [FIRST_TWO]
     assert grid.now == 2.0
-    assert (report.num_accepted, report.num_failed, report.num_late) == (2, 0, 1)
+    assert reports[0].counts == {"accepted": 2, "rejected": 0, "failed": 0, "late": 1}
+    # The slow one is not paused: it is asked every time.
+    assert [statuses(report) for report in run(Pace(quorum=2), 6)[1]] == [FIRST_TWO] * 6
 
 
 def test_a_share_and_grace():
     _, (report,), grid = run(Pace(quorum=0.3, grace=1.5), 1)
-    assert statuses(report) == {0: "accepted", 1: "accepted", 2: "late"}
+    assert statuses(report) == FIRST_TWO
     assert grid.now == 2.5
 
 
 def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
-    weight, reports, grid = run(PATIENT, 5)
+    attribution = PathAttribution(validation(), "simpson")
+    weight, reports, grid = run(PATIENT, 5, callbacks=[attribution])
     # Partition 2 is at work until 9.5. Rounds of the others end at 2, 4, 6, 8; then it is second.
     assert [statuses(report) for report in reports[1:4]] == [{0: "accepted", 1: "accepted"}] * 3
     assert statuses(reports[4]) == {0: "accepted", 1: "late", 2: "accepted"}
@@ -67,44 +68,31 @@ def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     assert grid.now == 9.5
     shortened = 8.0 / math.sqrt(5.0) / 2
     assert weight == pytest.approx([2.0 + 0.5 + shortened, 2.0 + shortened], rel=1e-6)
+    gained = attribution.rounds[0].loss_before - attribution.rounds[-1].loss_after
+    assert sum(attribution.contributions.values()) == pytest.approx(gained, rel=10 * ROUNDING)
+    assert attribution.rounds[4].clients[-1].contribution != 0.0
 
 
 def test_whose_late_reply_came_is_asked_in_the_next_round():
     _, reports, grid = run(PATIENT, 6)
     # Partition 1, asked at 8, answers at 10, partition 0 at 10.5; partition 2 begins anew at 9.5.
-    assert statuses(reports[5]) == {0: "accepted", 1: "accepted", 2: "late"}
+    assert statuses(reports[5]) == FIRST_TWO
     assert grid.now == 10.5
 
 
 def test_beyond_its_rounds_a_late_reply_is_lost_and_its_member_asked_anew():
     _, reports, _ = run(Pace(quorum=2, late_rounds=1), 3)
-    assert statuses(reports[0]) == {0: "accepted", 1: "accepted", 2: "late"}
-    assert statuses(reports[1]) == {0: "accepted", 1: "accepted"}
-    assert statuses(reports[2]) == {0: "accepted", 1: "accepted", 2: "late"}
-
-
-def test_contributions_add_up_with_late_replies():
-    attribution = PathAttribution(validation(), "simpson")
-    run(PATIENT, 5, callbacks=[attribution])
-    gained = attribution.rounds[0].loss_before - attribution.rounds[-1].loss_after
-    assert sum(attribution.contributions.values()) == pytest.approx(gained, rel=10 * ROUNDING)
-    late = attribution.rounds[4].clients[-1]
-    assert late.contribution != 0.0
+    without = {0: "accepted", 1: "accepted"}
+    assert [statuses(report) for report in reports] == [FIRST_TWO, without, FIRST_TWO]
 
 
 class Nonsense(Movers):
     """Partition 0, the fastest, sends NaN."""
 
     def __call__(self, message: Message, context) -> Message:
-        reply = super().__call__(message, context)
         if message.metadata.message_type == "train" and not context.node_config["partition-id"]:
-            (name,) = reply.content.array_records
-            spoilt = {
-                key: torch.full_like(value, torch.nan)
-                for key, value in reply.content[name].to_torch_state_dict().items()
-            }
-            reply.content[name] = ArrayRecord(spoilt)
-        return reply
+            return step_reply(message, math.nan)
+        return super().__call__(message, context)
 
 
 def test_nobody_closes_a_round_by_nonsense():
@@ -114,14 +102,11 @@ def test_nobody_closes_a_round_by_nonsense():
     assert weight == [4.0, 4.5]
 
 
-def test_more_are_asked_than_the_fraction_says():
-    def half(**base):
-        return FedAvg(1 / 3, min_train_nodes=1, **base)
-
-    _, (report,), _ = run(Pace(), 1, make=half)
-    assert len(report.clients) == 1
-    _, (report,), _ = run(Pace(ask_more=2.0), 1, make=half)
-    assert len(report.clients) == 2
+@pytest.mark.parametrize(("ask_more", "asked"), [(1.0, 1), (2.0, 2)])
+def test_more_are_asked_than_the_fraction_says(ask_more, asked):
+    pace = Pace(ask_more=ask_more)
+    _, (report,), _ = run(pace, 1, fraction_train=1 / 3, min_train_nodes=1)
+    assert len(report.clients) == asked
 
 
 def test_where_nobody_is_free_the_late_ones_are_waited_for():
@@ -130,11 +115,6 @@ def test_where_nobody_is_free_the_late_ones_are_waited_for():
     assert statuses(reports[1]) == {0: "accepted"}
     assert [report.failed for report in reports] == [True, False]
     assert grid.now == 1.0
-
-
-def test_a_slow_member_is_not_paused():
-    _, reports, _ = run(Pace(quorum=2), 6)
-    assert [statuses(report)[2] for report in reports] == ["late"] * 6
 
 
 @pytest.mark.parametrize(

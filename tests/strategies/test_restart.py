@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.app import ArrayRecord
 from torch import nn
 
 import fedif_flower.strategies as of
@@ -13,13 +12,11 @@ from fedif_flower.aggregators import CentredClipping, FedAdp
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, FedAvgM
-from fedif_flower.strategies import RootTraining, Setup, Weighting
 from tests.strategies.lines import Movers
 
 GENERATOR = torch.Generator().manual_seed(0)
-ROWS, LABELS = torch.randn(12, 2, generator=GENERATOR), torch.arange(12) % 2
-CLIENTS = 6
-MOVERS = Movers((0.3 * torch.randn(CLIENTS, 6, generator=GENERATOR)).tolist(), [*range(10, 16)])
+DATA = torch.randn(12, 2, generator=GENERATOR), torch.arange(12) % 2
+MOVERS = Movers((0.3 * torch.randn(6, 6, generator=GENERATOR)).tolist(), [*range(10, 16)])
 
 
 def model() -> nn.Module:
@@ -28,48 +25,38 @@ def model() -> nn.Module:
 
 
 def judge() -> Validation:
-    return Validation(model(), ROWS, LABELS, device="cpu")
+    return Validation(model(), *DATA, device="cpu")
 
 
+CORRECTED = of.Weighting(bias_correction=True)
 STRATEGIES = {
     "FedAvg": of.FedAvg,
     "momentum": lambda **base: of.FedAvg(stages=[Clip(1.0), FedAvgM(0.5, 0.5)], **base),
     "FedIF": lambda **base: of.FedIF(judge(), **base),
-    "bias-corrected": lambda **base: of.FedIF(
-        judge(), weighting=Weighting(bias_correction=True), **base
-    ),
+    "bias-corrected": lambda **base: of.FedIF(judge(), weighting=CORRECTED, **base),
     "InfluenceDescent": lambda **base: of.InfluenceDescent(judge(), **base),
     "AFedSV": lambda **base: of.AFedSV(judge(), **base),
     "SFedAvg": lambda **base: of.SFedAvg(judge(), **base),
     "ShapFed": lambda **base: of.ShapFed(model(), **base),
-    "FLTrust": lambda **base: of.FLTrust(RootTraining(model(), ROWS, LABELS), **base),
+    "FLTrust": lambda **base: of.FLTrust(of.RootTraining(model(), *DATA), **base),
     "FedAdp": lambda **base: of.RobustRule(FedAdp(), **base),
     "CentredClipping": lambda **base: of.RobustRule(CentredClipping(), **base),
 }
 
 
-def begin(name: str, arrays: ArrayRecord, rounds: int, after=None):
-    """Run rounds, perhaps those that come after another strategy's."""
-    strategy = STRATEGIES[name](
-        fraction_train=0.7, fraction_evaluate=0.0, setup=Setup(device="cpu")
-    )
-    if after is not None:
-        strategy.load_state_dict(after.state_dict())
-        strategy.completed_rounds = 2
-    result = strategy.start(LocalGrid(MOVERS, CLIENTS), arrays, num_rounds=rounds)
-    figures = [
-        (client.node.node_id, client.weight, client.weight_score, client.score)
-        for report in strategy.history.rounds[-2:]
-        for client in report.clients
-    ]
-    return strategy, result.arrays, figures
-
-
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_two_rounds_and_two_are_four(name):
-    first = model_arrays(model())
-    _, whole, expected = begin(name, first, 4)
-    half, arrays, _ = begin(name, first, 2)
-    _, resumed, figures = begin(name, arrays, 2, after=half)
-    assert all(resumed[key].data == whole[key].data for key in whole)
-    assert figures == expected
+    base = {"fraction_train": 0.7, "fraction_evaluate": 0.0, "setup": of.Setup(device="cpu")}
+    whole, half, resumed = (STRATEGIES[name](**base) for _ in range(3))
+    expected = whole.start(LocalGrid(MOVERS, 6), model_arrays(model()), num_rounds=4).arrays
+    arrays = half.start(LocalGrid(MOVERS, 6), model_arrays(model()), num_rounds=2).arrays
+    resumed.load_state_dict(half.state_dict())
+    resumed.completed_rounds = 2
+    found = resumed.start(LocalGrid(MOVERS, 6), arrays, num_rounds=2).arrays
+    assert all(found[key].data == expected[key].data for key in expected)
+    figures = [
+        [(c.node.node_id, c.weight, c.weight_score, c.score) for c in report.clients]
+        for strategy in (whole, resumed)
+        for report in strategy.history.rounds[-2:]
+    ]
+    assert figures[:2] == figures[2:]

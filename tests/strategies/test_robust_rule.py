@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from fedif_flower.aggregators import CentredClipping, Flame, Median, TrimmedMean
+from fedif_flower.aggregators import CentredClipping, Flame, Krum, Median, TrimmedMean
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.round import Aggregation
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, LossBound
 from fedif_flower.strategies import RobustRule, Setup
@@ -14,50 +16,40 @@ from tests.strategies.lines import Movers, column, play, point
 
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 STEPS = [[1.0, 9.0], [2.0, -3.0], [7.0, 0.0], [8.0, 2.0], [100.0, -50.0]]
+LONG = [[3.0, 0.0], [4.0, 0.0], [90.0, 0.0]]
 
 
 @pytest.mark.parametrize(
-    ("strategy", "expected"),
+    ("rule", "steps", "stages", "expected"),
     [
-        (RobustRule(Median(), **BASE), [7, 0]),
-        (RobustRule(TrimmedMean(malicious_fraction=0.2), **BASE), [17 / 3, -1 / 3]),
-        (RobustRule(TrimmedMean(malicious_fraction=0.9), **BASE), [7, 0]),
-        (RobustRule(TrimmedMean(malicious_fraction=0.0), **BASE), [118 / 5, -42 / 5]),
-        (RobustRule(CentredClipping(radius=1e6, iterations=1), **BASE), [118 / 5, -42 / 5]),
+        (Median(), STEPS, (), [7, 0]),
+        (TrimmedMean(malicious_fraction=0.2), STEPS, (), [17 / 3, -1 / 3]),
+        (TrimmedMean(malicious_fraction=0.0), STEPS, (), [118 / 5, -42 / 5]),
+        (CentredClipping(radius=1e6, iterations=1), STEPS, (), [118 / 5, -42 / 5]),
+        # Lengths are bounded before the rule sees them.
+        (Median(), LONG, [Clip(1.0)], [4, 0]),
+        (TrimmedMean(malicious_fraction=0.0), LONG, [Clip(1.0)], [11 / 3, 0]),
+        # A rule of one's own is a function.
+        (lambda updates: updates.client_updates[0], STEPS, (), [1, 9]),
     ],
 )
-def test_the_parameters_move_by_the_rule(strategy, expected):
-    params, (report,) = play(strategy, point(), Movers(STEPS))
+def test_the_parameters_move_by_the_rule(rule, steps, stages, expected):
+    params, (report,) = play(RobustRule(rule, stages=stages, **BASE), point(), Movers(steps))
     assert params.tolist() == pytest.approx(expected, rel=1e-5)
-    assert all(weight != weight or weight is None for weight in column(report, "weight"))
-
-
-def test_lengths_are_bounded_before_the_rule_sees_them():
-    params, _ = play(
-        RobustRule(Median(), stages=[Clip(1.0)], **BASE),
-        point(),
-        Movers([[3.0, 0.0], [4.0, 0.0], [90.0, 0.0]]),
-    )
-    assert params.tolist() == [4, 0]
-    trimmed = RobustRule(TrimmedMean(malicious_fraction=0.0), stages=[Clip(1.0)], **BASE)
-    params, _ = play(trimmed, point(), Movers([[3.0, 0.0], [4.0, 0.0], [90.0, 0.0]]))
-    assert params.tolist() == pytest.approx([11 / 3, 0])
+    assert column(report, "weight") == [None] * len(steps)
 
 
 def test_flame_adds_little_noise_that_the_seed_decides():
-    movers = Movers([[1.0, 1.0]] * 5)
-    still, (report,) = play(RobustRule(Flame(noise=0.0), **BASE), point(), movers)
+    def of(noise: float, seed: int = 0):
+        strategy = RobustRule(Flame(noise=noise), **BASE | {"setup": Setup(seed, "cpu")})
+        params, (report,) = play(strategy, point(), Movers([[1.0, 1.0]] * 5))
+        assert column(report, "weight") == pytest.approx([0.2] * 5)
+        return params
+
+    still, noisy = of(0.0), of(0.1)
     assert still.tolist() == pytest.approx([1, 1])
-    assert column(report, "weight") == pytest.approx([0.2] * 5)
-    noisy, _ = play(RobustRule(Flame(noise=0.1), **BASE), point(), movers)
-    again, _ = play(RobustRule(Flame(noise=0.1), **BASE), point(), movers)
-    other, _ = play(
-        RobustRule(Flame(noise=0.1), **BASE | {"setup": Setup(seed=1, device="cpu")}),
-        point(),
-        movers,
-    )
-    assert torch.equal(noisy, again)
-    assert not torch.equal(noisy, other)
+    assert torch.equal(noisy, of(0.1))
+    assert not torch.equal(noisy, of(0.1, seed=1))
     assert 0 < float((noisy - still).norm()) < 5 * 0.1 * 2**0.5 * 2**0.5
 
 
@@ -66,32 +58,38 @@ def test_a_rule_that_makes_a_step_leaves_none_to_choose():
         RobustRule(Median(), stages=[LossBound()], **BASE)
 
 
-def test_a_rule_of_ones_own_is_a_function():
-    """A step [d] needs nothing else; weights say that they are some."""
+class Last:
+    gives_weights = True
 
-    def first(updates):
-        return updates.client_updates[0]
+    def __call__(self, updates):
+        return Aggregation(weights=torch.eye(updates.num_clients)[-1])
 
-    params, (report,) = play(RobustRule(first, **BASE), point(), Movers(STEPS))
-    assert params.tolist() == [1, 9]
-    assert report.clients[0].weight is None
 
-    class Last:
-        gives_weights = True
-
-        def __call__(self, updates):
-            return Aggregation(weights=torch.eye(updates.num_clients)[-1])
-
+def test_a_rule_of_ones_own_may_give_weights_and_says_so():
     params, (report,) = play(RobustRule(Last(), **BASE), point(), Movers(STEPS))
     assert params.tolist() == [100, -50]
     assert column(report, "weight") == [0, 0, 0, 0, 1]
+    strategy = RobustRule(Last().__call__, **BASE)  # Which does not say so.
+    strategy.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=1)
+    assert "the rule has to return a step [d]" in strategy.history.rounds[0].reason
 
 
-def test_a_rule_that_returns_the_other_thing_fails_the_round():
-    def weights(updates):
-        return Aggregation(weights=torch.ones(updates.num_clients))
-
-    strategy = RobustRule(weights, **BASE)
-    strategy.start(LocalGrid(Movers(STEPS), len(STEPS)), model_arrays(point()), num_rounds=1)
-    (report,) = strategy.history.rounds
-    assert "it has to return a step [d]" in report.reason
+def test_counts_of_steps_hide_attackers_where_krum_takes_them_along():
+    # Two honest clients beside each other, two that send noise; these took equally long.
+    updates, steps = torch.tensor([[0.0], [0.1], [-9.0], [8.0]]), (150, 210, 190, 190)
+    found = RoundUpdates(
+        server_round=1,
+        client_ids=(0, 1, 2, 3),
+        num_examples=torch.ones(4),
+        model=ModelVectors(torch.zeros(1), torch.zeros(0), {"steps": torch.tensor(500)}),
+        client_updates=updates,
+        squared_norms=updates.square().sum(dim=1),
+        buffer_updates=torch.zeros(4, 0),
+        counters=[{"steps": torch.tensor(500 + count)} for count in steps],
+    )
+    krum = Krum(malicious_fraction=0.5)
+    assert krum(found).weights.tolist() == [1.0, 0.0, 0.0, 0.0]
+    # One neighbour each: 60^2 + 0.1^2 and about 20^2 for the honest, 17^2 for the others.
+    hidden = replace(krum, distances="state")(found)
+    assert hidden.weights.tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert hidden.scores.tolist()[2:] == [-289.0, -289.0]

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
+import pytest
+import torch
 from flwr.app import ArrayRecord, MetricRecord
 
-from fedif_flower import FedAvg
+from fedif_flower import FedAvg, FedIF
+from fedif_flower.local_methods import Guide, LocalMethod
 from fedif_flower.messages.arrays import pack_array
+from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import FedAvgM
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.callbacks import Callback, StopTraining
+from fedif_flower.strategies.callbacks import Callback
+from tests.strategies.attributing import validation
 from tests.strategies.hostile import Clients, step_reply
+from tests.strategies.lines import Movers, column, play, point
 
-
-def zero() -> ArrayRecord:
-    return ArrayRecord({"w": pack_array(np.zeros(1, np.float32))})
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 
 
 def value(arrays: ArrayRecord) -> float:
@@ -23,64 +30,25 @@ def value(arrays: ArrayRecord) -> float:
 
 def start(*callbacks: Callback, rounds: int = 3, completed: int = 0, **started):
     """Three clients that add 1 in each round."""
-    strategy = FedAvg(fraction_evaluate=0.0, callbacks=callbacks, setup=Setup(device="cpu"))
+    strategy = FedAvg(callbacks=callbacks, **BASE)
     strategy.completed_rounds = completed
     clients = Clients(dict.fromkeys(range(3), lambda message, _: step_reply(message, 1.0)))
-    return strategy.start(LocalGrid(clients, 3), zero(), num_rounds=rounds, **started)
+    zero = ArrayRecord({"w": pack_array(np.zeros(1, np.float32))})
+    return strategy.start(LocalGrid(clients, 3), zero, num_rounds=rounds, **started)
 
 
 class Watching(Callback):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.seen: list[object] = []
-
-    def on_round(self, report):
-        self.seen.append(("round", report.round))
-
     def on_model(self, server_round, model):
-        self.seen.append(("model", server_round, value(model.record)))
         return {"value": value(model.record)}
 
 
-def test_callbacks_are_told_of_each_round_and_then_of_its_model():
-    watching = Watching()
-    result = start(watching, rounds=2)
-    assert watching.seen == [
-        ("model", 0, 0.0),
-        ("round", 1),
-        ("model", 1, 1.0),
-        ("round", 2),
-        ("model", 2, 2.0),
-    ]
-    assert [m["value"] for m in result.evaluate_metrics_serverapp.values()] == [0.0, 1.0, 2.0]
-
-
-def test_rounds_of_an_earlier_process_are_counted_in_one_place():
-    watching = Watching()
-    evaluated: list[int] = []
-
+def test_rounds_of_a_resumed_run_go_on_counting():
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        evaluated.append(server_round)
         return MetricRecord({"found": value(arrays)})
 
-    result = start(watching, rounds=2, completed=5, evaluate_fn=evaluate)
-    assert [entry[1] for entry in watching.seen] == [6, 6, 7, 7]
-    assert evaluated == [6, 7]
-    assert list(result.evaluate_metrics_serverapp) == [6, 7]
-    assert dict(result.evaluate_metrics_serverapp[7]) == {"found": 2.0, "value": 2.0}
-
-
-def test_a_callback_may_end_the_run_in_good_order():
-    class Patience(Callback):
-        def on_model(self, server_round, model):
-            if server_round == 2:
-                raise StopTraining("good enough")
-
-    watching = Watching()
-    result = start(watching, Patience(), rounds=9)
-    assert [entry[1] for entry in watching.seen if entry[0] == "round"] == [1, 2]
-    assert value(result.arrays) == 2.0
+    result = start(Watching(), rounds=2, completed=5, evaluate_fn=evaluate)
+    found = {t: dict(metrics) for t, metrics in result.evaluate_metrics_serverapp.items()}
+    assert found == {6: {"found": 1.0, "value": 1.0}, 7: {"found": 2.0, "value": 2.0}}
 
 
 def test_an_evaluation_that_fails_on_one_model_takes_it_back():
@@ -102,3 +70,68 @@ def test_an_evaluation_that_always_fails_ends_nothing_and_blames_nobody():
             raise OSError("the tracker is gone")
 
     assert value(start(rounds=3, evaluate_fn=evaluate).arrays) == 3.0
+
+
+class Nobody(FedAvg):
+    """Gives nobody any weight."""
+
+    def weigh(self, updates):
+        return Aggregation(weights=0 * updates.num_examples)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps", "status", "reason"),
+    [
+        (FedAvg(**BASE), [0.0, 0.0], "failed", "no accepted reply changes the model"),
+        (Nobody(**BASE), [1.0, 2.0], "kept", "every accepted update has weight 0"),
+        (FedAvg(**BASE), [1.0, -1.0], "failed", "the accepted updates cancel"),
+    ],
+)
+def test_each_way_of_leading_nowhere_has_its_reason_and_the_run_goes_on(
+    strategy, steps, status, reason, caplog
+):
+    params, reports = play(strategy, point(), Movers([[step, step] for step in steps]), rounds=5)
+    assert params.tolist() == [0.0, 0.0]
+    assert [report.status for report in reports] == [status] * 5  # Beyond max_failed_rounds.
+    assert all(report.reason.startswith(reason) for report in reports)
+    assert caplog.text.count(reason) == 5
+
+
+def test_scores_of_such_a_round_are_recorded():
+    _, (report,) = play(FedIF(validation(), **BASE), point(), Movers([[0.0, 0.0], [0.0, 0.0]]))
+    assert report.failed
+    assert column(report, "score") == [0.0, 0.0]
+
+
+def test_a_model_that_momentum_moves_on_does_not_stand_still():
+    strategy = FedAvg(stages=[FedAvgM(0.5, 0.5)], **BASE)
+    led_to, _ = play(strategy, point(), Movers([[1.0, 0.0]] * 2))
+    goes_on = point()
+    torch.nn.utils.vector_to_parameters(led_to, goes_on.parameters())
+    params, (report,) = play(strategy, goes_on, Movers([[0.0, 0.0]] * 2))
+    assert not report.failed
+    assert (led_to.tolist(), params.tolist()) == ([0.5, 0.0], [0.75, 0.0])
+
+
+class Failing(Guide):
+    """Raises whenever it is asked for what depends on reports."""
+
+    def turn(self, members, server_round):
+        raise ValueError("nothing can be fitted")
+
+    def take(self, server_round, client_ids, reports):
+        raise ZeroDivisionError("nobody reported")
+
+
+class Failed(LocalMethod):
+    def guide(self) -> Guide:
+        return Failing()
+
+
+def test_a_guide_that_fails_stops_no_round(caplog):
+    strategy = FedAvg(fraction_evaluate=0.0, setup=Setup(device="cpu", local_method=Failed()))
+    with caplog.at_level(logging.ERROR):
+        params, reports = play(strategy, point(), Movers([[1, 0], [3, 0]]), rounds=2)
+    assert params.tolist() == [4.0, 0.0]
+    assert [column(report, "status") for report in reports] == [["accepted"] * 2] * 2
+    assert sum("reports cannot be used" in message for message in caplog.messages) == 4

@@ -13,17 +13,28 @@ from fedif_flower.strategies import Setup
 from fedif_flower.strategies.nodes import identify_by_query, sample_clients
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
 
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+
 
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
 
 
+def validation() -> Validation:
+    return Validation(model(), torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
+
+
+STRATEGIES = {
+    "fedavg": lambda: FedAvg(**BASE),
+    "fedif": lambda: FedIF(validation(), **BASE),
+    "krum": lambda: RobustRule(Krum(), **BASE),
+}
+
+
 def start(strategy, clients=None, num_nodes=3, rounds=1, silent=()):
-    arrays = model_arrays(model())
-    return strategy.start(
-        LocalGrid(clients or Clients(), num_nodes, silent=silent), arrays, num_rounds=rounds
-    )
+    grid = LocalGrid(clients or Clients(), num_nodes, silent=silent)
+    return strategy.start(grid, model_arrays(model()), num_rounds=rounds)
 
 
 def step_of(result, name="0.weight") -> float:
@@ -34,15 +45,12 @@ def step_of(result, name="0.weight") -> float:
 
 
 def test_fedavg_by_hand():
-    # Clients add 1, 2, 3 with 10, 20, 30 examples: (1 + 4 + 9) / 6.
-    assert step_of(start(FedAvg(fraction_evaluate=0.0))) == pytest.approx(14 / 6, rel=1e-5)
-
-
-def test_floating_buffers_are_averaged_and_counters_take_the_maximum():
-    result = start(FedAvg(fraction_evaluate=0.0), rounds=2)
+    result = start(FedAvg(**BASE), rounds=2)
+    # Clients add 1, 2, 3 with 10, 20, 30 examples: (1 + 4 + 9) / 6 in each round.
+    assert step_of(result) == pytest.approx(28 / 6, rel=1e-5)
     assert step_of(result, "1.running_var") == pytest.approx(28 / 6, rel=1e-5)
     counter = result.arrays["1.num_batches_tracked"].numpy()
-    assert (counter.dtype, counter.item()) == ("int64", 2)
+    assert (counter.dtype, counter.item()) == ("int64", 2)  # The largest.
 
 
 # The base screens: one rule sees every reply, the others one each.
@@ -51,53 +59,45 @@ def test_floating_buffers_are_averaged_and_counters_take_the_maximum():
     [*((kind, "fedavg") for kind in HOSTILE), ("nan", "fedif"), ("nan", "krum")],
 )
 def test_a_hostile_reply_is_refused_alone(kind, rule):
-    base = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
-    validation = Validation(model(), torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
-    strategy = {
-        "fedavg": lambda: FedAvg(**base),
-        "fedif": lambda: FedIF(validation, **base),
-        "krum": lambda: RobustRule(Krum(), **base),
-    }[rule]()
+    strategy = STRATEGIES[rule]()
     clients = Clients({1: lambda message, _: spoiled_reply(message, HOSTILE[kind])})
     result = start(strategy, clients, rounds=2)
     for report in strategy.history.rounds:
-        assert (report.num_accepted, report.num_rejected, report.num_failed) == (2, 1, 0)
+        assert report.counts == {"accepted": 2, "rejected": 1, "failed": 0, "late": 0}
         refused = report.clients[-1]
-        assert refused.node.node_id == 1001
+        assert (refused.node.node_id, refused.weight) == (1001, 0.0)
         assert refused.rejection
-        assert refused.weight == 0.0
     for array in result.arrays.values():
         assert torch.isfinite(torch.from_numpy(array.numpy())).all()
     if rule == "fedavg":
         assert step_of(result) == pytest.approx(2 * (1 * 10 + 3 * 30) / 40, rel=1e-5)
 
 
-def test_a_client_that_raises_or_is_silent_counts_as_failed():
-    def explode(message, context):
-        raise RuntimeError("boom")
+def explode(message, context):
+    raise RuntimeError("boom")
 
-    strategy = FedAvg(fraction_evaluate=0.0)
+
+def test_a_client_that_raises_or_is_silent_counts_as_failed():
+    strategy = FedAvg(**BASE)
     start(strategy, Clients({0: explode}), num_nodes=5, silent=[4])
     (report,) = strategy.history.rounds
-    assert (report.num_accepted, report.num_failed) == (3, 2)
-    statuses = [client.status for client in report.clients]
-    assert statuses == ["accepted"] * 3 + ["failed", "away"]
-    reasons = [client.rejection for client in report.clients[-2:]]
-    assert "boom" in reasons[0]
-    assert reasons[1] == "no reply before the deadline"
+    assert (report.counts["accepted"], report.counts["failed"]) == (3, 2)
+    raised, silent = report.clients[-2:]
+    assert (raised.status, silent.status) == ("failed", "away")
+    assert "boom" in raised.rejection
+    assert silent.rejection == "no reply before the deadline"
 
 
 def test_old_model_stays_when_nothing_valid_came():
     clients = Clients({p: lambda m, _: spoiled_reply(m, HOSTILE["nan"]) for p in range(3)})
-    strategy = FedAvg(fraction_evaluate=0.0, setup=Setup(max_failed_rounds=3))
-    result = start(strategy, clients, rounds=2)
-    assert len(result.arrays) == 0  # no round ever produced a model
+    strategy = FedAvg(**BASE)
+    assert len(start(strategy, clients, rounds=2).arrays) == 0  # No round produced a model.
     assert [report.failed for report in strategy.history.rounds] == [True, True]
 
 
 @pytest.mark.parametrize("key", ["min_available_nodes", "min_train_nodes", "min_evaluate_nodes"])
 def test_too_few_nodes_is_an_error_that_names_the_argument(key):
-    strategy = FedAvg(**{key: 5} | {"setup": Setup(node_timeout=0.2, device="cpu")})
+    strategy = FedAvg(**{key: 5, "setup": Setup(node_timeout=0.2, device="cpu")})
     found = r"3 of 5 nodes are online after 0.2 s: start more SuperNodes, or set a lower "
     with pytest.raises(TrainingFailedError, match=found + key):
         start(strategy)
@@ -106,12 +106,10 @@ def test_too_few_nodes_is_an_error_that_names_the_argument(key):
 def test_sampling_depends_on_seed_and_round_alone():
     grid = LocalGrid(Clients(), 20)
     nodes = sorted(identify_by_query(grid, grid.get_node_ids()))
-    assert [node.partition_id for node in nodes] == list(range(20))
-    drawn = [sample_clients(nodes, 0.29, 1, 3, r) for r in (1, 2)]
-    assert drawn[0] == sample_clients(nodes, 0.29, 1, 3, 1)
-    assert drawn[0] != drawn[1]
-    assert len(set(drawn[0])) == 5
-    assert drawn[0] == sorted(drawn[0])
+    first, second = (sample_clients(nodes, 0.29, 1, 3, r) for r in (1, 2))
+    assert first == sample_clients(nodes, 0.29, 1, 3, 1) == sorted(set(first))
+    assert first != second
+    assert len(first) == 5
     assert len(sample_clients(nodes, 0.01, 2, 3, 1)) == 2
     assert len(sample_clients(5 * nodes, 0.29, 1, 0, 1)) == 29  # 0.29 * 100 is 28.999...
 
@@ -122,11 +120,11 @@ def test_order_of_replies_does_not_change_a_bit():
             return super().pull_messages(message_ids)[::-1]
 
     arrays = model_arrays(model())
-    results = [
-        FedAvg(fraction_evaluate=0.0).start(grid(Clients(), 7), arrays, num_rounds=3)
+    one, other = (
+        FedAvg(**BASE).start(grid(Clients(), 7), arrays, num_rounds=3).arrays
         for grid in (LocalGrid, Reversed)
-    ]
-    assert all(results[0].arrays[k].data == results[1].arrays[k].data for k in arrays)
+    )
+    assert all(one[k].data == other[k].data for k in arrays)
 
 
 def test_evaluation_replies_are_screened():
@@ -135,11 +133,8 @@ def test_evaluation_replies_are_screened():
             partition_id = context.node_config["partition-id"]
             if message.metadata.message_type != "evaluate" or partition_id == 2:
                 return super().__call__(message, context)
-            metrics = MetricRecord(
-                {"num-examples": 10**15}
-                if partition_id
-                else {"num-examples": 10, "accuracy": 0.5, "x": [1.0]}
-            )
+            said = {"num-examples": 10, "accuracy": 0.5, "x": [1.0]}
+            metrics = MetricRecord({"num-examples": 10**15} if partition_id else said)
             return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     result = start(FedAvg(), Lying())
@@ -149,14 +144,7 @@ def test_evaluation_replies_are_screened():
 def test_a_diverged_model_fails_rounds_instead_of_crashing():
     line = nn.Linear(1, 1, bias=False)
     nn.init.constant_(line.weight, 1e14)
-    validation = Validation(
-        line,
-        torch.full((1, 1), 1e30),
-        torch.ones(1, 1),
-        loss_fn=nn.functional.mse_loss,
-        device="cpu",
-    )
+    data = torch.full((1, 1), 1e30), torch.ones(1, 1)
+    judge = Validation(line, *data, loss_fn=nn.functional.mse_loss, device="cpu")
     with pytest.raises(TrainingFailedError, match="3 rounds in a row"):
-        FedIF(validation, fraction_evaluate=0.0, setup=Setup(device="cpu")).start(
-            LocalGrid(Clients(), 3), model_arrays(line), num_rounds=5
-        )
+        FedIF(judge, **BASE).start(LocalGrid(Clients(), 3), model_arrays(line), num_rounds=5)

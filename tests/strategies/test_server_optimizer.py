@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from torch import nn
 
 from fedif_flower import FedAvg, FedIF
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, FedAvgM, FedYogi, LossBound
-from fedif_flower.strategies import Setup
 from fedif_flower.strategies.attribution import PathAttribution
-from tests.strategies.hostile import Clients, step_reply
+from tests.strategies.hostile import Clients
 from tests.strategies.lines import Movers, Threshold, play, threshold_validation
 from tests.strategies.named import config
-from tests.strategies.test_take_back import HUGE, SilentInRound, line, one_more, validation
-
-BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+from tests.strategies.test_take_back import (
+    BASE,
+    SilentInRound,
+    huge_in,
+    line,
+    one_more,
+    run,
+    validation,
+)
 
 
 def test_a_round_that_fails_makes_no_step():
-    strategy = FedAvg(
-        stages=[FedAvgM(0.5, 0.5)], **BASE | {"setup": Setup(max_paused_turns=0, device="cpu")}
-    )
+    strategy = FedAvg(stages=[FedAvgM(0.5, 0.5)], **BASE)
     grid = SilentInRound(Clients(dict.fromkeys(range(3), one_more)), silent_round=2)
     arrays = strategy.start(grid, model_arrays(line()), num_rounds=3).arrays
     # 1/2 in round 1, nothing in round 2, 1/4 + 1/2 in round 3.
@@ -32,30 +33,23 @@ def test_a_round_that_fails_makes_no_step():
 
 
 def test_a_model_that_is_taken_back_takes_its_mean_with_it():
-    def reply(message, context):
-        hostile = context.node_config["partition-id"] == 1
-        server_round = message.content.config_records["config"]["server-round"]
-        return step_reply(message, HUGE if hostile and server_round == 2 else 1.0)
-
-    strategy = FedIF(validation(line()), stages=[FedAvgM(0.5, 0.5)], **BASE)
-    grid = LocalGrid(Clients(dict.fromkeys(range(3), reply)), 3)
-    arrays = strategy.start(grid, model_arrays(line()), num_rounds=4).arrays
-    assert [report.failed for report in strategy.history.rounds] == [False, False, True, False]
+    strategy = FedIF(validation(), stages=[FedAvgM(0.5, 0.5)], **BASE)
     # Round 2 is undone by round 3; rounds 1 and 4 move by 1/2 and 1/4 + 1/2.
-    assert arrays["0.weight"].numpy().item() == pytest.approx(1.25)
+    expected = pytest.approx(1.25), [False, False, True, False]
+    assert run(strategy, huge_in(2)) == expected
 
 
 def test_the_validation_loss_bounds_the_model_with_momentum_and_not_the_step_alone():
     bound, momentum = LossBound(), FedAvgM(0.5, 0.5)
     strategy = FedIF(threshold_validation(), stages=[Clip(2.0), bound, momentum], **BASE)
-    params, _ = play(strategy, Threshold(), Movers([[1.0], [1.0]]), rounds=2)
+    play(strategy, Threshold(), Movers([[1.0], [1.0]]), rounds=2)
     assert momentum.shares == [0.5, 0.25]
     assert bound.validation is strategy.validation
     # No model keeps such a loss.
     bound.load_state_dict({"first": 1.0, "least": -10.0, "held": 0})
-    goes_on = Threshold()
-    nn.utils.vector_to_parameters(params, goes_on.parameters())
-    play(strategy, goes_on, Movers([[1.0], [1.0]]), rounds=1)
+    model = Threshold()
+    model.load_state_dict(strategy.model.record.to_torch_state_dict())
+    play(strategy, model, Movers([[1.0], [1.0]]), rounds=1)
     assert momentum.shares == [0.5]
 
 

@@ -124,7 +124,7 @@ def test_a_port_in_use_ends_the_run_before_anything_is_written(tmp_path):
 
 
 def report(*clients: ClientReport) -> RoundReport:
-    return RoundReport(1, clients, len(clients))
+    return RoundReport(1, clients)
 
 
 def test_without_the_request_no_label_is_a_member_s_or_anybody_s_text(tmp_path):
