@@ -28,40 +28,31 @@ from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
-from tests.consortium.statement.signed_runs import (
-    NAMES,
-    ROUNDS,
-    altered,
-    config,
-    copied,
-    nodes,
-    rewrite,
-    without,
-    write_keys,
-)
+from tests.consortium.statement import signed_runs as of
+from tests.consortium.statement.signed_runs import NAMES, ROUNDS, altered, rewrite, without
 
 
 def grid(folder, **more):
     """Three members with keys, receipts and statements below a folder."""
     if not (folder / "keys").exists():
-        write_keys(folder / "keys")
+        of.write_keys(folder / "keys")
     own = {
         i: {"receipts-dir": str(folder / name), "statement-dir": str(folder / "pages" / name)}
         for i, name in enumerate(NAMES)
     }
-    return nodes(folder / "keys", configs=own, **more)
+    return of.nodes(folder / "keys", configs=own, **more)
 
 
-def told_by(key):
-    return run_parts(Evidence(lambda: key))
+def run(of_grid, folder, key, on_row=None, **more):
+    settings = of.config(folder / "runs", **{"evidence.receipts": True}, **more)
+    return run_federation(of_grid, settings, on_row, parts=run_parts(Evidence(lambda: key)))
 
 
-def run_and_deliver(of_grid, settings, key):
-    run_dir = run_federation(of_grid, settings, parts=told_by(key))
-    statement = make_statement(run_dir, key)
+def run_and_deliver(of_grid, folder, key, **more):
+    run_dir = run(of_grid, folder, key, **more)
+    make_statement(run_dir, key)
     pages = {str(1000 + i): f"members/00{i + 1}.html" for i in range(len(NAMES))}
     RunFolder(run_dir).undelivered.write(pages)
-    assert statement.is_dir()
     deliver(of_grid, run_dir.parent)
     return run_dir
 
@@ -70,12 +61,26 @@ def run_and_deliver(of_grid, settings, key):
 def honest(tmp_path_factory, key):
     """A run, and what its members kept, in one folder."""
     folder = tmp_path_factory.mktemp("honest")
-    run_and_deliver(grid(folder), config(folder / "runs", **{"evidence.receipts": True}), key)
+    run_and_deliver(grid(folder), folder, key)
     return folder
+
+
+@pytest.fixture
+def copied(honest, tmp_path) -> RunFolder:
+    return RunFolder(of.copied(honest / "runs" / "run", tmp_path / "run"))
+
+
+@pytest.fixture
+def bobs(honest, tmp_path):
+    return shutil.copytree(honest / "bob", tmp_path / "bob")
 
 
 def held(folder, *names):
     return [folder / name for name in names or NAMES]
+
+
+def change(path, **values) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
 def test_what_members_kept_is_what_the_records_say(honest, caplog):
@@ -91,8 +96,7 @@ def test_what_members_kept_is_what_the_records_say(honest, caplog):
 
 
 def rebuilt(run: RunFolder, key) -> None:
-    """Let the server make chain and heads anew from its records, and sign them."""
-    run_id = run.provenance.read()["run_id"]
+    """Let the server make chain and heads anew from its records, and sign them and a statement."""
     weights = {(r["round"], r["client_id"]): r for r in run.clients.read()}
     parts = {(r["round"], r["client_id"]): r for r in run.attribution.read()}
 
@@ -106,36 +110,26 @@ def rebuilt(run: RunFolder, key) -> None:
         return kept
 
     rewrite(run.receipts, leaves)
-    lines = run.receipts.path.read_text().splitlines()[1:]
-    chain = RoundChain()
+    lines, chain = run.receipts.path.read_text().splitlines()[1:], RoundChain()
+    signed = partial(SignedHead.by, key, run=run.provenance.read()["run_id"])
     for number, own in groupby(lines, lambda line: int(read_leaf(line)["round"])):
-        chain.add(number, list(own), partial(SignedHead.by, key, run=run_id))
+        chain.add(number, list(own), signed)
     run.round_heads.replace({"round": one.number, **one.head.cells()} for one in chain.rounds)
+    make_statement(run.path, key)
 
 
 def swap_contributions(run: RunFolder) -> str:
     """Give ada what cyd contributed to round 2, and the other way."""
 
     def swapped(rows):
-        of = {row["client_id"]: row for row in rows if row["round"] == "2"}
-        ada, cyd = dict(of["1000"]), dict(of["1002"])
+        own = {row["client_id"]: row for row in rows if row["round"] == "2"}
+        ada, cyd = dict(own["1000"]), dict(own["1002"])
         for name in ("contribution", "credited"):
-            of["1000"][name], of["1002"][name] = cyd[name], ada[name]
+            own["1000"][name], own["1002"][name] = cyd[name], ada[name]
         return rows
 
     rewrite(run.attribution, swapped)
     return r"round 2: history was rewritten: (ada|cyd) has a receipt for '2,100"
-
-
-def raise_credit(run: RunFolder) -> str:
-    """Credit bob, in round 2, with less than its contribution, and cyd with its whole one."""
-    for row in run.attribution.read():
-        share = {"1001": 0.25, "1002": 1.0}.get(row["client_id"])
-        if row["round"] == "2" and share is not None:
-            credit = str(share * float(row["contribution"]))
-            where = {name: row[name] for name in ("round", "client_id")}
-            rewrite(run.attribution, altered(where, credited=credit))
-    return r"round 2: history was rewritten: (bob|cyd) has a receipt for '2,100"
 
 
 def change_update(run: RunFolder) -> str:
@@ -153,42 +147,33 @@ def drop_round(run: RunFolder) -> str:
     return r"round 3: history was rewritten: ada has a receipt .* the records have 'nothing'"
 
 
-@pytest.mark.parametrize("attack", [swap_contributions, raise_credit, change_update, drop_round])
-def test_a_rewritten_history_is_found_to_the_round(honest, tmp_path, key, attack):
-    run = RunFolder(copied(honest / "runs" / "run", tmp_path / "run"))
-    found = attack(run)
-    rebuilt(run, key)
-    make_statement(run.path, key)
+@pytest.mark.parametrize("attack", [swap_contributions, change_update, drop_round])
+def test_a_rewritten_history_is_found_to_the_round(honest, copied, key, attack):
+    found = attack(copied)
+    rebuilt(copied, key)
     with pytest.raises(StatementError, match=found):
-        verify(run.path, receipts=held(honest))
+        verify(copied.path, receipts=held(honest))
     if attack is not change_update:  # Nobody has signed since.
-        verify(run.path)
+        verify(copied.path)
         return
     # Whoever signs round 3 has been told of round 1, and signs what it was told.
     with pytest.raises(StatementError, match="before round 3, history was rewritten: client"):
-        verify(run.path)
+        verify(copied.path)
 
 
-def test_a_head_alone_tells_from_which_round_on(honest, tmp_path, key):
-    run = RunFolder(copied(honest / "runs" / "run", tmp_path / "run"))
-    swap_contributions(run)
-    rebuilt(run, key)
-    make_statement(run.path, key)
-    shutil.copytree(honest / "bob", tmp_path / "bob")
-    for path in (tmp_path / "bob").glob("*/round-*.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "own": {}}))
+def test_a_head_alone_tells_from_which_round_on(copied, bobs, key):
+    swap_contributions(copied)
+    rebuilt(copied, key)
+    for path in bobs.glob("*/round-*.json"):
+        change(path, own={})
     with pytest.raises(StatementError, match="from round 2 on, history was rewritten: bob holds"):
-        verify(run.path, receipts=[tmp_path / "bob"])
+        verify(copied.path, receipts=[bobs])
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("attack", "found"),
     [
-        (lambda run: run.round_heads.path.unlink(), "not what the manifest says"),
-        (
-            lambda run: rewrite(run.round_heads, lambda rows: rows[:-1]),
-            "round 3: receipts.csv does not say what the records say",
-        ),
+        (lambda run: rewrite(run.round_heads, lambda rows: rows[:-1]), "round 3: .* does not say"),
         (
             lambda run: rewrite(run.receipts, altered({"round": "1"}, weight="0.9")),
             "round 1: receipts.csv does not lead to the head of it",
@@ -197,20 +182,16 @@ def test_a_head_alone_tells_from_which_round_on(honest, tmp_path, key):
     ],
 )
 def test_a_chain_that_is_not_that_of_the_records_is_found_without_receipts(
-    honest, tmp_path, key, change, found
+    copied, key, attack, found
 ):
-    run = RunFolder(copied(honest / "runs" / "run", tmp_path / "run"))
-    change(run)
-    make_statement(run.path, key)
-    if "manifest" in found:  # Here the manifest says that there were receipts.
-        shutil.copytree(honest / "runs" / "run" / "statement", run.statement, dirs_exist_ok=True)
-        found = "round_heads.csv is missing"
+    attack(copied)
+    make_statement(copied.path, key)
     with pytest.raises(StatementError, match=found):
-        verify(run.path)
+        verify(copied.path)
 
 
 def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, monkeypatch):
-    """The server gives cyd receipts of a tree in which it has the whole weight."""
+    """The server gives cyd receipts of a chain in which it has the whole weight."""
     told = ReceiptBook.enclose
 
     def enclose(book, node):
@@ -223,19 +204,16 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
         return {RECEIPTS_RECORD: to_record(fork.told(1002, b""))}
 
     monkeypatch.setattr(ReceiptBook, "enclose", enclose)
-    run_dir = run_federation(
-        grid(tmp_path),
-        config(tmp_path / "runs", **{"evidence.receipts": True}),
-        parts=told_by(key),
-    )
+    run_dir = run(grid(tmp_path), tmp_path, key)
     make_statement(run_dir, key)
-    # Its next signature says so, without a receipt of anybody.
-    with pytest.raises(StatementError, match="before round 3, history was rewritten: client 1002"):
-        verify(run_dir, receipts=held(tmp_path, "ada", "bob"))
-    with pytest.raises(StatementError, match=r"told bob and cyd different histories: .* 3 lin"):
-        verify(run_dir, receipts=held(tmp_path, "bob", "cyd"))
-    with pytest.raises(StatementError, match="round 1: history was rewritten: cyd has a receipt"):
-        verify(run_dir, receipts=held(tmp_path, "cyd"))
+    for names, found in (
+        # Its next signature says so, without a receipt of anybody.
+        (("ada", "bob"), "before round 3, history was rewritten: client 1002"),
+        (("bob", "cyd"), "told bob and cyd different histories: .* 3 lines"),
+        (("cyd",), "round 1: history was rewritten: cyd has a receipt"),
+    ):
+        with pytest.raises(StatementError, match=found):
+            verify(run_dir, receipts=held(tmp_path, *names))
 
 
 def test_a_member_is_warned_of_another_update_than_it_sent(tmp_path, key, caplog):
@@ -248,60 +226,40 @@ def test_a_member_is_warned_of_another_update_than_it_sent(tmp_path, key, caplog
         return reply
 
     caplog.set_level(logging.WARNING, "fedif_flower")
-    run_dir = run_federation(
-        grid(tmp_path, client=changing, signing=()),
-        config(tmp_path / "runs", **{"evidence.receipts": True}),
-        parts=told_by(key),
-    )
+    run_dir = run(grid(tmp_path, client=changing, signing=()), tmp_path, key)
     assert "round 1: the records have another update than this node sent" in caplog.text
     make_statement(run_dir, key)
     with pytest.raises(StatementError, match="round 1: ada says that it sent another update"):
         verify(run_dir, receipts=held(tmp_path, "ada"))
 
 
-def test_a_member_cannot_deny_what_it_signed(honest, tmp_path):
-    shutil.copytree(honest / "bob", tmp_path / "bob")
-    (path,) = (tmp_path / "bob").glob("*/sent-000002-*.json")
+def test_a_member_cannot_deny_what_it_signed(honest, bobs):
+    (path,) = bobs.glob("*/sent-000002-*.json")
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "sent": "00" * 32}))
-    run_dir = honest / "runs" / "run"
-    with pytest.raises(StatementError, match=r"sent-000002.* was changed"):
-        verify(run_dir, receipts=[tmp_path / "bob"])
     unsigned = {name: content[name] for name in ("run", "node_id", "round")}
-    path.write_text(json.dumps({**unsigned, "sent": "00" * 32}))
-    with pytest.raises(StatementError, match=r"round 2: bob says .* another .* which it signed"):
-        verify(run_dir, receipts=[tmp_path / "bob"])
-    # Nor can it deny it without a folder: its signature is in the records.
-    members = read_members(honest / "keys" / "bob.pub")
-    with pytest.raises(StatementError, match="ada is signed with a key that is no member's"):
-        verify(run_dir, members=members)
-    assert verify(run_dir, members=read_members(honest / "keys")).members[1].signed == ROUNDS
+    for said, found in (
+        (content, r"sent-000002.* was changed"),
+        (unsigned, "round 2: bob says .* another .* which it signed"),
+    ):
+        path.write_text(json.dumps({**said, "sent": "00" * 32}))
+        with pytest.raises(StatementError, match=found):
+            verify(honest / "runs" / "run", receipts=[bobs])
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"root": "00" * 32},
-        {"signature": "zz"},
-        {"own": {"1": "2,1001,,1.0,,,accepted"}},
-        {"hashes": ["00" * 32]},
-        {"start": None},
-    ],
+    "changed",
+    [{"root": "00" * 32}, {"own": {"1": "2,1001,,1.0,,,accepted"}}, {"start": None}],
 )
-def test_a_changed_file_of_a_member_is_named(honest, tmp_path, change):
-    shutil.copytree(honest / "bob", tmp_path / "bob")
-    path = sorted((tmp_path / "bob").glob("*/round-*.json"))[0]
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+def test_a_changed_file_of_a_member_is_named(honest, bobs, changed):
+    path = sorted(bobs.glob("*/round-*.json"))[0]
+    change(path, **changed)
     with pytest.raises(StatementError, match=f"{path.name} was changed"):
-        verify(honest / "runs" / "run", receipts=[tmp_path / "bob"])
-    path.write_text("{")
-    with pytest.raises(StatementError, match=f"{path.name} was changed"):
-        verify(honest / "runs" / "run", receipts=[tmp_path / "bob"])
+        verify(honest / "runs" / "run", receipts=[bobs])
 
 
-def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, monkeypatch, caplog):
+def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, caplog):
     caplog.set_level(logging.WARNING, "fedif_flower")
-    settings = {"evidence.receipts": True, "num_server_rounds": 5, "checkpoint_every": 2}
+    settings = {"num_server_rounds": 5, "checkpoint_every": 2}
     of_grid = grid(tmp_path)
 
     class Killed(BaseException):
@@ -312,14 +270,8 @@ def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, monkeypa
             raise Killed
 
     with pytest.raises(Killed):
-        run_federation(
-            of_grid,
-            config(tmp_path / "runs", **settings),
-            on_row=on_row,
-            parts=told_by(key),
-        )
-    again = config(tmp_path / "runs", resume="auto", **settings)
-    run_dir = run_and_deliver(of_grid, again, key)
+        run(of_grid, tmp_path, key, on_row, **settings)
+    run_dir = run_and_deliver(of_grid, tmp_path, key, resume="auto", **settings)
     found = verify(run_dir, members=read_members(tmp_path / "keys"), receipts=held(tmp_path))
     assert found.redone == (3, 4)
     assert [len(r.lines) for r in found.receipts] == [7, 7, 7]

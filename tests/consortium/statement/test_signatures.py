@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -17,24 +15,23 @@ from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
+from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.signed_runs import (
     NAMES,
     ROUNDS,
     altered,
     config,
-    copied,
     nodes,
     rewrite,
     swapped,
     without,
-    write_keys,
 )
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys") / "keys"
-    write_keys(folder)
+    of.write_keys(folder)
     return folder
 
 
@@ -43,17 +40,19 @@ def signed_run(tmp_path_factory, keys):
     return run_federation(nodes(keys), config(tmp_path_factory.mktemp("signed")), parts=run_parts())
 
 
-def test_every_update_is_checked_by_keys_from_elsewhere(signed_run, keys, key, tmp_path):
-    run_dir = copied(signed_run, tmp_path / "run")
-    page = (make_statement(run_dir, key) / "statement.html").read_text()
+@pytest.fixture
+def copied(signed_run, tmp_path) -> RunFolder:
+    return RunFolder(of.copied(signed_run, tmp_path / "run"))
+
+
+def test_every_update_is_checked_by_keys_from_elsewhere(copied, keys, key):
+    page = (make_statement(copied.path, key) / "statement.html").read_text()
     assert page.count("all signed") == 3
     expected = tuple(SignedMember(name, ROUNDS, ROUNDS) for name in NAMES)
-    assert verify(run_dir, members=read_members(keys)).members == expected
-    assert verify(run_dir).members == expected
-    assert (
-        json.loads((run_dir / "statement" / "statement.json").read_text())["members"][0]["signed"]
-        == ROUNDS
-    )
+    assert verify(copied.path, members=read_members(keys)).members == expected
+    assert verify(copied.path).members == expected
+    with pytest.raises(StatementError, match=r"round 1: the update of bob .* no member's"):
+        verify(copied.path, members=read_members(keys / "ada.pub"))
 
 
 def repeat_round_1(rows):
@@ -62,69 +61,53 @@ def repeat_round_1(rows):
     return [*without(round="2", node_id="1000")(rows), {**first, "round": "2"}]
 
 
+def sent_another_model(rows, run: RunFolder, keys):
+    """Let bob sign, truly, that it got another model than the others in round 2."""
+    row = next(r for r in rows if (r["round"], r["client_id"]) == ("2", "1001"))
+    was = SignedUpdate.read(str(run.provenance.read()["run_id"]), row)
+    said = was.model_dump(exclude={"key", "signature"}) | {"received": b"x" * 32}
+    told = SignedUpdate.by(read_private_key((keys / "bob").read_bytes(), "bob"), **said)
+    other = {"received": told.received.hex(), "signature": told.signature.hex()}
+    return [{**r, **other} if r is row else r for r in rows]
+
+
+ADA_2, BOB_3 = {"round": "2", "node_id": "1000"}, {"round": "3", "client_id": "1001"}
 AWAY = {"status": "away", "weight": "0.0", "num_examples": "", "rejection": "no reply"}
+OTHER = "is not the one that was signed"
 ATTACKS = [
-    (
-        "signatures",
-        altered({"round": "2", "node_id": "1000"}, sent="00" * 32),
-        "round 2: the update of ada is not the one that was signed",
-    ),
-    (
-        "signatures",
-        repeat_round_1,
-        "round 2: the update of ada is the one that it signed for round 1",
-    ),
-    (
-        "signatures",
-        without(round="2", node_id="1000"),
-        "round 2: the update of ada is not signed, though this member has a key",
-    ),
-    (
-        "signatures",
-        altered({"round": "3"}, asked_in="9"),
-        "round 3: the update of .* is not the one that was signed",
-    ),
+    ("signatures", altered(ADA_2, sent="00" * 32), f"round 2: the update of ada {OTHER}"),
+    ("signatures", altered({"round": "3"}, asked_in="9"), f"round 3: the update of .* {OTHER}"),
+    ("signatures", repeat_round_1, "round 2: the update of ada .* that it signed for round 1"),
+    ("signatures", without(**ADA_2), "round 2: the update of ada is not signed, though this mem"),
+    ("signatures", without(node_id="1001"), "round 1: the update of bob is not signed, though"),
     (
         "signatures",
         swapped("client_id", "1000", "1001"),
         "round 1: the update of bob is the one that ada signed",
     ),
     ("signatures", lambda rows: [*rows, rows[0]], "signatures.csv, line 11: .*it is there twice"),
-    ("signatures", without(node_id="1001"), "round 1: the update of bob is not signed, though"),
-    (
-        "clients",
-        altered({"round": "3", "client_id": "1001"}, **AWAY),
-        "round 3: the update of bob was signed, and clients.csv has no such reply",
-    ),
+    ("signatures", sent_another_model, "round 2: members were sent different models"),
+    ("clients", altered(BOB_3, **AWAY), "of bob was signed, and clients.csv has no such reply"),
     (
         "clients",
         altered({"client_id": "1002"}, num_examples="5000"),
         "round 1: the update of cyd was signed with .* examples, and clients.csv has 5000",
     ),
-    (
-        "names",
-        swapped("name", "ada", "bob"),
-        "round 1: the update of bob is signed with the key of ada",
-    ),
+    ("names", swapped("name", "ada", "bob"), "round 1: the update of bob .* with the key of ada"),
 ]
 
 
 @pytest.mark.parametrize(("table", "change", "found"), ATTACKS)
 def test_a_changed_update_is_named_though_the_operator_signs_again(
-    signed_run, keys, key, tmp_path, table, change, found
+    copied, keys, key, table, change, found
 ):
-    run = RunFolder(copied(signed_run, tmp_path / "run"))
-    rewrite(getattr(run, table), change)
-    make_statement(run.path, key)
+    if change is sent_another_model:
+        rewrite(copied.signatures, lambda rows: change(rows, copied, keys))
+    else:
+        rewrite(getattr(copied, table), change)
+    make_statement(copied.path, key)
     with pytest.raises(StatementError, match=found):
-        verify(run.path, members=read_members(keys))
-
-
-def test_a_strangers_key_is_no_members(signed_run, keys, key, tmp_path):
-    run_dir = copied(signed_run, tmp_path / "run")
-    make_statement(run_dir, key)
-    with pytest.raises(StatementError, match=r"round 1: the update of bob .* no member's"):
-        verify(run_dir, members=read_members(keys / "ada.pub"))
+        verify(copied.path, members=read_members(keys))
 
 
 def test_masked_updates_are_signed_too(keys, key, tmp_path):
@@ -135,66 +118,48 @@ def test_masked_updates_are_signed_too(keys, key, tmp_path):
     assert [m.signed for m in verify(run_dir, members=read_members(keys)).members] == [ROUNDS] * 3
 
 
-def test_members_who_were_sent_different_models_are_found(signed_run, keys, key, tmp_path):
-    """Each signed truly what it got: the server told them different things."""
-    run = RunFolder(copied(signed_run, tmp_path / "run"))
-    bob = read_private_key((keys / "bob").read_bytes(), "bob")
-
-    def sent_another(rows):
-        row = next(r for r in rows if (r["round"], r["client_id"]) == ("2", "1001"))
-        was = SignedUpdate.read(str(run.provenance.read()["run_id"]), row)
-        said = was.model_dump(exclude={"key", "signature"}) | {"received": b"x" * 32}
-        told = SignedUpdate.by(bob, **said)
-        other = {"received": told.received.hex(), "signature": told.signature.hex()}
-        return [{**r, **other} if r is row else r for r in rows]
-
-    rewrite(run.signatures, sent_another)
-    make_statement(run.path, key)
-    with pytest.raises(StatementError, match="round 2: members were sent different models"):
-        verify(run.path, members=read_members(keys))
-
-
 @pytest.fixture(scope="module")
 def kept_run(tmp_path_factory, keys):
-    """One round, its replies kept; bob's update is far too long, and was shortened."""
-    folder = tmp_path_factory.mktemp("kept")
+    """Two rounds, their replies kept; bob's update is far too long, and was shortened."""
     configs = {1: {"attack": "honest-scaling"}}
-    settings = config(folder, num_server_rounds=2, **{"updates.keep": True})
+    settings = config(
+        tmp_path_factory.mktemp("kept"), num_server_rounds=2, **{"updates.keep": True}
+    )
     return run_federation(nodes(keys, configs=configs), settings, parts=run_parts())
 
 
-def test_the_updates_that_a_run_kept_are_those_that_were_signed(kept_run, keys, key, tmp_path):
-    run_dir = copied(kept_run, tmp_path / "run")
-    make_statement(run_dir, key)
-    found = verify(run_dir, members=read_members(keys))
-    assert [m.signed for m in found.members] == [2] * 3
-    assert {"updates/round-000001.pt", "updates/sent-000001.npz"} <= set(found.manifest.files)
+def change_reply(path):
+    with np.load(path) as content:
+        arrays = dict(content)
+    name = next(name for name in arrays if name.startswith("1000/"))
+    np.savez(path, **{**arrays, name: arrays[name] + 1})
 
 
-def kept_changes(run: RunFolder, what: str) -> str:
-    """Change what was kept of round 1; return what is found."""
-    path = run.updates / "sent-000001.npz"
-    if what == "reply":
-        with np.load(path) as content:
-            arrays = dict(content)
-        name = next(name for name in arrays if name.startswith("1000/"))
-        arrays[name] = arrays[name] + 1
-        np.savez(path, **arrays)
-        return "round 1: the kept update of client 1000 is not the one that was signed"
-    if what == "missing":
-        path.unlink()
-        return "round 1: the reply of client 1000 is missing"
-    of_step = run.updates / "round-000001.pt"
-    content = torch.load(of_step, weights_only=True)
+def change_update(path):
+    content = torch.load(path, weights_only=True)
     content["updates"][0] *= -1.0
-    torch.save(content, of_step)
-    return "round 1: the kept update of client 1000, which was used, is not what it sent"
+    torch.save(content, path)
 
 
-@pytest.mark.parametrize("what", ["reply", "missing", "update"])
-def test_a_kept_update_that_is_not_the_signed_one_is_named(kept_run, key, tmp_path, what):
-    run = RunFolder(copied(kept_run, tmp_path / "run"))
-    found = kept_changes(run, what)
+@pytest.mark.parametrize(
+    ("file", "change", "found"),
+    [
+        ("sent-000001.npz", lambda path: None, ""),
+        ("sent-000001.npz", change_reply, f"the kept update of client 1000 {OTHER}"),
+        ("sent-000001.npz", lambda path: path.unlink(), "the reply of client 1000 is missing"),
+        ("round-000001.pt", change_update, "of client 1000, which was used, is not what it sent"),
+    ],
+)
+def test_a_kept_update_that_is_not_the_signed_one_is_named(
+    kept_run, keys, key, tmp_path, file, change, found
+):
+    run = RunFolder(of.copied(kept_run, tmp_path / "run"))
+    change(run.updates / file)
     make_statement(run.path, key)
-    with pytest.raises(StatementError, match=found):
+    if not found:
+        checked = verify(run.path, members=read_members(keys))
+        assert [m.signed for m in checked.members] == [2] * 3
+        assert {"updates/round-000001.pt", f"updates/{file}"} <= set(checked.manifest.files)
+        return
+    with pytest.raises(StatementError, match=f"round 1: .*{found}"):
         verify(run.path)

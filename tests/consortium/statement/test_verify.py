@@ -54,22 +54,22 @@ def sign_again(run_dir: Path, key: SigningKey, **changes: object) -> None:
     (folder / ENVELOPE).write_bytes(again.envelope().signed_by(key).to_bytes())
 
 
-def test_what_nobody_changed_is_verified(signed, key):
-    found = verify(signed)
-    assert found.key == fingerprint(key.public_key())
-    assert found.not_here == ()
-    assert verify(signed, found.key.replace(" ", "")) == found
+def test_what_nobody_changed_is_verified_and_another_key_is_found(copy, key):
+    found = verify(copy)
+    assert (found.key, found.not_here) == (fingerprint(key.public_key()), ())
+    assert verify(copy, found.key.replace(" ", "")) == found
+    (copy / "model.pt").unlink()
+    assert verify(copy).not_here == ("model.pt",)
+    (copy / "model.pt").write_bytes(b"a model")
+    make_statement(copy, Ed25519PrivateKey.generate(), again=True)
+    verify(copy)
+    with pytest.raises(StatementError, match="signed by another key"):
+        verify(copy, found.key)
 
 
 def test_a_statement_of_the_later_rounds_alone_is_verified(copy, key):
     make_statement(copy, key, budget_cents=1000_00, from_round=2, contact="Ada", again=True)
     verify(copy)
-    path = copy / "statement" / "statement.json"
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"first_round": 3}))
-    sign_again(copy, key)
-    with pytest.raises(StatementError, match="but the records give"):
-        verify(copy)
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -178,11 +178,6 @@ def test_what_was_changed_is_named_in_a_line_though_signed_again(copy, key, chan
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_records_without_the_model_are_verified_and_that_is_said(copy):
-    (copy / "model.pt").unlink()
-    assert verify(copy).not_here == ("model.pt",)
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -202,7 +197,6 @@ def test_a_manifest_names_files_of_the_run_alone(copy, key, name, words):
     "written",
     [
         ('"payloadType"', '"payloadType": "text/plain", "payloadType"'),
-        ('"predicate":', '"predicate":{},"predicate":'),
         ('"run":', '"run":"another","run":'),
     ],
 )
@@ -228,13 +222,6 @@ def test_a_manifest_with_another_hash_than_the_records_is_found_though_signed(co
     sign_again(copy, key, **{name: 64 * "0"})
     with pytest.raises(StatementError, match=f"provenance.json has another hash of the {name}"):
         verify(copy)
-
-
-def test_another_key_is_found_where_the_right_one_is_known(copy, key):
-    make_statement(copy, Ed25519PrivateKey.generate(), again=True)
-    verify(copy)
-    with pytest.raises(StatementError, match="signed by another key"):
-        verify(copy, fingerprint(key.public_key()))
 
 
 def test_a_member_checks_its_own_page(signed, tmp_path):
