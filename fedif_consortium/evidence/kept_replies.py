@@ -19,7 +19,7 @@ from fedif_consortium.evidence.reply_witness import ReplyWitness
 from fedif_consortium.evidence.signed_update import SignedUpdate, arrays_digest
 from fedif_flower.errors import StatementError
 from fedif_flower.messages.arrays import view_array
-from fedif_flower.run.folder import RunFolder, file_of_round
+from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.storage import make_folder, write_atomically, writing
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
@@ -52,8 +52,8 @@ class KeptReplies(Callback):
         self._strategy = strategy
         make_folder(self._folder)
         with writing(self._folder):
-            for number, path in sent_files(self._folder).items():
-                if number > self._after:
+            for path in self._folder.glob("sent-*.npz"):
+                if path.name > _file(self._folder, self._after).name:
                     path.unlink()
 
     def on_step(self, step: Step) -> None:
@@ -70,26 +70,24 @@ class KeptReplies(Callback):
         trained = [spec.name for spec in self._strategy.model.layout.trainable]
         buffer = BytesIO()
         np.savez(buffer, **{_TRAINED: np.array(trained), **content})
-        path = self._folder / f"sent-{step.updates.server_round:06d}.npz"
-        write_atomically(path, buffer.getvalue())
+        write_atomically(_file(self._folder, step.updates.server_round), buffer.getvalue())
 
 
-def sent_files(folder: Path) -> dict[int, Path]:
-    """Return a folder's files of signed replies by round."""
-    paths = sorted(folder.glob("sent-*.npz"))
-    return {int(path.stem.removeprefix("sent-")): path for path in paths}
+def _file(folder: Path, server_round: int) -> Path:
+    return folder / f"sent-{server_round:06d}.npz"
 
 
 def read_replies(path: Path) -> tuple[dict[int, dict[str, NDArray[Any]]], list[str]]:
     """Return the replies in a file by client id, and the trained parameters' names."""
     found = defaultdict[int, dict[str, NDArray[Any]]](dict)
+    if not path.is_file():
+        return found, []
     with np.load(path, allow_pickle=False) as content:
-        trained = [str(name) for name in content[_TRAINED]]
         for key in content.files:
             client_id, slash, name = key.partition("/")
             if slash:
                 found[int(client_id)][name] = content[key]
-    return found, trained
+        return found, [str(name) for name in content[_TRAINED]]
 
 
 def check_kept_replies(run: RunFolder, signed: Mapping[tuple[int, int], SignedUpdate]) -> None:
@@ -100,19 +98,16 @@ def check_kept_replies(run: RunFolder, signed: Mapping[tuple[int, int], SignedUp
     StatementError
         Naming round and client.
     """
-    kept: set[tuple[int, int]] = set()
-    for number, path in sent_files(run.updates).items():
-        replies, trained = read_replies(path)
-        step = read_step(file_of_round(run.updates, number))
-        rows = {node.client_id: row for row, node in enumerate(step.nodes)}
-        for client_id, arrays in replies.items():
-            kept.add((number, client_id))
-            where = f"round {number}: the kept update of client {client_id}"
-            update = signed.get((number, client_id))
+    for number, path in files_of_rounds(run.updates).items():
+        step, (replies, trained) = read_step(path), read_replies(_file(run.updates, number))
+        for node, used in zip(step.nodes, step.updates.client_updates, strict=True):
+            where = f"round {number}: the kept update of client {node.client_id}"
+            update = signed.get((number, node.client_id))
+            arrays = replies.pop(node.client_id, {})
+            if update is None and not arrays:
+                continue  # Nobody signed it.
             if update is None or arrays_digest(arrays.items()) != update.sent:
                 raise StatementError(f"{where} is not the one that was signed")
-            if client_id not in rows:
-                raise StatementError(f"{where} is not among those that were used")
             before = step.before
             if update.asked_in != number:  # It came late.
                 earlier = file_of_round(run.updates, update.asked_in)
@@ -120,13 +115,11 @@ def check_kept_replies(run: RunFolder, signed: Mapping[tuple[int, int], SignedUp
                     continue
                 before = read_step(earlier).before
             sent = np.concatenate([np.ravel(arrays[name]) for name in trained])
-            used = step.updates.client_updates[rows[client_id]].double().numpy()
-            if not _is_part(used, sent.astype(np.float64) - before.params.double().numpy()):
+            change = sent.astype(np.float64) - before.params.double().numpy()
+            if not _is_part(used.double().numpy(), change):
                 raise StatementError(f"{where}, which was used, is not what it sent")
-    for number, client_id in sorted(signed.keys() - kept):
-        path = file_of_round(run.updates, number)
-        if path.is_file() and any(n.client_id == client_id for n in read_step(path).nodes):
-            raise StatementError(f"round {number}: the reply of client {client_id} is missing")
+        if replies:
+            raise StatementError(f"round {number}: client {min(replies)}'s reply was not used")
 
 
 def _is_part(used: NDArray[Any], sent: NDArray[Any]) -> bool:

@@ -10,7 +10,8 @@ from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, key_id
 from fedif_consortium.page import MAX_PAGE_BYTES
 from fedif_consortium.statement.manifest import ENVELOPE, OPERATOR, read_signed
 from fedif_consortium.statement.verify import verify
-from fedif_flower.errors import ConfigError, EvidenceError, StatementError
+from fedif_flower.errors import EvidenceError, StatementError
+from fedif_flower.foreign import read_whole
 from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import write_atomically
@@ -76,10 +77,8 @@ def merge_signatures(
     envelope, keys = signed.envelope, {**members, OPERATOR: signed.statement.predicate.signer}
     added = {signer.name: False for signer in signed.signers if signer.name not in ("", OPERATOR)}
     for file in files:
-        if not file.is_file() or file.stat().st_size > MAX_PAGE_BYTES:
-            raise ConfigError(f"{str(file)!r} is no file of at most {MAX_PAGE_BYTES} bytes")
         try:
-            other = read_envelope(file.read_bytes(), str(file))
+            other = read_envelope(read_whole(file, MAX_PAGE_BYTES), str(file))
             if other.signed_bytes() != envelope.signed_bytes():
                 raise EvidenceError("it is of another statement")
             for signature in other.signatures:
@@ -90,7 +89,7 @@ def merge_signatures(
                 if name != OPERATOR and name not in added:
                     envelope = envelope.with_signature(key_id(keys[name]), signature.sig)
                     added[name] = True
-        except EvidenceError as error:
+        except (EvidenceError, OSError) as error:
             raise StatementError(f"{file}: {error}") from error
     write_atomically(target, envelope.to_bytes())
     return added

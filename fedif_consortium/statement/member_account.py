@@ -131,13 +131,3 @@ class MemberAccount:
     def replies(self) -> int:
         """How many came."""
         return self.taken_part + self.refused
-
-    @property
-    def most_beyond(self) -> str:
-        """What lies furthest beyond what is usual, in words."""
-        found = {
-            f"its updates are {self.length:.1f} times as long as is usual": self.length,
-            f"its weight is {self.weight:.1f} times that of the median member": self.weight,
-            f"they hold {self.borrowed:.1f} times as much of the last steps": self.borrowed,
-        }
-        return max(found, key=found.__getitem__)

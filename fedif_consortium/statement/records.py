@@ -250,18 +250,8 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     rounds = _parse(folder.attributed_rounds, RoundLoss)
     parts = _parse(folder.attribution, Part)
     replies = _parse(folder.clients, Reply)
-    numbers = [row.round for row in rounds]
-    if not rounds or numbers != list(range(1, len(rounds) + 1)):
+    if not rounds or [row.round for row in rounds] != list(range(1, len(rounds) + 1)):
         raise ConfigError(f"{folder.attributed_rounds.path}: its rounds are not 1, 2, 3 ...")
-    # A second reply of a node is recorded too, as refused; a contribution is there once.
-    if len({(part.round, part.client_id) for part in parts}) < len(parts):
-        raise ConfigError(f"{folder.attribution.path}: a line is there twice")
-    for table, of_rounds in (
-        (folder.attribution, {part.round for part in parts}),
-        (folder.clients, {reply.round for reply in replies}),
-    ):
-        if strange := of_rounds - set(numbers):
-            raise ConfigError(f"{table.path}: this run has no round {min(strange)}")
     held = {part.client_id: part.partition_id for part in parts}
     held |= {reply.client_id: reply.partition_id for reply in replies}
     places = {"round": pa.uint64(), "client_id": pa.uint64()}

@@ -78,7 +78,9 @@ RULES: tuple[Rule, ...] = (
         "more than a quarter of the contribution lies beyond what is credited",
         lambda f: f.contribution - f.credited > f.contribution / 4,
         "See whether its learning rate, epochs and number of examples are what was agreed on",
-        "more than a quarter of its contribution is not credited: {0.most_beyond}",
+        "more than a quarter of its contribution is not credited: its updates are {0.length:.1f} "
+        "times as long as is usual, its weight is {0.weight:.1f} times that of the median member, "
+        "and they hold {0.borrowed:.1f} times as much of the last steps",
     ),
     Rule(
         "review",

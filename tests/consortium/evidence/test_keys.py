@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import stat
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -12,7 +14,10 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedif_consortium.evidence.keys import (
     key_digest,
+    load_key,
+    load_or_make_key,
     names_by_digest,
+    public_der,
     public_of,
     read_members,
     read_private_key,
@@ -63,3 +68,27 @@ def test_private_keys_of_two_kinds_are_read_and_others_are_refused_by_name(form)
         read_private_key(key.private_bytes(Encoding.PEM, form, NoEncryption()), "node.pem")
     with pytest.raises(ConfigError, match=r"node\.pub is no public key; allowed: an Ed25519"):
         read_public_key(key.public_key().public_bytes(*PEM), "node.pub")
+
+
+def test_a_key_is_made_once_for_its_owner_alone(tmp_path):
+    path = tmp_path / "folder" / "key.pem"
+    with pytest.raises(ConfigError, match=r"key\.pem' cannot be read"):
+        load_key(path)
+    key = load_or_make_key(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert public_der(load_or_make_key(path).public_key()) == public_der(key.public_key())
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="others may read it"):
+        load_or_make_key(path)
+
+
+def test_an_operator_signs_with_ed25519_alone(tmp_path):
+    other = ec.generate_private_key(ec.SECP256R1())
+    pem = other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    for content, said in ((b"nothing", "no private key"), (pem, "no Ed25519 key")):
+        path = tmp_path / "key.pem"
+        path.write_bytes(content)
+        path.chmod(0o600)
+        with pytest.raises(ConfigError, match=said):
+            load_or_make_key(path)
+    assert public_der(load_key(path).public_key()) == public_der(other.public_key())

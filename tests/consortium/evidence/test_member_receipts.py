@@ -67,7 +67,7 @@ CHANGED = [FIRST[0].replace("0.5", "0.1"), FIRST[1]]
     ("later", "reason"),
     [
         (told(CHANGED, SECOND, seen=2), "history was rewritten: the records told before, of 2"),
-        (told(CHANGED), "history was rewritten"),
+        (told(FIRST, SECOND, seen=2), "round 2: this node sent an update; the records say no"),
         (told(FIRST[:1]), "the records have 1 lines; there were 2 before"),
         (told(FIRST, SECOND, seen=2, key=Ed25519PrivateKey.generate()), "another key than before"),
         (told(FIRST, SECOND, seen=2, signature="00"), "the signature does not fit"),
@@ -81,20 +81,14 @@ CHANGED = [FIRST[0].replace("0.5", "0.1"), FIRST[1]]
 )
 def test_what_does_not_hold_is_a_warning(later, reason, log, tmp_path):
     context = node(tmp_path)
-    ReceiptKeeper(context, RUN).note_sent(1, b"\xaa" * 32, None)
+    for number in (1, 2):
+        ReceiptKeeper(context, RUN).note_sent(number, b"\xaa" * 32, None)
     take_receipts(told(FIRST), context)
     assert log.text == ""
     take_receipts(later, context)
     assert reason in log.text
     # What was false is evidence: it is kept beside what was there before.
     assert len(list((tmp_path / RUN).glob("round-*"))) >= 1
-
-
-def test_an_update_that_the_records_leave_out_is_a_warning(log):
-    context = node()
-    ReceiptKeeper(context, RUN).note_sent(2, b"\xaa" * 32, None)
-    take_receipts(told(FIRST, SECOND), context)
-    assert "round 2: this node sent an update; the records say no reply came" in log.text
 
 
 def test_a_round_that_is_done_again_has_its_own_line(log):
@@ -121,17 +115,12 @@ def test_a_missing_proof_is_a_warning(log):
     "content",
     [
         told(FIRST, own={"x": FIRST[0]}),
-        told(FIRST, own=[FIRST[0]]),
         told(FIRST, hashes="zz"),
-        told(FIRST, size=-1),
         told(FIRST, size=2**60),
-        told(FIRST, root="text"),
         told(FIRST, run="../../etc"),
-        sent({"run": RUN, "rounds": "{"}),
         sent({"run": RUN, "rounds": "[]"}),
         sent({"run": RUN, "rounds": "[" * 100_000}),
         sent({"run": RUN, "rounds": json.dumps([{}] * 1001)}),
-        sent({"run": RUN, "rounds": 5}),
         sent({"run": 5, "rounds": "[]"}),
     ],
 )

@@ -88,16 +88,16 @@ def test_credit_is_read_from_the_records(tmp_path):
 
 def test_refusals_and_absence_are_told_apart(tmp_path):
     away = {(1, 1): "no reply before the deadline", (2, 1): "client error 2: out of memory"}
-    refused = {(1, 2): "array 'w' is not finite", (2, 2): "array 'w' is not finite"}
-    rounds, reasons = [{0: 1.0}, {0: 1.0}, {0: 1.0, 1: 0.0}], away | refused
-    statuses = {(1, 1): "away", (2, 1): "failed"}
-    found = by_name(account(tmp_path, rounds, rejections=reasons, statuses=statuses))
+    refused = dict.fromkeys([(1, 2), (2, 2)], "array 'w' is not finite")
+    rounds, statuses = [{0: 1.0}, {0: 1.0}, {0: 1.0, 1: 0.0}], {(1, 1): "away", (2, 1): "failed"}
+    found = by_name(account(tmp_path, rounds, rejections=away | refused, statuses=statuses))
     absent, nonsense = found["client 1"], found["client 2"]
     assert (absent.asked, absent.taken_part, absent.refused, absent.away) == (3, 1, 0, 2)
     assert (nonsense.asked, nonsense.taken_part, nonsense.refused) == (2, 0, 2)
     assert nonsense.refusals == (("array 'w' is not finite", 2),)
-    assert nonsense.contribution == 0.0
-    assert nonsense.verdict.level == "quarantine"
+    assert (nonsense.contribution, nonsense.verdict.level) == (0.0, "quarantine")
+    # A request without a reply is a draw.
+    assert (found["client 0"].per_draw, absent.per_draw) == (1.0, 0.0)
 
 
 def test_a_round_that_decided_is_named_and_left_out_for_comparison(tmp_path):
@@ -108,12 +108,9 @@ def test_a_round_that_decided_is_named_and_left_out_for_comparison(tmp_path):
     members = by_name(found)
     assert members["client 0"].other_rounds == 0.5
     assert members["client 1"].other_rounds == 0.5
-    # Half of it does not decide, nor do rounds of a run that gained nothing.
-    even = account(tmp_path, [{0: 0.5}, *[{0: 0.125}] * 4])
-    assert (even.decisive_round, even.members[0].other_rounds) == (None, None)
-    assert decisive_row([1.0, -3.0, 0.5, 0.5, 0.5]) is None
-    assert decisive_row([1.0, 0.0, 0.0, 0.0]) is None
-    assert decisive_row([0.0] * 9) is None
+    # Half of it does not decide, nor do four rounds, or rounds that gained nothing.
+    for attributed in ([0.5, *[0.125] * 4], [1.0, -3.0, 0.5, 0.5, 0.5], [1.0, 0, 0, 0], [0.0] * 9):
+        assert decisive_row(attributed) is None
 
 
 def test_rounds_before_the_first_that_counts_count_for_nothing(tmp_path):
@@ -151,14 +148,9 @@ def test_a_run_without_gain_or_whose_contributions_do_not_add_up_pays_nobody(
 ):
     found = account(tmp_path, rounds, 1000_00, remainder=remainder)
     assert words in found.unpaid
-    assert {member.share for member in found.members} == {0.0}
-    assert {member.cents for member in found.members} == {0}
-
-
-def test_a_remainder_up_to_half_of_the_fall_leaves_the_shares(tmp_path):
-    found = account(tmp_path, [{0: 0.375, 1: 0.125}], 1000_00, remainder=0.5)
-    assert found.unpaid == ""
-    assert [member.cents for member in found.members] == [750_00, 250_00]
+    assert {(member.share, member.cents) for member in found.members} == {(0.0, 0)}
+    # Half of the fall leaves the shares.
+    assert account(tmp_path / "half", [{0: 0.375}], 1000_00, remainder=0.375).unpaid == ""
 
 
 @given(st.lists(NATS, min_size=1, max_size=30), st.integers(0, 10**9))

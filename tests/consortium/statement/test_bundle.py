@@ -11,6 +11,7 @@ from fedif_consortium.statement.bundle import (
 )
 from fedif_consortium.statement.manifest import read_signed
 from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement.runs import make_run
 
 ROUNDS = [{0: 0.5, 1: 0.25, 2: -0.125}] * 6
@@ -32,16 +33,9 @@ def test_a_statement_is_pages_a_table_json_and_what_checks_them(tmp_path, key):
     assert [row["verdict"] for row in rows] == ["accept", "accept", "quarantine"]
     signed = read_signed(folder)
     assert b"hospital-2" not in signed.envelope.payload
-    assert set(signed.statement.files) > {"clients.csv", "model.pt", "config.json"}
-
-
-def test_every_file_of_results_is_signed(tmp_path, key):
-    run_dir = make_run(tmp_path / "run", ROUNDS)
-    for name in ("quarantine.csv", "receipts.csv", "masking.json", "report.md", "own.log"):
-        (run_dir / name).write_text("{}" if name.endswith(".json") else name)
-    signed = read_signed(make_statement(run_dir, key)).statement.files
-    there = {path.name for path in run_dir.iterdir() if path.is_file()}
-    assert {name for name in signed if "/" not in name} == there - {"names.csv", "own.log"}
+    there = set(RunFolder(run_dir).results())
+    assert {name for name in signed.statement.files if "/" not in name} == there
+    assert there > {"clients.csv", "model.pt", "config.json"}
 
 
 def test_an_earlier_statement_is_refused_or_kept(tmp_path, key):

@@ -13,7 +13,7 @@ from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.countersign import envelope_of, merge_signatures, sign_statement
 from fedif_consortium.statement.manifest import OPERATOR
 from fedif_consortium.statement.verify import verify
-from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.errors import StatementError
 from tests.consortium.statement.runs import make_run
 
 KEYS = {
@@ -91,13 +91,12 @@ def test_a_signature_of_another_statement_is_false(run_dir, tmp_path, key):
     assert names(other, {}) == [OPERATOR, ""]
 
 
-@pytest.mark.parametrize("content", [b"{}", b"x" * (2**20 + 1), None])
-def test_what_is_no_manifest_or_of_a_stranger_is_not_taken(run_dir, tmp_path, content):
+def test_what_is_no_manifest_or_of_a_stranger_is_not_taken(run_dir, tmp_path):
     sent = tmp_path / "sent.json"
-    if content is not None:
+    for content in (b"{}", b"x" * (2**20 + 1)):
         sent.write_bytes(content)
-    with pytest.raises((ConfigError, StatementError), match=r"sent\.json"):
-        merge_signatures(run_dir, [sent], MEMBERS)
+        with pytest.raises(StatementError, match=r"sent\.json"):
+            merge_signatures(run_dir, [sent], MEMBERS)
     sign_statement(run_dir, Ed25519PrivateKey.generate())
     shutil.copy(envelope_of(run_dir), sent)
     with pytest.raises(StatementError, match=r"a signature with key '.*', which is no member's"):

@@ -49,11 +49,6 @@ def run_dir(tmp_path_factory, key) -> Path:
     return run_dir
 
 
-@pytest.fixture
-def envelope(run_dir) -> dict:
-    return json.loads((run_dir / "statement" / ENVELOPE).read_bytes())
-
-
 def all_keys(key) -> list:
     return [one.public_key() for one in (key, *MEMBERS.values())]
 
@@ -110,22 +105,20 @@ def test_what_the_page_s_python_verifies(run_dir, key, tmp_path):
 CHANGES = [
     ((), None),
     (("_type",), "https://in-toto.io/Statement/v2"),
-    (("predicateType",), "urn:fedif-flower:contributions:v2"),
     (("subject",), []),
     (("subject", 0, "digest"), {"sha1": "a" * 40}),
     (("subject", 0, "uri"), "file:///model.pt"),
+    (("subject", 0, "name"), "model\x1b.pt"),
     (("predicate", "made"), "2026-11-02 09:30:00+00:00"),
     (("predicate", "code"), "A" * 64),
-    (("predicate", "files", "clients.csv"), "short"),
     (("predicate", "files", "more.csv"), "0" * 64),
-    (("predicate", "files", "\x1b[2J"), "0" * 64),
-    (("subject", 0, "name"), "model\x1b.pt"),
     (("predicate", "member"), "hospital-2"),
 ]
 
 
 @pytest.mark.parametrize(("where", "value"), CHANGES)
-def test_the_schema_allows_what_is_read_and_nothing_else(envelope, where, value):
+def test_the_schema_allows_what_is_read_and_nothing_else(run_dir, where, value):
+    envelope = json.loads((run_dir / "statement" / ENVELOPE).read_bytes())
     payload = json.loads(Envelope.from_dict(envelope).payload)
     place = payload
     for part in where[:-1]:

@@ -9,22 +9,28 @@ from tests.consortium.statement.runs import make_run
 from tests.consortium.watch.test_page import Outline
 
 NAMES = {0: "hospital-2", 1: "St. <b>Mary's</b> & Co", 2: "Klinikum"}
-ROUNDS = [{0: 0.5, 1: 0.25, 2: -0.125}] * 6
+
+
+def stated(folder, key, rounds, of_statement=None, config="", **of_run) -> dict[str, str]:
+    """The pages of a statement by file."""
+    run_dir = make_run(folder / "run", rounds, **of_run)
+    if config:
+        (run_dir / "config.json").write_text(config)
+    folder = make_statement(run_dir, key, **of_statement or {})
+    verify(run_dir)
+    return {path.name: path.read_text() for path in folder.rglob("*.html")}
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory, key) -> dict[str, str]:
-    """The pages of a statement by file."""
-    run_dir = make_run(
-        tmp_path_factory.mktemp("runs") / "run",
-        ROUNDS,
+    return stated(
+        *(tmp_path_factory.mktemp("runs"), key, [{0: 0.5, 1: 0.25, 2: -0.125}] * 6),
+        {"budget_cents": 1000_00},
         names=NAMES,
         rejections={(2, 1): "<script>alert(1)</script>"},
         by_class=2,
         remainder=0.25,
     )
-    folder = make_statement(run_dir, key, budget_cents=1000_00)
-    return {path.name: path.read_text() for path in folder.rglob("*.html")}
 
 
 def text_of(page: str) -> str:
@@ -53,13 +59,11 @@ def test_a_member_sees_itself_and_no_other_name(pages):
         # Every contribution is drawn, one of them is its own.
         assert page.count(" 22V46") == len(NAMES)
     assert "you: +3.000" in pages["001.html"]
-    assert "place 3 of 3" in text_of(pages["003.html"])
 
 
 def test_what_others_wrote_is_escaped(pages):
-    page = pages["002.html"]
-    assert "<script" not in page
-    assert "&lt;script&gt;alert(1)" in page
+    assert "<script" not in pages["002.html"]
+    assert "&lt;script&gt;alert(1)" in pages["002.html"]
 
 
 def test_pages_say_what_was_gained_paid_and_what_to_do(pages):
@@ -70,65 +74,59 @@ def test_pages_say_what_was_gained_paid_and_what_to_do(pages):
     assert "place 3 of 3" in text_of(pages["003.html"])
 
 
-def test_a_round_that_decided_and_the_bounds_of_credit_are_said(tmp_path, key):
-    rounds = [{0: 4.0, 1: 2.0}, *[{0: 0.5, 1: -0.25}] * 5]
-    run_dir = make_run(tmp_path / "run", rounds)
-    (run_dir / "config.json").write_text('{"strategy": "fedif", "credit.length": 1.25}')
-    folder = make_statement(run_dir, key, contact="Ada <a@b.org>")
-    whole = text_of((folder / "statement.html").read_text())
-    assert "counts for at most 1.25 times the usual length" in whole
-    assert "Round 1 alone brought +6.000 of +7.250." in whole
-    assert "Questions. Ada <a@b.org>." in whole
-    own = text_of((folder / "members" / "002.html").read_text())
-    assert "Of your +0.750 it gave +2.000, the other rounds \u22121.250." in own
+SILENT = {(t, 2): "no reply before the deadline" for t in range(1, 7)}
+SAID = {
+    "a round that decided, and bounds": (
+        ([{0: 4.0, 1: 2.0}, *[{0: 0.5, 1: -0.25}] * 5], {"contact": "Ada <a@b.org>"}),
+        {"config": '{"strategy": "fedif", "credit.length": 1.25}'},
+        "counts for at most 1.25 times the usual length",
+        "Round 1 alone brought +6.000 of +7.250.",
+        "Questions. Ada <a@b.org>.",
+        "2: Of your +0.750 it gave +2.000, the other rounds \u22121.250.",
+    ),
+    "an incomplete run": (
+        ([{0: 0.5, 1: 0.25}] * 6,),
+        {"names": NAMES, "rejections": SILENT, "statuses": dict.fromkeys(SILENT, "away")},
+        "Incomplete. 1 of 3 members",
+        "less than 50 % of their turns: Klinikum (never answered",
+        "1: Incomplete. ",
+    ),
+    "no gain": (
+        ([{0: -0.25}] * 5, {"budget_cents": 100}),
+        {},
+        "the validation loss did not fall",
+        "1: the validation loss did not fall",
+    ),
+    "another held-out set": (
+        ([{0: 0.5, 1: 0.5}] * 5,),
+        {"blocks": {0: [0.2] * 5, 1: [0.15, 0.25, 0.2, 0.2, 0.2]}},
+        "The least certain one is known to \u00b1 ",
+        "1: With another held-out set of the same size, your share would be between 45 and 55 %.",
+    ),
+    "members that were drawn": (
+        (
+            [{0: 0.5, 1: 0.5}, {0: 0.5, 2: 0.25}] * 3,
+            {"pay_by": "draw", "ties": "alike", "budget_cents": 1000_00},
+        ),
+        {
+            "blocks": {i: [0.2, 0.3, 0.25, 0.25] for i in range(3)},
+            "names": {1: "Nord", 9: "Ost"},
+        },
+        "drawn in 3 of 6",
+        "Never drawn. Ost: nothing is known",
+        "and they are paid alike",
+        "per draw +0.500",
+        "2: You were drawn in 3 of 6 rounds, and answered in 3.",
+        "2: ; with another draw of members, between",
+    ),
+}
 
 
-def test_the_statement_of_an_incomplete_run_says_so_first(tmp_path, key):
-    silent = {(t, 2): "no reply before the deadline" for t in range(1, 7)}
-    statuses = dict.fromkeys(silent, "away")
-    rounds = [{0: 0.5, 1: 0.25}] * 6
-    run = make_run(tmp_path / "run", rounds, names=NAMES, rejections=silent, statuses=statuses)
-    folder = make_statement(run, key)
-    told = "less than 50 % of their turns: Klinikum (never answered"
-    page = text_of((folder / "statement.html").read_text())
-    assert "Incomplete. 1 of 3 members" in page.partition("Gain.")[0]
-    assert told in page
-    own = text_of((folder / "members" / "001.html").read_text())
-    assert "Incomplete. " in own
-    assert "Klinikum" not in own
-
-
-def test_a_run_that_gained_nothing_has_pages(tmp_path, key):
-    folder = make_statement(make_run(tmp_path / "run", [{0: -0.25}] * 5), key, budget_cents=100)
-    for page in folder.rglob("*.html"):
-        assert "the validation loss did not fall" in text_of(page.read_text())
-
-
-def test_pages_say_what_another_held_out_set_would_change(tmp_path, key):
-    blocks = {0: [0.2] * 5, 1: [0.15, 0.25, 0.2, 0.2, 0.2]}
-    run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.5}] * 5, blocks=blocks)
-    make_statement(run_dir, key)
-    whole = text_of((run_dir / "statement" / "statement.html").read_text())
-    assert "The least certain one is known to \u00b1 " in whole
-    own = text_of((run_dir / "statement" / "members" / "001.html").read_text())
-    assert (
-        "With another held-out set of the same size, your share would be between 45 and 55 %."
-        in own
-    )
-
-
-def test_pages_of_a_run_that_drew_members_say_so(tmp_path, key):
-    blocks = {i: [0.2, 0.3, 0.25, 0.25] for i in range(3)}
-    rounds = [{0: 0.5, 1: 0.5}, {0: 0.5, 2: 0.25}] * 3
-    run_dir = make_run(tmp_path / "run", rounds, blocks=blocks, names={1: "Nord", 9: "Ost"})
-    folder = make_statement(run_dir, key, pay_by="draw", ties="alike", budget_cents=1000_00)
-    whole = text_of((folder / "statement.html").read_text())
-    assert "drawn in 3 of 6" in whole
-    assert "Never drawn. Ost: nothing is known" in whole
-    assert "and they are paid alike" in whole
-    assert "per draw +0.500" in whole
-    own = text_of((folder / "members" / "002.html").read_text())
-    assert "You were drawn in 3 of 6 rounds, and answered in 3." in own
-    assert "; with another draw of members, between" in own
-    assert "Ost" not in own
-    verify(run_dir)
+@pytest.mark.parametrize("case", SAID)
+def test_pages_say_what_a_run_was_like(tmp_path, key, case):
+    given, more, *told = SAID[case]
+    pages = stated(tmp_path, key, *given, **more)
+    for said in told:
+        is_own = said[1] == ":"  # On the page of a member.
+        page = pages[f"00{said[0]}.html" if is_own else "statement.html"]
+        assert said[3 * is_own :] in text_of(page)

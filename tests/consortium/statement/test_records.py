@@ -30,8 +30,6 @@ ROW = "\n1,0,0,0.5,0.5,"
         ("clients", None, None, "clients.csv' is missing"),
         ("attribution", ROW, "\n1,0,0,0.5,inf,", "attribution.csv, line 2"),
         ("attribution", ROW, "\n1,0,0,0.5,,", "attribution.csv, line 2"),
-        ("attribution", "\n2,0,0,", "\n1,0,0,", "attribution.csv: a line is there twice"),
-        ("attribution", "\n2,0,0,", "\n3,0,0,", "attribution.csv: this run has no round 3"),
         ("attribution", "client_id", "client", "attribution.csv, line 2: client_id = "),
         ("attribution", "0.25,0.25\n1,1", "0.25,0.25,7\n1,1", "attribution.csv, line 2"),
         ("clients", "accepted", "absent", "clients.csv, line 2: status = 'absent'"),

@@ -146,7 +146,7 @@ def change_update(path):
     [
         ("sent-000001.npz", lambda path: None, ""),
         ("sent-000001.npz", change_reply, f"the kept update of client 1000 {OTHER}"),
-        ("sent-000001.npz", lambda path: path.unlink(), "the reply of client 1000 is missing"),
+        ("sent-000001.npz", lambda path: path.unlink(), f"the kept update of client 1000 {OTHER}"),
         ("round-000001.pt", change_update, "of client 1000, which was used, is not what it sent"),
     ],
 )

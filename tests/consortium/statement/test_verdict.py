@@ -39,7 +39,7 @@ CASES = [
     (
         facts(0.4, 0.5, (0.1, 0.9), 20, 0, credited=0.1, **BORROWED),
         "review",
-        "not credited: they hold 30.0 times as much of the last steps",
+        "1.0 times that of the median member, and they hold 30.0 times as much",
     ),
     (facts(0.4, 0.5, (0.1, 0.9), 20, 0, credited=0.35, **BORROWED), "accept", "contributed"),
     (
