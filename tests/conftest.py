@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections import Counter
 
@@ -14,6 +15,11 @@ os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if WORKERS > 1:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
+
+# Who is started in the background, as by a shell's `&`, ignores Ctrl-C, and so would processes of
+# tests that send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests of these kinds start processes, and take longest: the longest file of each is a story.
 SLOW = ("deployment", "ray")

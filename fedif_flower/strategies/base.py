@@ -125,7 +125,7 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         self.online: Sequence[ClientNode] = ()  # When the round began.
         self.asked: dict[int, Asked] = {}  # By node: whose replies count in the round.
         self.local = LocalPart.of(setup.local_method)
-        self._late = LateReplies(setup.pace)
+        self._late = LateReplies(setup.pace) if setup.pace.late_rounds else None
 
     @cached_property
     def workspace(self) -> Workspace:
@@ -137,8 +137,8 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
 
     @property
     def told(self) -> tuple[Callback, ...]:
-        """Who is told of rounds: the local method's half, then the user's callbacks."""
-        return tuple(self.callbacks) if self.local is None else (self.local, *self.callbacks)
+        """Who is told of rounds: the strategy's own callbacks, then the user's."""
+        return (*filter(None, (self._late, self.local)), *self.callbacks)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
         """Return the weights ``[m]`` of the round's updates; or a step ``[d]``.
@@ -206,7 +206,8 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         :class:`~fedif_flower.strategies.round_loop.RoundLoop`.
         """
         grid = screened(grid)
-        self._late.require(grid, self.local)
+        if self._late is not None:
+            self._late.require(grid, self.local)
         self.begin(initial_arrays)
         for callback in self.told:
             callback.on_start(self)
@@ -267,7 +268,7 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         if self.fraction_train == 0.0:
             return []
         vectors = self.model.receive(arrays)  # What cannot be averaged is refused right here.
-        late = self._late.awaited(server_round)
+        late = {i: one for by in self.told for i, one in by.awaited(server_round).items()}
         needed = max(self.min_train_nodes, 1)
         key, wanted = "min_train_nodes", needed
         if not (self.asked or self.completed_rounds) and self.min_available_nodes > needed:
@@ -324,7 +325,8 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
             look=self.setup.look,
             server_round=server_round,
         )
-        self._late.take(screening, self.asked)
+        for callback in self.told:
+            callback.on_screened(screening, self.asked)
         screened = time.perf_counter() - screening.seconds
         # Most raise an error on the model just made, and did not before.
         newly = self.failures.first_errors(screening)

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.screening import Asked
+from fedif_flower.messages.screening import Asked, Screening
 from fedif_flower.stages import Stages
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.nodes import NodeDirectory
@@ -95,6 +95,10 @@ class Callback:
         """Return those of the nodes that may be drawn in a round."""
         return nodes
 
+    def awaited(self, server_round: int) -> Mapping[int, Asked]:  # noqa: ARG002
+        """Return, by node, who was asked before and is not asked now, and whose reply counts."""
+        return {}
+
     def on_asked(self, question: Question) -> None:
         """Be told whom a round is about to ask."""
 
@@ -110,6 +114,9 @@ class Callback:
 
     def on_replies(self, server_round: int) -> None:
         """Be told that a round's replies are read from now on: the last step's updates are lost."""
+
+    def on_screened(self, screening: Screening, asked: Mapping[int, Asked]) -> None:
+        """Take in what became of everybody whose reply counted in a round, by node."""
 
     def on_step(self, step: Step) -> None:
         """Take in the step that a round took; not called for a round that failed."""

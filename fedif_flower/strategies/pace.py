@@ -15,6 +15,7 @@ from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked, Screening
 from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
+from fedif_flower.strategies.callbacks import Callback
 
 
 def inverse_root(rounds: int) -> float:
@@ -93,8 +94,8 @@ class Pace(CheckedFields):
 DEFAULT_PACE = Pace()
 
 
-class LateReplies:
-    """Who was asked in earlier rounds, and whose replies count in the round in which they come.
+class LateReplies(Callback):
+    """Lets replies to earlier rounds count in the round in which they come.
 
     Parameters
     ----------
@@ -109,10 +110,10 @@ class LateReplies:
     def require(self, grid: Grid, local: object | None) -> None:
         """Raise ConfigError where late replies cannot come, or cannot be used."""
         late = self._pace.late_rounds
-        can_come = not late or (isinstance(grid, ScreenedGrid) and grid.keeps_late)
+        can_come = isinstance(grid, ScreenedGrid) and grid.keeps_late
         require(can_come, "late_rounds", late, "0 in a simulation, whose replies are never late")
         words = "0 with a local method whose clients send more than a model"
-        require(not late or local is None, "late_rounds", late, words)
+        require(local is None, "late_rounds", late, words)
 
     def awaited(self, server_round: int) -> dict[int, Asked]:
         """Return, by node, whose replies still count in a round, and for how much."""
@@ -123,7 +124,7 @@ class LateReplies:
         staleness = self._pace.staleness
         return {i: replace(one, factor=staleness(ages[i])) for i, one in self._asked.items()}
 
-    def take(self, screening: Screening, asked: Mapping[int, Asked]) -> None:
+    def on_screened(self, screening: Screening, asked: Mapping[int, Asked]) -> None:
         """Take in a round: who answered is free, who was asked and did not is waited for."""
         for accepted in screening.accepted:
             self._asked.pop(accepted.node.node_id, None)
