@@ -200,7 +200,7 @@ def means_table(found: Mapping[Cell, float], data: str) -> ResultTable:
             for cell in row
         ]
     title, names = f"{data}: means", ["attack", "seeds"]
-    return pivot(title, names, values, lambda own: MeanStd.of(own).shown(".1f").replace(" ", ""))
+    return pivot(title, names, values, lambda own: MeanStd.of(own).shown(".1f"))
 
 
 def effects_table(found: Mapping[Cell, float], data: str) -> ResultTable:

@@ -31,7 +31,7 @@ class MeanStd:
     def shown(self, form: str) -> str:
         """Return both as text, each in a format such as ``".2f"``."""
         text = format(self.mean, form)
-        return text if self.std is None else f"{text} ± {format(self.std, form)}"
+        return text if self.std is None else f"{text}±{format(self.std, form)}"
 
 
 def pivot(

@@ -29,7 +29,7 @@ def test_the_worst_cases():
         *("worst at 20%, by", "worst at 40%, by", "backdoor at 20%", "backdoor at 40%"),
     ]
     assert table.lines == [
-        ["A", "none", "90.0", "60.0 ± 14.1, flip", "10.0, flip", "100.0, trigger", "-"],
+        ["A", "none", "90.0", "60.0±14.1, flip", "10.0, flip", "100.0, trigger", "-"],
         ["B", "none", "80.0", "60.0, trigger", "-", "25.0, trigger", "-"],
     ]
 

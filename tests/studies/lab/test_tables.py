@@ -7,7 +7,7 @@ from fedif_studies.lab.table import MeanStd
 
 
 def test_mean_and_standard_deviation():
-    assert MeanStd.of([62.0, 64.0]).shown(".2f") == "63.00 ± 1.41"
+    assert MeanStd.of([62.0, 64.0]).shown(".2f") == "63.00±1.41"
     assert MeanStd.of([62.0]).shown(".2f") == "62.00"
 
 
