@@ -212,17 +212,9 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         for callback in self.told:
             callback.on_start(self)
         first = self.completed_rounds + 1
-        loop = RoundLoop(
-            self,
-            self.model,
-            self.history,
-            self.told,
-            grid,
-            timeout,
-            train_config or ConfigRecord(),
-            evaluate_config or ConfigRecord(),
-            evaluate_fn,
-        )
+        kept = self.model, self.history, self.told
+        configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        loop = RoundLoop(self, *kept, grid, timeout, *configs, evaluate_fn)
         result = loop.run(initial_arrays, range(first, first + num_rounds))
         for remark in filter(None, (stage.remark() for stage in self.stages)):
             logger.info("%s", remark)
