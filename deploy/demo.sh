@@ -122,8 +122,9 @@ address="127.0.0.1:$port"
 
 step "data: four folders, one per member"
 python -c 'import sys, pathlib
-from fedif_flower.tasks.data import dirichlet_partition, load_dataset
+from fedif_flower.tasks.data.datasets import load_dataset
 from fedif_flower.tasks.data.export import export_split
+from fedif_flower.tasks.data.partition import dirichlet_partition
 digits = load_dataset("digits")
 for i, part in enumerate(dirichlet_partition(digits, 4, 1.0, 0)):
     export_split(digits, digits.train, part, pathlib.Path(sys.argv[1], f"partition-{i}", "train"))' "$home/data"

@@ -52,11 +52,8 @@ def run_of(settings: str, output_dir: Path, nodes=None) -> RunFolder:
     """Run the federation of a command's settings in this process."""
     own = {"output-dir": str(output_dir), "run-name": "run", "device": "cpu"}
     config = RunConfig.from_run_config(default_run_config() | parse_overrides(settings) | own)
-    return RunFolder(
-        run_federation(
-            LocalGrid(client_app, config.num_clients, node_configs=nodes), config, parts=run_parts()
-        )
-    )
+    grid = LocalGrid(client_app, config.num_clients, node_configs=nodes or {})
+    return RunFolder(run_federation(grid, config, parts=run_parts()))
 
 
 def last_scores(run_dir: Path) -> tuple[list[float], list[float]]:

@@ -43,7 +43,11 @@ def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:
         If the record and the model do not have the same arrays: the task here is not the server's.
     """
     received = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+    # What a model's state_dict leaves out, such as a frozen base, does not travel.
+    kept = model.state_dict().keys()
+    if other := sorted(kept ^ received.keys()):
+        raise ValueError(f"this client's model is not the server's: {', '.join(other)} differ")
     try:
-        model.load_state_dict(received)
+        model.load_state_dict(received, strict=False)
     except RuntimeError as error:
         raise ValueError(f"this client's model is not the server's: {error}") from error
