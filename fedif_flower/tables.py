@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -36,6 +36,13 @@ class ResultTable:
     num_labels: int
     grouped: bool = False
 
+    @classmethod
+    def of_records(cls, records: Sequence[Mapping[str, object]]) -> ResultTable:
+        """Return a table of one or more records with the same keys; a cell of ``None`` is empty."""
+        heading = [name.replace("_", " ") for name in records[0]]
+        lines = [list(map(_cell, record.values())) for record in records]
+        return cls("", heading, lines, num_labels=len(heading))
+
     def to_markdown(self) -> list[str]:
         """Return the lines of a Markdown table."""
         numbers = len(self.heading) - self.num_labels
@@ -66,6 +73,12 @@ class ResultTable:
             lines.append(["", *line[1:]] if repeats else line)
             previous = line[0]
         return lines
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}"
+    return "" if value is None else str(value)
 
 
 def plain(text: str) -> str:

@@ -163,9 +163,7 @@ def _show(seen: dict[str, Any]) -> None:
     ends = "certificate until {certificate_ends}, its authority until {authority_ends}"
     typer.echo(ends.format(**seen))
     typer.echo(f"{seen['free_bytes'] / 2**30:.1f} GiB free")
-    for lines in filter(None, (seen["members"], seen["runs"])):
-        heading = [name.replace("_", " ") for name in lines[0]]
-        shown = [["" if v is None else str(v) for v in line.values()] for line in lines]
-        ResultTable("", heading, shown, num_labels=len(heading)).print(Console())
+    for records in filter(None, (seen["members"], seen["runs"])):
+        ResultTable.of_records(records).print(Console())
     for warning in seen["warnings"]:
         typer.echo(f"! {warning}")

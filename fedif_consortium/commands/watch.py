@@ -62,11 +62,7 @@ def runs(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    heading = [name.replace("_", " ") for name in found[0]]
-    lines = [
-        [f"{v:.0f}" if isinstance(v, float) else str(v) for v in run.values()] for run in found
-    ]
-    ResultTable("", heading, lines, num_labels=len(heading)).print(Console())
+    ResultTable.of_records(found).print(Console())
 
 
 def _listed(path: Path) -> dict[str, Any]:

@@ -116,16 +116,6 @@ class Screening:
     refused: list[RefusedReply] = field(default_factory=list)
     seconds: float = 0.0
 
-    @property
-    def num_failed(self) -> int:
-        """Clients that failed or did not answer in time (as opposed to: answered nonsense)."""
-        return sum(reply.status not in ("refused", "late") for reply in self.refused)
-
-    @property
-    def num_late(self) -> int:
-        """Clients that may still answer: the round closed before they did."""
-        return sum(reply.status == "late" for reply in self.refused)
-
 
 class Workspace:
     """Rows for the clients' updates, kept from round to round to spare the page faults.

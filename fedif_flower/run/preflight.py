@@ -174,9 +174,7 @@ def ask_members(grid: Grid, run: RunContext, directory: NodeDirectory) -> None:
         _tell(node, found)
         failed = (one for one in found if one.status is Status.FAILED)
         unfit += [f"{node.label}: {one.check}: {one.words}" for one in islice(failed, 1)]
-    said = [node for node in nodes if node.partition_id != UNKNOWN_PARTITION]
-    known = {node.node_id: [node.partition_id, node.attack, node.name] for node in said}
-    directory.load_state_dict({"known": known})
+    directory.meet(node for node in nodes if node.partition_id != UNKNOWN_PARTITION)
     if unfit and run.checkpoint is None and config.start_without != "unfit":
         raise TrainingFailedError(
             f"{len(unfit)} of {len(nodes)} members cannot take part: {enumerated(unfit)}; "

@@ -246,6 +246,10 @@ class NodeDirectory:
         """Every node ever seen."""
         return sorted(self._known.values())
 
+    def meet(self, nodes: Iterable[ClientNode]) -> None:
+        """Know nodes that were asked already: they are not asked again."""
+        self._known |= {node.node_id: node for node in nodes}
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on: partition, attack and name by lasting node id."""
         known = [node for node in self._known.values() if not node.is_simulated]

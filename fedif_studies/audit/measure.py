@@ -64,10 +64,8 @@ def measure(
     GridInterrupted
         If a signal asked for an end; the same call goes on from there.
     """
-    count, allowed = (
-        task.config.num_clients,
-        f"at most {MOST_MEMBERS}: all coalitions are looked at",
-    )
+    count = task.config.num_clients
+    allowed = f"at most {MOST_MEMBERS}: all coalitions are looked at"
     require(count <= MOST_MEMBERS, "num-clients", count, allowed)
     make_folder(folder)
     settings = json.dumps(task.config.identity(), indent=2, sort_keys=True) + "\n"
