@@ -32,37 +32,14 @@ _NAMES = {
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 if TYPE_CHECKING:
-    from fedif_flower.aggregators import RFA as RFA
-    from fedif_flower.aggregators import AlignIns as AlignIns
-    from fedif_flower.aggregators import CentredClipping as CentredClipping
-    from fedif_flower.aggregators import DeepSight as DeepSight
-    from fedif_flower.aggregators import DnC as DnC
-    from fedif_flower.aggregators import FedAdp as FedAdp
-    from fedif_flower.aggregators import Flame as Flame
-    from fedif_flower.aggregators import FoolsGold as FoolsGold
-    from fedif_flower.aggregators import Krum as Krum
-    from fedif_flower.aggregators import Median as Median
-    from fedif_flower.aggregators import SignGuard as SignGuard
-    from fedif_flower.aggregators import TrimmedMean as TrimmedMean
+    from fedif_flower.aggregators import *  # noqa: F403
     from fedif_flower.apps import client_app as client_app
     from fedif_flower.apps import server_app as server_app
     from fedif_flower.messages.models import model_arrays as model_arrays
     from fedif_flower.run.results import load as load
     from fedif_flower.run.round_progress import ShowRounds as ShowRounds
     from fedif_flower.run.writer import RunWriter as RunWriter
-    from fedif_flower.strategies import AFedSV as AFedSV
-    from fedif_flower.strategies import FedAvg as FedAvg
-    from fedif_flower.strategies import FedIF as FedIF
-    from fedif_flower.strategies import FedProx as FedProx
-    from fedif_flower.strategies import FedSV as FedSV
-    from fedif_flower.strategies import FLTrust as FLTrust
-    from fedif_flower.strategies import InfluenceDescent as InfluenceDescent
-    from fedif_flower.strategies import LeaveOneOut as LeaveOneOut
-    from fedif_flower.strategies import RobustRule as RobustRule
-    from fedif_flower.strategies import ScoredStrategy as ScoredStrategy
-    from fedif_flower.strategies import Setup as Setup
-    from fedif_flower.strategies import SFedAvg as SFedAvg
-    from fedif_flower.strategies import ShapFed as ShapFed
+    from fedif_flower.strategies import *  # noqa: F403
     from fedif_flower.strategies.attribution import PathAttribution as PathAttribution
     from fedif_flower.strategies.quarantine import Quarantine as Quarantine
     from fedif_flower.tasks.task import ClientSite as ClientSite

@@ -195,10 +195,10 @@ def require_directories(directories: list[Path]) -> None:
 
 def parse_config(config: list[str] | None, options: Mapping[str, int | Path | None]) -> RunConfig:
     """Return the defaults with what was given; paths do not depend on the working directory."""
-    from fedif_flower.run.config import RunConfig, default_run_config
+    from fedif_flower.run.config import RunConfig
     from fedif_flower.settings import parse_overrides
 
-    settings = default_run_config() | parse_overrides(" ".join(config or []))
+    settings = RunConfig.defaults() | parse_overrides(" ".join(config or []))
     for key, value in options.items():
         if value is not None:
             settings[key] = str(value) if isinstance(value, Path) else value

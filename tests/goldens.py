@@ -25,9 +25,9 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.writer import OnRow
-from fedif_flower.runtime.clocked_grid import ClockedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.robust_rule import Rule
+from tests.clocked_grid import ClockedGrid
 
 FILE = Path(__file__).with_name("goldens.json")
 CLIENTS = 8

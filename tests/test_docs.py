@@ -16,7 +16,7 @@ from fedif_consortium.parts import server_parts
 from fedif_flower import aggregators, attacks, stages, valuation
 from fedif_flower.attacks import ATTACKS
 from fedif_flower.devices import torch_threads
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.settings import parse_overrides
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.valuation import shapley
@@ -69,7 +69,7 @@ def test_code_runs(path, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", WRITTEN, ids=_name)
 def test_settings_in_commands_are_allowed(path, tmp_path):
-    defaults = default_run_config()
+    defaults = RunConfig.defaults()
     for block in _blocks(path, "sh"):
         for settings in re.findall(r"(?:-c |CONFIG=)'([^']*)'", block):
             RunConfig.from_run_config(defaults | parse_overrides(settings), server_parts())
@@ -126,5 +126,5 @@ def test_results_are_those_of_the_committed_rows(tmp_path):
         if not path.name.startswith("bench-"):
             (tmp_path / "results" / path.name).write_bytes(path.read_bytes())
     shutil.copy(DOCS / "results.md", tmp_path)
-    page = update_docs(tmp_path, [], default_run_config())
+    page = update_docs(tmp_path, [], RunConfig.defaults())
     assert page.read_text() == (DOCS / "results.md").read_text()

@@ -20,7 +20,7 @@ from fedif_consortium.statement.records import read_run
 from fedif_flower import FedIF
 from fedif_flower.devices import torch_threads
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
@@ -51,7 +51,7 @@ def code_of(page: str, blocks: int) -> dict:
 def run_of(settings: str, output_dir: Path, nodes=None) -> RunFolder:
     """Run the federation of a command's settings in this process."""
     own = {"output-dir": str(output_dir), "run-name": "run", "device": "cpu"}
-    config = RunConfig.from_run_config(default_run_config() | parse_overrides(settings) | own)
+    config = RunConfig.from_run_config(RunConfig.defaults() | parse_overrides(settings) | own)
     grid = LocalGrid(client_app, config.num_clients, node_configs=nodes or {})
     return RunFolder(run_federation(grid, config, parts=run_parts()))
 

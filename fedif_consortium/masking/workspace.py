@@ -28,8 +28,7 @@ from fedif_consortium.masking.ring import LONGEST, UPDATE_BITS, Ring, decode
 from fedif_consortium.masking.sketches import SignSketch, estimated_lengths
 from fedif_flower.errors import BoxError, ConfigError, KeeperError, ReplyError
 from fedif_flower.local_methods import LocalMethod
-from fedif_flower.messages.arrays import ArraySpec, arrays_of
-from fedif_flower.messages.buffers import is_statistic
+from fedif_flower.messages.arrays import ArraySpec, arrays_of, is_statistic
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
 from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace, empty_rows

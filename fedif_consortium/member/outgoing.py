@@ -19,8 +19,7 @@ from pydantic import StringConstraints, model_validator
 from fedif_consortium.member.node_log import NodeLog
 from fedif_consortium.member.privacy import Floats, PrivacyBudget, add_noise
 from fedif_flower.errors import RefusedByMemberError, ReplyError
-from fedif_flower.messages.arrays import pack_array, view_array
-from fedif_flower.messages.buffers import is_statistic
+from fedif_flower.messages.arrays import is_statistic, pack_array, view_array
 from fedif_flower.messages.instructions import VECTOR_RECORD
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import RefusedValueError, Settings, setting

@@ -21,8 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.errors import ReplyError
-from fedif_flower.messages.arrays import ArraySpec, pack_array, view_array
-from fedif_flower.messages.buffers import check_variance, is_statistic, is_variance, measure_advance
+from fedif_flower.messages.arrays import (
+    ArraySpec,
+    check_variance,
+    is_statistic,
+    is_variance,
+    measure_advance,
+    pack_array,
+    view_array,
+)
 from fedif_flower.messages.text import enumerated
 from fedif_flower.round import ModelVectors
 
@@ -189,7 +196,7 @@ class ParameterLayout:
         ReplyError
             If the arrays are not the layout's, a value is NaN, infinite or beyond
             ``MAX_MAGNITUDE``, a variance is none, or an integer array changed as no counter does
-            (see :mod:`fedif_flower.messages.buffers`).
+            (see :mod:`fedif_flower.messages.arrays`).
         """
         views = self.views(arrays)
         sent = self.split_buffers(received.buffers)

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from fedif_flower.aggregators.spread import bound_by_spread
 from fedif_flower.errors import ReplyError
-from fedif_flower.messages.arrays import ArraySpec, arrays_of
-from fedif_flower.messages.buffers import refuse_advances
+from fedif_flower.messages.arrays import ArraySpec, arrays_of, refuse_advances
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.messages.instructions import VECTOR_KEY, VECTOR_RECORD
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate, require_believable

@@ -244,8 +244,3 @@ def subject_of(settings: Mapping[str, Scalar]) -> str:
 
 def _not_heard(key: str, value: Scalar) -> str:
     return f"{key} = {value!r}: this app has no part with a section [{key.partition('.')[0]}]"
-
-
-def default_run_config() -> dict[str, Scalar]:
-    """Return every key of a run config with its default."""
-    return RunConfig.defaults()

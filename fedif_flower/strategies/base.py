@@ -24,8 +24,12 @@ from torch import Tensor
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DivergedError, FedIFError, ValuationError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.means import AverageMetrics, MetricsAggregation, aggregate_metrics
-from fedif_flower.messages.metrics import ReplyLimits
+from fedif_flower.messages.metrics import (
+    AverageMetrics,
+    MetricsAggregation,
+    ReplyLimits,
+    aggregate_metrics,
+)
 from fedif_flower.messages.screened_grid import ScreenedGrid, screened
 from fedif_flower.messages.screening import Asked, Screening, Workspace, screen_replies
 from fedif_flower.messages.text import printable
@@ -72,7 +76,7 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
         As Flower's. They receive one RecordDict for each accepted reply, with every record but the
         model's arrays. Default: the mean of each metric
-        (see :class:`~fedif_flower.messages.means.AverageMetrics`).
+        (see :class:`~fedif_flower.messages.metrics.AverageMetrics`).
     stages : sequence of Stage, optional
         What happens to a round before and after it is weighed, in this order, such as
         ``[Clip(2.0), LossBound(), FedAvgM(0.5)]`` (see :mod:`fedif_flower.stages`). Default:

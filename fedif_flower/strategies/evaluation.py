@@ -8,8 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedif_flower.messages.means import aggregate_metrics
-from fedif_flower.messages.metrics import ReplyLimits, screen_evaluations
+from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.nodes import NodeDirectory, sample_clients
 

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.layout import ParameterLayout
-from fedif_flower.messages.means import MetricsAggregation
+from fedif_flower.messages.metrics import MetricsAggregation
 from fedif_flower.messages.screening import Look, Workspace
 from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedif_flower.attacks import Behaviour
 from fedif_flower.errors import require
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.loaded_task import LoadedTask, load_task
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.settings import Scalar
@@ -79,7 +79,7 @@ class AuditTask:
     def of(cls, **settings: Scalar) -> AuditTask:
         """Return a task of one epoch on the CPU; keys of a run config, with underscores."""
         own = {key.replace("_", "-"): value for key, value in settings.items()}
-        usual = {**default_run_config(), "local-epochs": 1, "device": "cpu"}
+        usual = {**RunConfig.defaults(), "local-epochs": 1, "device": "cpu"}
         return cls(RunConfig.from_run_config({**usual, **own}))
 
     def new_model(self, seed: int) -> nn.Module:

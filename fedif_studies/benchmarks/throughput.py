@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedif_flower.client.training import train_local
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.nodes import sample_clients
 from fedif_flower.tasks.config import TrainingConfig
@@ -61,7 +61,7 @@ class Workload:
             **{"learning-rate": self.training.learning_rate, "momentum": self.training.momentum},
             **{"model": "cnn", "strategy": strategy, "eval-every": self.rounds, "device": "cpu"},
         }
-        return RunConfig.from_run_config(default_run_config() | own)
+        return RunConfig.from_run_config(RunConfig.defaults() | own)
 
     def sampled(self, server_round: int) -> list[int]:
         """Return the clients that our strategies draw in a round."""

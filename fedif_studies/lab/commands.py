@@ -26,13 +26,13 @@ def sweep(
     jobs: Jobs = CORES,
 ) -> None:
     """Run every combination of a grid of your own."""
-    from fedif_flower.run.config import default_run_config
+    from fedif_flower.run.config import RunConfig
     from fedif_studies.lab.measurements import find_measurements
     from fedif_studies.lab.report import report_sweep
     from fedif_studies.lab.run import run_cells
     from fedif_studies.lab.spec import read_sweep, swept_keys
 
-    wanted = read_sweep(spec, default_run_config(), output_dir)
+    wanted = read_sweep(spec, RunConfig.defaults(), output_dir)
     complete = run_cells(wanted, jobs)
     own = {cell.config.run_dir.resolve() for cell in wanted}
     measured = [m for m in find_measurements([output_dir]) if m.run_dir in own]

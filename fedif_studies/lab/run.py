@@ -23,7 +23,7 @@ import typer
 from fedif_flower.client.app import task_app
 from fedif_flower.devices import torch_threads
 from fedif_flower.errors import FedIFError
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.report import require_last_round
@@ -57,7 +57,7 @@ def federated(settings: Mapping[str, Scalar]) -> Iterator[RunFolder]:
     with TemporaryDirectory() as folder:
         usual: dict[str, Scalar] = {"device": "cpu", "checkpoint-every": 0, "run-name": "run"}
         config = RunConfig.from_run_config(
-            {**default_run_config(), **usual, **settings, "output-dir": folder}
+            {**RunConfig.defaults(), **usual, **settings, "output-dir": folder}
         )
         yield RunFolder(run_federation(LocalGrid(task_app(), config.num_clients), config))
 

@@ -28,7 +28,7 @@ def paper(
     jobs: Jobs = CORES,
 ) -> None:
     """Measure tables of the paper and print them beside the paper's figures."""
-    from fedif_flower.run.config import default_run_config
+    from fedif_flower.run.config import RunConfig
     from fedif_studies.lab.measurements import find_measurements
     from fedif_studies.lab.run import run_cells
     from fedif_studies.paper.cells import cell_name, fill_table, select, table_cells
@@ -46,7 +46,7 @@ def paper(
             typer.echo("\n".join([f"{table.name}: {table.title}", *names]))
         return
     require(bool(tables), "TABLES", "", f"{', '.join(TABLES)}; see --list")
-    defaults = default_run_config()
+    defaults = RunConfig.defaults()
     wanted = table_cells(picked, defaults, output_dir, rounds, data_dir)
     complete = run_cells(wanted, 1 if any(table.is_timed for table in chosen) else jobs)
     measured, console = find_measurements([output_dir]), Console()
@@ -63,10 +63,10 @@ def report(
     docs: Annotated[Path, typer.Option(help="with results.md and results/")] = Path("docs"),
 ) -> None:
     """Add complete runs to the rows of docs/results, and write the page's tables anew."""
-    from fedif_flower.run.config import default_run_config
+    from fedif_flower.run.config import RunConfig
     from fedif_studies.lab.measurements import find_measurements
     from fedif_studies.paper.report import update_docs
 
     require_directories([docs, *(directories or [])])
-    page = update_docs(docs, find_measurements(directories or ()), default_run_config())
+    page = update_docs(docs, find_measurements(directories or ()), RunConfig.defaults())
     Console().print(f"Written: {page.absolute()}", soft_wrap=True, highlight=False)

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedif_flower.client.batch_sources import BatchesAsTheyCome
-from fedif_flower.client.training import Trained, train_local, train_on
+from fedif_flower.client.training import BatchesAsTheyCome, Trained, train_local, train_on
 from fedif_flower.errors import DataError
 from fedif_flower.tasks.batches import count_examples
 from fedif_flower.tasks.config import TrainingConfig

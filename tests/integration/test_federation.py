@@ -30,7 +30,7 @@ from fedif_consortium.parts import server_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
@@ -485,7 +485,7 @@ def test_the_end_of_a_registration_is_told_apart_from_a_crash(story: Story) -> N
 
 def test_it_trains_to_where_a_plain_run_does(story: Story, tmp_path: Path) -> None:
     plain = {"masking.mode": "off", "output-dir": str(tmp_path)}
-    keys = {**default_run_config(), **MASKED, **plain}
+    keys = {**RunConfig.defaults(), **MASKED, **plain}
     config = RunConfig.from_run_config(keys, server_parts())
     nodes: dict[int, dict[str, Any]] = {i: {"num-partitions": 4} for i in range(3)}
     nodes[PARTITIONS["cyd"]]["attack"] = "gradient-noise"

@@ -24,7 +24,7 @@ from flwr.clientapp import ClientApp
 
 from client_app import app as client_app
 from fedif_consortium.parts import run_parts
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -46,7 +46,7 @@ RUNS = {
 
 def read_config(folder: Path, name: str, settings: dict) -> RunConfig:
     own = {"output-dir": str(folder), "run-name": name, "device": "cpu"}
-    return RunConfig.from_run_config(default_run_config() | settings | own, run_parts())
+    return RunConfig.from_run_config(RunConfig.defaults() | settings | own, run_parts())
 
 
 def outcome(run_dir: Path) -> tuple[dict[str, torch.Tensor], list[tuple[str, ...]]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from fedif_flower.errors import ReplyError
-from fedif_flower.messages.buffers import (
+from fedif_flower.messages.arrays import (
     MAX_ADVANCE,
     MAX_TIMES_MEDIAN,
     measure_advance,

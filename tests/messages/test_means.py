@@ -6,7 +6,7 @@ import pytest
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
-from fedif_flower.messages.means import MAX_METRICS, AverageMetrics, aggregate_metrics
+from fedif_flower.messages.metrics import MAX_METRICS, AverageMetrics, aggregate_metrics
 
 
 def records(*metrics):

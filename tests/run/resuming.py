@@ -10,7 +10,7 @@ import pytest
 from client_app import app as client_app
 from fedif_consortium.parts import server_parts
 from fedif_flower.run.checkpoint import CheckpointFolder
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
@@ -38,7 +38,7 @@ def run_config(output_dir: Path, **overrides) -> RunConfig:
         "device": "cpu",
     }
     overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
-    return RunConfig.from_run_config(default_run_config() | settings | overrides, server_parts())
+    return RunConfig.from_run_config(RunConfig.defaults() | settings | overrides, server_parts())
 
 
 def recorder_of(config: RunConfig, strategy=None, **settings) -> RunRecorder:

@@ -16,9 +16,9 @@ from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.checkpoint import CheckpointFolder
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.clocked_grid import ClockedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import nodes
+from tests.clocked_grid import ClockedGrid
 from tests.run.resuming import CLIENTS, recorder_of, run, run_config
 from tests.strategies.waiting import Clock
 

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, Context, Message
 
 from client_app import app as client_app
 from fedif_flower.messages.arrays import pack_array
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -31,7 +31,7 @@ def config(output_dir: Path, strategy: str, **overrides) -> RunConfig:
         "output-dir": str(output_dir),
         "device": "cpu",
     }
-    return RunConfig.from_run_config(default_run_config() | settings | overrides)
+    return RunConfig.from_run_config(RunConfig.defaults() | settings | overrides)
 
 
 def run(chosen: RunConfig, clients=client_app) -> tuple[dict, dict[str, torch.Tensor], list[dict]]:

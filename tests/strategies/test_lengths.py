@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedif_flower.client.app import app
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -21,7 +21,7 @@ def accuracy(folder: Path, clipping: float | str, **attack: float) -> float:
     settings |= {"attack": "scaling", "malicious-fraction": 0.4, "update-clipping": clipping}
     settings |= {"checkpoint-every": 0, "device": "cpu", "output-dir": str(folder)}
     settings |= {key.replace("_", "-"): value for key, value in attack.items()}
-    config = RunConfig.from_run_config(default_run_config() | settings)
+    config = RunConfig.from_run_config(RunConfig.defaults() | settings)
     run_dir = run_federation(LocalGrid(app, CLIENTS), config)
     return float(RunFolder(run_dir).summary.read()["test_accuracy_last_ten"])
 

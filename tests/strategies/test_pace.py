@@ -11,10 +11,10 @@ from fedif_flower import FedAvg, PathAttribution
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import Scaffold
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.runtime.clocked_grid import ClockedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Pace, Setup
 from fedif_flower.strategies.nodes import identify_clients
+from tests.clocked_grid import ClockedGrid
 from tests.strategies.attributing import ROUNDING, validation
 from tests.strategies.hostile import step_reply
 from tests.strategies.lines import Movers, point

@@ -8,7 +8,7 @@ import pytest
 from fedif_consortium.member.run_rules import RunRules, accepts
 from fedif_flower.errors import RefusedByMemberError
 from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 
 CONFIG = {"rounds": 10, "rate": 0.1, "name": "a", "masked": False}
 HALF = {"rate": {"least": 0, "most": 0.5}}
@@ -72,8 +72,8 @@ ATTACKED = {"attack": "ipm", "malicious-fraction": 0.25, "ipm.epsilon": 1}
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (default_run_config(), told(num_clients=7)),  # And learning-rate, which is "auto", too.
-        (default_run_config() | ATTACKED, told(**ATTACKED)),
+        (RunConfig.defaults(), told(num_clients=7)),  # And learning-rate, which is "auto", too.
+        (RunConfig.defaults() | ATTACKED, told(**ATTACKED)),
         ({}, told()),
         ({}, told(task="this-app:wards")),
         (ATTACKED | {"seed": 3}, told(**ATTACKED, seed=3)),
@@ -87,7 +87,7 @@ def test_what_an_honest_server_tells_is_not_refused(config, message):
         RunRules(unknown_keys=unknown_keys, config=listed).check_told(message, config)
 
 
-@pytest.mark.parametrize("config", [{}, default_run_config(), {"local-epochs": "auto"}])
+@pytest.mark.parametrize("config", [{}, RunConfig.defaults(), {"local-epochs": "auto"}])
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -23,7 +23,7 @@ from client_app import app as client_app
 from fedif_consortium.evidence.keys import SigningKey, read_key_file
 from fedif_consortium.member.own_replies import OwnReplies, app_config
 from fedif_consortium.parts import server_parts
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import Table
 from fedif_flower.runtime.local_grid import ClientCall, LocalGrid
 
@@ -92,7 +92,7 @@ def config(output_dir: Path, **overrides) -> RunConfig:
         "device": "cpu",
     }
     overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
-    return RunConfig.from_run_config(default_run_config() | settings | overrides, server_parts())
+    return RunConfig.from_run_config(RunConfig.defaults() | settings | overrides, server_parts())
 
 
 def copied(run_dir: Path, target: Path) -> Path:

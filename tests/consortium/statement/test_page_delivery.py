@@ -11,7 +11,7 @@ from client_app import app as client_app
 from fedif_consortium.parts import server_parts
 from fedif_consortium.statement.part import deliver, state_and_deliver
 from fedif_consortium.statement.verify import verify
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.consortium.statement.runs import make_run
@@ -39,7 +39,7 @@ def grid(tmp_path: Path, client=client_app, **more) -> LocalGrid:
 
 
 def config(**overrides) -> RunConfig:
-    return RunConfig.from_run_config(default_run_config() | overrides, server_parts())
+    return RunConfig.from_run_config(RunConfig.defaults() | overrides, server_parts())
 
 
 def pages(tmp_path: Path, partition: int) -> list[Path]:

@@ -15,7 +15,7 @@ from fedif_consortium.statement.records import read_run
 from fedif_consortium.statement.replay import replay
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import ConfigError, StatementError
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.run.rows import read_rows
@@ -39,7 +39,7 @@ def config(output_dir: Path, **overrides) -> RunConfig:
         "updates.keep": True,
     }
     given = {key.replace("_", "-"): value for key, value in overrides.items()}
-    return RunConfig.from_run_config(default_run_config() | settings | given)
+    return RunConfig.from_run_config(RunConfig.defaults() | settings | given)
 
 
 def run(config: RunConfig, **grid) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 
 NOW = 1_800_000_000.0
@@ -35,7 +35,7 @@ def make_folder(
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path)
     config = {"num-server-rounds": num_rounds, "num-clients": 4, "fraction-train": 1.0}
-    folder.config.write(RunConfig.from_run_config(default_run_config() | config).to_mapping())
+    folder.config.write(RunConfig.from_run_config(RunConfig.defaults() | config).to_mapping())
     folder.rounds.begin()
     for number, accuracy in enumerate(accuracies):
         of_round = [line for line in clients if line["round"] == number]

@@ -17,7 +17,7 @@ from fedif_consortium.parts import run_parts, server_parts
 from fedif_consortium.watch.metrics import RunMetrics
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -32,7 +32,7 @@ def run_config(output_dir: Path, **overrides) -> RunConfig:
     short = {"num-clients": CLIENTS, "fraction-train": 1.0, "num-server-rounds": ROUNDS}
     place = {"run-name": "run", "output-dir": str(output_dir), "device": "cpu", "local-epochs": 1}
     return RunConfig.from_run_config(
-        default_run_config() | short | place | overrides, server_parts()
+        RunConfig.defaults() | short | place | overrides, server_parts()
     )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from client_app import app as client_app
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import load_task
@@ -26,7 +26,7 @@ def backdoored(tmp_path_factory) -> RunFolder:
         **{"strategy": "fedavg", "attack": "pixel-trigger", "malicious-fraction": 0.4},
         **{"output-dir": str(tmp_path_factory.mktemp("runs")), "device": "cpu"},
     }
-    config = RunConfig.from_run_config(default_run_config() | settings)
+    config = RunConfig.from_run_config(RunConfig.defaults() | settings)
     return RunFolder(run_federation(LocalGrid(client_app, 10), config))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fedif_flower.run.config import RunConfig, default_run_config
+from fedif_flower.run.config import RunConfig
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, make_cell
 
-DEFAULTS = default_run_config()
+DEFAULTS = RunConfig.defaults()
 
 
 def small_cell(output_dir: Path, name: str = "cell", **settings: Scalar) -> Cell:
