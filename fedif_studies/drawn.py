@@ -26,9 +26,8 @@ from fedif_studies.audit.cases import HONEST, attack
 from fedif_studies.audit.federation import federate
 from fedif_studies.audit.findings import CEILING, pearson, spearman
 from fedif_studies.audit.members import AuditTask, Member
-from fedif_studies.audit.published import comfedsv
 from fedif_studies.audit.retraining import train_coalitions
-from fedif_studies.audit.valuations import path, summed
+from fedif_studies.audit.valuations import comfedsv, path, summed
 from fedif_studies.lab.run import fill
 from fedif_studies.lab.table import pivot
 from fedif_studies.rows import RESULTS, Row

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector
 
-from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder
+from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder, Normalize
 from fedif_flower.attacks.free_riders import last_step
 from fedif_flower.attacks.random_update import gaussian_of_length
 from fedif_flower.settings import Setting
+from fedif_flower.valuation.past_steps import REMEMBERED, PastSteps
 from fedif_studies.attacks.harm_and_repair import harm_and_repair
 
 _OLDER = "older"
@@ -135,3 +138,54 @@ class SharedNoise(Colluder):
         step = self.factor * (received - (received if before is None else before))
         noise = gaussian_of_length(received, step.norm(), generator)
         return (step + noise).expand_as(updates)
+
+
+@dataclass
+class MoreOfLastSteps(Behaviour):
+    r"""Sends ``factor`` times what its update has of the last three steps, and the rest as it is.
+
+    :math:`u \leftarrow u + (c - 1) \sum_k \langle u, e_k \rangle e_k` with :math:`e_k` the basis of
+    these steps.
+    """
+
+    factor: float = 2.0
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the parameters with more of the last steps."""
+        received = own.received
+        known = own.memory.get("received", received[None]).to(received)  # [k, d], the newest first.
+        if known[0].ne(received).any():
+            known = torch.cat([received[None], known])[: REMEMBERED + 1]
+        own.memory["received"] = known.clone()
+        if len(known) == 1:
+            return own.trained
+        past = PastSteps(tuple(known[:-1] - known[1:]))
+        shares = past.shares((own.trained - received)[None]).to(received)  # [1, k]
+        return own.trained + (self.factor - 1) * (shares @ past.basis)[0]
+
+
+class GradientAndLastStep(Behaviour):
+    """Sends a step down its own data's gradient, as long as its update, and the last step."""
+
+    _gradient = torch.zeros(0)
+
+    def poison_inputs(
+        self,
+        model: nn.Module,
+        pixels: Tensor,
+        labels: Tensor,
+        normalize: Normalize,
+        _: torch.Generator,
+    ) -> Tensor:
+        """Remember the gradient at the received model; the pixels stay as they are."""
+        loss = cross_entropy(model(normalize(pixels)), labels)
+        found = torch.autograd.grad(loss, list(model.parameters()))
+        self._gradient = parameters_to_vector(found)
+        return pixels
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the received parameters, both steps further."""
+        gradient = self._gradient.to(own.received)
+        length = (own.trained - own.received).norm() / gradient.norm().clamp_min(1e-30)
+        found: Tensor = own.received - length * gradient + last_step(own)
+        return found

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fedif_flower.attacks import Behaviour, build_behaviour
+from fedif_flower.attacks import Behaviour, ClientRound, build_behaviour
 from fedif_flower.attacks.free_riders import RepeatStep
 from fedif_flower.attacks.label_noise import flip_labels
+from fedif_flower.attacks.random_update import gaussian_of_length
 from fedif_flower.attacks.scaling import HonestScaling
 from fedif_flower.seeding import torch_generator
 from fedif_studies.attacks.borrowed_steps import (
     AlternatingStep,
     BorrowedStep,
+    GradientAndLastStep,
+    MoreOfLastSteps,
     NoisyStep,
     OlderStep,
     SharedNoise,
@@ -26,7 +30,6 @@ from fedif_studies.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
 from fedif_studies.attacks.opposed import OpposedSteps, OpposedUpdates
 from fedif_studies.attacks.predicted_step import PredictedStep
 from fedif_studies.audit.members import AuditTask, Member
-from fedif_studies.audit.play import GradientAndLastStep, MoreOfLastSteps, NoisyUpdate
 
 Case = Callable[[AuditTask, int], list[Member]]
 """Returns the members of a federation for a task and a seed."""
@@ -35,6 +38,18 @@ Play = Callable[[AuditTask, Sequence[Member]], list[Member]]
 Change = Callable[[AuditTask, Member], Mapping[str, Any]]
 """Returns what of a player becomes another."""
 IDENTITIES = 5  # Of one owner.
+
+
+@dataclass
+class NoisyUpdate(Behaviour):
+    """Sends its honest update and noise that is ``factor`` > 0 times as long."""
+
+    factor: float = 0.5
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the trained parameters with noise."""
+        length = self.factor * (own.trained - own.received).norm()
+        return own.trained + gaussian_of_length(own.received, length, own.generator)
 
 
 def playing(task: AuditTask, players: Sequence[int], play: Play) -> list[Member]:

@@ -22,7 +22,6 @@ from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
-from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.influence import Projections, project_updates
 from fedif_flower.valuation.past_steps import PastSteps
@@ -198,7 +197,7 @@ class Trainer:
 
     def update(self, params: Tensor, server_round: int) -> Tensor:
         """Return the member's update ``[d]`` of ``params`` [d]."""
-        vector_to_parameters(params.clone(), _trained(self._model))
+        vector_to_parameters(params.clone(), self._model.parameters())
         acting, ids = self._member.behaviour, (self._seed, self._member.identity, server_round)
         drawn, model = torch_generator("audit-inputs", *ids), self._model
         pixels = acting.poison_inputs(model, self.pixels, self.labels, self._normalize, drawn)
@@ -209,11 +208,6 @@ class Trainer:
         return acting.poison_update(own) - params
 
 
-def _trained(model: nn.Module) -> list[nn.Parameter]:
-    named = dict(model.named_parameters())
-    return [named[name] for name in trainable_names(model)]
-
-
 def vector_of(model: nn.Module) -> Tensor:
-    """Return a copy of a model's trainable parameters, ``[d]``."""
-    return parameters_to_vector(_trained(model)).detach().clone()
+    """Return a copy of a model's parameters, ``[d]``: of the built-in ones, all are trained."""
+    return parameters_to_vector(model.parameters()).detach().clone()

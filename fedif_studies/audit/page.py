@@ -10,7 +10,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.storage import write_atomically
 from fedif_studies.audit.cases import IDENTITIES
 from fedif_studies.audit.federation import RULES
-from fedif_studies.audit.findings import Finding, Values, findings
+from fedif_studies.audit.findings import Finding, findings
 from fedif_studies.audit.measure import RETRAINING, VALUES
 from fedif_studies.lab.table import pivot
 from fedif_studies.rows import add_rows
@@ -52,7 +52,7 @@ _WORDS = {
 
 def write_audit(folder: Path, config: RunConfig) -> Path:
     """Write findings and the page from what is measured in a folder; return the page's path."""
-    values = Values(read_rows(folder / VALUES))
+    values = read_rows(folder / VALUES)
     found = findings(values, read_rows(folder / RETRAINING))
     rows = [one._replace(value=round(one.value, 6))._asdict() for one in found]
     add_rows(folder / FINDINGS, rows, anew=True)
@@ -62,7 +62,7 @@ def write_audit(folder: Path, config: RunConfig) -> Path:
         f"Written by `fedif audit`; the lines behind it: `{VALUES}`, `{RETRAINING}`, `{FINDINGS}`.",
         f"{config.num_clients} members, all of them in {config.num_server_rounds} rounds of "
         f"FedAvg, Dirichlet({config.dirichlet_alpha:g}) parts, model `{config.model}`, epochs: "
-        f"{config.local_epochs}, seeds: {len(values.seeds)}.",
+        f"{config.local_epochs}, seeds: {len({line['seed'] for line in values})}.",
         "All valuations look at the same rounds.",
         "",
     ]

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.tasks.config import TrainingConfig
-from fedif_flower.tasks.modules import trainable_names
 from fedif_studies.audit.federation import Trainer, vector_of
 from fedif_studies.audit.members import AuditTask, Member
 
@@ -72,13 +71,14 @@ def train_coalitions(
 
 def _gradients_of(model: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return the gradients ``[c, d]`` at parameters ``[c, d]``, all on the same examples."""
-    named, names = dict(model.named_parameters()), trainable_names(model)
-    shapes = [named[name].shape for name in names]
+    named = dict(model.named_parameters())
 
     def loss(flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        pieces = torch.split(flat, [shape.numel() for shape in shapes])
-        shaped = (piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True))
-        own = dict(zip(names, shaped, strict=True))
+        pieces = torch.split(flat, [old.numel() for old in named.values()])
+        own = {
+            name: piece.view_as(old)
+            for (name, old), piece in zip(named.items(), pieces, strict=True)
+        }
         return functional.cross_entropy(functional_call(model, own, (inputs,)), labels)
 
     return vmap(grad(loss), in_dims=(0, None, None))

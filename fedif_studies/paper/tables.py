@@ -7,19 +7,17 @@ the gamma tables are validation accuracies; the times are seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 
-# A value and, where the paper gives one, its standard deviation.
-PaperFigure = tuple[float, float | None]
+# A value and, where the paper gives one, its standard deviation; by row and column.
+Figures = dict[str, dict[str, tuple[float, float | None]]]
 Settings = Mapping[str, Scalar]
-Poisoned = tuple[str, Sequence[float], Sequence[tuple[float, float]]]
 
 # What every cell of the paper shares (Section "Experiments").
 PROTOCOL: Settings = MappingProxyType(
@@ -40,36 +38,17 @@ PROTOCOL: Settings = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """A data set, FedIF's gamma on it, and the attacks of its tables.
-
-    ``poisoned`` are attacks on the data with fractions of malicious clients and ranges of the
-    poisoned share, ``noisy`` the fractions with gradient noise, ``usual`` the range under label
-    noise in the tables of gamma.
-    """
-
-    name: str
-    title: str
-    gamma: float
-    poisoned: tuple[Poisoned, Poisoned]
-    noisy: Sequence[float]
-    usual: tuple[float, float]
-
-
-_HALF, _MORE, _MOST = (0.5, 0.6), (0.6, 0.7), (0.7, 0.8)
-CIFAR10 = DataSet(
-    *("cifar10", "CIFAR-10", 0.3),
-    (("label-noise", (0.5, 0.7), (_HALF, _MOST)), ("adversarial", (0.5, 0.7), (_HALF, _MOST))),
-    (0.5, 0.6),
-    _HALF,
-)
-FASHION = DataSet(
-    *("fashion-mnist", "Fashion-MNIST", 0.4),
-    (("label-noise", (0.6, 0.7), (_HALF, _MORE)), ("adversarial", (0.5, 0.7), (_MORE, _MOST))),
-    (0.5, 0.7),
-    _MORE,
-)
+# FedIF's gamma on each data set.
+_GAMMA = {"cifar10": 0.3, "fashion-mnist": 0.4}
+_METHODS = {name.lower(): name for name in ("FedAvg", "FedProx", "Krum", "AFedSV", "FedIF")}
+# What the ablation calls the parts of FedIF.
+_PARTS = {"wn": "weight-normalization", "rn": "round-normalization", "su": "smooth-update"}
+# What the tables of gamma and the ablation call by the attack alone.
+_USUAL = {"gradient-noise": "gradient-noise_0.5_0.1", "adversarial": "adversarial_0.5_0.5-0.6"}
+_BENCHMARKS = {
+    "cifar10": {**_USUAL, "label-noise": "label-noise_0.5_0.5-0.6"},
+    "fashion-mnist": {**_USUAL, "label-noise": "label-noise_0.6_0.6-0.7"},
+}
 
 
 @dataclass(frozen=True)
@@ -91,6 +70,8 @@ class Table:
         What it is called on the command line and in a report.
     rows, columns : tuple of Variant
         Each pair is a cell; a column's settings win over a row's.
+    paper : dict
+        The paper's figures: row -> column -> (value, standard deviation).
     split : {"test", "validation"}
         Of which split its accuracies are.
     rounds : int
@@ -103,130 +84,82 @@ class Table:
     title: str
     rows: tuple[Variant, ...]
     columns: tuple[Variant, ...]
+    paper: Figures
     split: str = "test"
     rounds: int = 100
     is_timed: bool = False
 
-    @cached_property
-    def paper(self) -> Mapping[str, Mapping[str, PaperFigure]]:
-        """The paper's figures: row -> column -> (value, standard deviation)."""
-        found: dict[str, dict[str, PaperFigure]] = {}
-        for line in read_rows(Path(__file__).with_name("figures.csv")):
-            if line["table"] == self.name:
-                deviation = float(line["deviation"]) if line["deviation"] else None
-                found.setdefault(line["row"], {})[line["column"]] = float(line["value"]), deviation
-        return found
-
     def settings(self, row: Variant, column: Variant) -> dict[str, Scalar]:
         """Return what a cell's run config sets."""
-        return {
-            **PROTOCOL,
-            "num-server-rounds": self.rounds,
-            "attack": "none",
-            **row.settings,
-            **column.settings,
-        }
+        own: Settings = {"num-server-rounds": self.rounds, "attack": "none"}
+        return {**PROTOCOL, **own, **row.settings, **column.settings}
 
 
-def _methods(gamma: float) -> tuple[Variant, ...]:
-    titles = ("FedAvg", "FedProx", "Krum", "AFedSV", "FedIF")
-    # AFedSV keeps its authors' gamma; the paper tuned its own method's only.
-    tuned: dict[str, Settings] = {"FedIF": {"fedif.gamma": gamma}}
-    return tuple(Variant(t.lower(), t, {"strategy": t.lower(), **tuned.get(t, {})}) for t in titles)
+def _printed() -> dict[str, Figures]:
+    """Return the paper's figures by table."""
+    found: dict[str, Figures] = {}
+    for line in read_rows(Path(__file__).with_name("figures.csv")):
+        deviation = float(line["deviation"]) if line["deviation"] else None
+        row = found.setdefault(line["table"], {}).setdefault(line["row"], {})
+        row[line["column"]] = float(line["value"]), deviation
+    return found
 
 
-def _clean(data: DataSet) -> Variant:
-    return Variant("clean", "clean", {"dataset": data.name, "model": "cnn"})
+def _row(key: str, gamma: float) -> Variant:
+    """Return what a row's name stands for: a method, a gamma, or the parts of FedIF that stay."""
+    if key in _METHODS:
+        # AFedSV keeps its authors' gamma; the paper tuned its own method's only.
+        tuned = {"fedif.gamma": gamma} if key == "fedif" else {}
+        return Variant(key, _METHODS[key], {"strategy": key, **tuned})
+    if key.startswith("gamma-"):
+        value = key.removeprefix("gamma-")
+        own: Settings = {"strategy": "fedif", "fedif.gamma": float(value)}
+        return Variant(key, f"gamma = {value}", own)
+    kept = {f"fedif.{part}": short in key.split("+") for short, part in _PARTS.items()}
+    return Variant(key, key.upper(), {"strategy": "fedif", "fedif.gamma": gamma, **kept})
 
 
-def _attacked(
-    data: DataSet, attack: str, level: float, how: str, shown: str, own: Settings
-) -> Variant:
-    settings = {**_clean(data).settings, "attack": attack, "malicious-fraction": level, **own}
-    return Variant(
-        f"{attack}_{level}_{how}", f"{attack.replace('-', ' ')} {level}{shown}", settings
-    )
+def _column(key: str, data: str) -> Variant:
+    """Return what a column's name stands for: the attack, who is malicious, how much is bad."""
+    settings: dict[str, Scalar] = {"dataset": key if key in _GAMMA else data, "model": "cnn"}
+    attack, *strength = _BENCHMARKS[data].get(key, key).split("_")
+    if not strength:
+        return Variant(key, key, settings)
+    level, how = strength
+    settings |= {"attack": attack, "malicious-fraction": float(level)}
+    if attack == "gradient-noise":
+        settings["gradient-noise.std"], shown = float(how), f", std {how}"
+    else:
+        low, high = how.split("-")
+        settings |= {"poison-ratio-min": float(low), "poison-ratio-max": float(high)}
+        shown = f" ({low}, {high})"
+    return Variant(key, f"{attack.replace('-', ' ')} {level}{shown}", settings)
 
 
-def _poisoned(data: DataSet, attack: str, level: float, low: float, high: float) -> Variant:
-    ratio = {"poison-ratio-min": low, "poison-ratio-max": high}
-    return _attacked(data, attack, level, f"{low}-{high}", f" ({low}, {high})", ratio)
+def _table(name: str, data: str, title: str, *, split: str = "test", timed: bool = False) -> Table:
+    """Return a table: its rows and columns are those of the paper's figures."""
+    paper = _PRINTED[name]
+    printed = dict.fromkeys(key for row in paper.values() for key in row)
+    # Times are of training and of aggregation.
+    keys = dict.fromkeys(key.partition("_")[0] for key in printed) if timed else printed
+    rows = tuple(_row(key, _GAMMA[data]) for key in paper)
+    columns = tuple(_column(key, data) for key in keys)
+    return Table(name, title, rows, columns, paper, split, 10 if timed else 100, timed)
 
 
-def _noisy(data: DataSet, level: float, std: float) -> Variant:
-    own = {"gradient-noise.std": std}
-    return _attacked(data, "gradient-noise", level, str(std), f", std {std}", own)
-
-
-def _poisoned_table(data: DataSet) -> Table:
-    columns = (
-        _poisoned(data, attack, level, *ratio)
-        for attack, levels, ratios in data.poisoned
-        for level in levels
-        for ratio in ratios
-    )
-    title = f"{data.title}: label noise and adversarial samples"
-    return Table(data.name, title, _methods(data.gamma), (_clean(data), *columns))
-
-
-def _noisy_table(data: DataSet) -> Table:
-    columns = (_noisy(data, level, std) for level in data.noisy for std in (0.05, 0.1))
-    name, title = f"{data.name}-gradient", f"{data.title}: gradient noise"
-    return Table(name, title, _methods(data.gamma), (_clean(data), *columns))
-
-
-def _timing_table() -> Table:
-    columns = tuple(
-        Variant(data.name, data.name, _clean(data).settings) for data in (CIFAR10, FASHION)
-    )
-    title = "Training and aggregation time"
-    return Table("timing", title, _methods(0.3), columns, rounds=10, is_timed=True)
-
-
-def _benchmarks(data: DataSet) -> tuple[Variant, ...]:
-    attack, levels, _ = data.poisoned[0]
-    columns = {
-        "clean": _clean(data),
-        attack: _poisoned(data, attack, levels[0], *data.usual),
-        "gradient-noise": _noisy(data, 0.5, 0.1),
-        "adversarial": _poisoned(data, "adversarial", 0.5, *_HALF),
-    }
-    return tuple(replace(column, key=name) for name, column in columns.items())
-
-
-def _gamma_table(data: DataSet) -> Table:
-    rows = tuple(
-        Variant(f"gamma-{gamma}", f"gamma = {gamma}", {"strategy": "fedif", "fedif.gamma": gamma})
-        for gamma in (0.3, 0.4, 0.5, 0.6)
-    )
-    name, title = f"gamma-{data.name}", f"{data.title}: validation accuracy by gamma"
-    return Table(name, title, rows, _benchmarks(data), split="validation")
-
-
-def _ablation_table() -> Table:
-    parts = ("weight-normalization", "round-normalization", "smooth-update")
-    short = ("WN", "RN", "SU")
-    kept = ((1, 2), (0, 2), (2,), (0, 1), (0, 1, 2))
-    rows = tuple(
-        Variant(
-            (title := "+".join(short[i] for i in keep)).lower(),
-            title,
-            {
-                "strategy": "fedif",
-                "fedif.gamma": 0.3,
-                **{f"fedif.{part}": i in keep for i, part in enumerate(parts)},
-            },
-        )
-        for keep in kept
-    )
-    return Table("ablation", "CIFAR-10: ablation of FedIF", rows, _benchmarks(CIFAR10))
-
-
+_PRINTED = _printed()
+_POISONED, _NOISY = "label noise and adversarial samples", "gradient noise"
+_BY_GAMMA = "validation accuracy by gamma"
 _ALL = (
-    *map(_poisoned_table, (CIFAR10, FASHION)),
-    *map(_noisy_table, (CIFAR10, FASHION)),
-    _timing_table(),
-    *map(_gamma_table, (CIFAR10, FASHION)),
-    _ablation_table(),
+    _table("cifar10", "cifar10", f"CIFAR-10: {_POISONED}"),
+    _table("fashion-mnist", "fashion-mnist", f"Fashion-MNIST: {_POISONED}"),
+    _table("cifar10-gradient", "cifar10", f"CIFAR-10: {_NOISY}"),
+    _table("fashion-mnist-gradient", "fashion-mnist", f"Fashion-MNIST: {_NOISY}"),
+    _table("timing", "cifar10", "Training and aggregation time", timed=True),
+    _table("gamma-cifar10", "cifar10", f"CIFAR-10: {_BY_GAMMA}", split="validation"),
+    _table(
+        "gamma-fashion-mnist", "fashion-mnist", f"Fashion-MNIST: {_BY_GAMMA}", split="validation"
+    ),
+    _table("ablation", "cifar10", "CIFAR-10: ablation of FedIF"),
 )
 TABLES: Mapping[str, Table] = MappingProxyType({table.name: table for table in _ALL})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from fedif_flower.attacks import Behaviour, ClientRound
 from fedif_studies.attacks.borrowed_steps import (
     AlternatingStep,
     BorrowedStep,
+    GradientAndLastStep,
     OlderStep,
     SharedNoise,
     UndoneStep,
@@ -17,6 +20,7 @@ from fedif_studies.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
 from fedif_studies.attacks.opposed import OpposedSteps, OpposedUpdates
 from fedif_studies.attacks.predicted_step import PredictedStep, curvature_product
 from fedif_studies.attacks.trust_then_harm import TrustThenHarm
+from fedif_studies.audit.cases import NoisyUpdate
 
 UPDATES = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
 AT_ZERO, DRAW = torch.zeros(2), torch.Generator()
@@ -116,3 +120,19 @@ def test_weight_is_earned_and_then_spent():
     sent = [attack.collude(AT_ZERO, updates, DRAW) for _ in range(6)]
     assert [both[0].tolist() for both in sent] == [[4, 2], [4, 2], [-4, -2]] * 2
     assert all(torch.equal(both[0], both[1]) for both in sent)
+
+
+def test_noise_is_half_as_long_as_the_update():
+    [[x, y]] = sent(NoisyUpdate(), [[1.0, 1.0]], [3.0, 4.0])
+    assert math.hypot(x - 3.0, y - 4.0) == pytest.approx(2.5)
+
+
+def test_a_gradient_as_long_as_the_update_and_the_last_step():
+    model, player = torch.nn.Linear(1, 2, bias=False), GradientAndLastStep()
+    torch.nn.init.zeros_(model.weight)
+    player.poison_inputs(model, torch.ones(1, 1), torch.tensor([0]), lambda x: x, DRAW)
+    # The gradient is (-.5, .5), the update 5 long.
+    root = 5 / 2**0.5
+    first, second = sent(player, [[0.0, 0.0], [1.0, 0.0]], [3.0, 4.0])
+    assert first == pytest.approx([root, -root])
+    assert second == pytest.approx([1 + root, -root])

@@ -9,7 +9,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES
 from fedif_studies.audit.federation import federate
-from fedif_studies.audit.findings import Values, findings
+from fedif_studies.audit.findings import findings
 from fedif_studies.audit.measure import measure
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.page import write_audit
@@ -77,7 +77,7 @@ def rows(values, case=HONEST, marked=()):
 
 
 def figures(lines, retrained=()):
-    return {(f.question, f.case): f.value for f in findings(Values(lines), list(retrained))}
+    return {(f.question, f.case): f.value for f in findings(lines, retrained)}
 
 
 def test_detection_by_hand():
