@@ -139,7 +139,7 @@ class _Settling:
         self.draws = np.array([float(draws[client_id]) for client_id in self.ids])
         self.turns = {turn.client_id: turn for turn in self.records.judged().members}
         self.never_drawn = sorted({*self.records.names, *self.ids} - draws.keys())
-        asked_in = {turn.asked for turn in self.turns.values()}
+        asked_in = {turn.count["asked"] for turn in self.turns.values()}
         self.is_drawn = bool(self.never_drawn) or len(asked_in) > 1
         self.decisive = decisive_row([of_round.attributed for of_round in self.records.rounds])
 
@@ -220,17 +220,18 @@ class _Settling:
     def _came(self, client_id: int) -> dict[str, Any]:
         """Return what came of a member's replies."""
         turn = self.turns.get(client_id)
+        count: Mapping[str, int] = turn.count if turn else Counter()
         own = self.records.replies_of[client_id]
         used = [reply.round for reply in own if reply.status == "accepted"]
         examples = [reply.num_examples for reply in own if reply.num_examples is not None]
         scores = [reply.weight_score for reply in own if reply.weight_score is not None]
         refusals = Counter(reply.rejection for reply in own if reply.rejection)
         return {
-            "asked": turn.asked if turn else 0,
-            "taken_part": turn.usable if turn else 0,
-            "refused": turn.refused if turn else 0,
-            "away": turn.missing if turn else 0,
-            "late": turn.late if turn else 0,
+            "asked": count["asked"],
+            "taken_part": count["answered"] + count["late"],
+            "refused": count["refused"],
+            "away": count["missing"],
+            "late": count["late"],
             "signed": sum((number, client_id) in self.records.signed for number in used),
             "revoked_in": own[-1].round if own and own[-1].status == "revoked" else None,
             "examples": max(examples, default=None),

@@ -171,7 +171,7 @@ class RunRecords:
         if self.folder.statement.is_dir():
             salt = read_file(self.folder.statement, SALT).decode().strip()
         else:
-            salt = salt_of(str(self.provenance[NONCE])).value
+            salt = salt_of(str(self.provenance[NONCE]))
         if commitment_of(salt) != self.provenance[COMMITMENT]:
             raise StatementError("the salt is not the one that the run committed to")
         return salt

@@ -14,10 +14,16 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import BLOCKS_KEY, RunFolder
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
 from fedif_flower.run.part_settings import CreditSettings, QuarantineSettings
-from fedif_flower.run.secret_validation import COMMITMENT, NONCE, paying_part, salt_of
+from fedif_flower.run.secret_validation import (
+    COMMITMENT,
+    NONCE,
+    commitment_of,
+    paying_part,
+    salt_of,
+)
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
-from fedif_flower.strategies.callbacks import Callback, RunningStrategy
+from fedif_flower.strategies.callbacks import RunningStrategy
 from fedif_flower.strategies.quarantine import Quarantine
 from fedif_flower.valuation.blocks import BLOCKS
 from fedif_flower.valuation.intervals import block_sums, share_half_widths
@@ -53,10 +59,12 @@ class Attribution(RunPart):
         origin: dict[str, Any] = {}
         if credit.secret_validation:
             memory = (run.checkpoint and run.checkpoint.records.get(NAME)) or {}
-            salt = salt_of(str(memory.get(NONCE) or secrets.token_hex(16)))
-            origin = {NONCE: salt.nonce, COMMITMENT: salt.commitment}
-            paying = paying_part(run.loaded, salt.value)
-            logger.info("contributions are measured on secret data, commitment %s", salt.commitment)
+            nonce = str(memory.get(NONCE) or secrets.token_hex(16))
+            salt = salt_of(nonce)
+            origin = {NONCE: nonce, COMMITMENT: commitment_of(salt)}
+            paying = paying_part(run.loaded, salt)
+            told = "contributions are measured on secret data, commitment %s"
+            logger.info(told, origin[COMMITMENT])
         attribution = PathAttribution(
             paying,
             config.attribution,
@@ -64,37 +72,27 @@ class Attribution(RunPart):
             blocks=BLOCKS,
             bounds=credit.bounds(),
         )
-        records = AttributionRecords(run.folder, attribution, origin.get(NONCE, ""))
+        kept = KeptAttribution(attribution, origin.get(NONCE, ""))
+        attribution.on_attribution.append(kept.tell_widths)
         origin[BLOCKS_KEY] = attribution.block_weights
-        return Built(callbacks=[records, attribution], kept={NAME: records}, provenance=origin)
+        return Built(callbacks=[attribution], kept={NAME: kept}, provenance=origin)
 
 
-class AttributionRecords(Callback, Kept):
-    """Writes the lines of ``attribution.csv`` and ``attribution_rounds.csv``.
+class KeptAttribution(Kept):
+    """Has an attribution's rounds in checkpoints; the run's records write its tables.
 
     Parameters
     ----------
-    folder : RunFolder
-        The run's.
     attribution : PathAttribution
-        Tells of each round.
+        The run's.
     paying_nonce : str
         Of secret data; empty: contributions are measured on the validation split.
     """
 
-    def __init__(self, folder: RunFolder, attribution: PathAttribution, paying_nonce: str) -> None:
-        self._folder, self._attribution, self._nonce = folder, attribution, paying_nonce
+    def __init__(self, attribution: PathAttribution, paying_nonce: str) -> None:
+        self._attribution, self._nonce = attribution, paying_nonce
 
-    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
-        """Begin the tables with the rounds so far."""
-        told = self._attribution
-        self._folder.begin_attribution(told.num_classes, len(told.block_weights))
-        for found in self._attribution.rounds:
-            self._folder.add_attribution(found)
-        self._attribution.on_attribution.insert(0, self._folder.add_attribution)
-        self._attribution.on_attribution.append(self._tell_widths)
-
-    def _tell_widths(self, found: RoundAttribution) -> None:
+    def tell_widths(self, found: RoundAttribution) -> None:
         """Say once how wide the intervals of shares will roughly be."""
         told = self._attribution
         if found.server_round != ENOUGH_ROUNDS or not told.block_weights:

@@ -18,7 +18,6 @@ from itertools import takewhile
 from typing import Any, Literal
 
 from fedif_flower.messages.client_node import called
-from fedif_flower.run.presence import Presence
 from fedif_flower.run.rows import Line
 from fedif_flower.strategies.config import ALWAYS
 
@@ -27,7 +26,7 @@ Verdict = Literal["complete", "complete with gaps", "incomplete"]
 # the run ended before a member answered that had answered others as late.
 Outcome = Literal["answered", "late", "missing", "refused", "open"]
 Absence = Literal["offline", "revoked", "paused", "not admitted"]
-LETTERS: Mapping[Outcome | Absence, str] = {
+LETTERS: Mapping[str, str] = {
     "answered": "+",
     "late": "~",
     "missing": "-",
@@ -54,22 +53,14 @@ class MemberTurns:
     ----------
     client_id, partition_id, name
         Who it is, and what reports call it.
-    asked : int
-        Requests: ``answered + late + missing + refused``.
-    answered, late, missing, refused : int
-        A usable reply in its round; in a later one; none, or an error; one that was not usable.
-    open : int
-        Requests that the run's end cut off: they do not count.
-    offline, paused, not_admitted : int
-        Rounds in which it could not be asked.
+    count : mapping of str to int
+        Requests and absences, by what they were; ``asked``: requests that the end did not cut off.
     participation : float, optional
         In [0, 1]; ``None``: it never had a turn.
-    presence : Presence
-        What it was in the end.
-    last_seen : str
-        When it was seen last, in UTC; empty: in the last round, or nobody knows.
-    last_round : int
-        The last round in which it was there.
+    is_revoked : bool
+        Whether its registration had ended in the end.
+    seen : str
+        When it was seen last, in words; empty: it was there to the end.
     rounds : str
         A letter for each round (:data:`LETTERS`); empty where there are too many.
     """
@@ -77,47 +68,35 @@ class MemberTurns:
     client_id: int
     partition_id: int
     name: str
-    asked: int
-    answered: int
-    late: int
-    missing: int
-    refused: int
-    open: int
-    offline: int
-    paused: int
-    not_admitted: int
+    count: Mapping[str, int]
     participation: float | None
-    presence: Presence
-    last_seen: str
-    last_round: int
+    is_revoked: bool
+    seen: str
     rounds: str
 
     @property
     def usable(self) -> int:
         """Replies that counted."""
-        return self.answered + self.late
+        return self.count["answered"] + self.count["late"]
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it never gave what it was asked for."""
+        return self.count["asked"] > 0 and not self.usable
 
     @property
     def has_gaps(self) -> bool:
         """Whether a reply of it is missing, or could not be asked for."""
-        lost = self.missing + self.refused + self.offline + self.paused
-        return lost > 0 or self.presence == "revoked"
-
-    @property
-    def seen(self) -> str:
-        """When it was seen last, in words; empty: it was there to the end."""
-        if self.presence not in _GONE:
-            return ""
-        seen = f"round {self.last_round}" if self.last_round else "never"
-        return seen + (f", {self.last_seen} UTC" if self.last_seen else "")
+        lost = ("missing", "refused", "offline", "paused")
+        return self.is_revoked or any(self.count[what] for what in lost)
 
     @property
     def told(self) -> str:
         """Its name and share, and since when it is gone, in words."""
         share = "never asked" if self.participation is None else f"{100 * self.participation:.0f} %"
-        if self.asked and not self.usable:
+        if self.is_silent:
             share = "never answered"
-        how = "; registration ended" if self.presence == "revoked" else ""
+        how = "; registration ended" if self.is_revoked else ""
         seen = f"; last seen: {self.seen}" if self.seen else ""
         return f"{self.name} ({share}{how}{seen})"
 
@@ -143,8 +122,8 @@ class Completeness:
             "verdict": self.verdict,
             "reasons": list(self.reasons),
             "members": len(self.members),
-            **{name: sum(getattr(m, name) for m in self.members) for name in names},
-            "never_answered": [m.name for m in self.members if m.asked and not m.usable][:100],
+            **{name: sum(member.count[name] for member in self.members) for name in names},
+            "never_answered": [m.name for m in self.members if m.is_silent][:100],
         }
 
 
@@ -152,7 +131,8 @@ class Completeness:
 class _Recorded:
     """What the tables say of a member: its requests by round, and when it came and left."""
 
-    partition_id: int
+    client_id: int
+    partition_id: int = -1
     requests: dict[int, Outcome] = field(default_factory=dict)
     changes: list[Line] = field(default_factory=list)
     delay: int = 0  # The longest of a late reply that counted, in rounds.
@@ -181,50 +161,46 @@ class _Recorded:
             if outcome == "open" and last - began > patience:
                 self.requests[began] = "missing"
 
-    def absences(self, last: int) -> dict[int, Absence]:
-        """Return the rounds in which it could not be asked, and why."""
+    def turns(self, name: str, average: Mapping[int, float], *, drawn: bool) -> MemberTurns:
+        """Return its part in the run; ``average`` has how often a member was asked, by round."""
+        last = max(average, default=0)
         ends = [*(change["round"] for change in self.changes[1:]), last + 1]
-        return {
+        absences: dict[int, Absence] = {
             number: change["presence"]
             for change, end in zip(self.changes, ends, strict=False)
             if change["presence"] != "there"
             for number in range(change["round"], end)
             if number not in self.requests
         }
-
-    def turns(
-        self, client_id: int, name: str, average: Mapping[int, float], *, drawn: bool
-    ) -> MemberTurns:
-        """Return its part in the run; ``average`` has how often a member was asked, by round."""
-        last = max(average, default=0)
-        absences = self.absences(last)
-        count: Counter[str] = Counter([*self.requests.values(), *absences.values()])
-        asked, usable = len(self.requests) - count["open"], count["answered"] + count["late"]
+        became = {**absences, **self.requests}
+        count = dict.fromkeys(LETTERS, 0) | Counter(became.values())
+        count["asked"] = len(self.requests) - count["open"]
         missed = [t for t, why in absences.items() if why in ("offline", "paused")]
-        turns = asked + sum(average.get(t, 0.0) for t in missed)
-        # Lines say that it is gone, and say so again.
-        gone = list(takewhile(lambda c: c["presence"] in _GONE, reversed(self.changes)))
-        seen, last_seen = last, ""
-        if gone:
-            was_there = self.requests or len(gone) < len(self.changes)
-            seen = max(gone[-1]["round"] - 1, 0) if was_there else 0
-            last_seen = gone[-1]["at"] or ""
-        letters = {t: LETTERS[why] for t, why in (*absences.items(), *self.requests.items())}
+        turns = count["asked"] + sum(average.get(t, 0.0) for t in missed)
+        usable = count["answered"] + count["late"]
+        letters = {t: LETTERS[what] for t, what in became.items()}
         told = range(1, last + 1) if drawn else ()
-        counted = ("answered", "late", "missing", "refused", "open", "offline", "paused")
         return MemberTurns(
-            client_id=client_id,
+            client_id=self.client_id,
             partition_id=self.partition_id,
-            name=name,
-            asked=asked,
-            **{what: count[what] for what in counted},
-            not_admitted=count["not admitted"],
+            name=called(self.client_id, self.partition_id, name),
+            count=count,
             participation=min(usable / turns, 1.0) if turns else None,
-            presence=self.changes[-1]["presence"] if self.changes else "there",
-            last_seen=last_seen,
-            last_round=seen,
+            is_revoked=bool(self.changes) and self.changes[-1]["presence"] == "revoked",
+            seen=self._seen(),
             rounds="".join(letters.get(number, NOT_ASKED) for number in told),
         )
+
+    def _seen(self) -> str:
+        """Return when it was seen last, if it is gone."""
+        # Lines say that it is gone, and say so again.
+        gone = list(takewhile(lambda c: c["presence"] in _GONE, reversed(self.changes)))
+        if not gone:
+            return ""
+        was_there = self.requests or len(gone) < len(self.changes)
+        since, at = gone[-1]["round"] - 1, gone[-1]["at"]
+        seen = f"round {since}" if was_there and since > 0 else "never"
+        return seen + (f", {at} UTC" if at else "")
 
 
 def completeness(
@@ -254,18 +230,17 @@ def completeness(
         late_rounds = ALWAYS
     found: dict[int, _Recorded] = {}
     for reply in replies:
-        found.setdefault(reply["client_id"], _Recorded(-1)).add(reply)
+        found.setdefault(reply["client_id"], _Recorded(reply["client_id"])).add(reply)
     for change in attendance:
-        own = found.setdefault(change["client_id"], _Recorded(change["partition_id"]))
-        own.changes.append(change)
+        own = _Recorded(change["client_id"], change["partition_id"])
+        found.setdefault(change["client_id"], own).changes.append(change)
     requests = Counter(began for own in found.values() for began in own.requests)
     average = {r["round"]: min(requests[r["round"]] / max(r["online"], 1), 1.0) for r in rounds}
     drawn = len(found) * last <= _MOST_LETTERS
     members = []
     for client_id, own in found.items():
         own.settle(last, late_rounds)
-        name = called(client_id, own.partition_id, names.get(client_id, ""))
-        members.append(own.turns(client_id, name, average, drawn=drawn))
+        members.append(own.turns(names.get(client_id, ""), average, drawn=drawn))
     members.sort(key=lambda m: (2.0 if m.participation is None else m.participation, m.client_id))
     least = float(settings.get("least-participation", LEAST_PARTICIPATION))
     verdict, reasons = _judged(members, rounds, least)
@@ -300,7 +275,7 @@ def _judged(
             f"{len(short)} of {len(members)} members took part in less than {100 * least:.0f} % of "
             f"their turns: {_listed(short)}."
         )
-    if silent := [m for m in members if m.asked and not m.usable and m not in short]:
+    if silent := [m for m in members if m.is_silent and m not in short]:
         reasons.append(f"Never answered: {_listed(silent)}.")
     if gaps := [m for m in members if m.has_gaps and m not in short and m not in silent]:
         reasons.append(f"{len(gaps)} of {len(members)} members missed turns: {_listed(gaps)}.")
@@ -314,7 +289,8 @@ def _judged(
         verdict = "incomplete"
     elif not reasons:
         reasons.append("Every request was answered.")
-    never = [m for m in members if not m.asked and not m.open and not m.has_gaps]
+    asked = [m for m in members if m.count["asked"] or m.count["open"]]
+    never = [m for m in members if m not in asked and not m.has_gaps]
     unknown = max(max((row["online"] for row in rounds), default=0) - len(members), 0)
     if count := len(never) + unknown:
         names = f": {_listed(never)}" if never and not unknown else ""

@@ -210,11 +210,6 @@ class RunConfig(ClientConfig, StrategyConfig):
         return subject_of(self.to_mapping())
 
     @property
-    def data_path(self) -> Path | None:
-        """Where the server's data lie, if that is said."""
-        return Path(self.data_dir) if self.data_dir else None
-
-    @property
     def clients_per_round(self) -> int:
         """The paper's m = max(C * K, 1); in buffered rounds the replies of a step."""
         if self.pace.is_buffered:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -174,4 +175,4 @@ def fingerprint(config: RunConfig, task: Task | None = None) -> str:
 
 
 def _site(config: RunConfig) -> Site:
-    return Site(config.seed, config.data_path)
+    return Site(config.seed, Path(config.data_dir) if config.data_dir else None)

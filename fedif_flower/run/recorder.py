@@ -91,8 +91,7 @@ class RunRecorder(RunWriter):
         """Begin the files, with the lines of a checkpoint if there is one."""
         if not self.run.checkpoint:
             self.checkpoints.begin()
-        self._strategy = strategy
-        self._begin()
+        super().on_start(strategy)
         self.folder.config.write(self.config.to_mapping())
         loaded, own = self.run.loaded, self.run.joined("provenance")
         found = origin(self.config.digest(), tensors_in(loaded.validation_data))

@@ -8,7 +8,6 @@ import platform
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import wrap
@@ -29,6 +28,7 @@ from fedif_flower.tables import ResultTable, shown_number
 from fedif_flower.tasks.task import Metric
 
 _UNKNOWN = "-"
+Points = dict[int, list[tuple[int, float]]]  # Rounds and values, by client.
 
 
 def write_report(run: Run, summary: Mapping[str, Any], title: str) -> None:
@@ -42,23 +42,22 @@ def write_report(run: Run, summary: Mapping[str, Any], title: str) -> None:
         picture = plot_progress(rounds, folder, title)
         lines += [f"![{picture.stem} over rounds]({picture.name})", ""]
     known, last = {m.client_id: (m.label, m.malicious) for m in run.members}, run.last_round
-    contributed: dict[int, list[tuple[int, float]]] = defaultdict(lambda: [(0, 0.0)])
+    contributed: Points = defaultdict(lambda: [(0, 0.0)])
     for row in run.attributed[1]:
         so_far = contributed[row["client_id"]]
         so_far.append((row["round"], so_far[-1][1] + row["contribution"]))
-    if contributed:
-        title = "Contribution of each client, summed over its rounds"
-        place = folder.attribution_picture
-        plot_members(contributed, known, last, place, "decrease of the validation loss", title)
-        lines += ["![attributed contributions over rounds](attribution.png)", ""]
-    scores: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    scores: Points = defaultdict(list)
     for row in run.lines("clients"):
         if row["weight_score"] is not None:
             scores[row["client_id"]].append((row["round"], row["weight_score"]))
-    if scores:
-        title, place = "Weight score of each client that took part", folder.score_picture
-        plot_members(scores, known, last, place, r"weight score $\Omega$", title)
-        lines += ["![weight scores over rounds](weight-scores.png)", ""]
+    gain = "decrease of the validation loss"
+    for points, place, axis, what in (
+        (contributed, folder.attribution_picture, gain, "Contribution"),
+        (scores, folder.score_picture, r"weight score $\Omega$", "Weight score"),
+    ):
+        if points:
+            plot_members(points, known, last, place, axis, f"{what} of each client over the rounds")
+            lines += [f"![{what.lower()}s over rounds]({place.name})", ""]
     members = run.table()
     words = _column_words(members.heading, Scoring.from_record(summary.get("scoring")))
     lines += ["## Members", "", *wrap(words, 100), "", *members.to_markdown()]
@@ -66,11 +65,7 @@ def write_report(run: Run, summary: Mapping[str, Any], title: str) -> None:
     write_atomically(folder.report, "\n".join(lines) + "\n")
 
 
-def _figures(summary: Mapping[str, Any]) -> ResultTable:
-    return ResultTable("", ("figure", "value"), _rows(summary), num_labels=1)
-
-
-def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _figures(summary: Mapping[str, Any], title: str = "") -> ResultTable:
     """Return the figures that a person looks at first, as far as they are known."""
     rows = [
         ("test accuracy", _percent(summary["test_accuracy"])),
@@ -96,7 +91,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("rounds", str(summary["rounds"])),
         *troubles(summary),
     ]
-    return [row for row in rows if row[1] != _UNKNOWN]
+    known = [row for row in rows if row[1] != _UNKNOWN]
+    return ResultTable(title, ("figure", "value"), known, num_labels=1)
 
 
 def require_last_round(run_dir: Path) -> None:
@@ -131,7 +127,7 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
     """Print a completed run's table and where its report lies."""
     console, folder = console or Console(), RunFolder(run_dir)
     summary = folder.summary.read()
-    replace(_figures(summary), title=run_title(summary["config"])).print(console)
+    _figures(summary, run_title(summary["config"])).print(console)
     if found := summary.get("completeness"):
         told = f"{found['verdict'].capitalize()}: {' '.join(found['reasons'])}"
         style = None if found["verdict"] == "complete" else "yellow"
@@ -171,17 +167,15 @@ def _percent(value: float | None) -> str:
 def _completeness(found: Completeness) -> list[str]:
     """Return a Markdown section: the verdict, and who lacks what, with its rounds as letters."""
     lines = ["", "## Completeness", "", *wrap(found.headline, 100)]
-    shown = [member for member in found.members if member.has_gaps or member.not_admitted]
+    shown = [member for member in found.members if member.has_gaps or member.count["not admitted"]]
     if not shown:
         return lines
     counted = ("asked", "answered", "late", "missing", "refused", "paused", "offline")
     cells = []
     for member in shown:
         part = member.participation
-        counts = [str(getattr(member, name)) for name in counted]
-        cells.append(
-            [member.name, *counts, "" if part is None else f"{100 * part:.0f} %", member.seen]
-        )
+        share = "" if part is None else f"{100 * part:.0f} %"
+        cells.append([member.name, *(str(member.count[n]) for n in counted), share, member.seen])
     columns = ("member", *counted, "took part in", "last seen")
     lines += ["", *ResultTable("", columns, cells, num_labels=1).to_markdown()]
     if others := len(found.members) - len(shown):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -198,7 +198,8 @@ class Run:
                     malicious=bool(lines[-1]["malicious"]),
                 )
                 members.append(member)
-            return _sorted(members, "contribution" if contributed else "weight_score")
+            by = "contribution" if contributed else "weight_score"
+            return tuple(sorted(members, key=lambda member: _place(member, by)))
 
     def sort(self, by: str) -> tuple[Member, ...]:
         """Return the members in the order of a column, the largest first; texts from A on.
@@ -210,7 +211,7 @@ class Run:
         """
         columns = [field.name for field in fields(Member)]
         require(by in columns, "sort", by, ", ".join(columns))
-        return _sorted(self.members, by)
+        return tuple(sorted(self.members, key=lambda member: _place(member, by)))
 
     def table(self, by: str = "") -> ResultTable:
         """Return the members as a table, in the order of a column; what nobody has is left out."""
@@ -229,9 +230,8 @@ class Run:
             }
             for m in members
         ]
-        shown = [
-            name for name in (lines[0] if lines else ()) if {line[name] for line in lines} != {"-"}
-        ]
+        columns = lines[0] if lines else ()
+        shown = [name for name in columns if any(line[name] != "-" for line in lines)]
         return ResultTable(self.title, shown, [[line[n] for n in shown] for line in lines], 1)
 
     def plot(self, path: str | Path) -> Path:
@@ -307,9 +307,8 @@ class Run:
                 by_block[:, places[row["client_id"]]] += [row[name] for name in self._blocks]
             ends = ends_of(by_block, np.array(list(self._blocks.values())))
         sums = [math.fsum(per_round[:, k]) for k in places.values()]
-        if ends is None:
-            return {i: (sums[k], None, None) for i, k in places.items()}
-        return {i: (sums[k], float(ends[k][0]), float(ends[k][1])) for i, k in places.items()}
+        known = [(None, None)] * len(sums) if ends is None else ends.tolist()
+        return {i: (sums[k], *known[k]) for i, k in places.items()}
 
 
 def load(path: str | Path) -> Run:
@@ -335,11 +334,9 @@ def run_title(settings: Mapping[str, Any]) -> str:
     return f"{settings['strategy']} on {subject_of(settings)}{attack}"
 
 
-def _sorted(members: Sequence[Member], by: str) -> tuple[Member, ...]:
-    def place(member: Member) -> tuple[Any, int]:
-        if by == "name":
-            return member.label, member.client_id
-        value = getattr(member, by)
-        return math.inf if value is None else -value, member.client_id
-
-    return tuple(sorted(members, key=place))
+def _place(member: Member, by: str) -> tuple[Any, int]:
+    """Return what members are sorted by: the largest value of a column first."""
+    if by == "name":
+        return member.label, member.client_id
+    value = getattr(member, by)
+    return math.inf if value is None else -value, member.client_id

@@ -14,7 +14,6 @@ import hashlib
 import hmac
 import secrets
 from pathlib import Path
-from typing import NamedTuple
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.loaded_task import LoadedTask
@@ -26,30 +25,16 @@ NONCE, COMMITMENT = "paying_nonce", "paying_commitment"
 _BYTES = 32
 
 
-class Salt(NamedTuple):
-    """A run's salt, and what is published of it before the run."""
-
-    nonce: str
-    value: str
-
-    @property
-    def commitment(self) -> str:
-        """The SHA-256 of the salt."""
-        return commitment_of(self.value)
-
-
 def commitment_of(salt: str) -> str:
     """Return what is published of a salt before the run."""
     return hashlib.sha256(salt.encode()).hexdigest()
 
 
-def default_secret_path() -> Path:
-    """Return where the server's secret lies: beside the key that signs statements."""
-    return config_folder() / "validation-secret"
+def salt_of(nonce: str, path: Path | None = None) -> str:
+    """Return the salt of a nonce.
 
-
-def salt_of(nonce: str, path: Path | None = None) -> Salt:
-    """Return the salt of a nonce; the server's secret is made with mode 0600 if it is not there.
+    The server's secret, beside the key that signs statements, is made with mode 0600 if it is not
+    there.
 
     Raises
     ------
@@ -58,7 +43,7 @@ def salt_of(nonce: str, path: Path | None = None) -> Salt:
     StorageError
         If it cannot be made.
     """
-    path = path or default_secret_path()
+    path = path or config_folder() / "validation-secret"
     if not path.exists():
         write_private(path, secrets.token_hex(_BYTES).encode())
     require_private(path, "secret")
@@ -66,7 +51,7 @@ def salt_of(nonce: str, path: Path | None = None) -> Salt:
         secret = bytes.fromhex(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"secret = {str(path)!r} cannot be read: {error}") from error
-    return Salt(nonce, hmac.new(secret, nonce.encode(), hashlib.sha256).hexdigest())
+    return hmac.new(secret, nonce.encode(), hashlib.sha256).hexdigest()
 
 
 def paying_part(loaded: LoadedTask, salt: str) -> Validation:

@@ -123,10 +123,12 @@ class RunWriter(Callback):
         self._strategy = strategy
         self._begin()
         found = (told for told in strategy.callbacks if isinstance(told, PathAttribution))
-        self._attribution = next(found, None)
-        if self._attribution is not None:
-            self.folder.begin_attribution(self._attribution.num_classes)
-            self._attribution.on_attribution.append(self.folder.add_attribution)
+        self._attribution = own = next(found, None)
+        if own is not None:
+            self.folder.begin_attribution(own.num_classes, len(own.block_weights))
+            for earlier in own.rounds:
+                self.folder.add_attribution(earlier)
+            own.on_attribution.insert(0, self.folder.add_attribution)
 
     def on_asked(self, question: Question) -> None:
         """Note who is there, gone or kept from being asked, where that is news."""

@@ -9,13 +9,7 @@ import pytest
 from fedif_flower.errors import CheckpointError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.secret_validation import (
-    COMMITMENT,
-    NONCE,
-    commitment_of,
-    default_secret_path,
-    salt_of,
-)
+from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
 from tests.run.resuming import run, run_config
 
 
@@ -25,11 +19,11 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def test_a_nonce_has_one_salt_which_its_commitment_does_not_tell(tmp_path):
-    salt = salt_of("a")
-    assert salt == salt_of("a")
-    assert salt.value not in (salt_of("b").value, salt_of("a", tmp_path / "other").value)
-    assert salt.commitment == commitment_of(salt.value) != salt.value
-    assert stat.S_IMODE(default_secret_path().stat().st_mode) == 0o600
+    secret = tmp_path / "secret"
+    salt = salt_of("a", secret)
+    assert salt == salt_of("a", secret) != commitment_of(salt)
+    assert salt not in (salt_of("b", secret), salt_of("a"))
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
 
 
 def test_a_run_that_goes_on_keeps_its_salt_and_one_that_begins_has_a_new_one(tmp_path):

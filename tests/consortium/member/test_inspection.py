@@ -124,7 +124,7 @@ def digits(tmp_path_factory):
         return inputs, flip_labels(labels, 10, 0.3, torch.Generator().manual_seed(0))
 
     task = replace(whole, client_data=examples)
-    site = ClientSite(config.seed, config.data_path, 0, 4)
+    site = ClientSite(config.seed, None, 0, 4)
     wrong = examples(site)[1] != whole.client_data(site)[1][:100]
     return run_with_gradients(task, tmp_path_factory.mktemp("digits"), **settings), task, wrong
 

@@ -19,7 +19,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.run.rows import read_rows
-from fedif_flower.run.secret_validation import salt_of
+from fedif_flower.run.secret_validation import commitment_of, salt_of
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.consortium.statement.signed_runs import rewrite
 
@@ -152,16 +152,16 @@ def test_a_run_paid_on_secret_data_opens_its_salt(tmp_path, monkeypatch, key):
     committed = json.loads((run_dir / "provenance.json").read_text())
     # Before the statement the salt is nowhere in the run's folder.
     salt = salt_of(committed["paying_nonce"])
-    assert salt.commitment == committed["paying_commitment"]
+    assert commitment_of(salt) == committed["paying_commitment"]
     files = [path for path in run_dir.rglob("*") if path.is_file()]
-    assert not [path for path in files if salt.value.encode() in path.read_bytes()]
+    assert not [path for path in files if salt.encode() in path.read_bytes()]
     # The losses of the attribution are not those of the data that weigh.
     weighing = [row["validation_loss"] for row in read_rows(run_dir / "rounds.csv")]
     paying = [row["loss_before"] for row in read_rows(run_dir / "attribution_rounds.csv")]
     assert not set(weighing) & set(paying)
     folder = make_statement(run_dir, key)
     verify(run_dir)
-    assert (folder / "validation-salt.txt").read_text().strip() == salt.value
+    assert (folder / "validation-salt.txt").read_text().strip() == salt
     shutil.rmtree(tmp_path / "config")  # Others have no secret: the salt that was opened is enough.
     assert replay(run_dir).rounds == 2
     (folder / "validation-salt.txt").write_text("00\n")
