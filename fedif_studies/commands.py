@@ -43,7 +43,7 @@ def arena(
     from fedif_flower.run.rows import read_rows
     from fedif_studies.arena.bouts import bouts, play, setup
     from fedif_studies.arena.tables import worst_cases, write_tables
-    from fedif_studies.lab.data import find_data
+    from fedif_studies.lab.cells import find_data
 
     _, data = find_data(dataset, data_dir)
     wanted = bouts(data, range(seeds), strategies, attacks, shares)

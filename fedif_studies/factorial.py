@@ -21,7 +21,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.bounded import RULE
-from fedif_studies.lab.data import find_data
+from fedif_studies.lab.cells import find_data
 from fedif_studies.lab.measurements import SPLITS
 from fedif_studies.lab.run import federated, fill, last_ten
 from fedif_studies.lab.table import MeanStd, pivot

@@ -15,7 +15,7 @@ from fedif_flower.settings import Scalar
 from fedif_flower.strategies.registry import STRATEGIES, WITHOUT_COEFFICIENTS
 from fedif_studies.arena.figures import read_figures
 from fedif_studies.lab.bounded import RULE, bounds_of
-from fedif_studies.lab.data import find_data
+from fedif_studies.lab.cells import find_data
 from fedif_studies.lab.run import federated, fill
 from fedif_studies.names import NAMES
 from fedif_studies.rows import Row

@@ -28,6 +28,7 @@ from fedif_flower.tasks.data.datasets import Normalization, to_pixels
 from fedif_flower.tasks.models import build_model
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
+from tests.rounds import a_round
 
 NUM_CLIENTS, CLASSES = 10, 10
 MEAN = STD = 0.5
@@ -90,13 +91,10 @@ def build_case(model_name: str, shape: tuple[int, int, int], num_validation: int
     vectors = layout.to_vectors(model_arrays(model))
     generator = torch_generator("benchmark-replies", 0)
     updates = _LENGTH * torch.randn(NUM_CLIENTS, len(vectors.params), generator=generator)
-    round_updates = RoundUpdates(
-        server_round=1,
-        client_ids=tuple(range(NUM_CLIENTS)),
+    round_updates = a_round(
+        updates,
         num_examples=torch.full((NUM_CLIENTS,), 200.0, dtype=torch.float64),
         model=vectors,
-        client_updates=updates,
-        squared_norms=updates.double().square().sum(dim=1),
         buffer_updates=torch.zeros(NUM_CLIENTS, len(vectors.buffers)),
         names=layout,
     )

@@ -12,8 +12,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from threading import Event, Thread
 from typing import Annotated
@@ -64,40 +64,25 @@ class Cost:
     peak: int
 
 
-class Watch:
-    """Notes when rounds end, and samples proportional memory meanwhile.
+@contextmanager
+def sampled_memory(found: list[int]) -> Iterator[None]:
+    """Add the proportional memory of all processes together, five times a second, while entered.
 
     Of PSS, pages that processes share count once; Ray's object store lies in such pages.
     """
+    stop, driver = Event(), psutil.Process()
 
-    def __init__(self) -> None:
-        self._ends: list[float] = []
-        self._peak = 0
-        self._stop = Event()
-        self._thread = Thread(target=self._watch, daemon=True)
+    def sample() -> None:
+        while not stop.wait(0.2):
+            found.append(sum(map(_pss, [driver, *driver.children(recursive=True)])))
 
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def note(self, *_: object) -> None:
-        """Note the end of a round, or of the first model's evaluation."""
-        self._ends.append(time.perf_counter())
-
-    def cost(self) -> Cost:
-        """Return what the rounds cost; Ray starts during the first."""
-        found = [1e3 * (end - start) for start, end in itertools.pairwise(self._ends[1:])]
-        return Cost(statistics.median(found), min(found), max(found), self._peak)
-
-    def _watch(self) -> None:
-        driver = psutil.Process()
-        while not self._stop.wait(0.2):
-            together = sum(map(_pss, [driver, *driver.children(recursive=True)]))
-            self._peak = max(self._peak, together)
+    thread = Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def _pss(process: psutil.Process) -> int:
@@ -124,32 +109,34 @@ def lengthen(message: Message, _: Context) -> Message:
 
 def measure(case: Case) -> Cost:
     """Run one case in this process, whose peak memory it needs for itself."""
-    with tempfile.TemporaryDirectory() as folder, Watch() as watch:
-        rounds = _recorded(case, folder, watch) if case.recorded else _bare(case, watch)
-        with ray_grid(app, case.clients) as grid:
-            rounds(grid)
-    return watch.cost()
+    ends, memory = list[float](), list[int]()
+
+    def note(*_: object) -> None:
+        ends.append(time.perf_counter())
+
+    rounds = _recorded if case.recorded else _bare
+    with sampled_memory(memory), ray_grid(app, case.clients) as grid:
+        rounds(case, grid, note)
+    # Ray starts during the first round; before it the first model is evaluated.
+    found = [1e3 * (end - start) for start, end in itertools.pairwise(ends[1:])]
+    return Cost(statistics.median(found), min(found), max(found), max(memory))
 
 
-def _bare(case: Case, watch: Watch) -> Callable[[Grid], None]:
-    """Return FedAvg's rounds without records."""
-
-    def rounds(grid: Grid) -> None:
-        strategy = FedAvg(
-            fraction_train=case.sampled / case.clients,
-            fraction_evaluate=0.0,
-            min_train_nodes=1,
-            min_available_nodes=case.clients,
-            setup=Setup(identify=identify_clients, device="cpu"),
-        )
-        model = ArrayRecord({"weight": pack_array(np.zeros(case.size, dtype=np.float32))})
-        strategy.start(grid, model, num_rounds=case.rounds, evaluate_fn=watch.note)
-
-    return rounds
+def _bare(case: Case, grid: Grid, note: Callable[..., None]) -> None:
+    """Run FedAvg's rounds without records."""
+    strategy = FedAvg(
+        fraction_train=case.sampled / case.clients,
+        fraction_evaluate=0.0,
+        min_train_nodes=1,
+        min_available_nodes=case.clients,
+        setup=Setup(identify=identify_clients, device="cpu"),
+    )
+    model = ArrayRecord({"weight": pack_array(np.zeros(case.size, dtype=np.float32))})
+    strategy.start(grid, model, num_rounds=case.rounds, evaluate_fn=note)
 
 
-def _recorded(case: Case, folder: str, watch: Watch) -> Callable[[Grid], None]:
-    """Return a whole federation of FedIF, whose clients lengthen the model."""
+def _recorded(case: Case, grid: Grid, note: Callable[..., None]) -> None:
+    """Run a whole federation of FedIF, whose clients lengthen the model."""
     data = torch.rand(100, case.size // 10), torch.arange(100) % 10
     task = Task(
         name="scale",
@@ -158,17 +145,13 @@ def _recorded(case: Case, folder: str, watch: Watch) -> Callable[[Grid], None]:
         validation_data=lambda _: data,
         test_data=lambda _: data,
     )
-    settings: dict[str, Scalar] = {
-        **{"task": OWN + task.name, "device": "cpu", "output-dir": folder, "checkpoint-every": 1},
-        **{"num-clients": case.clients, "fraction-train": case.sampled / case.clients},
-        "num-server-rounds": case.rounds,
-    }
-    config = RunConfig.from_run_config(settings)
-
-    def rounds(grid: Grid) -> None:
-        run_federation(grid, config, watch.note, task=task)
-
-    return rounds
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Scalar] = {
+            **{"task": OWN + task.name, "device": "cpu", "output-dir": folder},
+            **{"num-clients": case.clients, "fraction-train": case.sampled / case.clients},
+            **{"num-server-rounds": case.rounds, "checkpoint-every": 1},
+        }
+        run_federation(grid, RunConfig.from_run_config(settings), note, task=task)
 
 
 def figures_of(full: bool, rounds: int) -> list[Figure]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from statistics import median
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, NamedTuple
 
 import torch
 import typer
@@ -21,7 +20,7 @@ from fedif_flower.valuation import InfluenceValuation
 from fedif_flower.valuation.shapley.permutation import random_permutations
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from fedif_studies.benchmarks.authors_loop import NUM_CLIENTS, Case, build_case, judge
-from fedif_studies.benchmarks.common import Figure, report
+from fedif_studies.benchmarks.common import Figure, Timing, repeat, report
 
 NUM_SAMPLES = 50
 _QUICK_DRAWS = 10
@@ -31,26 +30,19 @@ MODELS = {
 }
 
 
-@dataclass(frozen=True)
-class Cost:
-    """One round's valuation: seconds, those of all cores together, and passes over the images."""
+class Cost(NamedTuple):
+    """One round's valuation: CPU seconds of all cores together, and passes over the images."""
 
-    seconds: float
-    cpu_seconds: float
-    evaluations: int
-    spread: str = ""
-
-    @property
-    def shown(self) -> str:
-        """All three."""
-        return f"{self.evaluations} passes, {self.seconds:.3g} s, {self.cpu_seconds:.3g} CPU s"
+    cpu: Timing
+    passes: int
 
 
-def timed(call: Callable[[], int]) -> Cost:
+def once(call: Callable[[], int]) -> Cost:
     """Return what a valuation costs; it returns how many passes it made."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    evaluations = call()
-    return Cost(time.perf_counter() - wall, time.process_time() - cpu, evaluations)
+    began = time.process_time()
+    passes = call()
+    spent = time.process_time() - began
+    return Cost(Timing(spent, spent, spent), passes)
 
 
 def drawn_coalitions() -> Tensor:
@@ -63,43 +55,35 @@ def drawn_coalitions() -> Tensor:
 def measure_authors(case: Case, draws: int) -> Cost:
     """Run the authors' loop; of fewer draws than all, the seconds are extrapolated."""
     drawn = drawn_coalitions()[:draws].tolist()  # The first m draws have every size once.
-    cost = timed(lambda: judge(case, drawn))
-    scale = NUM_SAMPLES * (2 * NUM_CLIENTS - 1) / cost.evaluations
-    return Cost(cost.seconds * scale, cost.cpu_seconds * scale, cost.evaluations)
+    cpu, passes = once(lambda: judge(case, drawn))
+    spent = cpu.median * NUM_SAMPLES * (2 * NUM_CLIENTS - 1) / passes
+    return Cost(Timing(spent, spent, spent), passes)
 
 
 def measure_shapley(case: Case, estimator: str) -> Cost:
     """Return what this package's Shapley valuation costs."""
     valuation = ShapleyValuation(case.validation(), estimator=estimator, num_samples=NUM_SAMPLES)
-    return timed(lambda: valuation.score(case.updates).evaluations)
+    return once(lambda: valuation.score(case.updates).evaluations)
 
 
-def measure_influence(case: Case, times: int) -> Cost:
+def measure_influence(case: Case) -> Cost:
     """Return what FedIF costs once the replies are here, its gradient included."""
     valuation = InfluenceValuation(case.validation())
-    found = []
-    for _ in range(times + 1):
+
+    def score() -> int:
         # Another model each time: the gradient at one that was judged before is remembered.
         model = replace(case.updates.model, params=case.updates.global_params.clone())
-        updates = replace(case.updates, model=model)
-        found.append(timed(lambda updates=updates: valuation.score(updates).evaluations))  # type: ignore[misc]
-    found = found[1:]
-    walls = [1e3 * cost.seconds for cost in found]
-    return Cost(
-        median(cost.seconds for cost in found),
-        median(cost.cpu_seconds for cost in found),
-        found[0].evaluations,
-        f"{min(walls):.3g} to {max(walls):.3g} ms",
-    )
+        return valuation.score(replace(case.updates, model=model)).evaluations
+
+    return Cost(repeat(score, 9, time.process_time), score())
 
 
 def compare(name: str, case: Case, quick: bool) -> Iterator[Figure]:
     """Measure every way of valuing the clients, the dearest last, and yield the figures."""
-    influence = measure_influence(case, 9)
+    influence = measure_influence(case)
     sampled = measure_shapley(case, "complementary")
     exact = measure_shapley(case, "exact")
     authors = measure_authors(case, _QUICK_DRAWS if quick else NUM_SAMPLES * NUM_CLIENTS)
-    extrapolated = f" (extrapolated from {authors.evaluations} passes)" if quick else ""
     for ours, title, aim, peer, peer_name in (
         (sampled, "AFedSV here", ">= 6", authors, "authors' loop"),
         (exact, "exact here", ">= 1", authors, "authors' loop"),
@@ -107,10 +91,11 @@ def compare(name: str, case: Case, quick: bool) -> Iterator[Figure]:
         (influence, "FedIF", "", sampled, "AFedSV here"),
         (influence, "FedIF", "", exact, "exact here"),
     ):
-        here, there = ours.cpu_seconds, peer.cpu_seconds
-        note = f"{ours.shown}; peer {peer.shown}{extrapolated}"
+        here, there = ours.cpu.median, peer.cpu.median
+        spread = f"{ours.cpu.low:.3g} to {ours.cpu.high:.3g} CPU s"
+        note = f"passes: {ours.passes}, peer {peer.passes}{', extrapolated' * quick}"
         of = f"{name}: {title} / {peer_name}"
-        yield Figure(of, here, there, "CPU s", there / here, aim, ours.spread, note)
+        yield Figure(of, here, there, "CPU s", there / here, aim, spread, note)
 
 
 def main(

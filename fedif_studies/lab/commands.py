@@ -27,8 +27,8 @@ def sweep(
 ) -> None:
     """Run every combination of a grid of your own."""
     from fedif_flower.run.config import RunConfig
+    from fedif_studies.lab.comparison import report_sweep
     from fedif_studies.lab.measurements import find_measurements
-    from fedif_studies.lab.report import report_sweep
     from fedif_studies.lab.run import run_cells
     from fedif_studies.lab.spec import read_sweep, swept_keys
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig
 from fedif_flower.settings import Scalar
-from fedif_studies.lab.cells import Cell, make_cell
-from fedif_studies.lab.data import find_data
+from fedif_studies.lab.cells import Cell, find_data, make_cell
 from fedif_studies.lab.measurements import PATHS, Measurement
 from fedif_studies.lab.table import MeanStd
 from fedif_studies.paper.tables import Settings, Table, Variant
@@ -149,7 +148,8 @@ def fill_table(
     cells = []
     for column in table.columns:
         for row in table.rows:
-            wanted = _wanted({**defaults, **table.settings(row, column)})
+            config = RunConfig.from_run_config({**defaults, **table.settings(row, column)})
+            wanted = {k: v for k, v in config.to_mapping().items() if k not in _FREE}
             of_seed = {m.seed: m for m in fitting if _belongs(m, wanted)}
             found = tuple(of_seed[seed] for seed in sorted(of_seed))
             paper = table.paper.get(row.key, {}).get(column.key)
@@ -171,11 +171,6 @@ def best_rows(
         for row, mean in rows.items()
         if len(rows) > 1 and mean == max(rows.values())
     }
-
-
-def _wanted(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    config = RunConfig.from_run_config(settings).to_mapping()
-    return {key: value for key, value in config.items() if key not in _FREE}
 
 
 def _belongs(measurement: Measurement, wanted: Mapping[str, Scalar]) -> bool:
