@@ -19,6 +19,8 @@ from fedif_flower.strategies.setup import DEFAULTS, BaseArguments, naming, requi
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger, WeightScope, min_max
 
+RoundNormalization = Annotated[bool, Setting("min-max over the round (off: an ablation)")]
+
 
 @dataclass(frozen=True)
 class Weighting(CheckedFields):
@@ -44,9 +46,7 @@ class Weighting(CheckedFields):
     """
 
     initial: float = 0.0
-    round_normalization: Annotated[bool, Setting("min-max over the round (off: an ablation)")] = (
-        True
-    )
+    round_normalization: RoundNormalization = True
     smooth_update: Annotated[
         bool, Setting("smooth over rounds with rate gamma (off: an ablation)")
     ] = True

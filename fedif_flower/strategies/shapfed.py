@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Unpack
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import RoundUpdates
 from fedif_flower.stages import Clip, Stage
-from fedif_flower.strategies.scored import ScoredStrategy, Weighting
+from fedif_flower.strategies.scored import RoundNormalization, ScoredStrategy, Weighting
 from fedif_flower.strategies.setup import BaseArguments, require_kind
 from fedif_flower.tasks.modules import array_shapes, tied_names, trainable_names
 from fedif_flower.valuation.ledger import Gamma
@@ -60,6 +62,13 @@ class ShapFedValuation:
         return Scores(values.cpu(), resolution=4 * torch.finfo(layer.dtype).eps)
 
 
+@dataclass(frozen=True)
+class CosineWeighting(Weighting):
+    """How cosines become weights: as they are, since they have a scale of their own."""
+
+    round_normalization: RoundNormalization = False
+
+
 class ShapFed(ScoredStrategy):
     """ShapFed: weigh by smoothed class-wise agreement; negative agreement counts as 0.
 
@@ -82,7 +91,8 @@ class ShapFed(ScoredStrategy):
         :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
-    default_weighting = Weighting(round_normalization=False)
+    made_of = MappingProxyType({"weighting": CosineWeighting})
+    default_weighting = CosineWeighting()
 
     def __init__(
         self,
