@@ -29,8 +29,8 @@ from fedif_flower.seeding import numpy_generator
 from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.blocks import block_validations, block_weights
 from fedif_flower.valuation.intervals import half_widths, share_half_widths
+from fedif_flower.valuation.parts import block_validations, block_weights
 from fedif_flower.valuation.path import block_contributions, slopes
 from fedif_studies.audit.federation import STRATEGIES, AuditStep, federate
 from fedif_studies.audit.members import AuditTask

@@ -25,8 +25,8 @@ from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import RunningStrategy
 from fedif_flower.strategies.quarantine import Quarantine
-from fedif_flower.valuation.blocks import BLOCKS
 from fedif_flower.valuation.intervals import block_sums, share_half_widths
+from fedif_flower.valuation.parts import BLOCKS
 
 NAME = "attribution"  # In checkpoints.
 JUDGED_BY = ("simpson", "adaptive")  # Rules exact enough to leave a member out.

@@ -30,10 +30,9 @@ from fedif_flower.strategies.round_attribution import (
     joined,
 )
 from fedif_flower.strategies.steps import Step
-from fedif_flower.valuation.blocks import block_validations
-from fedif_flower.valuation.classes import class_validations
 from fedif_flower.valuation.credit import Credit, CreditBounds
-from fedif_flower.valuation.gradients import LossAndGradient
+from fedif_flower.valuation.parallel import LossAndGradient
+from fedif_flower.valuation.parts import block_validations, class_validations
 from fedif_flower.valuation.past_steps import PastSteps
 from fedif_flower.valuation.path import find_refinements
 from fedif_flower.valuation.validation import Validation
@@ -66,7 +65,7 @@ class PathAttribution(Callback):
         over each class's examples at each node of the rule.
     blocks : int
         Also split each contribution by so many blocks of the examples, >= 2, from which intervals
-        follow (see :func:`~fedif_flower.valuation.blocks.block_validations`); the pass
+        follow (see :func:`~fedif_flower.valuation.parts.block_validations`); the pass
         over the examples in the middle of a step gives both, one more where the rule has none
         there. 0: do not. Masked rounds are not split: the keeper of
         their masks answers one product a round.

@@ -19,9 +19,9 @@ from fedif_flower.strategies.scored import bounds
 from fedif_flower.strategies.setup import BaseArguments, naming, require_kind
 from fedif_flower.strategies.steps import Stateful
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.classes import missing_classes
 from fedif_flower.valuation.descent import descend_round
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger
+from fedif_flower.valuation.parts import missing_classes
 
 ENOUGH_EXAMPLES = 100  # docs/methods/influence-descent.md says what fewer cost.
 logger = logging.getLogger(__name__)

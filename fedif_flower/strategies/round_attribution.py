@@ -15,9 +15,9 @@ from torch import Tensor
 from fedif_flower.messages.text import printable
 from fedif_flower.round import BufferNames, HiddenUpdates, ModelVectors
 from fedif_flower.strategies.attributed import ClientAttribution, MemberCredit, RoundAttribution
-from fedif_flower.valuation.blocks import block_weights
 from fedif_flower.valuation.credit import Credit, credited
-from fedif_flower.valuation.gradients import LossAndGradient
+from fedif_flower.valuation.parallel import LossAndGradient
+from fedif_flower.valuation.parts import block_weights
 from fedif_flower.valuation.path import (
     Quadrature,
     block_contributions,

@@ -126,11 +126,10 @@ def num_examples(targets: Any) -> int:
     return len(tensors[0]) if tensors and tensors[0].dim() else len(targets)
 
 
-def first_few(batch: Any, count: int) -> Any:
-    """Return the first examples of a batch if its tensors have one length, else all of it."""
-    if num_rows(batch) is None:
-        return batch
-    return map_tensors(lambda tensor: tensor[:count], batch)
+def first_few(batch: Any) -> Any:
+    """Return the first two examples of a batch if its tensors have one length, else all of it."""
+    # A model that calls ``squeeze`` treats a single one differently.
+    return batch if num_rows(batch) is None else map_tensors(lambda tensor: tensor[:2], batch)
 
 
 def take_rows(batch: Any, rows: Tensor) -> Any:

@@ -302,7 +302,4 @@ def _kept(ratios: Tensor, bound: float) -> Tensor:
 
 def _median(values: Tensor) -> float:
     """Return the median; of an even number, the mean of the two in the middle; of none, 0."""
-    if not len(values):
-        return 0.0
-    ordered = values.sort().values
-    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    return float(np.median(values.numpy())) if len(values) else 0.0

@@ -14,7 +14,7 @@ from fedif_flower.aggregators.linear_algebra import product_error
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import Setting
-from fedif_flower.valuation.gradients import LossAndGradient
+from fedif_flower.valuation.parallel import LossAndGradient
 from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.validation import Validation
 

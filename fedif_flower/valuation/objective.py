@@ -161,6 +161,23 @@ class Objective:
         count = int(count) if count.is_integer() else count
         return loss, size or BatchSize(count, count)
 
+    def sized(self, model: nn.Module, content: Any) -> Batch:
+        """Return a batch with its size.
+
+        Raises
+        ------
+        ValuationError
+            If the loss that tells the size is NaN, although the size is not 0.
+        """
+        if (size := self.known_size(content)) is None:
+            loss, size = self.loss_and_size(model, content)
+            if size.weight and bool(loss.isnan().any()):
+                raise ValuationError(
+                    f"{self.call} gives NaN and the size {size.weight:g} for {describe(content)}; "
+                    "expected a number, or the size 0 where no example counts"
+                )
+        return Batch(content, *size)
+
     def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
         """Return each metric's mean over the batch, right answers' number; NaN: not defined."""
         own = {"loss": self.loss, **self.scores}

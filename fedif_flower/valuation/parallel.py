@@ -1,19 +1,23 @@
-"""Passes over held-out data: by one copy of the model, or by one for each core."""
+"""Passes over held-out data: by one copy of the model, by one for each core, in the background."""
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from threading import Barrier, Lock, local
-from typing import TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedif_flower.devices import fix_threads, widest_float
+from fedif_flower.errors import DivergedError
+from fedif_flower.round import all_finite
 from fedif_flower.valuation.flat_model import FlatModel
-from fedif_flower.valuation.gradients import LossAndGradient
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective
 
 Item = TypeVar("Item")
@@ -23,6 +27,19 @@ Answer = TypeVar("Answer")
 _WORTH_SHARING = 10_000_000
 # Parameters of all replicas together for one pass: larger models keep the cores busy by themselves.
 _MOST_REPLICATED = 32_000_000
+
+
+class LossAndGradient(NamedTuple):
+    """The mean loss at a model and its gradient ``[d]``, from one pass over the data."""
+
+    loss: float
+    gradient: Tensor
+
+    def checked(self) -> LossAndGradient:
+        """Return both, or raise DivergedError if the gradient is not finite."""
+        if not all_finite(self.gradient):
+            raise DivergedError("the validation gradient is not finite: the model has diverged")
+        return self
 
 
 class Judge:
@@ -115,6 +132,58 @@ class JudgePool:
         return list(self._executor.map(lambda item: work(self._own.judge, item), items))
 
 
+class SharedGradients:
+    """Takes the gradients that several parts of a server need while the clients train.
+
+    Work is done in the order in which it was begun, by one thread.
+
+    Parameters
+    ----------
+    loss_and_gradient : callable
+        Takes a model's parameters ``[d]`` and named buffers, such as
+        :meth:`~fedif_flower.valuation.validation.Validation.loss_and_gradient`.
+    """
+
+    def __init__(
+        self, loss_and_gradient: Callable[[Tensor, Mapping[str, Tensor] | None], LossAndGradient]
+    ) -> None:
+        self._loss_and_gradient = loss_and_gradient
+        # A thread starts with the number of torch threads that is set at that moment. Unless it
+        # is fixed now, the gradient's last bits depend on what else runs.
+        self._threads = torch.get_num_threads()
+        # Of the last two models: a step leads from one to the other.
+        self._begun: deque[tuple[Tensor, Future[LossAndGradient]]] = deque(maxlen=2)
+
+    def begin(
+        self, params: Tensor, buffers: Mapping[str, Tensor] | None
+    ) -> Future[LossAndGradient]:
+        """Begin with loss and gradient at a model, unless it is one of the last two begun with.
+
+        Parameters
+        ----------
+        params : Tensor
+            ``[d]``; the model is known by this very tensor, which must not change any more.
+        buffers : mapping of str to Tensor, optional
+            As in :meth:`~fedif_flower.valuation.validation.Validation.gradient`.
+        """
+        for known, future in self._begun:
+            if known is params and not (future.done() and future.exception()):
+                return future
+        taken = self.submit(lambda: self._loss_and_gradient(params, buffers).checked())
+        self._begun.append((params, taken))
+        return taken
+
+    def submit(self, function: Callable[[], Answer]) -> Future[Answer]:
+        """Let the thread do something more."""
+        return self._executor.submit(function)
+
+    @cached_property
+    def _executor(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(
+            1, "validation-gradient", initializer=fix_threads, initargs=(self._threads,)
+        )
+
+
 class Passes:
     """Passes over held-out batches, by one judge or by replicas of it for the cores.
 
@@ -127,14 +196,35 @@ class Passes:
         have, where no others are given.
     batches : list of Batch
         The data, with the size of each batch.
+    metrics : frozenset of str
+        What is defined on them.
+    num_examples, total_weight : float
+        How many examples count, and what the mean of their losses divides by.
     """
 
     batches: list[Batch]
+    metrics: frozenset[str]
+    num_examples: float
+    total_weight: float
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
         self._lock = Lock()
         self._pool_lock, self._pools = Lock(), dict[str, JudgePool]()
+
+    def hold(self, batches: Iterable[Batch]) -> None:
+        """Take these batches for all of the data."""
+        self.batches = list(batches)
+        self.num_examples = sum(batch.size for batch in self.batches)
+        self.total_weight = sum(batch.weight for batch in self.batches)
+
+    def part(self, contents: Iterable[Any]) -> Self:
+        """Return the same on batches of the same kind, with this model."""
+        other = copy.copy(self)
+        vars(other).pop("gradients", None)  # What is of all of the data.
+        with self.alone() as judge, torch.no_grad():
+            other.hold([judge.objective.sized(judge.model.module, own) for own in contents])
+        return other
 
     @contextmanager
     def alone(self) -> Iterator[Judge]:

@@ -23,9 +23,8 @@ from fedif_flower.tasks.batches import (
 from fedif_flower.tasks.modules import evaluation_mode, fastest_memory_format, to_memory_format
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective
-from fedif_flower.valuation.subsample import draw_batches
+from fedif_flower.valuation.parts import draw_batches
 
-FEW = 2  # Examples: a model that calls ``squeeze`` treats a single one differently.
 _MOST = 64  # Examples on which a loss is tried for being a mean.
 _ROUNDINGS = 1000  # A sum of so few terms is off by much less.
 
@@ -59,7 +58,7 @@ def try_batches(
         return map_tensors(lambda tensor: to_memory_format(tensor, memory_format), batch)
 
     def attempt(memory_format: torch.memory_format) -> None:
-        differentiate(model, objective, formatted(first_few(first, FEW), memory_format))
+        differentiate(model, objective, formatted(first_few(first), memory_format))
 
     fastest = fastest_memory_format(module, attempt)
     batch = formatted(first, fastest)
@@ -75,29 +74,11 @@ def try_batches(
     metrics = frozenset(m for m in objective.metrics if _is_defined(module, objective, batch, m))
     with torch.no_grad():
         contents = (formatted(batch, fastest) for batch in chain([first], batches))
-        found = [b for content in contents if (b := sized(module, objective, content)).size]
+        found = [b for content in contents if (b := objective.sized(module, content)).size]
     if not any(batch.weight for batch in found):
         raise ValuationError("the validation set is empty: the loss counts none of its targets")
     require_mean(module, objective, [batch.content for batch in found])
     return found, metrics
-
-
-def sized(model: nn.Module, objective: Objective, content: Any) -> Batch:
-    """Return a batch with its size.
-
-    Raises
-    ------
-    ValuationError
-        If the loss that tells the size is NaN, although the size is not 0.
-    """
-    if (size := objective.known_size(content)) is None:
-        loss, size = objective.loss_and_size(model, content)
-        if size.weight and bool(loss.isnan().any()):
-            raise ValuationError(
-                f"{objective.call} gives NaN and the size {size.weight:g} for {describe(content)}; "
-                "expected a number, or the size 0 where no example counts"
-            )
-    return Batch(content, *size)
 
 
 def differentiate(model: FlatModel, objective: Objective, batch: Any) -> None:

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.batches import read_batches, to_device
 from fedif_flower.tasks.modules import keep_freed_memory, without_trace
-from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
+from fedif_flower.tasks.task import BatchLoss, Data, LossFunction, ScoreFunction
 from fedif_flower.valuation.flat_model import FlatModel
-from fedif_flower.valuation.gradients import LossAndGradient, SharedGradients
-from fedif_flower.valuation.objective import Batch, objective_of
-from fedif_flower.valuation.parallel import Judge, Passes
-from fedif_flower.valuation.subsample import draw_batches
-from fedif_flower.valuation.trial import sized, try_batches
-
-Inputs = Tensor | Mapping[str, Any] | tuple[Any, ...] | Dataset[Any] | Iterable[Any]
-Targets = Tensor | Mapping[str, Any] | tuple[Any, ...]
+from fedif_flower.valuation.objective import objective_of
+from fedif_flower.valuation.parallel import Judge, LossAndGradient, Passes, SharedGradients
+from fedif_flower.valuation.parts import draw_batches
+from fedif_flower.valuation.trial import try_batches
 
 
 class Evaluation(NamedTuple):
@@ -102,8 +96,8 @@ class Validation(Passes):
     def __init__(
         self,
         model: nn.Module,
-        inputs: Inputs,
-        targets: Targets | None = None,
+        inputs: Data,
+        targets: Data | None = None,
         *,
         loss_fn: LossFunction | None = None,
         batch_loss: BatchLoss | None = None,
@@ -127,7 +121,7 @@ class Validation(Passes):
             read = read_batches(inputs, targets, self.batch_size)
             moved = (to_device(batch, self.device) for batch in read)
             batches, self.metrics = try_batches(self.judge.model, objective, moved)
-        self._hold(batches)
+        self.hold(batches)
 
     def __repr__(self) -> str:
         """Say what is judged, by how many examples, in which metrics, where."""
@@ -265,25 +259,10 @@ class Validation(Passes):
             How many examples, >= 1. Where D' has no more, or where its batches cannot be divided,
             this validation itself is returned.
         generator : torch.Generator
-            See :func:`~fedif_flower.valuation.subsample.draw_rows`.
+            See :func:`~fedif_flower.valuation.parts.draw_rows`.
         """
         batches = [batch.content for batch in self.batches]
         if (contents := draw_batches(batches, count, generator)) is None:
             return self
         part = self.part(contents)
         return part if part.total_weight else self  # Every target in it may be ignored.
-
-    def part(self, contents: Iterable[Any]) -> Validation:
-        """Return a validation on batches of the same kind, with this model."""
-        with self.alone() as judge, torch.no_grad():
-            batches = [sized(judge.model.module, judge.objective, content) for content in contents]
-        other = copy.copy(self)
-        vars(other).pop("gradients", None)  # What is of all of D'.
-        other._hold(batches)
-        return other
-
-    def _hold(self, batches: Sequence[Batch]) -> None:
-        """Take these batches for all of the data."""
-        self.batches = list(batches)
-        self.num_examples = sum(batch.size for batch in batches)
-        self.total_weight = sum(batch.weight for batch in batches)

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.classes import missing_classes
 from fedif_flower.valuation.objective import BatchSize, ClassMean, class_mean
+from fedif_flower.valuation.parts import missing_classes
 from tests.tolerance import rounding
 from tests.valuation.models import flat
 

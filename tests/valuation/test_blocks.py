@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedif_flower import Validation
-from fedif_flower.valuation.blocks import block_validations
+from fedif_flower.valuation.parts import block_validations
 
 
 def held_out(count: int, batch_size: int = 16) -> Validation:

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.coalitions import RoundGame, coalition_means
 from fedif_flower.valuation.shapley.exact import all_coalitions
+from fedif_flower.valuation.shapley.valuation import RoundGame, coalition_means
 from tests.rounds import a_round
 from tests.valuation.models import flat
 

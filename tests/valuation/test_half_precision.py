@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.coalitions import RoundGame
+from fedif_flower.valuation.shapley.valuation import RoundGame
 from tests.rounds import a_round
 from tests.valuation.models import flat
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.valuation.subsample import draw_batches, draw_rows
+from fedif_flower.valuation.parts import draw_batches, draw_rows
 
 
 def generator(seed: int) -> torch.Generator:

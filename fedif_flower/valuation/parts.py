@@ -1,0 +1,196 @@
+"""Parts of a held-out data set: drawn at random, in blocks, by class."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.tasks.batches import class_labels, first_few, join, num_rows, take_of_all
+from fedif_flower.valuation.parallel import Passes
+
+BLOCKS = 20
+MIN_EXAMPLES = 20  # Fewer say nothing about how much depends on the examples.
+_SEED = 0x5EED
+_Whole = TypeVar("_Whole", bound=Passes)  # A Validation.
+
+logger = logging.getLogger(__name__)
+
+
+def draw_rows(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    r"""Draw ``count`` of n examples, each with the chance :math:`k / n`, in equal shares by class.
+
+    The examples are shuffled, sorted by class, and every :math:`n / k`-th is taken from a random
+    place on (systematic sampling), so that a class of :math:`n_c` examples gives
+    :math:`k n_c / n`, rounded up or down.
+
+    Parameters
+    ----------
+    labels : Tensor
+        ``[n]``, of any integer type.
+    count : int
+        k, in [1, n].
+    generator : torch.Generator
+        On the CPU.
+
+    Returns
+    -------
+    Tensor
+        ``[k]`` int64, ascending.
+
+    References
+    ----------
+    Madow and Madow, "On the Theory of Systematic Sampling", 1944.
+    """
+    total = len(labels)
+    shuffled = torch.randperm(total, generator=generator)
+    by_class = shuffled[torch.argsort(labels.cpu()[shuffled], stable=True)]
+    start = torch.rand((), generator=generator, dtype=torch.float64)
+    places = ((torch.arange(count, dtype=torch.float64) + start) * total / count).long()
+    return by_class[places.clamp_max(total - 1)].sort().values
+
+
+def draw_batches(
+    batches: Sequence[Any], count: int, generator: torch.Generator
+) -> list[Any] | None:
+    """Return ``count`` examples of batches, drawn by :func:`draw_rows`, in as large batches.
+
+    Returns
+    -------
+    list, optional
+        ``None`` where there are no more than ``count``, or where a batch's tensors do not count its
+        examples, so that none can be taken out.
+    """
+    if (total := _num_rows(batches)) <= count:
+        return None
+    labels = _labels(batches)
+    every = torch.zeros(total) if labels is None else labels
+    return _take(batches, draw_rows(every, count, generator))
+
+
+def block_validations(validation: _Whole, blocks: int = BLOCKS) -> list[_Whole]:
+    r"""Return the same validation on each of b blocks of its examples, drawn at random.
+
+    .. math:: \ell(w, D') = \sum_{k=1}^b \frac{|D'_k|}{|D'|} \ell(w, D'_k)
+
+    with :math:`D'_k` the examples of block k, and sums of class weights in place of counts where
+    the loss has some. Blocks' sizes differ by one example at most; the same examples are always cut
+    alike. All parts use the one copy of the model. Classes are not spread evenly on purpose: the
+    held-out set is drawn without regard to them, and so would another one be.
+
+    Parameters
+    ----------
+    validation : Validation
+        On batches whose tensors count examples.
+    blocks : int
+        b, >= 2; where there are fewer than two examples for each, there are fewer blocks. 0: none.
+
+    Returns
+    -------
+    list of Validation
+        Empty with fewer than 20 examples, and where single examples cannot be taken out.
+    """
+    batches = [batch.content for batch in validation.batches]
+    total = _num_rows(batches)
+    if not blocks:
+        return []
+    if total < MIN_EXAMPLES:
+        words = "no intervals for another held-out set: %d examples can be taken out, not %d"
+        logger.warning(words, total, MIN_EXAMPLES)
+        return []
+    count = min(blocks, total // 2)
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(_SEED))
+    found = [validation.part(_take(batches, order[k::count].sort().values)) for k in range(count)]
+    if not all(block.total_weight for block in found):
+        logger.warning("no intervals for another held-out set: in a block, no target counts")
+        return []
+    return found
+
+
+def block_weights(blocks: Sequence[Passes]) -> Tensor:
+    """Return each block's part of the examples' weight ``[b]``, float64; they sum to 1."""
+    weights = torch.tensor([block.total_weight for block in blocks], dtype=torch.float64)
+    return weights / weights.sum()
+
+
+def class_validations(validation: _Whole) -> list[_Whole]:
+    r"""Return the same validation on the examples of each class, in the order of the classes.
+
+    .. math:: \ell(w, D') = \sum_c \frac{|D'_c|}{|D'|} \ell(w, D'_c)
+
+    with :math:`D'_c` the examples of class c, and sums of class weights in place of counts where
+    the loss has some: gradients on the parts add up to the whole one's. Examples whose target is
+    ignored belong to no class. All parts use the one copy of the model.
+
+    Parameters
+    ----------
+    validation : Validation
+        On batches ``(inputs, targets)`` with integer targets ``[n]``, each number from 0 to the
+        highest among them.
+
+    Raises
+    ------
+    ValuationError
+        If the targets are no classes, or a class has no example.
+    """
+    batches = [batch.content for batch in validation.batches]
+    labels, present = _labels(batches), _present(validation)
+    if "accuracy" not in validation.metrics or labels is None or not _num_rows(batches):
+        raise ValuationError("the validation set has no classes to tell contributions apart by")
+    missing = set(range(max(present) + 1)) - present
+    if missing or min(present) < 0:
+        raise ValuationError(
+            f"the validation set has no example of the classes {sorted(missing)}; contributions "
+            "by class need one of each"
+        )
+    return [
+        validation.part(_take(batches, (labels == label).nonzero().flatten()))
+        for label in sorted(present)
+    ]
+
+
+def missing_classes(validation: Passes) -> list[int]:
+    """Return the classes that the model answers and the validation set has no example of.
+
+    They are the columns of the model's outputs ``[n, classes]``; an empty list where the targets
+    are no classes.
+    """
+    if "accuracy" not in validation.metrics:
+        return []
+    *inputs, _ = first_few(validation.batches[0].content)
+    model = validation.judge.model
+    with model.evaluation_mode():
+        outputs = model.module(*inputs)
+    return sorted(set(range(outputs.shape[1])) - _present(validation))
+
+
+def _present(validation: Passes) -> set[int]:
+    """Return the classes that have an example; a target that is ignored is none."""
+    labels = _labels([batch.content for batch in validation.batches])
+    found = set() if labels is None else set(labels.tolist())
+    return found - {validation.judge.objective.ignored}
+
+
+def _labels(batches: Sequence[Any]) -> Tensor | None:
+    """Return the classes of all examples ``[n]``, on the CPU; ``None``: targets are no classes."""
+    labels = [class_labels(batch) for batch in batches]
+    known = [own.cpu() for own in labels if own is not None]
+    return torch.cat(known) if len(known) == len(batches) else None
+
+
+def _num_rows(batches: Sequence[Any]) -> int:
+    """Return how many examples batches have; 0 where single ones cannot be taken out."""
+    lengths = [num_rows(batch) or 0 for batch in batches]
+    return 0 if 0 in lengths else sum(lengths)
+
+
+def _take(batches: Sequence[Any], rows: Tensor) -> list[Any]:
+    """Return the examples at ``rows`` [k], ascending, in batches as large as these."""
+    taken = take_of_all(batches, rows)
+    largest = max(num_rows(batch) or 0 for batch in batches)
+    together = max(len(batches) * largest // max(len(rows), 1), 1)
+    return [join(taken[i : i + together]) for i in range(0, len(taken), together)]
