@@ -43,7 +43,8 @@ def server_parts() -> Sequence[RunPart]:
 
 def client_parts() -> Sequence[ClientPart]:
     """Return every part of a client, the outermost first."""
-    from fedif_consortium.evidence.client_part import KeptGradients, TakenReceipts
+    from fedif_consortium.evidence.kept_gradients import KeptGradients
+    from fedif_consortium.evidence.member_receipts import TakenReceipts
     from fedif_consortium.masking.masked_reply import MaskedReplies
     from fedif_consortium.statement.client_part import KeptStatements
 

@@ -31,7 +31,7 @@ def inspect(
     """
     from rich.console import Console
 
-    from fedif_consortium.evidence.gradients import kept_rounds, read_kept
+    from fedif_consortium.evidence.kept_gradients import kept_rounds, read_kept
     from fedif_consortium.member import inspection
     from fedif_flower.errors import ConfigError
     from fedif_flower.messages.node_config import NodeConfig

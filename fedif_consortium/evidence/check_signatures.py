@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from fedif_consortium.evidence.kept_replies import check_kept_replies
+import numpy as np
+from numpy.typing import NDArray
+
 from fedif_consortium.evidence.keys import VerifyingKey, public_der
 from fedif_consortium.evidence.receipt_book import run_id
-from fedif_consortium.evidence.signed_update import SignedUpdate
+from fedif_consortium.evidence.reply_witness import TRAINED, sent_file
+from fedif_consortium.evidence.signed import SignedUpdate, arrays_digest
 from fedif_flower.errors import EvidenceError, StatementError
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds
+from fedif_flower.run.kept_updates import read_step
 
+_ROUNDING = 1e-4  # Of an update's length: a difference is rounded, a shortened one twice.
 Signatures = Mapping[tuple[int, int], SignedUpdate]  # By round and client id.
 
 
@@ -105,7 +112,7 @@ def check_signatures(
         }
         if found := [words for words, is_so in wrong.items() if is_so]:
             raise StatementError(f"{where} {found[0]}")
-    check_kept_replies(run, signed)
+    _check_kept_replies(run, signed)
     counts: dict[int, list[bool]] = {}  # Whether each accepted update is signed, by client id.
     for (number, client_id), row in sorted(replies.items()):
         key, own = own_keys.get(names.get(client_id, "")), keys.get(client_id)
@@ -133,3 +140,56 @@ def _used_or_refused(lines: Iterable[dict[str, str]]) -> dict[tuple[int, int], d
         if row["status"] == "accepted" or (row["status"] == "refused" and place not in found):
             found[place] = row
     return found
+
+
+def _read_replies(path: Path) -> tuple[dict[int, dict[str, NDArray[Any]]], list[str]]:
+    """Return the replies in a file by client id, and the trained parameters' names."""
+    found = defaultdict[int, dict[str, NDArray[Any]]](dict)
+    if not path.is_file():
+        return found, []
+    with np.load(path, allow_pickle=False) as content:
+        for key in content.files:
+            client_id, slash, name = key.partition("/")
+            if slash:
+                found[int(client_id)][name] = content[key]
+        return found, [str(name) for name in content[TRAINED]]
+
+
+def _check_kept_replies(run: RunFolder, signed: Signatures) -> None:
+    """Check kept replies against what was signed, and kept updates against the replies.
+
+    Raises
+    ------
+    StatementError
+        Naming round and client.
+    """
+    for number, path in files_of_rounds(run.updates).items():
+        step, (replies, trained) = read_step(path), _read_replies(sent_file(run.updates, number))
+        for node, used in zip(step.nodes, step.updates.client_updates, strict=True):
+            where = f"round {number}: the kept update of client {node.client_id}"
+            update = signed.get((number, node.client_id))
+            arrays = replies.pop(node.client_id, {})
+            if update is None and not arrays:
+                continue  # Nobody signed it.
+            if update is None or arrays_digest(arrays.items()) != update.sent:
+                raise StatementError(f"{where} is not the one that was signed")
+            before = step.before
+            if update.asked_in != number:  # It came late.
+                earlier = file_of_round(run.updates, update.asked_in)
+                if not earlier.is_file():
+                    continue
+                before = read_step(earlier).before
+            sent = np.concatenate([np.ravel(arrays[name]) for name in trained])
+            change = sent.astype(np.float64) - before.params.double().numpy()
+            if not _is_part(used.double().numpy(), change):
+                raise StatementError(f"{where}, which was used, is not what it sent")
+        if replies:
+            raise StatementError(f"round {number}: client {min(replies)}'s reply was not used")
+
+
+def _is_part(used: NDArray[Any], sent: NDArray[Any]) -> bool:
+    """Return whether an update is another one, or a shorter one of its direction."""
+    length = float(sent @ sent)
+    factor = float(used @ sent) / length if length else 0.0
+    bound = _ROUNDING * (float(np.linalg.norm(sent)) + 1e-12)
+    return 0 <= factor <= 1 + _ROUNDING and float(np.linalg.norm(used - factor * sent)) <= bound

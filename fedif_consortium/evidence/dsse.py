@@ -12,19 +12,32 @@ https://github.com/secure-systems-lab/dsse, protocol.md and envelope.md, version
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 from pydantic.alias_generators import to_camel
 
-from fedif_consortium.evidence.cells import Base64, first_of
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, is_signed, key_id, sign
+from fedif_consortium.evidence.signed import first_of
 from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import parse_json
 
 MOST_SIGNATURES = 1000
+_URL_SAFE = str.maketrans("-_", "+/")  # Both alphabets are allowed.
+
+
+def _from_base64(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return base64.b64decode(value.translate(_URL_SAFE), validate=True)
+
+
+Base64 = Annotated[
+    bytes, BeforeValidator(_from_base64), PlainSerializer(lambda v: base64.b64encode(v).decode())
+]
 
 
 class Signature(BaseModel):
@@ -78,21 +91,10 @@ class Envelope(BaseModel):
         EvidenceError
             If there is one of this key.
         """
+        if keyid and keyid in [one.keyid for one in self.signatures]:
+            raise EvidenceError(f"there is a signature with key {keyid:.16}... already")
         signatures = (*self.signatures, Signature(keyid=keyid, sig=sig))
-        return self.model_copy(update={"signatures": signatures}).with_each_key_once()
-
-    def with_each_key_once(self) -> Envelope:
-        """Return the envelope.
-
-        Raises
-        ------
-        EvidenceError
-            If two signatures are of one key.
-        """
-        ids = [one.keyid for one in self.signatures if one.keyid]
-        if twice := [keyid for keyid in ids if ids.count(keyid) > 1]:
-            raise EvidenceError(f"there is a signature with key {twice[0]:.16}... already")
-        return self
+        return self.model_copy(update={"signatures": signatures})
 
     def signer(self, signature: Signature, keys: Mapping[str, VerifyingKey]) -> str:
         """Return by which of these keys a signature is; empty: by none of them.
@@ -134,7 +136,10 @@ def read_envelope(content: bytes, name: str) -> Envelope:
         If it is none, two signatures are of one key, or there are more than 1,000.
     """
     try:
-        return Envelope.model_validate(parse_json(content)).with_each_key_once()
+        read = Envelope.model_validate(parse_json(content))
     except ValueError as error:
-        why = first_of(error) if isinstance(error, ValidationError) else error
-        raise EvidenceError(f"{name} is no signed envelope ({why})") from error
+        raise EvidenceError(f"{name} is no signed envelope ({first_of(error)})") from error
+    envelope = read.model_copy(update={"signatures": ()})
+    for one in read.signatures:
+        envelope = envelope.with_signature(one.keyid, one.sig)
+    return envelope

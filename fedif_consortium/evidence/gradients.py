@@ -1,41 +1,23 @@
-"""Gradients of the held-out loss that a server publishes, and that members keep.
-
-With ``gradients.publish`` each model goes out with the gradient at it. A member keeps both, and
-``fedif inspect`` reads them. Nothing that the server publishes stops the member's work.
-"""
+"""Gradients of the held-out loss that a server publishes: each model goes out with that at it."""
 
 from __future__ import annotations
 
-import io
 import logging
-import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
 
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from numpy.typing import NDArray
+from flwr.app import ArrayRecord
 
-from fedif_flower.errors import ConfigError, StorageError, ValuationError, require
+from fedif_consortium.evidence.kept_gradients import GRADIENT
+from fedif_flower.errors import ValuationError, require
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.instructions import CONFIG_KEY, FACTS_KEY, ROUND_KEY, TASK_KEY
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.run.part_settings import CreditSettings
 from fedif_flower.settings import Settings, in_section, setting
-from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
-from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.valuation import Validation
 
-GRADIENT = "validation-gradient"  # A record in a message, beside the model, and its array.
-MOST_ROUNDS = 16
-MOST_BYTES = 4 * 2**30  # Of all files together.
-_MODEL, _VECTOR = "model/", "gradient"
-_TEXTS = (CONFIG_KEY, TASK_KEY, FACTS_KEY)
 logger = logging.getLogger(__name__)
 
 
@@ -83,20 +65,20 @@ class PublishedGradients(Callback):
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
-        self._model: GlobalModel | None = None
+        self._strategy: RunningStrategy | None = None
         self._record: ArrayRecord | None = None
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Note where the model of each round is."""
-        self._model = strategy.model
+        self._strategy = strategy
 
     def on_asked(self, question: Question) -> None:
         """Take the gradient of the round's model."""
-        assert self._model is not None
-        self._record = None
-        vectors, buffers = self._model.vectors, self._model.named_buffers
+        assert self._strategy is not None  # on_start
+        self._record, model = None, self._strategy.model
         try:
-            found = self._validation.gradients.begin(vectors.params, buffers).result()
+            begun = self._validation.gradients.begin(model.vectors.params, model.named_buffers)
+            found = begun.result()
         except ValuationError as error:
             logger.warning("round %d: no gradient is published: %s", question.server_round, error)
             return
@@ -105,114 +87,3 @@ class PublishedGradients(Callback):
     def enclose(self, node: ClientNode) -> Mapping[str, ArrayRecord]:  # noqa: ARG002
         """Return the gradient."""
         return {} if self._record is None else {GRADIENT: self._record}
-
-
-@dataclass(frozen=True)
-class KeptGradient:
-    """A round's model and gradient, as a member kept them.
-
-    Attributes
-    ----------
-    server_round : int
-        Which round.
-    arrays : dict of str to ndarray
-        The model's.
-    gradient : ndarray
-        ``[d]``: of the server's held-out loss at that model.
-    config, task, facts : str
-        What the server said of the run: its settings and facts in JSON, its task's name.
-    """
-
-    server_round: int
-    arrays: dict[str, NDArray[Any]]
-    gradient: NDArray[np.floating]
-    config: str
-    task: str
-    facts: str
-
-
-def keep_gradient(content: RecordDict, folder: Path) -> None:
-    """Keep what a message brings in a node's ``gradients-dir``.
-
-    At most 16 rounds are kept: of more, those that lie spread over the run.
-    """
-    record = content.get(GRADIENT)
-    if not isinstance(record, ArrayRecord):
-        return
-    settings = cast(ConfigRecord, content["config"])
-    arrays = cast(ArrayRecord, content["arrays"])
-    try:
-        held = {_MODEL + name: array.numpy() for name, array in arrays.items()}
-        held[_VECTOR] = _checked(record[GRADIENT].numpy(), sum(of.size for of in held.values()))
-        held |= {name: np.array(str(settings[name])) for name in _TEXTS}
-        buffer = io.BytesIO()
-        np.savez(buffer, **held)  # type: ignore[arg-type]
-        _write(folder, cast(int, settings[ROUND_KEY]), buffer.getvalue())
-    except Exception as error:  # whatever NumPy makes of another's bytes
-        logger.warning("a published gradient was not kept: %.200r", error)
-
-
-def _checked(vector: NDArray[Any], at_most: int) -> NDArray[Any]:
-    """Return a gradient ``[d]``, or raise ValueError."""
-    if vector.ndim != 1 or not 0 < len(vector) <= at_most or vector.dtype.kind != "f":
-        raise ValueError(f"{vector.dtype} {list(vector.shape)} is no vector of {at_most} numbers")
-    if not np.isfinite(vector).all():
-        raise ValueError("it is not finite")
-    return vector
-
-
-def _write(folder: Path, server_round: int, content: bytes) -> None:
-    """Write a round's file, and remove one where there are too many."""
-    make_folder(folder)
-    target = folder / f"round-{server_round:06d}.npz"
-    others = [path for path in _files(folder) if path != target]
-    if sum(path.stat().st_size for path in others) + len(content) > MOST_BYTES:
-        raise StorageError(f"{folder} would hold more than {MOST_BYTES} bytes: move some away")
-    write_atomically(target, content)
-    paths = _files(folder)
-    while len(paths) > MOST_ROUNDS:
-        rounds = [_round(path) for path in paths]
-        closest = min(range(1, len(rounds) - 1), key=lambda i: rounds[i + 1] - rounds[i - 1])
-        paths.pop(closest).unlink(missing_ok=True)
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return the files of rounds, in their order."""
-    return sorted(folder.glob("round-*.npz"), key=_round)
-
-
-def _round(path: Path) -> int:
-    return int(path.stem.removeprefix("round-"))
-
-
-def kept_rounds(folder: Path) -> list[Path]:
-    """Return the files in a ``gradients-dir``, by round.
-
-    Raises
-    ------
-    ConfigError
-        If there are none.
-    """
-    if not (found := _files(folder)):
-        raise ConfigError(
-            f"gradients-dir = {str(folder)!r} holds no gradient: the node keeps them where the run "
-            "config has gradients.publish=true"
-        )
-    return found
-
-
-def read_kept(path: Path) -> KeptGradient:
-    """Return what :func:`keep_gradient` wrote.
-
-    Raises
-    ------
-    ConfigError
-        If the file is damaged.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            texts = [str(held[name]) for name in _TEXTS]
-            arrays = {n.removeprefix(_MODEL): held[n] for n in held if n.startswith(_MODEL)}
-            return KeptGradient(_round(path), arrays, held[_VECTOR], *texts)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{path} is no kept gradient: {error!r:.200}") from error

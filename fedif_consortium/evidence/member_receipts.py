@@ -12,21 +12,28 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
 from pydantic import BaseModel
 
-from fedif_consortium.evidence.cells import Hex
 from fedif_consortium.evidence.receipts import ToldRound, read_leaf, read_receipts
-from fedif_consortium.evidence.signed_update import SignedUpdate, record_digest
+from fedif_consortium.evidence.signed import Hex, SignedUpdate, record_digest
+from fedif_flower.client.app import ClientPart
 from fedif_flower.errors import EvidenceError, FedIFError, StorageError
 from fedif_flower.messages.arrays import arrays_of
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
 from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.messages.preflight import Finding, Status
 from fedif_flower.messages.text import printable
 from fedif_flower.storage import make_folder, write_atomically
 
+if TYPE_CHECKING:
+    from fedif_flower.tasks.task import Task
+
+SIGNATURES_KEY = "require-signatures"  # In the question before a run.
+UNSIGNED = "it has no guard that signs: fedif node start --policy"
 MOST_RUNS, MOST_FILES = 100, 20_000  # In a receipts-dir, and in a run's folder there.
 _REMEMBERED = 64  # Rounds, and heads, in the node's state.
 _RUN = re.compile(r"[0-9a-f]{32}")
@@ -175,12 +182,37 @@ def take_receipts(content: RecordDict, context: Context) -> None:
         logger.warning("%s", printable(str(error)))
 
 
-def note_sent(content: RecordDict, settings: ConfigRecord, context: Context) -> None:
-    """Remember what a reply holds that nobody signed."""
+def take(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Take receipts, train, and note what goes out, where this node keeps receipts itself."""
+    if not NodeConfig.from_node_config(context.node_config).receipts_dir:
+        return call_next(message, context)
+    take_receipts(message.content, context)
+    reply = call_next(message, context)
+    settings = cast(ConfigRecord, message.content["config"])
     if settings.get(RECEIPTS_KEY):
         try:
             keeper = ReceiptKeeper(context, str(settings.get(RUN_ID_KEY, "")))
-            sent = record_digest(arrays_of(content))
+            sent = record_digest(arrays_of(reply.content))
             keeper.note_sent(cast(int, settings[ROUND_KEY]), sent, None)
         except FedIFError as error:
             logger.warning("%s", error)
+    return reply
+
+
+class TakenReceipts(ClientPart):
+    """A member without a guard checks what it is told of the records.
+
+    Nothing is signed here: an app is the operator's. The member's guard signs what leaves
+    (:mod:`fedif_consortium.member.own_replies`), and takes receipts in place of this app.
+    """
+
+    def mods(self, task: Task | None) -> Sequence[Mod]:  # noqa: ARG002
+        """Return what takes receipts."""
+        return [take]
+
+    def checks(self, node: NodeConfig, settings: ConfigRecord) -> Sequence[Finding]:  # noqa: ARG002
+        """Return whether the run takes a member that signs nothing; a guard answers instead."""
+        if settings.get(SIGNATURES_KEY):
+            words = f"this run has require-signatures, and this member does not sign: {UNSIGNED}"
+            return [Finding("signing-key", Status.FAILED, words)]
+        return [Finding("signing-key", Status.OK, "this member does not sign")]

@@ -6,14 +6,15 @@ from collections.abc import Callable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedif_consortium.evidence.client_part import SIGNATURES_KEY
-from fedif_consortium.evidence.kept_replies import KeptReplies
-from fedif_consortium.evidence.receipt_book import ReceiptBook
+from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY
+from fedif_consortium.evidence.receipt_book import ReceiptBook, read_chain
+from fedif_consortium.evidence.receipts import RoundChain
 from fedif_consortium.evidence.reply_witness import ReplyWitness
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.instructions import RECEIPTS_KEY
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.part import Built, Kept, RunContext, RunPart
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.part import Built, RunContext, RunPart
 from fedif_flower.run.part_settings import UpdatesSettings
 from fedif_flower.settings import Settings, in_section, setting
 from fedif_flower.strategies.attribution import PathAttribution
@@ -60,31 +61,33 @@ class Evidence(RunPart):
     def build(self, run: RunContext) -> Built:
         """Return the witness of replies, and the records that it fills."""
         config, folder = run.config, run.folder
-        own = config.section(EvidenceSettings)
+        own, chain = config.section(EvidenceSettings), RoundChain()
+        if own.receipts and run.checkpoint and run.checkpoint.source:
+            before = RunFolder(run.checkpoint.source[0].absolute().parents[1])
+            chain = read_chain(before, run.run_id)
         witness = ReplyWitness(
             *(folder, run.run_id),
+            heads=chain.sizes,
             late_rounds=config.pace.late_rounds,
             required=own.require_signatures,
             digests=own.receipts,
             keeps=config.section(UpdatesSettings).keep,
         )
         callbacks: list[Callback] = [witness]
-        kept: dict[str, Kept] = {"signatures": witness}
         if own.receipts:
             attribution = run.find(PathAttribution)
             if self._head_key is None or attribution is None or is_simulated(run.grid):
                 raise ConfigError(
                     "evidence.receipts = True; allowed: false where clients are simulated"
                 )
-            book = kept["receipts"] = ReceiptBook(folder, witness, self._head_key())
+            book = ReceiptBook(folder, witness, self._head_key(), chain)
             attribution.on_attribution.append(book.attributed)
             callbacks.append(book)
-        if config.section(UpdatesSettings).keep:
-            callbacks.append(KeptReplies(folder, witness, after=run.done))
         return Built(
             setup={"look": witness.look},
             told={RECEIPTS_KEY: own.receipts},
             asked={SIGNATURES_KEY: own.require_signatures},
             callbacks=callbacks,
-            kept=kept,
+            kept={"signatures": witness},
+            stays=[folder.receipts.path, folder.round_heads.path] if chain.rounds else [],
         )

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import Field, StringConstraints, TypeAdapter
 
-from fedif_consortium.evidence.cells import Hex, Signed
+from fedif_consortium.evidence.signed import Hex, Signed
 from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import parse_json
 
@@ -35,29 +35,13 @@ _MOST_TEXT = 2**24
 Leaf = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}(,[^,\n]*){6}$", max_length=300)]
 
 
-class SignedHead(Signed):
-    """The end of a run's chain after a round, signed by whoever keeps the records.
+class ToldRound(Signed):
+    """A round of the chain, and the head after it, signed by whoever keeps the records.
 
     Attributes
     ----------
-    size : int
-        How many leaves there are.
-    root : bytes
-        The chain's last hash.
-    """
-
-    kind = "head"
-    signs = ("run", "size", "root")
-
-    size: Annotated[int, Field(ge=0, le=2**53)]
-    root: Hex
-
-
-class ToldRound(SignedHead):
-    """A round of the chain as one member gets it, and the head after it.
-
-    Attributes
-    ----------
+    size, root : int, bytes
+        How many leaves there are after it, and the chain's last hash: the head.
     start, before : int, bytes
         How many leaves there were before, and the chain's end then.
     digest : bytes
@@ -65,14 +49,24 @@ class ToldRound(SignedHead):
     hashes : tuple of bytes
         Those of its leaves; none where no leaf is the member's.
     own : mapping of int to str
-        The member's leaves by their place among them.
+        Leaves by their place among them: the server has all, a member its own.
     """
 
+    kind = "head"
+    signs = ("run", "size", "root")
+
+    size: Annotated[int, Field(ge=0, le=2**53)]
+    root: Hex
     start: Annotated[int, Field(ge=0)]
     before: Hex
     digest: Hex
     hashes: tuple[Hex, ...]
     own: dict[int, Leaf]
+
+    @property
+    def number(self) -> int:
+        """The round of its leaves, of which at least one is known."""
+        return int(next(iter(self.own.values())).partition(",")[0])
 
     def check(self) -> None:
         """Raise EvidenceError unless the head is signed, and the leaves lead to it."""
@@ -87,18 +81,18 @@ class ToldRound(SignedHead):
             if not 0 <= place < len(self.hashes) or self.hashes[place] != leaf_hash(leaf):
                 raise EvidenceError(f"this node's line is not in the records: {leaf[:80]!r}")
 
+    def of(self, client_id: int) -> ToldRound:
+        """Return what one member gets of it."""
+        start = f"{self.number},{client_id},"
+        own = {i: leaf for i, leaf in self.own.items() if leaf.startswith(start)}
+        return self.model_copy(update={"hashes": self.hashes if own else (), "own": own})
+
     def numbered(self) -> list[tuple[int, str]]:
-        """Return the member's leaves, with their numbers among all leaves of the run."""
+        """Return the leaves that are known, with their numbers among all leaves of the run."""
         return [(self.start + place, leaf) for place, leaf in self.own.items()]
 
 
 _TOLD = TypeAdapter(Annotated[list[ToldRound], Field(min_length=1, max_length=MOST_ROUNDS)])
-
-
-def to_record(rounds: Sequence[ToldRound]) -> ConfigRecord:
-    """Return rounds that follow each other, at least one, as they travel."""
-    cells = json.dumps([told.cells() for told in rounds])
-    return ConfigRecord({"run": rounds[0].run, "rounds": cells})
 
 
 def read_receipts(content: RecordDict) -> list[ToldRound]:
@@ -173,44 +167,13 @@ def read_leaf(leaf: str) -> dict[str, str]:
     return dict(zip(LEAF, leaf.split(","), strict=True))
 
 
-class ChainedRound(NamedTuple):
-    """A round of the chain: its leaves and their hashes, the chain before, and the head after it.
-
-    ``head`` is what members were told, and nobody has checked it.
-    """
-
-    number: int
-    start: int
-    before: bytes
-    leaves: Sequence[str]
-    hashes: tuple[bytes, ...]
-    head: SignedHead
-
-    def told(self, client_id: int) -> ToldRound:
-        """Return what one member gets of it."""
-        start = f"{self.number},{client_id},"
-        own = {i: leaf for i, leaf in enumerate(self.leaves) if leaf.startswith(start)}
-        return ToldRound.model_construct(
-            **vars(self.head),
-            start=self.start,
-            before=self.before,
-            digest=round_hash(self.hashes),
-            hashes=self.hashes if own else (),
-            own=own,
-        )
-
-    def entry(self) -> dict[str, Any]:
-        """Return it for a checkpoint."""
-        return {"round": self.number, "leaves": list(self.leaves), **self.head.cells()}
-
-
 class RoundChain:
     """The rounds of a run that have leaves, in the order in which they were written.
 
     Attributes
     ----------
-    rounds : list of ChainedRound
-        A round that was done again is there twice.
+    rounds : list of ToldRound
+        With all their leaves. A round that was done again is there twice.
     sizes : dict of bytes to int
         How many leaves lead to each end that the chain had, by its hash.
     root : bytes
@@ -218,33 +181,43 @@ class RoundChain:
     """
 
     def __init__(self) -> None:
-        self.rounds: list[ChainedRound] = []
+        self.rounds: list[ToldRound] = []
         self.sizes: dict[bytes, int] = {BEGINNING: 0}
         self.root = BEGINNING
 
-    @property
-    def leaves(self) -> list[str]:
-        """All of them."""
-        return [leaf for one in self.rounds for leaf in one.leaves]
+    def next(self, leaves: Sequence[str]) -> dict[str, Any]:
+        """Return what a round with these leaves would say, by attribute."""
+        hashes = tuple(map(leaf_hash, leaves))
+        digest, start = round_hash(hashes), self.sizes[self.root]
+        return {
+            "size": start + len(leaves),
+            "root": next_root(self.root, digest),
+            "start": start,
+            "before": self.root,
+            "digest": digest,
+            "hashes": hashes,
+            "own": dict(enumerate(leaves)),
+        }
 
-    def add(self, number: int, leaves: Sequence[str], signed: Callable[..., SignedHead]) -> None:
-        """Add a round; ``signed`` returns the head, given ``size`` and ``root``."""
-        before, start, hashes = self.root, self.sizes[self.root], tuple(map(leaf_hash, leaves))
-        self.root, size = next_root(before, round_hash(hashes)), start + len(leaves)
-        self.sizes[self.root] = size
-        head = signed(size=size, root=self.root)
-        self.rounds.append(ChainedRound(number, start, before, leaves, hashes, head))
+    def add(self, told: ToldRound) -> None:
+        """Add a round, whose head may say something else."""
+        self.root = next_root(told.before, told.digest)
+        self.sizes[self.root] = told.start + len(told.hashes)
+        self.rounds.append(told)
 
-    def told(self, client_id: int, seen: bytes) -> list[ToldRound]:
-        """Return the rounds after the end that a client has seen, at most the last 1,000.
+    def told(self, client_id: int, seen: bytes) -> dict[str, ConfigRecord]:
+        """Return what a message brings: rounds after the end that a client has seen, if there are.
 
         Parameters
         ----------
         client_id : int
             The client.
         seen : bytes
-            What it says that it has seen; empty: nothing.
+            What it says that it has seen; empty: nothing. It gets at most the last 1,000 rounds.
         """
         size = self.sizes.get(seen, 0)
-        new = [one for one in self.rounds if one.head.size > size]
-        return [one.told(client_id) for one in new[-MOST_ROUNDS:]]
+        rounds = [one for one in self.rounds if one.size > size][-MOST_ROUNDS:]
+        if not rounds:
+            return {}
+        cells = json.dumps([one.of(client_id).cells() for one in rounds])
+        return {RECEIPTS_RECORD: ConfigRecord({"run": rounds[0].run, "rounds": cells})}

@@ -1,28 +1,39 @@
-"""Replies signed by their member: how the server looks at them, and what it writes down."""
+"""Replies signed by their member: how the server looks at them, and what it writes down.
+
+An update that is kept is a difference in the server's precision, and may have been shortened. What
+was signed are the arrays that came: with ``updates.keep`` they are kept beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, RecordDict
-from pydantic import ValidationError
 
-from fedif_consortium.evidence.cells import first_of
-from fedif_consortium.evidence.client_part import UNSIGNED
-from fedif_consortium.evidence.signed_update import (
+from fedif_consortium.evidence.member_receipts import UNSIGNED
+from fedif_consortium.evidence.signed import (
     SIGNATURE_RECORD,
     SignedUpdate,
     claimed_examples,
+    first_of,
     record_digest,
 )
 from fedif_flower.errors import EvidenceError, ReplyError
+from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Kept
+from fedif_flower.storage import make_folder, write_atomically, writing
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.strategies.steps import Step
+
+TRAINED = "trained"  # Names of the parameters, in the order of the vector.
 
 
 @dataclass(frozen=True)
@@ -47,12 +58,14 @@ class ReplyWitness(Callback, Kept):
         The run's.
     run : str
         The run's id, which members sign.
+    heads : container of bytes
+        What members were told of the records: one of them is in what they sign.
     required : bool
         Whether replies without a signature are refused.
     digests : bool
         Whether the digest of every reply is taken, signed or not.
     keeps : bool
-        Whether the arrays of signed replies stay in memory until the next round.
+        Whether the signed replies of each step are written as ``updates/sent-000001.npz``.
     late_rounds : int
         A reply may come so many rounds late.
 
@@ -60,8 +73,6 @@ class ReplyWitness(Callback, Kept):
     ----------
     seen : dict of int to SeenReply
         The round's replies by node id, as far as their arrays could be read.
-    heads : set of bytes
-        What members were told of the records: one of them is in what they sign.
     """
 
     def __init__(
@@ -69,26 +80,33 @@ class ReplyWitness(Callback, Kept):
         folder: RunFolder,
         run: str,
         *,
+        heads: Container[bytes] = (),
         required: bool = False,
         digests: bool = False,
         keeps: bool = False,
         late_rounds: int = 0,
     ) -> None:
-        self.run, self._late_rounds = run, late_rounds
+        self.run, self._heads, self._late_rounds = run, heads, late_rounds
         self.seen: dict[int, SeenReply] = {}
-        self.heads: set[bytes] = set()
         self._required, self._digests, self._keeps = required, digests, keeps
         self._sent: dict[int, ArrayRecord | bytes] = {}  # By round; a digest once it was needed.
         self._strategy: RunningStrategy | None = None
         self._keys: dict[int, bytes] = {}  # That a node has signed with.
-        self._table = folder.signatures
+        self._table, self._updates = folder.signatures, folder.updates
         self._rows: list[dict[str, Any]] = []
+        self._done = 0
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Note whose model members are sent, and write the lines so far."""
         self._strategy = strategy
         rows, self._rows = self._rows, []
         self._add(rows)
+        if self._keeps:
+            make_folder(self._updates)
+            with writing(self._updates):
+                for path in self._updates.glob("sent-*.npz"):
+                    if path.name > sent_file(self._updates, self._done).name:
+                        path.unlink()
 
     def on_asked(self, question: Question) -> None:
         """Take note of the model that a round's members are sent."""
@@ -132,12 +150,12 @@ class ReplyWitness(Callback, Kept):
                 raise EvidenceError("it signed that it received another model than it was sent")
             if signed.sent != seen.digest:
                 raise EvidenceError("it signed another update than it sent")
-            if signed.head and signed.head not in self.heads:
+            if signed.head and signed.head not in self._heads:
                 raise EvidenceError("it signed that it was told other records than these")
             signed.check()
             if self._keys.setdefault(node.node_id, signed.key) != signed.key:
                 raise EvidenceError("it is signed with another key than before")
-        except (EvidenceError, ValidationError) as error:
+        except (EvidenceError, ValueError) as error:
             raise ReplyError(f"its signature: {first_of(error)}") from error
         kept = arrays if self._keeps else None
         self.seen[node.node_id] = SeenReply(node, seen.digest, signed, kept)
@@ -148,6 +166,25 @@ class ReplyWitness(Callback, Kept):
         if not isinstance(sent, bytes):
             sent = self._sent[server_round] = record_digest(sent)
         return sent
+
+    def needs_sight(self, strategy: RunningStrategy) -> str:
+        """Return nothing where replies are not kept: what was signed may be masked."""
+        return super().needs_sight(strategy) if self._keeps else ""
+
+    def on_step(self, step: Step) -> None:
+        """Keep the signed replies of a round's members."""
+        used = {node.node_id for node in step.nodes}
+        content: dict[str, Any] = {}
+        for node_id, seen in self.seen.items():
+            if node_id in used and seen.arrays is not None:
+                prefix = f"{seen.node.client_id}/"
+                content |= {prefix + n: view_array(a) for n, a in seen.arrays.items()}
+        if content:
+            assert self._strategy is not None  # on_start
+            trained = [spec.name for spec in self._strategy.model.layout.trainable]
+            buffer = BytesIO()
+            np.savez(buffer, **{TRAINED: np.array(trained), **content})
+            write_atomically(sent_file(self._updates, step.updates.server_round), buffer.getvalue())
 
     def on_round(self, report: RoundReport) -> None:
         """Write the round's signatures."""
@@ -167,10 +204,10 @@ class ReplyWitness(Callback, Kept):
         self,
         lines: Sequence[Mapping[str, Any]],
         memory: Mapping[str, Any] | None,  # noqa: ARG002
-        last_round: int,  # noqa: ARG002
+        last_round: int,
     ) -> None:
         """Go on behind these lines."""
-        self._rows = [dict(line) for line in lines]
+        self._rows, self._done = [dict(line) for line in lines], last_round
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         if rows and not self._rows:
@@ -178,3 +215,8 @@ class ReplyWitness(Callback, Kept):
         self._rows += rows
         if rows:
             self._table.append(rows)
+
+
+def sent_file(updates: Path, server_round: int) -> Path:
+    """Return where a round's signed replies are kept."""
+    return updates / f"sent-{server_round:06d}.npz"

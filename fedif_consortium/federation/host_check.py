@@ -9,8 +9,8 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord
 
-from fedif_consortium.evidence.client_part import SIGNATURES_KEY, TakenReceipts
 from fedif_consortium.evidence.keys import load_key
+from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY, TakenReceipts
 from fedif_consortium.evidence.part import EvidenceSettings
 from fedif_consortium.federation.certificates import reach, read_certificate
 from fedif_consortium.federation.node import NodeFolder

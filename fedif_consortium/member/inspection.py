@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from fedif_consortium.evidence.gradients import KeptGradient
+from fedif_consortium.evidence.kept_gradients import KeptGradient
 from fedif_flower.client.trust import client_site, require_trusted
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError

@@ -12,7 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence.keys import SigningKey
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
-from fedif_consortium.evidence.signed_update import record_digest, sign_reply
+from fedif_consortium.evidence.signed import record_digest, sign_reply
 from fedif_flower.errors import ConfigError, EvidenceError, ReplyError
 from fedif_flower.messages.arrays import arrays_of
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY

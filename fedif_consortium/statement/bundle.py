@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedif_consortium.evidence.cells import first_of
 from fedif_consortium.evidence.check_receipts import last_head
 from fedif_consortium.evidence.keys import SigningKey, public_der, public_of
+from fedif_consortium.evidence.signed import first_of
 from fedif_consortium.statement.account import Account, settle
 from fedif_consortium.statement.manifest import (
     ACCOUNT,

@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
-from fedif_consortium.evidence.cells import first_of
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, key_id
+from fedif_consortium.evidence.signed import first_of
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole, regular
 from fedif_flower.messages.text import printable

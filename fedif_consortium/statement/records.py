@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, TypeAdapter
 from pydantic import ValidationError as Invalid
 
-from fedif_consortium.evidence.cells import first_of
+from fedif_consortium.evidence.signed import first_of
 from fedif_consortium.statement.manifest import SALT, read_file
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.screening import Status

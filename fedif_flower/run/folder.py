@@ -7,7 +7,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -198,14 +198,15 @@ class RunFolder:
     def _table(self, name: str, columns: Iterable[str]) -> Table:
         return Table(self._result(f"{name}.csv"), columns)
 
-    def begin(self) -> None:
-        """Make the folder, and remove an earlier run's files.
+    def begin(self, stay: Collection[Path] = ()) -> None:
+        """Make the folder, and remove an earlier run's files, but for those that ``stay``.
 
         Its statement is kept under another name: members may have been sent it.
         """
         make_folder(self.path)
         for path in (*self._results, self.live.path):
-            path.unlink(missing_ok=True)
+            if path not in stay:
+                path.unlink(missing_ok=True)
         set_aside(self.statement)
 
     def is_complete(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from flwr.serverapp import Grid
@@ -72,6 +73,8 @@ class Built:
         Called with each line of ``rounds.csv``.
     copies : int
         So many times the model's size is what it writes at most.
+    stays : sequence of Path
+        Its files that are not removed as the run begins: it replaces them.
     """
 
     wires: Sequence[Wire] = ()
@@ -83,6 +86,7 @@ class Built:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     on_row: Callable[[RoundReport], object] | None = None
     copies: int = 0
+    stays: Sequence[Path] = ()
 
 
 NOTHING = Built()

@@ -75,6 +75,7 @@ class RunRecorder(RunWriter):
         self.strategy, self.checkpoints = strategy, checkpoints
         self.num_rounds = config.num_server_rounds
         self._kept = run.joined("kept")
+        self._stay = [path for built in run.built for path in built.stays]
         # The last complete round, its model, and what the strategy remembered then.
         self._last: tuple[int, ArrayRecord, dict[str, Any]] | None = None
 

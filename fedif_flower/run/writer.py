@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,7 @@ class RunWriter(Callback):
         self._own = [f"{s}_{metric.key}" for metric in metrics for s in ("test", "validation")]
         self.listeners = [on_row] if on_row else []
         self._strategy: RunningStrategy | None = None
+        self._stay: Collection[Path] = ()  # Of an earlier run's files.
         self._attribution: PathAttribution | None = None
         self._every = every
         self.is_malicious = is_malicious or (lambda _: False)
@@ -231,7 +232,7 @@ class RunWriter(Callback):
 
     def _begin(self) -> None:
         """Replace the files of an earlier run by the lines so far."""
-        self.folder.begin()
+        self.folder.begin(self._stay)
         for table, lines in self.lines.items():
             file: Table = getattr(self.folder, table)
             file.begin(self._own if table == "rounds" else ())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from functools import partial
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -12,7 +11,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence import member_receipts as module
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
-from fedif_consortium.evidence.receipts import RECEIPTS_RECORD, RoundChain, SignedHead
+from fedif_consortium.evidence.receipts import RECEIPTS_RECORD, RoundChain, ToldRound
 
 RUN, NODE = "ab" * 16, 1000
 KEY = Ed25519PrivateKey.generate()
@@ -29,11 +28,12 @@ def told(*rounds, seen=0, key=KEY, run=RUN, client_id=NODE, **changes) -> Record
     """Return what a server tells of a chain with these rounds, of the last one with changes."""
     chain = RoundChain()
     for leaves in rounds:
-        chain.add(int(leaves[0].partition(",")[0]), leaves, partial(SignedHead.by, key, run=run))
+        chain.add(ToldRound.by(key, run=run, **chain.next(leaves)))
     last_seen = {size: root for root, size in chain.sizes.items()}[seen]
-    cells = [each.cells() for each in chain.told(client_id, last_seen)]
+    record = chain.told(client_id, last_seen)[RECEIPTS_RECORD]
+    cells = json.loads(record["rounds"])
     cells[-1] |= changes
-    return sent({"run": run, "rounds": json.dumps(cells)})
+    return sent({**record, "rounds": json.dumps(cells)})
 
 
 def sent(record) -> RecordDict:

@@ -6,7 +6,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedif_consortium.evidence.reply_witness import ReplyWitness
-from fedif_consortium.evidence.signed_update import SIGNATURE_RECORD, sign_reply
+from fedif_consortium.evidence.signed import SIGNATURE_RECORD, sign_reply
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
@@ -64,8 +64,7 @@ def swapped() -> RecordDict:
     ],
 )
 def test_a_false_signature_is_refused_by_what_is_false(content, reason):
-    found = witness()
-    found.heads.add(b"told")
+    found = witness(heads=[b"told"])
     with pytest.raises(ReplyError, match=reason):
         look(found, content)
     assert found.seen[1000].signed is None

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedif_consortium.evidence.signed_update import SignedUpdate, arrays_digest
+from fedif_consortium.evidence.signed import SignedUpdate, arrays_digest
 from fedif_flower.errors import EvidenceError
 
 SAID = {"run": "ab" * 16, "asked_in": 3, "node_id": 1001, "examples": 40.0}

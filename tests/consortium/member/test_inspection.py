@@ -16,8 +16,8 @@ from torch.nn import functional
 from typer.testing import CliRunner
 
 from fedif_consortium.commands.inspect import inspect_cli
-from fedif_consortium.evidence import gradients as keeping
-from fedif_consortium.evidence.gradients import (
+from fedif_consortium.evidence import kept_gradients as keeping
+from fedif_consortium.evidence.kept_gradients import (
     KeptGradient,
     keep_gradient,
     kept_rounds,

@@ -9,8 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedif_consortium.evidence.client_part import SIGNATURES_KEY, TakenReceipts
-from fedif_consortium.evidence.signed_update import SignedUpdate, record_digest
+from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY, TakenReceipts
+from fedif_consortium.evidence.signed import SignedUpdate, record_digest
 from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_consortium.member.own_replies import OwnReplies, app_config
 from fedif_flower.errors import RefusedByMemberError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from functools import partial
 from itertools import groupby
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,13 +14,7 @@ from client_app import app as client_app
 from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.evidence.part import Evidence
 from fedif_consortium.evidence.receipt_book import ReceiptBook
-from fedif_consortium.evidence.receipts import (
-    RECEIPTS_RECORD,
-    RoundChain,
-    SignedHead,
-    read_leaf,
-    to_record,
-)
+from fedif_consortium.evidence.receipts import RoundChain, ToldRound, read_leaf
 from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.part import deliver
@@ -111,10 +105,10 @@ def rebuilt(run: RunFolder, key) -> None:
 
     rewrite(run.receipts, leaves)
     lines, chain = run.receipts.path.read_text().splitlines()[1:], RoundChain()
-    signed = partial(SignedHead.by, key, run=run.provenance.read()["run_id"])
-    for number, own in groupby(lines, lambda line: int(read_leaf(line)["round"])):
-        chain.add(number, list(own), signed)
-    run.round_heads.replace({"round": one.number, **one.head.cells()} for one in chain.rounds)
+    run_id = run.provenance.read()["run_id"]
+    for _, own in groupby(lines, lambda line: int(read_leaf(line)["round"])):
+        chain.add(ToldRound.by(key, run=run_id, **chain.next(list(own))))
+    run.round_heads.replace({"round": one.number, **one.cells()} for one in chain.rounds)
     make_statement(run.path, key)
 
 
@@ -176,7 +170,7 @@ def test_a_head_alone_tells_from_which_round_on(copied, bobs, key):
         (lambda run: rewrite(run.round_heads, lambda rows: rows[:-1]), "round 3: .* does not say"),
         (
             lambda run: rewrite(run.receipts, altered({"round": "1"}, weight="0.9")),
-            "round 1: receipts.csv does not lead to the head of it",
+            "round 1 of receipts.csv: the head of 3 leaves does not follow",
         ),
         (swap_contributions, "round 2: receipts.csv does not say what the records say"),
     ],
@@ -197,11 +191,11 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
     def enclose(book, node):
         if node.node_id != 1002 or len(book._chain.rounds) != 1:
             return told(book, node)
-        fork = RoundChain()
-        leaves = [leaf.replace(",accepted", ",accepted ") for leaf in book._chain.leaves]
-        fork.add(1, leaves, partial(SignedHead.by, key, run=book._witness.run))
-        book._witness.heads.add(fork.root)
-        return {RECEIPTS_RECORD: to_record(fork.told(1002, b""))}
+        (first,), fork = book._chain.rounds, RoundChain()
+        leaves = [leaf.replace(",accepted", ",accepted ") for leaf in first.own.values()]
+        fork.add(ToldRound.by(key, run=first.run, **fork.next(leaves)))
+        book._chain.sizes |= fork.sizes
+        return fork.told(1002, b"")
 
     monkeypatch.setattr(ReceiptBook, "enclose", enclose)
     run_dir = run(grid(tmp_path), tmp_path, key)
@@ -257,7 +251,7 @@ def test_a_changed_file_of_a_member_is_named(honest, bobs, changed):
         verify(honest / "runs" / "run", receipts=[bobs])
 
 
-def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, caplog):
+def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, caplog, monkeypatch):
     caplog.set_level(logging.WARNING, "fedif_flower")
     settings = {"num_server_rounds": 5, "checkpoint_every": 2}
     of_grid = grid(tmp_path)
@@ -271,6 +265,11 @@ def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, caplog):
 
     with pytest.raises(Killed):
         run(of_grid, tmp_path, key, on_row, **settings)
+    with monkeypatch.context() as patch:
+        # As the files of the last attempt are replaced.
+        patch.setattr(ReceiptBook, "on_start", Mock(side_effect=Killed))
+        with pytest.raises(Killed):
+            run(of_grid, tmp_path, key, resume="auto", **settings)
     run_dir = run_and_deliver(of_grid, tmp_path, key, resume="auto", **settings)
     found = verify(run_dir, members=read_members(tmp_path / "keys"), receipts=held(tmp_path))
     assert found.redone == (3, 4)

@@ -8,7 +8,7 @@ import torch
 
 from fedif_consortium.evidence.check_signatures import SignedMember
 from fedif_consortium.evidence.keys import read_members, read_private_key
-from fedif_consortium.evidence.signed_update import SignedUpdate
+from fedif_consortium.evidence.signed import SignedUpdate
 from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.verify import verify
