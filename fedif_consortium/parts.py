@@ -20,7 +20,7 @@ def run_parts(evidence: Evidence | None = None) -> Sequence[RunPart]:
     from fedif_consortium.evidence.part import Evidence
     from fedif_consortium.masking.part import MaskedRounds
     from fedif_consortium.statement.own_parts import OwnPartsOfRun
-    from fedif_consortium.watch.served_metrics import ServedMetrics
+    from fedif_consortium.watch.metrics import ServedMetrics
     from fedif_flower.run import parts
 
     return (

@@ -1,4 +1,4 @@
-"""A run's figures for Prometheus."""
+"""A run's figures for Prometheus, served while it goes on where ``metrics.port`` is set."""
 
 from __future__ import annotations
 
@@ -7,16 +7,66 @@ from typing import Any, get_args
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
+from fedif_consortium.health import serving
 from fedif_flower.errors import require
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.run.provenance import package_version
+from fedif_flower.settings import Settings, in_section, quiet_setting
 from fedif_flower.strategies.callbacks import Callback, Question
 from fedif_flower.strategies.reports import RoundReport
 
+LOOPBACK = "127.0.0.1"
 PHASES = ("replies", "aggregation", "evaluation")
 SECONDS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)  # The buckets of latencies.
 MOST_NAMED = 1000  # Members with metrics of their own.
+
+
+class MetricsSettings(Settings, alias_generator=in_section("metrics")):
+    """Where a run's figures can be read while it goes on."""
+
+    port: int = quiet_setting(
+        0,
+        "a port on which the server says its figures to Prometheus while the run goes on, at "
+        "`/metrics`; 0: none",
+        ge=0,
+        le=65535,
+    )
+    host: str = quiet_setting(
+        "",
+        f"the address of that port; whoever reaches it may read the figures; empty: {LOOPBACK}",
+        pattern=r"^[^\s/]*$",
+        allowed="an address of this machine; 0.0.0.0 or ::, all of them",
+    )
+    members: bool = quiet_setting(
+        False,
+        "each member's weight, weight score and replies by name, for at most 1,000 members",
+    )
+
+
+class ServedMetrics(RunPart):
+    """Serves ``/metrics`` while the run goes on."""
+
+    settings = MetricsSettings
+
+    def build(self, run: RunContext) -> Built:
+        """Begin to serve, and return what fills the figures.
+
+        Raises
+        ------
+        ConfigError
+            If the port is taken, or too many members are to be named.
+        """
+        own = run.config.section(MetricsSettings)
+        if not own.port:
+            return NOTHING
+        metrics = RunMetrics(run.config, members=own.members)
+        key = f"metrics.port = {own.port}"
+        served = serving(own.host or LOOPBACK, own.port, metrics.registry, key=key)
+        run.stack.enter_context(served)
+        run.waits.append(lambda call, seconds: metrics.keeper.labels(call).observe(seconds))
+        return Built(callbacks=[metrics], on_row=metrics.row)
 
 
 class RunMetrics(Callback):
@@ -76,24 +126,20 @@ class RunMetrics(Callback):
         self.score = Gauge("member_weight_score", "Its weight score", member, **own)
         turns = "What became of a member's turns"
         self.member_replies = Counter("member_replies", turns, [*member, "status"], **own)
-        for counter, labels in (
-            (self.rounds, ("ok", "failed")),
-            (self.phases, PHASES),
-            (self.replies, get_args(Status)),
-        ):
-            for label in labels:
-                counter.labels(label)
-
-    def keeper_answered(self, call: str, seconds: float) -> None:
-        """Take in how long the keeper took for one answer."""
-        self.keeper.labels(call).observe(seconds)
+        # Series that begin at 0 and not with their first event, which an alert would not see.
+        for outcome in ("ok", "failed"):
+            self.rounds.labels(outcome)
+        for phase in PHASES:
+            self.phases.labels(phase)
+        for status in get_args(Status):
+            self.replies.labels(status)
 
     def on_asked(self, question: Question) -> None:
         """Take in who is there."""
         self.online.set(len(question.online))
 
     def row(self, row: RoundReport) -> None:
-        """Take in a round's line of ``rounds.csv``."""
+        """Take in a round, with the metrics of its model."""
         self.round.set(row.round)
         self.ended.set_to_current_time()
         if row.round:
@@ -109,17 +155,12 @@ class RunMetrics(Callback):
                 self.quality[name].labels(split).set(value)
             elif split in ("test", "validation"):
                 self.figure.labels(name, split).set(value)
-
-    def on_round(self, report: RoundReport) -> None:
-        """Count what became of those that were asked."""
-        for client in report.clients:
+        for client in row.clients:
             self.replies.labels(client.status).inc()
-            if self._members:
-                name = client.node.name or str(client.node.client_id)
-                self.member_replies.labels(name, client.status).inc()
-                for gauge, value in (
-                    (self.weight, client.weight),
-                    (self.score, client.weight_score),
-                ):
-                    if value is not None:
-                        gauge.labels(name).set(value)
+            if not self._members:
+                continue
+            name = client.node.name or str(client.node.client_id)
+            self.member_replies.labels(name, client.status).inc()
+            for gauge, figure in ((self.weight, client.weight), (self.score, client.weight_score)):
+                if figure is not None:
+                    gauge.labels(name).set(figure)

@@ -8,23 +8,17 @@ from __future__ import annotations
 import base64
 import os
 import time
-from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import quote
 
-from jinja2 import Environment
 from markupsafe import Markup
 
 from fedif_consortium.page import PAGE_HEAD, templates
 from fedif_consortium.watch.remarks import remarks
-from fedif_consortium.watch.state import (
-    NEED_ATTENTION,
-    STATE_WORDS,
-    Watched,
-    seconds_of,
-)
+from fedif_consortium.watch.state import NEED_ATTENTION, STATE_WORDS, Watched, seconds_of
+from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import refused_as
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import plot_progress
 from fedif_flower.run.results import run_title
@@ -53,17 +47,17 @@ def keep_page(folder: RunFolder, file: Path) -> None:
     ConfigError
         If the records cannot be read.
     """
-    start = os.path.relpath(folder.path.resolve(), file.resolve().parent)
-    prefix = "" if start == "." else f"{Path(start).as_posix()}/"
+    seen_from = os.path.relpath(folder.path.resolve(), file.resolve().parent)
     while True:
         run = Watched(folder)
-        write_atomically(file, render(run, folder=prefix))
+        with refused_as(ConfigError, f"{folder.path} cannot be shown"):
+            write_atomically(file, render(run, folder=seen_from))
         if not run.is_running:
             return
         time.sleep(SECONDS)
 
 
-def render(run: Watched, *, folder: str = "") -> str:
+def render(run: Watched, *, folder: str = ".") -> str:
     """Return the page.
 
     Parameters
@@ -73,32 +67,32 @@ def render(run: Watched, *, folder: str = "") -> str:
     folder : str
         Where the run's folder is, seen from the page: links begin with it.
     """
-    known = {"strategy", "dataset"} <= run.config.keys()
-    title = run_title(run.config) if known else run.folder.path.name
-    members, own = run.members[:MOST_MEMBERS], run.folder
+    title = run_title(run.config) if run.config else run.folder.path.name
+    members, states = run.members[:MOST_MEMBERS], [member.state for member in run.members]
+    own = run.folder
     there = {"Report": own.report, "Statement": own.statement / "statement.html"}
-    states = {member.state for member in run.members}
-    return (
-        _environment()
-        .get_template("watch.html.md")
-        .render(
-            head=Markup(HEAD + REFRESH if run.is_running else HEAD),
-            title=title,
-            run=run,
-            remarks=remarks(run),
-            pictures=_pictures(run, title),
-            members=members,
-            attention=sum(member.state in NEED_ATTENTION for member in run.members),
-            words={state: words for state, words in STATE_WORDS.items() if state in states},
-            attributed=any(member.contribution is not None for member in members),
-            scored=any(member.weight_score is not None for member in members),
-            latest=run.rounds[: -LATEST_ROUNDS - 1 : -1],
-            links={
-                name: quote(folder + path.relative_to(own.path).as_posix())
-                for name, path in there.items()
-                if path.is_file()
-            },
-        )
+    page = templates().overlay(trim_blocks=True, lstrip_blocks=True).get_template("watch.html.md")
+    return page.render(
+        head=Markup(HEAD + REFRESH if run.is_running else HEAD),
+        title=title,
+        run=run,
+        remarks=remarks(run),
+        pictures=_pictures(run, title),
+        members=members,
+        attention=sum(state in NEED_ATTENTION for state in states),
+        words={state: words for state, words in STATE_WORDS.items() if state in states},
+        attributed=any(member.contribution is not None for member in members),
+        scored=any(member.weight_score is not None for member in members),
+        latest=run.rounds[: -LATEST_ROUNDS - 1 : -1],
+        links={
+            name: quote(f"{folder}/{path.relative_to(own.path).as_posix()}")
+            for name, path in there.items()
+            if path.is_file()
+        },
+        moment=_moment,
+        lasting=lasting,
+        seconds_of=seconds_of,
+        headline=headline,
     )
 
 
@@ -110,31 +104,16 @@ def _pictures(run: Watched, title: str) -> dict[str, str]:
             plot_progress(run.rounds, drawn, title)
         progress = drawn.accuracy_picture, drawn.metric_picture
         return {
-            path.stem.replace("-", " "): f"data:image/png;base64,{_base64(path)}"
+            path.stem.replace("-", " "): "data:image/png;base64,"
+            + base64.b64encode(path.read_bytes()).decode()
             for path in (*progress, drawn.attribution_picture, drawn.score_picture)
             if path.is_file()
         }
 
 
-def _base64(path: Path) -> str:
-    return base64.b64encode(path.read_bytes()).decode()
-
-
-@lru_cache(maxsize=1)
-def _environment() -> Environment:
-    environment = templates().overlay(trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(
-        moment=_moment, lasting=lasting, seconds_of=seconds_of, headline=headline
-    )
-    return environment
-
-
 def _moment(seconds: float) -> str:
     """Return a time since 1970 as a date and a time of day."""
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError, OSError):
-        return "at no time"
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def lasting(seconds: float) -> str:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
-import pyarrow as pa
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.client_node import called
-from fedif_flower.messages.screening import Status
-from fedif_flower.run.folder import MEASURED, JsonFile, RunFolder
+from fedif_flower.foreign import refused_as
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION, called
+from fedif_flower.run.folder import RunFolder, Table
 from fedif_flower.run.live_state import SECONDS_PER_SIGN
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.strategies.reports import headline
@@ -42,70 +39,68 @@ STATES = tuple(STATE_WORDS)
 NEED_ATTENTION = STATES[: STATES.index("late")]
 LATEST_ROUNDS = 20  # By which the time of those to come is estimated.
 SILENCE = 6 * SECONDS_PER_SIGN  # Without a sign of life, a run has stopped.
-_CLIENTS = {
-    "partition_id": pa.int64(),
-    "client_id": pa.uint64(),
-    "malicious": pa.int64(),
-    "weight_score": pa.float64(),
-    "weight": pa.float64(),
-    "status": pa.string(),
-    "rejection": pa.string(),
-}
 _SECONDS = ("round_seconds", "aggregation_seconds", "evaluation_seconds")
-_COUNTS = ("round", "accepted", "rejected", "failed", "evaluations")
-_ROUNDS = {
-    **dict.fromkeys((*_SECONDS, "train_seconds", *MEASURED), pa.float64()),
-    **dict.fromkeys((*_COUNTS, "round_failed", "late", "online"), pa.int64()),
+_ROUNDS = dict.fromkeys(_SECONDS, "double") | dict.fromkeys(
+    ("round", "accepted", "rejected", "failed", "round_failed"), "int64"
+)
+# Columns of tables with their type, and how a client's lines are summed up.
+_LINES = {
+    "status": ("string", "list"),
+    "rejection": ("string", "last"),
+    "partition_id": ("int64", "last"),
+    "malicious": ("int64", "last"),
+    "weight": ("double", "sum"),
+    "weight_score": ("double", "last"),
 }
-_ATTRIBUTION = {"client_id": pa.uint64(), "contribution": pa.float64()}
 
 
-class LiveNode(BaseModel):
-    """A member as ``state.json`` names it."""
+class WatchedMember(BaseModel):
+    """A member as an operator sees it; ``state.json`` says what its first three fields are.
+
+    ``status`` is what became of it in each of its rounds, ``rejection`` why the last one that did
+    not count did not, ``share`` of all weight given so far.
+    """
 
     client_id: int
-    partition_id: int
+    partition_id: int = UNKNOWN_PARTITION
     name: str = ""
+    state: str = "new"
+    status: list[str] = []
+    rejection: str | None = None
+    malicious: bool | None = None
+    weight: float | None = None
+    share: float | None = None
+    weight_score: float | None = None
+    contribution: float | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is called."""
+        return called(self.client_id, self.partition_id, self.name)
+
+    @property
+    def misses(self) -> int:
+        """The rounds that it was asked in since its last accepted reply."""
+        latest = self.status[::-1]
+        return latest.index("accepted") if "accepted" in latest else len(latest)
 
 
 class Live(BaseModel):
     """What ``state.json`` says (see :class:`~fedif_flower.run.live_state.LiveState`)."""
 
-    time: float
+    time: float = 0.0
     phase: str = ""
     reason: str = ""
     round: int = 0
     since: float = 0.0
     num_asked: int = 0
     num_answered: int = 0
-    asked: list[LiveNode] = []
+    asked: list[WatchedMember] = []
+    at_work: list[WatchedMember] = []
     answered: frozenset[int] = frozenset()
     failed: frozenset[int] = frozenset()
-    at_work: list[LiveNode] = []
     paused: frozenset[int] = frozenset()
     online: frozenset[int] | None = None
-
-
-@dataclass(frozen=True)
-class WatchedMember:
-    """A member as an operator sees it.
-
-    ``misses`` are the rounds that it was asked in since its last accepted reply, ``reason`` why
-    the last one of them did not count, ``share`` is of all weight given so far.
-    """
-
-    id: int
-    label: str
-    state: str
-    asked: int = 0
-    accepted: int = 0
-    misses: int = 0
-    last_status: str = ""
-    reason: str = ""
-    share: float | None = None
-    weight_score: float | None = None
-    contribution: float | None = None
-    malicious: bool = False
 
 
 class Watched:
@@ -126,25 +121,16 @@ class Watched:
 
     def __init__(self, folder: RunFolder, now: float | None = None) -> None:
         self.folder, self.now = folder, time.time() if now is None else now
-        self.config, self.summary = _object(folder.config), _object(folder.summary)
-        live = _object(folder.live)
-        try:
-            self.live = Live(**live) if live else None
-            self.rounds: list[dict[str, Any]] = read_table(
-                folder.rounds.path, _ROUNDS, more=True
-            ).to_pylist()
-            for row in self.rounds:
-                row.update((name, 0) for name in _COUNTS if row[name] is None)
-        except (ValidationError, KeyError, TypeError, ValueError) as error:
-            where = folder.live if isinstance(error, ValidationError) else folder.rounds
-            raise ConfigError(f"{where.path} is not what a run writes: {error!r}") from error
-        times = [_changed(folder.rounds.path), _changed(folder.clients.path)]
-        self.last_sign = max(*times, self.live.time if self.live else 0.0)
-
-    @property
-    def last_round(self) -> int:
-        """The last complete round."""
-        return self.rounds[-1]["round"] if self.rounds else 0
+        files = (folder.config, folder.summary, folder.live)
+        self.config, self.summary, live = (f.read() if f.path.exists() else {} for f in files)
+        with refused_as(ConfigError, f"{folder.live.path} is not what a run writes"):
+            self.live = Live(**live)
+        with refused_as(ConfigError, f"{folder.rounds.path} is not what a run writes"):
+            self.rounds: list[Line] = read_table(folder.rounds.path, _ROUNDS, more=True).to_pylist()
+            self.last_round: int = self.rounds[-1]["round"] if self.rounds else 0
+        tables = (folder.rounds.path, folder.clients.path)
+        changes = (path.stat().st_mtime for path in tables if path.exists())
+        self.last_sign = max(self.live.time, *changes)
 
     @property
     def num_rounds(self) -> int:
@@ -157,10 +143,10 @@ class Watched:
         """Whether it goes on: it does while it gives signs of life, or is about to begin."""
         if self.summary:
             return "failed" if self.summary.get("last_round_failed") else "finished"
-        if self.live and self.live.phase in ("finished", "stopped", "failed"):
+        if self.live.phase in ("finished", "stopped", "failed"):
             return "failed" if self.live.phase == "failed" else "stopped"
         # Without state.json only its tables tell, once a round.
-        patience = SILENCE if self.live else max(SILENCE, 3 * (self.seconds_per_round or 0.0))
+        patience = SILENCE if self.live.time else max(SILENCE, 3 * (self.seconds_per_round or 0.0))
         silent = self.last_sign and self.now - self.last_sign >= patience
         return "stopped" if silent else "running"
 
@@ -168,11 +154,6 @@ class Watched:
     def is_running(self) -> bool:
         """Whether it goes on."""
         return self.state == "running"
-
-    @property
-    def training(self) -> Live | None:
-        """What a running run is doing."""
-        return self.live if self.is_running else None
 
     @cached_property
     def seconds_per_round(self) -> float | None:
@@ -186,7 +167,7 @@ class Watched:
         if not self.is_running or self.seconds_per_round is None:
             return None
         left = (self.num_rounds - self.last_round) * self.seconds_per_round
-        begun = self.live.since if self.live and self.live.round > self.last_round else self.now
+        begun = self.live.since if self.live.round > self.last_round else self.now
         # A round that takes longer than usual may end any time.
         return max(min(begun, self.now) + left, self.now)
 
@@ -198,75 +179,45 @@ class Watched:
     @cached_property
     def members(self) -> list[WatchedMember]:
         """Everybody known, who needs a look first."""
-        lines = read_table(self.folder.clients.path, _CLIENTS)
-        totals = lines.group_by("client_id", use_threads=False).aggregate(
-            [
-                *(("status", "list"), ("weight", "sum"), ("rejection", "last")),
-                *(("weight_score", "last"), ("partition_id", "last"), ("malicious", "last")),
-            ]
-        )
-        known = {line["client_id"]: line for line in totals.to_pylist()}
-        parts = read_table(self.folder.attribution.path, _ATTRIBUTION)
-        sums = parts.group_by("client_id").aggregate([("contribution", "sum")])
-        contributed = {row["client_id"]: row["contribution_sum"] for row in sums.to_pylist()}
-        named = [*self.live.asked, *self.live.at_work] if self.live else []
-        nodes = {node.client_id: node for node in named}
-        texts = {"client_id": pa.uint64(), "name": pa.string()}
-        lines = read_table(self.folder.names.path, texts).to_pylist()
-        names = {line["client_id"]: line["name"] for line in lines}
-        weight = math.fsum(line["weight_sum"] or 0.0 for line in known.values())
-        ids = list(dict.fromkeys([*known, *nodes, *contributed]))
-        past = {i: known[i]["status_list"] if i in known else [] for i in ids}
-        states, found = self._states(past), []
-        for i in ids:
-            line, node, statuses = known.get(i, {}), nodes.get(i), past[i]
-            counted = [number for number, s in enumerate(statuses, 1) if s == "accepted"]
-            partition = node.partition_id if node else -1
-            own = called(i, line.get("partition_id_last", partition), node.name if node else "")
-            found.append(
-                WatchedMember(
-                    id=i,
-                    label=names.get(i) or own,
-                    state=states[i],
-                    asked=len(statuses),
-                    accepted=len(counted),
-                    misses=len(statuses) - (counted[-1] if counted else 0),
-                    last_status=statuses[-1] if statuses else "",
-                    reason=line.get("rejection_last") or "",
-                    share=(line.get("weight_sum") or 0.0) / weight if 0 < weight < 1e30 else None,
-                    weight_score=line.get("weight_score_last"),
-                    contribution=contributed.get(i),
-                    malicious=bool(line.get("malicious_last")),
-                )
-            )
-        return sorted(found, key=lambda m: (STATES.index(m.state), -m.misses, m.label))
+        lines = _by_client(self.folder.clients, _LINES)
+        credit = _by_client(self.folder.attribution, {"contribution": ("double", "sum")})
+        names = _by_client(self.folder.names, {"name": ("string", "last")})
+        nodes = {node.client_id: node for node in (*self.live.asked, *self.live.at_work)}
+        found = []
+        with refused_as(ConfigError, f"{self.folder.clients.path} is not what a run writes"):
+            states = self._states({i: line["status"][-1] for i, line in lines.items()})
+            weight = math.fsum(line["weight"] or 0.0 for line in lines.values())
+            for i in dict.fromkeys([*lines, *nodes]):
+                own = dict(nodes.get(i, WatchedMember(client_id=i)))
+                for known in (lines, names, credit):
+                    own |= known.get(i, {})
+                share = (own["weight"] or 0.0) / weight if 0 < weight < 1e30 else None
+                own |= {"state": states.get(i, "new"), "share": share}
+                found.append(WatchedMember(**own))
+            return sorted(found, key=lambda m: (STATES.index(m.state), -m.misses, m.label))
 
-    def _states(self, past: Mapping[int, Sequence[str]]) -> dict[int, str]:
-        """Return what becomes of members in the present round, else what became of them."""
-        last = {i: statuses[-1] if statuses else "new" for i, statuses in past.items()}
-        if strange := set(last.values()) - {"new", *get_args(Status)}:
-            raise ConfigError(f"{self.folder.clients.path}: status = {strange.pop()!r}")
-        whom = {"client_id": pa.uint64(), "until_round": pa.int64()}
-        lines = read_table(self.folder.quarantine.path, whom).to_pylist()
-        until = {line["client_id"]: line["until_round"] for line in lines}
-        present = max(self.last_round, self.live.round if self.live else 0)
-        revoked = [i for i, status in last.items() if status == "revoked"]
-        left_out = dict.fromkeys((i for i, end in until.items() if end > present), "quarantined")
-        left_out |= dict.fromkeys(revoked, "revoked")
-        live = self.training
-        if live is None:
-            return last | left_out
-        asked = [n.client_id for n in live.asked] if live.phase == "training" else []
+    def _states(self, last: Mapping[int, str]) -> dict[int, str]:
+        """Return what becomes of members in the present round, else their last status."""
+        live, present = self.live, max(self.last_round, self.live.round)
+        decisions = _by_client(self.folder.quarantine, {"until_round": ("int64", "last")})
+        asked = {node.client_id for node in live.asked if live.phase == "training"}
+        late = {node.client_id for node in live.at_work} - live.answered
+        left_out = {
+            **{i: "quarantined" for i, own in decisions.items() if own["until_round"] > present},
+            **{i: status for i, status in last.items() if status == "revoked"},
+        }
+        if not self.is_running:
+            return {**last, **left_out}
         # What comes later says more.
         return {
             **last,
             **dict.fromkeys(() if live.online is None else last.keys() - live.online, "offline"),
             **dict.fromkeys(live.paused, "paused"),
             **left_out,
-            **dict.fromkeys({n.client_id for n in live.at_work} - live.answered, "late"),
+            **dict.fromkeys(late, "late"),
             **dict.fromkeys(asked, "training"),
-            **dict.fromkeys(live.answered.intersection(asked), "answered"),
-            **dict.fromkeys(live.failed.intersection(asked), "failed"),
+            **dict.fromkeys(asked & live.answered, "answered"),
+            **dict.fromkeys(asked & live.failed, "failed"),
         }
 
 
@@ -275,15 +226,12 @@ def seconds_of(row: Line) -> float:
     return math.fsum(row.get(name) or 0.0 for name in _SECONDS)
 
 
-def _object(file: JsonFile) -> Mapping[str, Any]:
-    try:
-        return file.read()
-    except FileNotFoundError:
-        return {}
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+def _by_client(table: Table, columns: Mapping[str, tuple[str, str]]) -> dict[int, Line]:
+    """Return columns of a table, each client's lines summed up as its type and sum say."""
+    types = {"client_id": "uint64", **{name: kind for name, (kind, _) in columns.items()}}
+    grouped = read_table(table.path, types).group_by("client_id", use_threads=False)
+    totals = grouped.aggregate([(name, how) for name, (_, how) in columns.items()]).to_pylist()
+    return {
+        row["client_id"]: {name: row[f"{name}_{how}"] for name, (_, how) in columns.items()}
+        for row in totals
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ def make_folder(
     path: Path,
     clients: Sequence[Mapping[str, Any]] = (),
     *,
-    accuracies: Sequence[float | None] = (),
-    contributions: Mapping[tuple[int, int], float] | None = None,
+    accuracies: Sequence[float | None] = (0.1, 0.5, 0.6, 0.7),
     names: Mapping[int, str] | None = None,
     live: Mapping[str, Any] | None = None,
     num_rounds: int = 10,
@@ -38,24 +37,16 @@ def make_folder(
     folder.config.write(RunConfig.from_run_config(RunConfig.defaults() | config).to_mapping())
     folder.rounds.begin()
     for number, accuracy in enumerate(accuracies):
-        of_round = [line for line in clients if line["round"] == number]
-        accepted = sum(line["status"] == "accepted" for line in of_round)
+        status = Counter(line["status"] for line in clients if line["round"] == number)
         line = {"round": number, "test_accuracy": accuracy, "test_loss": 1 / (number + 1)}
         line |= {"round_seconds": 3.0, "aggregation_seconds": 1.0, "round_failed": False}
-        line |= {"accepted": accepted, "rejected": len(of_round) - accepted, "failed": 0}
+        line |= {"accepted": status["accepted"], "rejected": status["refused"], "failed": 0}
         folder.rounds.append([line | {name: v[number] for name, v in rounds.items()}])
     folder.clients.begin()
     folder.clients.append(clients)
-    if contributions is not None:
-        folder.begin_attribution(0)
-        folder.attribution.append(
-            {"round": t, "partition_id": 0, "client_id": i, "contribution": v}
-            for (t, i), v in contributions.items()
-        )
-    if names:
-        folder.names.replace({"client_id": i, "name": name} for i, name in names.items())
+    folder.names.replace({"client_id": i, "name": name} for i, name in (names or {}).items())
     if live is not None:
-        folder.live.write({"time": time.time(), "started": 0.0, "phase": "training", **live})
+        folder.live.write({"time": NOW, "started": 0.0, "phase": "training", **live})
     return folder
 
 

@@ -6,7 +6,6 @@ import re
 import time
 from base64 import b64encode
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import pytest
 
@@ -50,15 +49,12 @@ class Outline(HTMLParser):
 def run(tmp_path) -> Watched:
     lines = [client(t, i, weight_score=0.5) for t in (1, 2) for i in (1, 2)]
     lines += [client(t, 3, "refused", rejection="net.0 is not finite") for t in (1, 2)]
-    live = {"time": NOW, "since": NOW, "round": 3, "asked": asked(1, 2), "answered": [1]}
-    folder = make_folder(
-        tmp_path / "october",
-        lines,
-        accuracies=[0.1, 0.5, 0.62],
-        contributions={(1, 1): 0.5, (2, 2): -0.125},
-        names={1: "Graz", 2: "Köln"},
-        live=live | {"num_asked": 2, "num_answered": 1, "num_online": 3},
-    )
+    live = {"since": NOW, "round": 3, "asked": asked(1, 2), "answered": [1]}
+    live |= {"num_asked": 2, "num_answered": 1}
+    accuracies, names = [0.1, 0.5, 0.62], {1: "Graz", 2: "Köln"}
+    folder = make_folder(tmp_path, lines, accuracies=accuracies, names=names, live=live)
+    folder.attribution.begin()
+    folder.attribution.append([{"client_id": 1, "contribution": 0.5}])
     folder.report.write_text("")
     return watched(folder)
 
@@ -75,7 +71,7 @@ def test_a_page_tells_how_the_run_is(run):
         "Graz answered 2 of 2 50.0 % +0.5 0.500",
     ):
         assert words in text
-    assert ("a", {"href": "report.md"}) in outline.tags
+    assert ("a", {"href": "./report.md"}) in outline.tags
 
 
 def test_what_members_and_operators_wrote_is_text(tmp_path):
@@ -109,12 +105,7 @@ def test_a_page_runs_nothing_and_fetches_nothing(run):
 
 
 def test_a_page_is_written_again_until_the_run_is_over(tmp_path, monkeypatch):
-    folder = make_folder(
-        tmp_path / "run",
-        accuracies=[0.1, 0.5],
-        live={"since": time.time(), "round": 2},
-        num_rounds=2,
-    )
+    folder = make_folder(tmp_path / "run", live={"time": time.time()}, num_rounds=4)
     folder.report.write_text("")
     file = tmp_path / "pages" / "run.html"
     file.parent.mkdir()
@@ -122,16 +113,16 @@ def test_a_page_is_written_again_until_the_run_is_over(tmp_path, monkeypatch):
 
     def sleep(seconds: float) -> None:
         seen.append(file.read_text())
-        folder.rounds.append([{"round": 2, "test_accuracy": 0.75, "test_loss": 0.5}])
+        line = {"round": 4, "accepted": 1, "rejected": 0, "failed": 0, "round_failed": False}
+        folder.rounds.append([line])
         folder.summary.write({"last_round_failed": False})
         folder.score_picture.write_bytes(b"the report's own")
 
-    monkeypatch.setattr(page, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(page.time, "sleep", sleep)
     keep_page(folder, file)
-    (before,) = seen
-    after = file.read_text()
+    (before,), after = seen, file.read_text()
     assert 'http-equiv="refresh" content="5"' in before
     assert "refresh" not in after
-    assert ["round 1 of 2" in before, "round 2 of 2" in after] == [True, True]
+    assert ["round 3 of 4" in before, "round 4 of 4" in after] == [True, True]
     assert 'href="../run/report.md"' in after
     assert b64encode(b"the report's own").decode() in after

@@ -23,32 +23,29 @@ def watched(folder: RunFolder, now: float = NOW) -> Watched:
     return Watched(folder, now)
 
 
-def test_a_run_is_running_while_it_gives_signs_of_life(tmp_path):
-    folder = make_folder(tmp_path, accuracies=[0.1, 0.5], live={"time": NOW + 100})
-    assert watched(folder, NOW + 100 + SILENCE - 1).state == "running"
-    assert watched(folder, NOW + 100 + SILENCE + 1).state == "stopped"
-
-
 @pytest.mark.parametrize(
-    ("phase", "summary", "state"),
+    ("live", "summary", "later", "state"),
     [
-        ("stopped", None, "stopped"),
-        ("failed", None, "failed"),
-        ("finished", None, "stopped"),  # It could not write its summary.
-        ("finished", {"last_round_failed": True}, "failed"),
-        (None, {"rounds": 3}, "finished"),
+        ({}, None, SILENCE - 1, "running"),
+        ({}, None, SILENCE + 1, "stopped"),
+        ({"time": NOW + 100}, None, SILENCE + 99, "running"),
+        ({"phase": "stopped"}, None, 0, "stopped"),
+        ({"phase": "failed"}, None, 0, "failed"),
+        ({"phase": "finished"}, None, 0, "stopped"),  # It could not write its summary.
+        ({"phase": "finished"}, {"last_round_failed": True}, 0, "failed"),
+        (None, {"rounds": 3}, 0, "finished"),
     ],
 )
-def test_how_a_run_ended(tmp_path, phase, summary, state):
-    folder = make_folder(tmp_path, accuracies=[0.1], live=phase and {"phase": phase, "time": NOW})
+def test_how_a_run_is(tmp_path, live, summary, later, state):
+    folder = make_folder(tmp_path, live=live)
     if summary is not None:
         folder.summary.write(summary)
-    assert watched(folder).state == state
+    assert watched(folder, NOW + later).state == state
 
 
 def test_the_end_is_estimated_by_the_last_rounds(tmp_path):
-    live = {"round": 5, "since": NOW - 1, "time": NOW}
-    folder = make_folder(tmp_path, accuracies=[0.1, *[None] * 4], live=live, num_rounds=10)
+    live = {"round": 5, "since": NOW - 1}
+    folder = make_folder(tmp_path, accuracies=[0.1, *[None] * 4], live=live)
     # Six rounds of 4 s are left; the fifth began a second ago.
     assert watched(folder).end == NOW - 1 + 6 * 4
     assert watched(folder, NOW + 30).end == NOW + 30  # It is overdue.
@@ -59,35 +56,24 @@ def test_the_end_is_estimated_by_the_last_rounds(tmp_path):
 def test_each_member_has_one_state_while_a_round_goes_on(tmp_path):
     lines = [client(1, i) for i in range(1, 10)]
     lines += [client(2, 4, "refused"), client(2, 5, "revoked"), client(2, 6), client(2, 9, "away")]
-    live = {
-        "round": 3,
-        "time": NOW,
-        "asked": asked(1, 2, 3, 20),
-        "answered": [2],
-        "failed": [3],
-        "at_work": asked(7),
-        "paused": [9],
-        "online": [1, 2, 3, 4, 5, 6, 7, 9],
-    }
-    folder = make_folder(tmp_path, lines, accuracies=[0.1, 0.2, 0.3], live=live)
+    live = {"round": 4, "asked": asked(1, 2, 3, 20), "answered": [2], "failed": [3]}
+    live |= {"at_work": asked(7), "paused": [9], "online": [1, 2, 3, 4, 5, 6, 7, 9]}
+    folder = make_folder(tmp_path, lines, live=live)
     folder.quarantine.begin()
     folder.quarantine.append([vars(Decision(2, 5, 6, 6, "worth -1"))])
-    run = watched(folder)
-    assert {member.id: member.state for member in run.members} == {
-        1: "training",
-        2: "answered",
-        3: "failed",
-        4: "refused",
-        5: "revoked",
-        6: "quarantined",
-        7: "late",
-        8: "offline",
-        9: "paused",
-        20: "training",
-    }
     # Who needs a look comes first.
-    order = ["refused", "failed", "quarantined", "revoked", "paused", "offline", "late"]
-    assert [member.state for member in run.members][:7] == order
+    assert [(member.client_id, member.state) for member in watched(folder).members] == [
+        (4, "refused"),
+        (3, "failed"),
+        (6, "quarantined"),
+        (5, "revoked"),
+        (9, "paused"),
+        (8, "offline"),
+        (7, "late"),
+        (1, "training"),
+        (20, "training"),
+        (2, "answered"),
+    ]
 
 
 LINES = [
@@ -101,36 +87,19 @@ LINES = [
 
 
 def test_a_member_s_lines_are_summed_up(tmp_path):
-    contributions = {(1, 7): 0.5, (2, 7): -0.125}
-    folder = make_folder(tmp_path, LINES, contributions=contributions, names={7: "Köln"})
+    folder = make_folder(tmp_path, LINES, names={7: "Köln"})
+    folder.attribution.begin()
+    folder.attribution.append({"client_id": 7, "contribution": value} for value in (0.5, -0.125))
     with folder.clients.path.open("ab") as file:
         file.write(b"4,7,7,0,")  # A line that is still being written.
-    assert Watched(folder).members == [
-        WatchedMember(
-            id=7,
-            label="Köln",
-            state="failed",
-            asked=3,
-            accepted=2,
-            misses=1,
-            last_status="failed",
-            reason="why",
-            share=1.0,
-            weight_score=0.5,
-            contribution=0.375,
-            malicious=True,
-        ),
-        WatchedMember(
-            id=LARGE,
-            label=f"client {LARGE % 100}",
-            state="late",
-            asked=3,
-            misses=3,
-            last_status="late",
-            reason="why",
-            share=0.0,
-        ),
-    ]
+    known, large = Watched(folder).members
+    assert known == WatchedMember(
+        **{"client_id": 7, "partition_id": 7, "name": "Köln", "state": "failed"},
+        **{"status": ["accepted", "accepted", "failed"], "rejection": "why", "malicious": True},
+        **{"weight": 1.0, "share": 1.0, "weight_score": 0.5, "contribution": 0.375},
+    )
+    assert (known.misses, large.misses) == (1, 3)
+    assert (large.client_id, large.label, large.share) == (LARGE, f"client {LARGE % 100}", 0.0)
 
 
 @pytest.mark.parametrize(
