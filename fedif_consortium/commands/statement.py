@@ -81,7 +81,7 @@ def make(
     )
     from fedif_consortium.statement.bundle import make_statement, parse_budget, read_account
     from fedif_consortium.statement.manifest import ACCOUNT
-    from fedif_consortium.statement.open_games import open_games
+    from fedif_consortium.statement.pages import open_games
     from fedif_consortium.statement.records import read_names
     from fedif_flower.run.folder import RunFolder
 
@@ -119,7 +119,7 @@ def sign(
     Send manifest.intoto.json to the operator afterwards. Nothing is signed that does not verify.
     """
     from fedif_consortium.evidence.keys import fingerprint, load_key, public_of, read_members
-    from fedif_consortium.statement.countersign import sign_statement
+    from fedif_consortium.statement.verify import sign_statement
 
     signer = load_key(key)
     known = None if members is None else read_members(members)
@@ -136,7 +136,7 @@ def merge(
 ) -> None:
     """Add the members' signatures to a statement; each is checked first."""
     from fedif_consortium.evidence.keys import read_members
-    from fedif_consortium.statement.countersign import merge_signatures
+    from fedif_consortium.statement.verify import merge_signatures
 
     for name, is_new in merge_signatures(path, files, read_members(members)).items():
         typer.echo(f"{'Added' if is_new else 'Was there'}: {name}")

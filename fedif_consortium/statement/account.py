@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -28,14 +28,15 @@ import numpy as np
 from fedif_consortium.statement.luck import (
     EXAMPLES,
     ROUNDS,
+    Array,
     between,
     groups,
     kinds_of_luck,
     told_apart,
 )
-from fedif_consortium.statement.member_account import MemberAccount
+from fedif_consortium.statement.member_account import MemberAccount, judged
 from fedif_consortium.statement.own_parts import alike
-from fedif_consortium.statement.records import RunRecords
+from fedif_consortium.statement.records import RunRecords, by_member
 from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_consortium.statement.shares import (
     NOTHING,
@@ -45,9 +46,8 @@ from fedif_consortium.statement.shares import (
     reason_against_shares,
     share_out,
 )
-from fedif_consortium.statement.verdict import judge
 from fedif_flower.messages.client_node import all_different, called
-from fedif_flower.run.completeness import Completeness
+from fedif_flower.run.completeness import Completeness, MemberTurns
 from fedif_flower.valuation.intervals import MIN_ROUNDS, share_deviations
 
 DECISIVE = 0.5  # Of what all rounds together moved.
@@ -107,139 +107,6 @@ class Account:
         return max(widths) if is_known else None
 
 
-class _Settling:
-    """The steps of :func:`settle`: lists and arrays are in the order of the records' members."""
-
-    def __init__(self, records: RunRecords, pay_by: PayBy, ties: Ties) -> None:
-        self.left_out = left_out_rounds(records.rounds)
-        self.records = records.without(self.left_out)
-        self.ids = list(self.records.members)
-        self.decrease, self.attributed, self.remainder = (
-            math.fsum(getattr(row, name) for row in self.records.rounds)
-            for name in ("decrease", "attributed", "remainder")
-        )
-        self._add_up()
-        self._share(pay_by)
-        self._weigh_luck(pay_by)
-        self.paid = alike_shares(self.shares, self.groups if ties == "alike" else ())
-
-    def _add_up(self) -> None:
-        """Add up what members contributed, and how often each was asked."""
-        column = {client_id: i for i, client_id in enumerate(self.ids)}
-        row = {of_round.round: t for t, of_round in enumerate(self.records.rounds)}
-        self.by_round = np.zeros((2, len(row), len(column)))  # Contributed, and credited.
-        for part in self.records.parts:
-            own = self.by_round[:, row[part.round], column[part.client_id]]
-            own += part.contribution, part.credited
-        self.contributed, self.credited = (
-            [math.fsum(own) + 0.0 for own in of.T] for of in self.by_round
-        )
-        asked = {(reply.client_id, reply.asked_in or reply.round) for reply in self.records.replies}
-        draws = Counter(client_id for client_id, number in asked if number in row)
-        self.draws = np.array([float(draws[client_id]) for client_id in self.ids])
-        self.turns = {turn.client_id: turn for turn in self.records.judged().members}
-        self.never_drawn = sorted({*self.records.names, *self.ids} - draws.keys())
-        asked_in = {turn.count["asked"] for turn in self.turns.values()}
-        self.is_drawn = bool(self.never_drawn) or len(asked_in) > 1
-        self.decisive = decisive_row([of_round.attributed for of_round in self.records.rounds])
-
-    def _share(self, pay_by: PayBy) -> None:
-        """Share out what was gained; what lies beyond the bounds is nobody's."""
-        self.times = np.maximum(self.draws, 1.0)
-        over = self.times if pay_by == "draw" else np.ones_like(self.times)
-        self.worth, self.gained = (
-            [Fraction(value) / int(n) for value, n in zip(of, over, strict=True)]
-            for of in (self.credited, self.contributed)
-        )
-        self.unpaid = reason_against_shares(self.decrease, self.remainder, self.credited)
-        self.shares = gain_shares(self.worth, sum(self.gained))
-        if self.unpaid:
-            self.shares = [NOTHING for _ in self.ids]
-        self.nobody = 1 - sum(self.shares, NOTHING) if any(self.shares) else NOTHING
-
-    def _weigh_luck(self, pay_by: PayBy) -> None:
-        """Tell how else all this could have come out, and which members are not told apart."""
-        sums, means = kinds_of_luck(self.records, list(self.by_round), self.times, self.is_drawn)
-        lucks = [luck for luck in (means if pay_by == "draw" else sums) if luck.about != ROUNDS]
-        values, gained = (np.array(of, dtype=float) for of in (self.worth, self.gained))
-        self.about = " and ".join(luck.about for luck in sums)
-        self.places = [1 + int((values > value).sum()) for value in values]
-        self.groups = groups(values, told_apart(values, lucks)) if lucks else []
-        of_shares = [
-            replace(of, contributed=share_deviations(values, gained, of.credited, of.contributed))
-            for of in lucks
-            if any(self.shares)
-        ]
-        contributed = np.array(self.contributed)
-        self.intervals = between(contributed, sums)
-        self.draw_intervals = between(contributed / self.times, means)
-        self.share_intervals = between(np.array(self.shares, dtype=float), of_shares, 0.0, 1.0)
-
-    def members(self, cents: Sequence[int | None]) -> tuple[MemberAccount, ...]:
-        """Return the account of each member, the highest contribution first."""
-        records, names = self.records, labels(self.records)
-        counts = Counter(part.round for part in records.parts)
-        equal = {row.round: row.attributed / max(counts[row.round], 1) for row in records.rounds}
-        others = np.delete(self.by_round[0], self.decisive or 0, axis=0)
-        same, found = alike(records.own_parts), []
-        for i, (client_id, partition_id) in enumerate(records.members.items()):
-            parts = records.parts_of[client_id]
-            length, weight, borrowed = (
-                math.fsum(getattr(part, name) for part in parts) / max(len(parts), 1)
-                for name in ("length", "weight", "borrowed")
-            )
-            member = MemberAccount(
-                client_id=client_id,
-                partition_id=partition_id,
-                name=names[client_id],
-                page=f"members/{i + 1:03}.html",
-                **self._came(client_id),
-                contribution=self.contributed[i],
-                credited=self.credited[i],
-                by_class=tuple(map(math.fsum, zip(*(p.by_class for p in parts), strict=True))),
-                equal_part=math.fsum(equal[part.round] for part in parts),
-                other_rounds=None if self.decisive is None else math.fsum(others[:, i]) + 0.0,
-                per_draw=self.contributed[i] / float(self.draws[i]) if self.draws[i] else None,
-                length=length,
-                weight=weight,
-                borrowed=borrowed,
-                opposed_rounds=sum(part.opposed > OPPOSED for part in parts),
-                has_same_part=client_id in same,
-                place=self.places[i],
-                alike=next((len(group) - 1 for group in self.groups if i in group), 0),
-                own_share=float(self.shares[i]),
-                share=float(self.paid[i]),
-                cents=cents[i],
-                intervals=self.intervals[i],
-                draw_intervals=self.draw_intervals[i] if self.draws[i] else (),
-                share_intervals=self.share_intervals[i],
-            )
-            found.append(replace(member, verdict=judge(member)))
-        return tuple(sorted(found, key=lambda m: (-m.contribution, m.client_id)))
-
-    def _came(self, client_id: int) -> dict[str, Any]:
-        """Return what came of a member's replies."""
-        turn = self.turns.get(client_id)
-        count: Mapping[str, int] = turn.count if turn else Counter()
-        own = self.records.replies_of[client_id]
-        used = [reply.round for reply in own if reply.status == "accepted"]
-        examples = [reply.num_examples for reply in own if reply.num_examples is not None]
-        scores = [reply.weight_score for reply in own if reply.weight_score is not None]
-        refusals = Counter(reply.rejection for reply in own if reply.rejection)
-        return {
-            "asked": count["asked"],
-            "taken_part": count["answered"] + count["late"],
-            "refused": count["refused"],
-            "away": count["missing"],
-            "late": count["late"],
-            "signed": sum((number, client_id) in self.records.signed for number in used),
-            "revoked_in": own[-1].round if own and own[-1].status == "revoked" else None,
-            "examples": max(examples, default=None),
-            "weight_score": scores[-1] if scores else None,
-            "refusals": tuple(refusals.most_common()),
-        }
-
-
 def settle(
     records: RunRecords,
     budget_cents: int | None = None,
@@ -268,36 +135,155 @@ def settle(
         If there is no such round.
     """
     counted = records.since(from_round)
-    found = _Settling(counted, pay_by, ties)
-    cents: Sequence[int | None] = [None] * (len(found.ids) + 1)
+    left_out = left_out_rounds(counted.rounds)
+    used, ids = counted.without(left_out), list(records.members)
+    fall = {
+        name: math.fsum(getattr(row, name) for row in used.rounds)
+        for name in ("decrease", "attributed", "remainder")
+    }
+    by_round, draws, turns = _by_round(used), _draws(used), used.judged().members
+    contributed, credited = ([math.fsum(own) + 0.0 for own in of.T] for of in by_round)
+    decisive = decisive_row([row.attributed for row in used.rounds])
+    never_drawn = sorted({*used.names, *ids} - draws.keys())
+    is_drawn = bool(never_drawn) or len({turn.count["asked"] for turn in turns}) > 1
+
+    # What was gained is shared out; what lies beyond the bounds is nobody's.
+    times = [max(draws[client_id], 1) for client_id in ids]
+    worth, gained = (
+        [
+            Fraction(value) / (n if pay_by == "draw" else 1)
+            for value, n in zip(of, times, strict=True)
+        ]
+        for of in (credited, contributed)
+    )
+    unpaid = reason_against_shares(fall["decrease"], fall["remainder"], credited)
+    shares = [NOTHING for _ in ids] if unpaid else gain_shares(worth, sum(gained))
+    nobody = 1 - sum(shares, NOTHING) if any(shares) else NOTHING
+
+    # How else all this could have come out, and which members are not told apart.
+    of_sums = kinds_of_luck(used, by_round, is_drawn)
+    of_means = kinds_of_luck(used, by_round, is_drawn, np.array(times, dtype=float))
+    lucks = [luck for luck in (of_means if pay_by == "draw" else of_sums) if luck.about != ROUNDS]
+    values, whole = (np.array(of, dtype=float) for of in (worth, gained))
+    of_shares = [
+        replace(of, contributed=share_deviations(values, whole, of.credited, of.contributed))
+        for of in lucks
+        if any(shares)
+    ]
+    tied = groups(values, told_apart(values, lucks)) if lucks else []
+    paid = alike_shares(shares, tied if ties == "alike" else ())
+    cents: Sequence[int | None] = [None] * (len(ids) + 1)
     if budget_cents is not None:
-        cents = share_out(budget_cents, [*found.paid, found.nobody])
-    names, decisive = labels(found.records), found.decisive
+        cents = share_out(budget_cents, [*paid, nobody])
+
+    means, others = np.array(contributed) / times, np.delete(by_round[0], decisive or 0, axis=0).T
+    per_draw = between(means, of_means)
+    columns: dict[str, Sequence[Any]] = {
+        "contribution": contributed,
+        "credited": credited,
+        "other_rounds": [None if decisive is None else math.fsum(own) + 0.0 for own in others],
+        "per_draw": [float(mean) if draws[i] else None for i, mean in zip(ids, means, strict=True)],
+        "place": [1 + int((values > value).sum()) for value in values],
+        "alike": [next((len(own) - 1 for own in tied if i in own), 0) for i in range(len(ids))],
+        "own_share": list(map(float, shares)),
+        "share": list(map(float, paid)),
+        "cents": cents,
+        "intervals": between(np.array(contributed), of_sums),
+        "draw_intervals": [own if draws[i] else () for i, own in zip(ids, per_draw, strict=True)],
+        "share_intervals": between(np.array(shares, dtype=float), of_shares, 0.0, 1.0),
+    }
+    known = _known(used, turns)
+    members = [
+        judged(MemberAccount(**own, **{name: of[i] for name, of in columns.items()}))
+        for i, own in enumerate(known)
+    ]
+    names = labels(records)
     return Account(
         rounds=len(counted.rounds),
         loss_before=counted.losses[0],
         loss_after=counted.losses[-1],
-        decrease=found.decrease,
-        attributed=found.attributed,
-        remainder=found.remainder,
+        **fall,
         budget_cents=budget_cents,
         first_round=from_round,
-        left_out=found.left_out,
-        decisive_round=None if decisive is None else found.records.rounds[decisive].round,
-        decisive=0.0 if decisive is None else found.records.rounds[decisive].attributed,
-        nobody_share=float(found.nobody),
+        left_out=left_out,
+        decisive_round=None if decisive is None else used.rounds[decisive].round,
+        decisive=0.0 if decisive is None else used.rounds[decisive].attributed,
+        nobody_share=float(nobody),
         nobody_cents=cents[-1],
-        unpaid=found.unpaid,
+        unpaid=unpaid,
         completeness=records.judged(),
-        about=found.about,
+        about=" and ".join(luck.about for luck in of_sums),
         pay_by=pay_by,
         ties=ties,
-        is_drawn=found.is_drawn,
-        never_drawn=tuple(names.get(i) or records.names[i] for i in found.never_drawn),
-        groups=tuple(tuple(found.ids[i] for i in own) for own in found.groups if len(own) > 1),
+        is_drawn=is_drawn,
+        never_drawn=tuple(names.get(i) or records.names[i] for i in never_drawn),
+        groups=tuple(tuple(ids[i] for i in own) for own in tied if len(own) > 1),
         names=records.names,
-        members=found.members(cents),
+        members=tuple(sorted(members, key=lambda m: (-m.contribution, m.client_id))),
     )
+
+
+def _by_round(records: RunRecords) -> Array:
+    """Return what members contributed to each round, and are credited with, ``[2, T, n]``."""
+    column = {client_id: i for i, client_id in enumerate(records.members)}
+    row = {of_round.round: t for t, of_round in enumerate(records.rounds)}
+    found = np.zeros((2, len(row), len(column)))
+    for part in records.parts:
+        found[:, row[part.round], column[part.client_id]] += part.contribution, part.credited
+    return found
+
+
+def _draws(records: RunRecords) -> Counter[int]:
+    """Return in how many of the rounds each member was asked, by client id."""
+    numbers = {row.round for row in records.rounds}
+    asked = {(reply.client_id, reply.asked_in or reply.round) for reply in records.replies}
+    return Counter(client_id for client_id, number in asked if number in numbers)
+
+
+def _known(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[dict[str, Any]]:
+    """Yield what the records say of each member by itself."""
+    names, same = labels(records), alike(records.own_parts)
+    counts = Counter(part.round for part in records.parts)
+    equal = {row.round: row.attributed / max(counts[row.round], 1) for row in records.rounds}
+    replies_of = by_member(records.replies, records.members)
+    came = {
+        turn.client_id: {
+            "asked": turn.count["asked"],
+            "taken_part": turn.usable,
+            "refused": turn.count["refused"],
+            "away": turn.count["missing"],
+            "late": turn.count["late"],
+        }
+        for turn in turns
+    }
+    for number, (client_id, partition_id) in enumerate(records.members.items(), start=1):
+        parts, replies = records.parts_of[client_id], replies_of[client_id]
+        accepted = [reply.round for reply in replies if reply.status == "accepted"]
+        examples = [reply.num_examples for reply in replies if reply.num_examples is not None]
+        scores = [reply.weight_score for reply in replies if reply.weight_score is not None]
+        refusals = Counter(reply.rejection for reply in replies if reply.rejection)
+        yield {
+            "client_id": client_id,
+            "partition_id": partition_id,
+            "name": names[client_id],
+            "page": f"members/{number:03}.html",
+            **came.get(client_id, {}),
+            "signed": sum((number, client_id) in records.signed for number in accepted),
+            "revoked_in": replies[-1].round
+            if replies and replies[-1].status == "revoked"
+            else None,
+            "examples": max(examples, default=None),
+            "weight_score": scores[-1] if scores else None,
+            "refusals": tuple(refusals.most_common()),
+            "by_class": tuple(map(math.fsum, zip(*(p.by_class for p in parts), strict=True))),
+            "equal_part": math.fsum(equal[part.round] for part in parts),
+            **{
+                name: math.fsum(getattr(part, name) for part in parts) / max(len(parts), 1)
+                for name in ("length", "weight", "borrowed")
+            },
+            "opposed_rounds": sum(part.opposed > OPPOSED for part in parts),
+            "has_same_part": client_id in same,
+        }
 
 
 def decisive_row(attributed: Sequence[float]) -> int | None:

@@ -18,7 +18,7 @@ told apart from one of the group. Only those who have a share are in groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -59,7 +59,7 @@ class Luck:
     degrees: int
 
 
-def of_blocks(about: str, values: Sequence[Array], weights: Sequence[float]) -> Luck:
+def of_blocks(about: str, values: Iterable[Array], weights: Sequence[float]) -> Luck:
     """Return the luck of sums over blocks: of held-out examples, or of rounds.
 
     ``values`` are what was contributed and what is credited, ``[b, n]`` each.
@@ -68,7 +68,7 @@ def of_blocks(about: str, values: Sequence[Array], weights: Sequence[float]) -> 
     return Luck(about, contributed, credited, len(weights) - 1)
 
 
-def of_draws(values: Sequence[Array], draws: Array) -> Luck:
+def of_draws(values: Array, draws: Array) -> Luck:
     r"""Return the luck of means per draw; ``[T, n]`` each, and how often members were drawn.
 
     A member drawn a times has the standard error :math:`\sqrt{\sum_t (c_t - \bar c)^2 / (a (a-1))}`
@@ -145,23 +145,23 @@ def _range(members: int, degrees: int) -> float:
 
 
 def kinds_of_luck(
-    records: RunRecords, by_round: Sequence[Array], times: Array, is_drawn: bool
-) -> tuple[list[Luck], list[Luck]]:
-    """Return the kinds of luck of members' sums, and of their means per draw.
+    records: RunRecords, by_round: Array, is_drawn: bool, draws: Array | None = None
+) -> list[Luck]:
+    """Return the kinds of luck of members' sums, or with ``draws`` of their means per draw.
 
     Where contributions are not split by held-out examples, and nobody was drawn, they are about
     other rounds. Fewer than five rounds tell nothing.
     """
-    of_sums, of_means, rounds = list[Luck](), list[Luck](), len(by_round[0])
+    found, rounds = list[Luck](), by_round.shape[1]
     if rounds < MIN_ROUNDS:
-        return of_sums, of_means
+        return found
     if weights := records.block_weights:
         parts = ((p.client_id, p.contribution, p.credited, p.by_block) for p in records.parts)
         sums = block_sums(parts, list(records.members), len(weights))
-        of_sums.append(of_blocks(EXAMPLES, sums, weights))
-        of_means.append(of_blocks(EXAMPLES, [of / times for of in sums], weights))
+        over = 1.0 if draws is None else draws
+        found.append(of_blocks(EXAMPLES, [of / over for of in sums], weights))
     if is_drawn or not weights:
-        about = DRAW if is_drawn else ROUNDS
-        of_sums.append(of_blocks(about, by_round, [1 / rounds] * rounds))
-        of_means.append(of_draws(by_round, times))
-    return of_sums, of_means
+        about, equal = DRAW if is_drawn else ROUNDS, [1 / rounds] * rounds
+        sums_of_rounds = of_blocks(about, by_round, equal)
+        found.append(sums_of_rounds if draws is None else of_draws(by_round, draws))
+    return found

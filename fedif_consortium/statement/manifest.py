@@ -172,19 +172,16 @@ def read_signed(folder: Path, members: Mapping[str, VerifyingKey] = MappingProxy
     content = read_file(folder, ENVELOPE)
     try:
         envelope = read_envelope(content, ENVELOPE)
-        if envelope.payload_type != PAYLOAD_TYPE:
-            raise EvidenceError(f"payloadType is {envelope.payload_type!r:.80}")
         statement = SignedStatement.model_validate(parse_json(envelope.payload))
-        operator = statement.predicate.signer
-        keys, signers = {**members, OPERATOR: operator}, []
+        keys, signers = {**members, OPERATOR: statement.predicate.signer}, []
         for one in envelope.signatures:
             name = envelope.signer(one, keys)
             key = fingerprint(keys[name]) if name else printable(one.keyid, 64)
             signers.append(SignedBy(name, key))
-        named = key_id(operator) in [one.keyid for one in envelope.signatures]
-        if OPERATOR not in [signer.name for signer in signers] or not named:
+        named = key_id(keys[OPERATOR]) in [one.keyid for one in envelope.signatures]
+        if not named or OPERATOR not in [signer.name for signer in signers]:
             raise EvidenceError("the operator's signature is not there")
-        if envelope.to_bytes() != content:
+        if envelope.payload_type != PAYLOAD_TYPE or envelope.to_bytes() != content:
             raise EvidenceError("it is not written as fedif writes it")
     except (EvidenceError, ValueError, UnsupportedAlgorithm) as error:
         raise StatementError(f"{ENVELOPE} was changed: {printable(first_of(error))}") from error

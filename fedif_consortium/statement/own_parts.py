@@ -64,18 +64,14 @@ def alike(sums: Mapping[int, tuple[int, Sequence[float]]]) -> frozenset[int]:
 class OwnParts(Callback, Kept):
     """Sums up what each member's updates have of their own, and writes it at the run's end."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._table, self._seed = folder.own_parts, 0
+    def __init__(self, folder: RunFolder, seed: int) -> None:
+        self._table, self._seed = folder.own_parts, seed
         self.sums: Sums = {}
         self._after: dict[int, Sums] = {}  # As they were after the last two rounds.
 
     def needs_sight(self, strategy: RunningStrategy) -> str:  # noqa: ARG002
         """Return nothing: masked rounds are left out."""
         return ""
-
-    def on_start(self, strategy: RunningStrategy) -> None:
-        """Take the run's seed for the signs."""
-        self._seed = strategy.seed
 
     def on_step(self, step: Step) -> None:
         """Add a round."""
@@ -122,5 +118,5 @@ class OwnPartsOfRun(RunPart):
         """Return the callback, whose sums are in checkpoints."""
         if run.config.attribution == "off":
             return NOTHING
-        own = OwnParts(run.folder)
+        own = OwnParts(run.folder, run.config.seed)
         return Built(callbacks=[own], kept={"own-parts": own})

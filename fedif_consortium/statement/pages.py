@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, pass_context
 from jinja2.runtime import Context
@@ -20,13 +21,18 @@ from fedif_consortium.page import TEMPLATES, templates
 from fedif_consortium.statement.account import Account
 from fedif_consortium.statement.luck import BOTH, DRAW, EXAMPLES, ROUNDS
 from fedif_consortium.statement.manifest import PAGE, Manifest
-from fedif_consortium.statement.open_games import CREDIT_BOUNDS, open_games
+from fedif_consortium.statement.member_account import RULES
 from fedif_consortium.statement.records import RunRecords
-from fedif_consortium.statement.verdict import RULES
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED
+from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.valuation.intervals import MIN_ROUNDS
 
 DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+CREDIT_BOUNDS: Mapping[str, str] = {
+    "length": "updates are credited however long they are",
+    "borrowed": "members are credited for repeating the last global steps",
+    "weight": "members are credited for any weight that they get or claim",
+}
 _COUNTED = ("asked", "answered", "late", "missing", "refused", "paused", "offline")
 
 
@@ -56,14 +62,15 @@ def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[st
     """Return every page by its path below the statement's folder; ``records`` of what counts."""
     members = account.members
     values = [member.contribution for member in members]
+    run = records.folder
     bounds = {name: float(records.config.get(f"credit.{name}", 0.0)) for name in CREDIT_BOUNDS}
     told = {name: f"{v:g} times" if v else "any multiple of" for name, v in bounds.items()}
     shared = {
         "account": account,
         "config": records.config,
         "manifest": manifest,
-        "masking": records.masking,
-        "scoring": records.scoring,
+        "masking": run.masking.read() if run.masking.path.is_file() else None,
+        "scoring": Scoring.from_record(run.summary.read().get("scoring")),
         "has_scores": any(member.weight_score is not None for member in members),
         "bounds": told if any(bounds.values()) else {},
         "open_games": open_games(records.config),
@@ -86,6 +93,31 @@ def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[st
             **shared, member=member, scale=scale, ticks=ticks, own=own, own_scale=own_scale
         )
     return pages
+
+
+def open_games(config: Mapping[str, Any]) -> list[str]:
+    """Return what can be farmed in a run, a sentence each without its full stop.
+
+    Parameters
+    ----------
+    config : mapping
+        The run's settings by their keys, as in ``config.json``.
+    """
+    found = [
+        f"credit.{name} = 0: {words}"
+        for name, words in CREDIT_BOUNDS.items()
+        if not float(config.get(f"credit.{name}", 0.0))
+    ]
+    if not config.get("credit.secret-validation", False):
+        found.append(
+            "credit.secret-validation = false: contributions are measured on the data that weigh, "
+            "and a member who knows these and trains on them is paid for it"
+        )
+    if config.get("strategy") == "influence-descent" and not config.get(
+        "influence-descent.relative", False
+    ):
+        found.append("influence-descent.relative = false: who repeats the last step gains weight")
+    return found
 
 
 @lru_cache(maxsize=1)

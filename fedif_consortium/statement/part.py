@@ -113,19 +113,18 @@ def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
     """Send one run's pages; return the nodes that did not answer."""
     left, names = run.undelivered.read(), _of_members(run, "name")
     envelope = (run.statement / ENVELOPE).read_bytes()
-    online = (set(grid.get_node_ids()) & set(map(int, left))) - silent
+    asked = (set(grid.get_node_ids()) & set(map(int, left))) - silent
     messages = []
-    for node_id, receipts in last_receipts(run, sorted(online)).items():
+    for node_id, receipts in last_receipts(run, sorted(asked)).items():
         content = delivery((run.statement / left[str(node_id)]).read_bytes(), envelope)
         content.update(receipts)
         messages.append(Message(content, node_id, f"{MessageType.QUERY}.{ACTION}"))
-    answered = set()
-    for reply in grid.send_and_receive(messages, timeout=TIMEOUT) if messages else ():
-        node_id = reply.metadata.src_node_id
-        if node_id not in online or not reply.has_content():
-            continue
-        answered.add(node_id)
-        refused = read_answer(reply.content)
+    answered = {
+        reply.metadata.src_node_id: read_answer(reply.content)
+        for reply in (grid.send_and_receive(messages, timeout=TIMEOUT) if messages else ())
+        if reply.metadata.src_node_id in asked and reply.has_content()
+    }
+    for node_id, refused in answered.items():
         if refused:
             logger.info("%s did not keep its statement: %s", names.get(str(node_id)), refused)
         if refused in ("", UNWANTED):
@@ -134,4 +133,4 @@ def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
         run.undelivered.write(left)
     else:
         run.undelivered.path.unlink()
-    return online - answered
+    return asked - answered.keys()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
-import pyarrow as pa
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, TypeAdapter
-from pydantic import ValidationError as Invalid
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from fedif_consortium.evidence.signed import first_of
 from fedif_consortium.statement.manifest import SALT, read_file
@@ -21,40 +20,22 @@ from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, RunFolder, Table
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
-from fedif_flower.strategies.scoring import Scoring
 
 USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
 _Of = TypeVar("_Of", "Part", "Reply")
-# What a cell may hold: -0.0 is 0.0; a loss that diverged is NaN; an empty cell is nothing.
-_Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda v: v + 0.0)]
-_Loss = Annotated[
-    float,
-    BeforeValidator(lambda text: text or "nan"),
-    AfterValidator(lambda v: v if math.isfinite(v) else math.nan),
-]
-_Optional = BeforeValidator(lambda text: text or None)
-_ROUNDS = ("round", "online", "accepted", "rejected", "failed", "round_failed")
-_PRESENCE = {"round": pa.int64(), "partition_id": pa.int64(), "client_id": pa.uint64()}
-_PRESENCE |= {"presence": pa.string(), "at": pa.string()}
-
-
-def _printable(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError("allowed: printable characters")
-    return text
 
 
 @dataclass(frozen=True)
 class RoundLoss:
-    """A line of ``attribution_rounds.csv``, in nats; the losses are NaN where they diverged."""
+    """A line of ``attribution_rounds.csv``, in nats; a loss that diverged is not finite."""
 
     round: int
-    loss_before: _Loss
-    loss_after: _Loss
-    decrease: _Finite
-    attributed: _Finite
-    remainder: _Finite
+    loss_before: float
+    loss_after: float
+    decrease: FiniteFloat
+    attributed: FiniteFloat
+    remainder: FiniteFloat
 
 
 @dataclass(frozen=True)
@@ -63,20 +44,20 @@ class Part:
 
     ``credited`` is what it is credited with, at most the contribution. ``length``, ``weight`` and
     ``borrowed`` say how its update compares with what is usual, ``opposed`` how far it is turned
-    against another one.
+    against another one. Masked rounds are not split by blocks.
     """
 
     round: int
     partition_id: int
     client_id: int
-    contribution: _Finite
-    by_class: tuple[_Finite, ...]
-    credited: _Finite
-    length: _Finite
-    weight: _Finite
-    borrowed: _Finite
-    opposed: _Finite
-    by_block: tuple[_Finite, ...]
+    contribution: FiniteFloat
+    by_class: tuple[FiniteFloat, ...]
+    credited: FiniteFloat
+    length: FiniteFloat
+    weight: FiniteFloat
+    borrowed: FiniteFloat
+    opposed: FiniteFloat
+    by_block: tuple[FiniteFloat, ...]
 
 
 @dataclass(frozen=True)
@@ -86,23 +67,11 @@ class Reply:
     round: int
     partition_id: int
     client_id: int
-    weight_score: Annotated[_Finite | None, _Optional]
-    num_examples: Annotated[_Finite | None, _Optional]
     status: Status
-    rejection: str
-    asked_in: Annotated[int | None, _Optional]
-
-
-@dataclass(frozen=True)
-class Named:
-    """A line of ``names.csv``: what the operator calls a member."""
-
-    client_id: Annotated[int, Field(ge=0)]
-    name: Annotated[
-        str,
-        StringConstraints(strip_whitespace=True, min_length=1, max_length=80),
-        AfterValidator(_printable),
-    ]
+    weight_score: FiniteFloat | None = None
+    num_examples: FiniteFloat | None = None
+    rejection: str = ""
+    asked_in: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +82,7 @@ class RunRecords:
     ----------
     folder : RunFolder
         Where they lie.
-    config, provenance : dict
+    config, provenance : mapping
         Settings; hashes of the validation set and the code.
     rounds : tuple of RoundLoss
         One for each round, in order.
@@ -121,23 +90,13 @@ class RunRecords:
         One for each client and round with a contribution.
     replies : tuple of Reply
         One for each client and round that it was asked in.
-    members : dict of int to int
+    members : mapping of int to int
         Every member that was asked or contributed, in rounds that are left out too: partition by
         client id, in that order.
-    names : dict of int to str
+    names : mapping of int to str
         What members are called, by client id.
-    scoring : Scoring, optional
-        How weight scores came about, where that was recorded.
-    masking : mapping, optional
-        Who kept the masks, and the last hash of that keeper's log, if updates were masked.
-    lines, attendance : sequence of mapping
-        How many members were there, and who was not: lines of ``rounds.csv``, ``attendance.csv``.
-    block_weights : tuple of float
-        Each block's part of the held-out examples; empty: contributions are not split by them.
-    own_parts : mapping
-        Of each member its rounds and a sketch of what its updates have of their own, by client id.
-    signed : frozenset of (int, int)
-        Round and client id of the replies that were signed.
+    lines : sequence of mapping
+        How many members were there: lines of ``rounds.csv``.
     """
 
     folder: RunFolder
@@ -148,13 +107,7 @@ class RunRecords:
     replies: tuple[Reply, ...]
     members: Mapping[int, int]
     names: Mapping[int, str]
-    scoring: Scoring | None
-    masking: Mapping[str, Any] | None
-    signed: frozenset[tuple[int, int]]
-    lines: Sequence[Line]
-    attendance: Sequence[Line]
-    block_weights: tuple[float, ...]
-    own_parts: Mapping[int, tuple[int, tuple[float, ...]]]
+    lines: list[Line]
 
     def salt(self) -> str:
         """Return the salt of secret data as its statement opens it, else the server's own.
@@ -178,8 +131,8 @@ class RunRecords:
 
     def judged(self) -> Completeness:
         """Return whether what was asked for in these rounds came."""
-        replies = map(vars, self.replies)
-        return completeness(self.lines, replies, self.attendance, self.names, self.config)
+        replies, attendance = map(vars, self.replies), _lines(self.folder.attendance)
+        return completeness(self.lines, replies, attendance, self.names, self.config)
 
     @property
     def losses(self) -> list[float]:
@@ -187,15 +140,27 @@ class RunRecords:
         all_of_them = [self.rounds[0].loss_before, *(row.loss_after for row in self.rounds)]
         return [loss for loss in all_of_them if math.isfinite(loss)] or [0.0]
 
+    @property
+    def block_weights(self) -> list[float]:
+        """Each block's part of the held-out examples; empty: contributions are not split."""
+        is_split = all(part.by_block for part in self.parts)
+        return self.provenance.get(BLOCKS_KEY) or [] if is_split else []
+
+    @property
+    def own_parts(self) -> dict[int, tuple[int, list[float]]]:
+        """Of each member its rounds and a sketch of what its updates have of their own."""
+        rows = (row.values() for row in _lines(self.folder.own_parts))
+        return {client_id: (rounds, sketch) for client_id, rounds, *sketch in rows}
+
+    @cached_property
+    def signed(self) -> set[tuple[int, int]]:
+        """Round and client id of the replies that were signed."""
+        return {(row["round"], row["client_id"]) for row in _lines(self.folder.signatures)}
+
     @cached_property
     def parts_of(self) -> dict[int, list[Part]]:
         """Each member's parts, by client id."""
-        return _by_member(self.parts, self.members)
-
-    @cached_property
-    def replies_of(self) -> dict[int, list[Reply]]:
-        """Each member's replies, by client id."""
-        return _by_member(self.replies, self.members)
+        return by_member(self.parts, self.members)
 
     def without(self, rounds: Collection[int]) -> RunRecords:
         """Return the records without what some rounds contributed; replies stay."""
@@ -247,37 +212,23 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     ):
         if not file.path.is_file():
             raise ConfigError(f"{str(file.path)!r} is missing: {why}")
-    rounds = _parse(folder.attributed_rounds, RoundLoss)
-    parts = _parse(folder.attribution, Part)
-    replies = _parse(folder.clients, Reply)
+    rounds, replies = _parse(folder.attributed_rounds, RoundLoss), _parse(folder.clients, Reply)
+    split = {"by_class": "contribution_class_", "by_block": BLOCK_COLUMN}
+    parts = _parse(folder.attribution, Part, split)
     if not rounds or [row.round for row in rounds] != list(range(1, len(rounds) + 1)):
         raise ConfigError(f"{folder.attributed_rounds.path}: its rounds are not 1, 2, 3 ...")
     held = {part.client_id: part.partition_id for part in parts}
     held |= {reply.client_id: reply.partition_id for reply in replies}
-    places = {"round": pa.uint64(), "client_id": pa.uint64()}
-    sketches = read_table(folder.own_parts.path, more=True).to_pylist()
-    provenance, is_split = folder.provenance.read(), all(part.by_block for part in parts)
     return RunRecords(
         folder=folder,
         config=folder.config.read(),
-        provenance=provenance,
+        provenance=folder.provenance.read(),
         rounds=rounds,
         parts=parts,
         replies=replies,
         members=dict(sorted(held.items(), key=lambda item: (item[1], item[0]))),
         names=read_names(folder.names.path) if names is None else names,
-        scoring=Scoring.from_record(folder.summary.read().get("scoring")),
-        masking=folder.masking.read() if folder.masking.path.is_file() else None,
-        signed=frozenset(
-            tuple(row.values()) for row in read_table(folder.signatures.path, places).to_pylist()
-        ),
-        lines=read_table(folder.rounds.path, dict.fromkeys(_ROUNDS, pa.int64())).to_pylist(),
-        attendance=read_table(folder.attendance.path, _PRESENCE).to_pylist(),
-        block_weights=tuple(provenance.get(BLOCKS_KEY) or ()) if is_split else (),
-        own_parts={
-            client_id: (rounds, tuple(sketch))
-            for client_id, rounds, *sketch in (row.values() for row in sketches)
-        },
+        lines=_lines(folder.rounds),
     )
 
 
@@ -290,33 +241,45 @@ def read_names(path: Path) -> dict[int, str]:
         Naming the file and the line: an id that is no whole number or is there twice, a name that
         is empty, longer than 80 characters or not printable.
     """
-    lines = _parse(Table(path, ("client_id", "name")), Named)
-    names = {named.client_id: named.name for named in lines}
-    if len(names) < len(lines):
-        raise ConfigError(f"{path}: a client_id is there twice")
+    names: dict[int, str] = {}
+    for number, row in enumerate(Table(path, ("client_id", "name")).read(), start=2):
+        client_id, name = row.get("client_id", ""), row.get("name", "").strip()
+        is_name = None not in row and 0 < len(name) <= 80 and name.isprintable()
+        if not is_name or not client_id.isdecimal() or int(client_id) in names:
+            raise ConfigError(
+                f"{path}, line {number}: client_id = {client_id!r:.40}, name = {name!r:.90}; "
+                "allowed: each client_id once, a name of 1 to 80 printable characters"
+            )
+        names[int(client_id)] = name
     return names
 
 
-def _parse(table: Table, kind: type[_Row]) -> tuple[_Row, ...]:
-    """Return every line of a table as one of a kind."""
-    rows = [row | _split(row) for row in table.read()]
+def _parse(
+    table: Table, kind: type[_Row], split: Mapping[str, str] = MappingProxyType({})
+) -> tuple[_Row, ...]:
+    """Return every line of a table as one of a kind; ``split`` says how columns of a list begin."""
+    rows: list[dict[str, Any]] = []
+    for row in table.read():
+        there = {column: value for column, value in row.items() if value}
+        lists = {
+            name: [value for column, value in there.items() if str(column).startswith(start)]
+            for name, start in split.items()
+        }
+        rows.append(there | lists)
     try:
         return TypeAdapter(tuple[kind, ...]).validate_python(rows)  # type: ignore[valid-type]
-    except Invalid as error:
+    except ValidationError as error:
         index, _, wrong = first_of(error).partition(".")
         raise ConfigError(f"{table.path}, line {int(index) + 2}: {wrong}") from error
 
 
-def _split(row: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return what a line has by class and by block; masked rounds are not split: it is empty."""
-    starts = {"by_class": "contribution_class_", "by_block": BLOCK_COLUMN}
-    return {
-        name: tuple(value for key, value in row.items() if value and str(key).startswith(start))
-        for name, start in starts.items()
-    }
+def _lines(table: Table) -> list[Line]:
+    found: list[Line] = read_table(table.path, more=True).to_pylist()
+    return found
 
 
-def _by_member(lines: Sequence[_Of], members: Collection[int]) -> dict[int, list[_Of]]:
+def by_member(lines: Iterable[_Of], members: Iterable[int]) -> dict[int, list[_Of]]:
+    """Return each member's lines, by client id."""
     found: dict[int, list[_Of]] = {client_id: [] for client_id in members}
     for line in lines:
         found[line.client_id].append(line)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -13,7 +14,6 @@ from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
-from fedif_flower.round import ModelVectors
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import files_of_rounds
 from fedif_flower.run.kept_updates import read_step
@@ -30,8 +30,7 @@ from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
 
 
-@dataclass(frozen=True)
-class Replayed:
+class Replayed(NamedTuple):
     """How many rounds and contributions were recomputed, all with the same bits."""
 
     rounds: int
@@ -63,26 +62,22 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
         name a module of a package that may not be imported.
     """
     with importing_only(import_from), refused_as(StatementError, "the run cannot be recomputed"):
-        return _replayed(run_dir, task)
+        records = read_run(run_dir)
+        return _compare(records, _attribute(_load(records, task), _kept_steps(records), records))
 
 
-def _replayed(run_dir: Path, task: Task | None) -> Replayed:
-    records = read_run(run_dir)
-    folder = records.folder
-    kept = files_of_rounds(folder.updates)
+def _kept_steps(records: RunRecords) -> dict[int, Step]:
+    """Return the steps that were kept, by round: of all rounds that have one."""
+    kept = files_of_rounds(records.folder.updates)
     stayed = {
-        int(row["round"])
-        for row in folder.rounds.read()
-        if row["round_failed"] == "1" or row["status"] == "kept"
+        row["round"] for row in records.lines if row["round_failed"] or row["status"] == "kept"
     }
-    contributed = {part.round for part in records.parts}
-    if missing := contributed - kept.keys() - stayed:
+    if missing := {part.round for part in records.parts} - kept.keys() - stayed:
         raise ConfigError(
-            f"{str(run_dir)!r}: the updates of round {min(missing)} were not kept: run it with "
-            "updates.keep = true"
+            f"{str(records.folder.path)!r}: the updates of round {min(missing)} were not kept: run "
+            "it with updates.keep = true"
         )
-    steps = {number: read_step(path) for number, path in kept.items()}
-    return _compare(records, _attribute(_load(records, task), steps, records))
+    return {number: read_step(path) for number, path in kept.items()}
 
 
 def _load(records: RunRecords, task: Task | None) -> LoadedTask:
@@ -127,16 +122,12 @@ def _attribute(
             model.advance(step.after)
             attribution.on_step(last)
         if last is not None and (step is None) == (number in contributed):
-            model.advance(_copy(last.before))  # It was taken back.
+            # It was taken back: to the same model as another tensor, by which a model is known.
+            model.advance(replace(last.before, params=last.before.params.clone()))
         if step is None:
             attribution.on_round(RoundReport(number, status="failed"))
     attribution.on_end()
     return attribution.rounds
-
-
-def _copy(vectors: ModelVectors) -> ModelVectors:
-    """Return the same model as another one: a model is known by its tensor."""
-    return replace(vectors, params=vectors.params.clone())
 
 
 def _compare(records: RunRecords, found: list[RoundAttribution]) -> Replayed:

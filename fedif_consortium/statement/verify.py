@@ -1,4 +1,7 @@
-"""Checking a statement: signature, hashes, sums; the first thing that is wrong is named."""
+"""What others do with a statement: check it, sign what they checked, collect signatures.
+
+Checked are signature, hashes and sums; the first thing that is wrong is named.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import hashlib
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,12 +20,15 @@ from fedif_consortium.evidence.check_signatures import (
     check_signatures,
     read_signatures,
 )
-from fedif_consortium.evidence.keys import VerifyingKey, fingerprint
+from fedif_consortium.evidence.dsse import read_envelope
+from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, fingerprint, key_id
+from fedif_consortium.page import MAX_PAGE_BYTES
 from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.bundle import account_json, contents, read_account
 from fedif_consortium.statement.manifest import (
     ACCOUNT,
     ENVELOPE,
+    OPERATOR,
     Manifest,
     Signed,
     SignedStatement,
@@ -33,9 +39,11 @@ from fedif_consortium.statement.manifest import (
 )
 from fedif_consortium.statement.pages import made_with
 from fedif_consortium.statement.records import RunRecords, read_names, read_run
-from fedif_flower.errors import ConfigError, StatementError
-from fedif_flower.foreign import refused_as
+from fedif_flower.errors import ConfigError, EvidenceError, StatementError
+from fedif_flower.foreign import read_whole, refused_as
+from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.storage import write_atomically
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
 
@@ -108,7 +116,7 @@ def verify(
         raise ConfigError(f"{str(path)!r} is a page; receipts are checked against a run's folder")
     if not is_page and not run.statement.is_dir():
         raise ConfigError(f"{str(path)!r} holds no statement: make one with `fedif statement`")
-    found = Verified(read_signed(path.parent if is_page else run.statement, members or {}))
+    found = Verified(read_signed(envelope_of(path).parent, members or {}))
     if key and key.replace(" ", "") != found.key.replace(" ", ""):
         raise StatementError(f"the statement is signed by another key: {found.key}")
     if is_page:
@@ -124,6 +132,89 @@ def verify(
         checked = check_signatures(run, signed, names, members)
         held, redone = check_receipts(run, found.manifest.head, signed, receipts)
         return Verified(found.signed, not_here, checked, held, redone)
+
+
+def sign_statement(
+    path: Path,
+    key: SigningKey,
+    operator: str = "",
+    members: Mapping[str, VerifyingKey] | None = None,
+) -> Path:
+    """Verify a statement and add a signature to its manifest; return the manifest's path.
+
+    Parameters
+    ----------
+    path : Path
+        A run's folder, or a member's page with the manifest beside it.
+    key : SigningKey
+        Of the member who agrees.
+    operator : str
+        The fingerprint that the operator's key must have; empty: any.
+    members : mapping of str to public key, optional
+        Who else may have signed, by name.
+
+    Raises
+    ------
+    StatementError, ConfigError, EvidenceError
+        If it is not verified, or this key has signed it already; nothing is signed then.
+    """
+    signed = verify(path, operator, members).signed.envelope.signed_by(key)
+    target = envelope_of(path)
+    write_atomically(target, signed.to_bytes())
+    return target
+
+
+def merge_signatures(
+    path: Path, files: Sequence[Path], members: Mapping[str, VerifyingKey]
+) -> dict[str, bool]:
+    """Add members' signatures from their own copies of a statement's manifest.
+
+    Parameters
+    ----------
+    path : Path
+        A run's folder, or a page with the manifest beside it: what they are added to.
+    files : sequence of Path
+        ``manifest.intoto.json`` as members sent it back.
+    members : mapping of str to public key
+        Whose signatures are taken, by name.
+
+    Returns
+    -------
+    dict of str to bool
+        Who signed, and whether that was not known before.
+
+    Raises
+    ------
+    StatementError
+        Naming the file that is of another statement, or has a signature that is false or of
+        nobody in ``members``; nothing is added then.
+    """
+    target = envelope_of(path)
+    signed = read_signed(target.parent, members)
+    envelope, keys = signed.envelope, {**members, OPERATOR: signed.statement.predicate.signer}
+    added = {signer.name: False for signer in signed.signers if signer.name not in ("", OPERATOR)}
+    for file in files:
+        try:
+            other = read_envelope(read_whole(file, MAX_PAGE_BYTES), str(file))
+            if other.signed_bytes() != envelope.signed_bytes():
+                raise EvidenceError("it is of another statement")
+            for signature in other.signatures:
+                name = other.signer(signature, keys)
+                if not name:
+                    key = printable(signature.keyid, 64)
+                    raise EvidenceError(f"a signature with key {key!r}, which is no member's")
+                if name != OPERATOR and name not in added:
+                    envelope = envelope.with_signature(key_id(keys[name]), signature.sig)
+                    added[name] = True
+        except (EvidenceError, OSError) as error:
+            raise StatementError(f"{file}: {error}") from error
+    write_atomically(target, envelope.to_bytes())
+    return added
+
+
+def envelope_of(path: Path) -> Path:
+    """Return where the manifest of a run's folder, or beside a page, lies."""
+    return (path.parent if path.is_file() else RunFolder(path).statement) / ENVELOPE
 
 
 def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
@@ -161,9 +252,7 @@ def _check_account(run: RunFolder, manifest: Manifest) -> None:
     again = settle(
         *(records, account.budget_cents, account.pay_by, account.ties, account.first_round)
     )
-    found = json.loads(account_json(again))
-    for where, was, now in _differences(json.loads(told), found, ACCOUNT):
-        raise StatementError(f"{where} is {was!r}, but the records give {now!r}")
+    _require_same(json.loads(told), json.loads(account_json(again)), ACCOUNT)
     # Another version may word or draw things differently.
     if manifest.made_with == made_with():
         for name, content in contents(account, records, manifest).items():
@@ -191,16 +280,17 @@ def _check_sums(run: RunFolder, records: RunRecords) -> None:
             raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
 
 
-def _differences(told: Any, found: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield where two JSON values differ by more than rounding."""
+def _require_same(told: Any, found: Any, where: str) -> None:
+    """Raise StatementError where two JSON values differ by more than rounding."""
     if isinstance(told, dict) and isinstance(found, dict) and told.keys() == found.keys():
         for key in told:
-            yield from _differences(told[key], found[key], f"{where}: {key}")
+            _require_same(told[key], found[key], f"{where}: {key}")
     elif isinstance(told, list) and isinstance(found, list) and len(told) == len(found):
-        for i, (a, b) in enumerate(zip(told, found, strict=True)):
-            yield from _differences(a, b, f"{where}[{i}]")
-    elif isinstance(told, float) and isinstance(found, float):
-        if not math.isclose(told, found, rel_tol=ROUNDING, abs_tol=1e-15):
-            yield where, told, found
-    elif told != found or type(told) is not type(found):
-        yield where, told, found
+        for i, (one, other) in enumerate(zip(told, found, strict=True)):
+            _require_same(one, other, f"{where}[{i}]")
+    else:
+        is_same = type(told) is type(found) and told == found
+        if not is_same and isinstance(told, float) and isinstance(found, float):
+            is_same = math.isclose(told, found, rel_tol=ROUNDING, abs_tol=1e-15)
+        if not is_same:
+            raise StatementError(f"{where} is {told!r}, but the records give {found!r}")

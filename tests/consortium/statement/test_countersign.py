@@ -10,9 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedif_consortium.evidence.dsse import read_envelope
 from fedif_consortium.evidence.keys import key_id
 from fedif_consortium.statement.bundle import make_statement
-from fedif_consortium.statement.countersign import envelope_of, merge_signatures, sign_statement
 from fedif_consortium.statement.manifest import OPERATOR
-from fedif_consortium.statement.verify import verify
+from fedif_consortium.statement.verify import envelope_of, merge_signatures, sign_statement, verify
 from fedif_flower.errors import StatementError
 from tests.consortium.statement.runs import make_run
 

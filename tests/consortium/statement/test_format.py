@@ -20,8 +20,8 @@ from securesystemslib.exceptions import VerificationError
 
 from fedif_consortium.evidence.keys import key_id
 from fedif_consortium.statement.bundle import make_statement
-from fedif_consortium.statement.countersign import sign_statement
 from fedif_consortium.statement.manifest import ENVELOPE, SignedStatement, file_hash
+from fedif_consortium.statement.verify import sign_statement
 from tests.consortium.statement.runs import make_run
 
 DOCS = Path(__file__).parents[3] / "docs"

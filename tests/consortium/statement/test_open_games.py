@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_consortium.statement.open_games import open_games
+from fedif_consortium.statement.pages import open_games
 
 SAFE = {
     "strategy": "fedif",

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from fedif_consortium.statement.luck import Between
-from fedif_consortium.statement.member_account import MemberAccount
-from fedif_consortium.statement.verdict import RULES, judge
+from fedif_consortium.statement.member_account import RULES, MemberAccount, judged
 
 BORROWED = {"length": 1.2, "weight": 1.0, "borrowed": 30.0}
 
@@ -52,7 +51,7 @@ CASES = [
 
 @pytest.mark.parametrize(("member", "level", "reason"), CASES)
 def test_each_rule(member, level, reason):
-    verdict = judge(member)
+    verdict = judged(member).verdict
     assert verdict.level == level
     assert reason in verdict.reason
 
