@@ -5,15 +5,8 @@ from fedif_flower.stages.clip import Clip
 from fedif_flower.stages.loss_bound import LossBound
 from fedif_flower.stages.max_length import MaxLength
 from fedif_flower.stages.nearest_neighbours import NearestNeighbours
-from fedif_flower.stages.pipeline import Stages
-from fedif_flower.stages.server_optimizer import (
-    FedAdagrad,
-    FedAdam,
-    FedAvgM,
-    FedYogi,
-    ServerOptimizer,
-)
-from fedif_flower.stages.stage import Destination, Proposal, Stage
+from fedif_flower.stages.server_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fedif_flower.stages.stage import Destination, Proposal, ServerOptimizer, Stage, Stages
 
 __all__ = [
     "Bucketing",

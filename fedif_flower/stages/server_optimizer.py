@@ -2,101 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fedif_flower.settings import Setting
-from fedif_flower.stages.stage import Stage
+from fedif_flower.stages.stage import ServerOptimizer
 
 LearningRate = Annotated[float, Setting("eta, of the server's steps", gt=0)]
 Beta1 = Annotated[float, Setting("of the mean of the steps, how much goes on", ge=0, lt=1)]
 Beta2 = Annotated[float, Setting("of the mean of their squares, how much goes on", ge=0, lt=1)]
 Tau = Annotated[float, Setting("the larger, the less the steps adapt to each parameter", gt=0)]
-
-
-class _Memory(NamedTuple):
-    """What an optimizer remembers of the steps so far, and how many they are."""
-
-    state: Mapping[str, Any] = {}
-    num_steps: int = 0
-
-
-class ServerOptimizer(Stage):
-    r"""Moves the model by what an optimizer makes of a round's step, taken for a gradient.
-
-    .. math:: w_t = \mathrm{Opt}(w_{t-1}, -s_t)
-
-    with :math:`s_t` the step that round t leads to without it. A failed round makes no step. Where
-    a model is taken back, what the optimizer remembers goes with it. Buffers are averaged as ever.
-
-    Parameters
-    ----------
-    make : callable
-        Takes a list with the parameters ``[d]`` and returns their optimizer, such as
-        ``partial(torch.optim.RMSprop, lr=0.01)``.
-    """
-
-    keeps_coefficients = False  # Whether a sum of updates times coefficients stays one.
-    _memory = _before = _Memory()  # Of this model, and of the one before it.
-
-    def __init__(self, make: Callable[[list[Tensor]], Optimizer]) -> None:
-        self._make = make
-
-    def __repr__(self) -> str:
-        """Name what makes the optimizer."""
-        return f"{type(self).__name__}({self._make})"
-
-    @property
-    def moves_on(self) -> bool:
-        """Whether the steps so far would move the model without a new one."""
-        return bool(self._memory.state)
-
-    @property
-    def shares(self) -> list[float]:
-        """What each round's step counts for in the last one, the newest first; or empty."""
-        return []
-
-    def lead(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return the parameters ``[d]`` that a step from ``before`` to ``after`` leads to."""
-        return self._stepped(before, after)[0]
-
-    def advance(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return what :meth:`lead` does, and let the optimizer remember the step."""
-        params, state = self._stepped(before, after)
-        self._before, self._memory = self._memory, _Memory(state, self._memory.num_steps + 1)
-        return params
-
-    def restart(self) -> None:
-        """Forget all steps."""
-        self._memory = _Memory()
-
-    def take_back(self) -> None:
-        """Forget the last step: the model that it made is taken back."""
-        self._memory = self._before
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
-        return self._memory._asdict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
-        self._memory = _Memory(state["state"], int(state["num_steps"]))
-
-    def _stepped(self, before: Tensor, after: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Return where the optimizer goes ``[d]``, and what it then remembers."""
-        params = before.clone()
-        optimizer = self._make([params])
-        optimizer.state[params].update(deepcopy(self._memory.state))
-        params.grad = before - after
-        optimizer.step()
-        return params, dict(optimizer.state[params])
 
 
 @dataclass(eq=False)

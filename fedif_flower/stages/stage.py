@@ -1,27 +1,20 @@
-"""The protocol of a stage: what it may do to a round, in the order in which a round goes."""
+"""A stage, what it may do to a round, and the stages of a strategy in their order."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.optim import Optimizer
 
-from fedif_flower.round import RoundUpdates
+from fedif_flower.errors import CheckpointError, ConfigError
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters, moved
 from fedif_flower.sections import CheckedFields
 from fedif_flower.valuation.validation import Validation
-
-
-class Leading(Protocol):
-    """Leads on from a round's own step, as a server optimizer does."""
-
-    def lead(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return the parameters ``[d]`` that a step from ``before`` to ``after`` leads to."""
-
-    def restart(self) -> None:
-        """Forget the steps of earlier rounds."""
 
 
 class Destination(NamedTuple):
@@ -48,14 +41,14 @@ class Proposal:
     move : callable
         Takes coefficients ``[m]`` and returns the :class:`Destination` that they lead to; raises
         ValuationError where the model would not be finite.
-    optimizer : Leading, optional
+    optimizer : ServerOptimizer, optional
         Leads on from there.
     """
 
     updates: RoundUpdates
     weights: Tensor
     move: Callable[[Tensor], Destination]
-    optimizer: Leading | None = None
+    optimizer: ServerOptimizer | None = None
 
     @property
     def coefficients(self) -> Tensor:
@@ -108,3 +101,206 @@ class Stage(CheckedFields):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
+
+
+class _Memory(NamedTuple):
+    """What an optimizer remembers of the steps so far, and how many they are."""
+
+    state: Mapping[str, Any] = {}
+    num_steps: int = 0
+
+
+class ServerOptimizer(Stage):
+    r"""Moves the model by what an optimizer makes of a round's step, taken for a gradient.
+
+    .. math:: w_t = \mathrm{Opt}(w_{t-1}, -s_t)
+
+    with :math:`s_t` the step that round t leads to without it. A failed round makes no step. Where
+    a model is taken back, what the optimizer remembers goes with it. Buffers are averaged as ever.
+
+    Parameters
+    ----------
+    make : callable
+        Takes a list with the parameters ``[d]`` and returns their optimizer, such as
+        ``partial(torch.optim.RMSprop, lr=0.01)``.
+    """
+
+    keeps_coefficients = False  # Whether a sum of updates times coefficients stays one.
+    _memory = _before = _Memory()  # Of this model, and of the one before it.
+
+    def __init__(self, make: Callable[[list[Tensor]], Optimizer]) -> None:
+        self._make = make
+
+    def __repr__(self) -> str:
+        """Name what makes the optimizer."""
+        return f"{type(self).__name__}({self._make})"
+
+    @property
+    def moves_on(self) -> bool:
+        """Whether the steps so far would move the model without a new one."""
+        return bool(self._memory.state)
+
+    @property
+    def shares(self) -> list[float]:
+        """What each round's step counts for in the last one, the newest first; or empty."""
+        return []
+
+    def lead(self, before: Tensor, after: Tensor) -> Tensor:
+        """Return the parameters ``[d]`` that a step from ``before`` to ``after`` leads to."""
+        return self._stepped(before, after)[0]
+
+    def advance(self, before: Tensor, after: Tensor) -> Tensor:
+        """Return what :meth:`lead` does, and let the optimizer remember the step."""
+        params, state = self._stepped(before, after)
+        self._before, self._memory = self._memory, _Memory(state, self._memory.num_steps + 1)
+        return params
+
+    def restart(self) -> None:
+        """Forget all steps."""
+        self._memory = _Memory()
+
+    def take_back(self) -> None:
+        """Forget the last step: the model that it made is taken back."""
+        self._memory = self._before
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        return self._memory._asdict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self._memory = _Memory(state["state"], int(state["num_steps"]))
+
+    def _stepped(self, before: Tensor, after: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Return where the optimizer goes ``[d]``, and what it then remembers."""
+        params = before.clone()
+        optimizer = self._make([params])
+        optimizer.state[params].update(deepcopy(self._memory.state))
+        params.grad = before - after
+        optimizer.step()
+        return params, dict(optimizer.state[params])
+
+
+class Stages:
+    """Applies stages in their order; without any, a round is taken as it is.
+
+    Parameters
+    ----------
+    stages : sequence of Stage
+        In the order in which they are applied.
+
+    Raises
+    ------
+    ConfigError
+        If something else is among them, or two stages choose where a round leads, or lead on.
+
+    Attributes
+    ----------
+    arrive : callable, optional
+        Changes an update ``[d]`` in place as it arrives, and returns its squared norm.
+    choosing : Stage, optional
+        The one that chooses where a round leads.
+    optimizer : ServerOptimizer, optional
+        The one that moves the model on after a round's own step.
+    make_groups : bool
+        Whether the strategy weighs groups of clients.
+    max_length : float
+        The longest that an update may be; infinite: there is no such bound.
+    """
+
+    def __init__(self, stages: Sequence[Stage] = ()) -> None:
+        for stage in stages:
+            if not isinstance(stage, Stage):
+                raise ConfigError(f"stages: {stage!r}; allowed: stages, such as Clip(2.0)")
+        self._stages = tuple(stages)
+        self._arriving, self._before, choosing = (
+            [stage for stage in stages if getattr(type(stage), hook) is not getattr(Stage, hook)]
+            for hook in ("arrive", "before", "choose")
+        )
+        if len(choosing) > 1:
+            raise ConfigError(f"stages: {choosing}; allowed: one that chooses where a round leads")
+        optimizers = [stage for stage in stages if isinstance(stage, ServerOptimizer)]
+        if len(optimizers) > 1:
+            raise ConfigError(f"stages: {optimizers}; allowed: one server optimizer")
+        self.choosing = choosing[0] if choosing else None
+        self.optimizer = optimizers[0] if optimizers else None
+        self.arrive = self._arrive if self._arriving else None
+        self.make_groups = any(stage.makes_groups for stage in stages)
+        self.max_length = min((stage.max_length for stage in stages), default=math.inf)
+
+    def __iter__(self) -> Iterator[Stage]:
+        return iter(self._stages)
+
+    def __repr__(self) -> str:
+        return repr(list(self._stages))
+
+    def begin(self, validation: Validation | None) -> None:
+        """Tell every stage what the strategy judges by."""
+        for stage in self:
+            stage.begin(validation)
+
+    def needs_sight(self) -> str:
+        """Return the first reason why updates have to be seen, if there is one."""
+        return next(filter(None, (stage.needs_sight() for stage in self)), "")
+
+    def _arrive(self, update: Tensor, squared_norm: float) -> float:
+        """Change an update ``[d]`` in place as it arrives, and return its squared norm."""
+        for stage in self._arriving:
+            squared_norm = stage.arrive(update, squared_norm)
+        return squared_norm
+
+    def before(self, updates: RoundUpdates) -> RoundUpdates:
+        """Return the round as the strategy is to weigh it."""
+        for stage in self._before:
+            updates = stage.before(updates)
+        return updates
+
+    def settle(self, updates: RoundUpdates, weights: Tensor) -> Destination:
+        """Return where the weights ``[m]`` of a round lead.
+
+        Raises
+        ------
+        ValuationError
+            If the model is not finite, or no step leads to a finite validation loss.
+        """
+        for_buffers = weights * updates.buffer_shortening
+
+        def move(coefficients: Tensor) -> Destination:
+            return Destination(*moved(updates, coefficients, for_buffers), coefficients)
+
+        proposal = Proposal(updates, weights, move, self.optimizer)
+        if self.choosing is None:
+            return move(proposal.coefficients)
+        return self.choosing.choose(proposal)
+
+    def combined(
+        self, updates: RoundUpdates, aggregation: Aggregation
+    ) -> tuple[ModelVectors, Aggregation]:
+        """Return the model that a round's weights lead to, and what updates were multiplied by."""
+        if updates.hidden is not None:
+            weights = aggregation.weights
+            factors = updates.hidden.cut(weights.cpu() * updates.shortening)
+            aggregation = replace(aggregation, weights=weights * factors.to(weights))
+        step = self.settle(updates, aggregation.weights)
+        params = step.params if aggregation.noise is None else step.params + aggregation.noise
+        counters = largest_counters(updates.counters, aggregation.weights)
+        vectors = ModelVectors(params, step.buffers, counters)
+        return vectors, replace(aggregation, applied=step.coefficients)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each stage, in their order."""
+        return {"stages": [[type(stage).__name__, stage.state_dict()] for stage in self]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned.
+
+        Raises
+        ------
+        CheckpointError
+            If it is the state of other stages.
+        """
+        saved = state["stages"]
+        if [name for name, _ in saved] != [type(stage).__name__ for stage in self]:
+            raise CheckpointError(f"stages: {self}; saved: {[name for name, _ in saved]}")
+        for stage, (_, own) in zip(self, saved, strict=True):
+            stage.load_state_dict(own)

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -30,20 +29,19 @@ from fedif_flower.messages.metrics import (
     ReplyLimits,
     aggregate_metrics,
 )
-from fedif_flower.messages.screened_grid import ScreenedGrid, screened
+from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked, Screening, Workspace, screen_replies
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.stages import Stage, Stages
-from fedif_flower.strategies.callbacks import Callback, Question, admitted, announced
-from fedif_flower.strategies.evaluation import ClientEvaluation
+from fedif_flower.strategies.callbacks import Callback, Question
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.local_part import LocalPart
 from fedif_flower.strategies.nodes import NodeDirectory, sample_clients
 from fedif_flower.strategies.pace import LateReplies
 from fedif_flower.strategies.reports import History, round_report
-from fedif_flower.strategies.round_loop import EvaluateFunction, RoundLoop
+from fedif_flower.strategies.round_loop import RoundLoop
 from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.setup import DEFAULTS, FlowerArguments, Setup
 from fedif_flower.strategies.steps import (
@@ -52,7 +50,6 @@ from fedif_flower.strategies.steps import (
     Stateful,
     Step,
     by_step,
-    by_weights,
     why_it_stands_still,
 )
 from fedif_flower.strategies.summary import TellsSettings
@@ -62,7 +59,7 @@ from fedif_flower.valuation.ledger import ScoreLedger
 logger = logging.getLogger(__name__)
 
 
-class ScreenedStrategy(TellsSettings, ClientEvaluation):
+class ScreenedStrategy(TellsSettings, RoundLoop):
     """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failures.
 
     A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
@@ -125,11 +122,11 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         )
         self.history = History()
         self.callbacks = list(callbacks)
-        self.completed_rounds = 0  # By earlier processes.
         self.online: Sequence[ClientNode] = ()  # When the round began.
         self.asked: dict[int, Asked] = {}  # By node: whose replies count in the round.
         self.local = LocalPart.of(setup.local_method)
         self._late = LateReplies(setup.pace) if setup.pace.late_rounds else None
+        self.own_callbacks = tuple(filter(None, (self._late, self.local)))
 
     @cached_property
     def workspace(self) -> Workspace:
@@ -138,11 +135,6 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
             return self.setup.intake.workspace(self.model.layout, self.stages.max_length)
         kind = Workspace if self.local is None else self.local.workspace
         return kind(self.model.layout)
-
-    @property
-    def told(self) -> tuple[Callback, ...]:
-        """Who is told of rounds: the strategy's own callbacks, then the user's."""
-        return (*filter(None, (self._late, self.local)), *self.callbacks)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
         """Return the weights ``[m]`` of the round's updates; or a step ``[d]``.
@@ -194,38 +186,8 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
 
     # -- its rounds
 
-    def start(
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFunction | None = None,
-    ) -> Result:
-        """Run the rounds, as in Flower's ``Strategy``, over a grid on which no reply is believed.
-
-        See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid` and
-        :class:`~fedif_flower.strategies.round_loop.RoundLoop`.
-        """
-        grid = screened(grid)
-        if self._late is not None:
-            self._late.require(grid, self.local)
-        self.begin(initial_arrays)
-        for callback in self.told:
-            callback.on_start(self)
-        first = self.completed_rounds + 1
-        kept = self.model, self.history, self.told
-        configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
-        loop = RoundLoop(self, *kept, grid, timeout, *configs, evaluate_fn)
-        result = loop.run(initial_arrays, range(first, first + num_rounds))
-        for remark in filter(None, (stage.remark() for stage in self.stages)):
-            logger.info("%s", remark)
-        return result
-
-    def begin(self, initial_arrays: ArrayRecord) -> None:
-        """Take the model that a run begins with, before anybody is asked.
+    def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
+        """Take the model that a run begins with, and tell callbacks, before anybody is asked.
 
         Raises
         ------
@@ -233,12 +195,16 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
             If the model cannot be averaged, is not the one that the strategy was given, or not the
             one that an earlier run has led to.
         """
+        if self._late is not None:
+            self._late.require(grid, self.local)
         if own := self.own_shapes:
             require_shapes(type(self).__name__, own, initial_arrays)
         if self.setup.intake is not None:
             self.setup.intake.require(self, initial_arrays)
         self.stages.begin(self.validation)
         self.model.begin(initial_arrays)
+        for callback in self.told:
+            callback.on_start(self)
 
     def draw(
         self,
@@ -272,7 +238,10 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         self.online = self.nodes.online(grid, wanted, key)
         free = self.failures.available(self.online, server_round, needed)
         idle = [node for node in free if node.node_id not in late]
-        nodes = admitted(self.callbacks, idle, server_round, needed)
+        nodes = idle
+        for callback in self.callbacks:
+            nodes = callback.admit(nodes, server_round)
+        nodes = nodes if len(nodes) >= needed else idle  # All, where too few are admitted.
         select = self.select if self.local is None else self.local.choosing(self.select)
         sampled = self._sampled = select(nodes, server_round) if nodes else []
         self._closing = self.setup.pace.closing(len(sampled), late)
@@ -312,7 +281,7 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         for callback in self.told:
             callback.on_replies(server_round)
         screening = screen_replies(
-            announced(self.told, self.asked, server_round, replies),
+            self._announced(server_round, replies),
             self.asked,
             self.workspace,
             self.limits,
@@ -353,6 +322,15 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
         metrics = aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
         return outcome.arrays, metrics
 
+    def _announced(self, server_round: int, replies: Iterable[Message]) -> Iterator[Message]:
+        """Return replies as they come, and tell callbacks of each by somebody who was asked."""
+        for reply in replies:
+            if (one := self.asked.get(reply.metadata.src_node_id)) is not None:
+                for callback in self.told:
+                    callback.on_reply(server_round, one.node, failed=reply.has_error())
+            yield reply
+            del reply  # It need not stay in memory until the next is there.
+
     def aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
         """Return where a round leads, and the weights that its updates were given.
 
@@ -366,7 +344,7 @@ class ScreenedStrategy(TellsSettings, ClientEvaluation):
             raise ValuationError(f"the rule has to return {wanted}: its gives_weights says so")
         if isinstance(found, Aggregation):
             weighed = found if self.local is None else self.local.weighted(staged, found)
-            vectors, aggregation = by_weights(staged, weighed, self.stages)
+            vectors, aggregation = self.stages.combined(staged, weighed)
         else:
             vectors, aggregation = by_step(staged, found)
         return vectors, staged.unmixed(aggregation)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedif_flower.messages.client_node import ClientNode
@@ -142,31 +142,3 @@ class Callback:
 
     def on_end(self) -> None:
         """Be told that there are no more rounds, whether they ended in good order or not."""
-
-
-def admitted(
-    callbacks: Iterable[Callback],
-    nodes: Sequence[ClientNode],
-    server_round: int,
-    at_least: int,
-) -> Sequence[ClientNode]:
-    """Return the nodes that every callback admits; all, if those were fewer than ``at_least``."""
-    free = nodes
-    for callback in callbacks:
-        free = callback.admit(free, server_round)
-    return free if len(free) >= at_least else nodes
-
-
-def announced(
-    callbacks: Sequence[Callback],
-    asked: Mapping[int, Asked],
-    server_round: int,
-    replies: Iterable[Message],
-) -> Iterator[Message]:
-    """Return replies as they come, and tell every callback of each by somebody who was asked."""
-    for reply in replies:
-        if (one := asked.get(reply.metadata.src_node_id)) is not None:
-            for callback in callbacks:
-                callback.on_reply(server_round, one.node, failed=reply.has_error())
-        yield reply
-        del reply  # It need not stay in memory until the next is there.

@@ -82,7 +82,6 @@ class GlobalModel:
         self._trainable_keys = trainable_keys
         self._tied_keys = tied_keys
         self._proven: ArrayRecord | None = None  # The last from which a round succeeded.
-        self._taken_back: ArrayRecord | None = None
 
     @property
     def named_buffers(self) -> dict[str, Tensor]:
@@ -115,14 +114,13 @@ class GlobalModel:
     def receive(self, arrays: ArrayRecord) -> ModelVectors:
         """Make a record the global model and return its vectors.
 
-        The model that is global already is not unpacked again; one that was taken back stays so.
+        The model that is global already is not unpacked again.
 
         Raises
         ------
         ValueError, ReplyError
             If the record is none that can be averaged, or not of the first one's layout.
         """
-        arrays = self.current(arrays)
         if self._proven is None:
             self.layout = ParameterLayout.from_arrays(arrays, self._trainable_keys, self._tied_keys)
         elif arrays is self.record:
@@ -130,10 +128,6 @@ class GlobalModel:
         self.record, self.vectors = arrays, self.layout.to_vectors(arrays)
         self._proven = arrays if self._proven is None else self._proven
         return self.vectors
-
-    def current(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return ``arrays``, or the global model if they are one that was taken back."""
-        return self.record if arrays is self._taken_back else arrays
 
     def stands_still(self, vectors: ModelVectors) -> bool:
         """Tell whether a round's result is the model that it began with, to the last bit."""
@@ -159,7 +153,6 @@ class GlobalModel:
         logger.error("the model goes back to the last one that worked")
         if self._optimizer is not None:
             self._optimizer.take_back()
-        self._taken_back = self.record
         self.record, self.vectors = self._proven, self.layout.to_vectors(self._proven)
         return self._proven
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -20,7 +20,6 @@ from fedif_flower.round import (
     combine_buffers,
     largest_counters,
 )
-from fedif_flower.stages import Stages
 
 
 class Rule(Protocol):
@@ -111,21 +110,6 @@ def why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:
     if not bool(updates.squared_norms.any()):
         return "no accepted reply changes the model"
     return "the accepted updates cancel, or are too small to change the model"
-
-
-def by_weights(
-    updates: RoundUpdates, aggregation: Aggregation, stages: Stages
-) -> tuple[ModelVectors, Aggregation]:
-    """Return the model that a round's weights lead to, and what the updates were multiplied by."""
-    if updates.hidden is not None:
-        weights = aggregation.weights
-        factors = updates.hidden.cut(weights.cpu() * updates.shortening)
-        aggregation = replace(aggregation, weights=weights * factors.to(weights))
-    step = stages.settle(updates, aggregation.weights)
-    params = step.params if aggregation.noise is None else step.params + aggregation.noise
-    counters = largest_counters(updates.counters, aggregation.weights)
-    vectors = ModelVectors(params, step.buffers, counters)
-    return vectors, replace(aggregation, applied=step.coefficients)
 
 
 def by_step(updates: RoundUpdates, step: Tensor) -> tuple[ModelVectors, Aggregation]:

@@ -118,6 +118,15 @@ def test_too_few_free_members_means_that_all_may_be_asked():
     assert sorted(asked[2]) == [0, 1, 2]
 
 
+def test_a_federation_is_not_left_without_members():
+    class Nobody(Callback):
+        def admit(self, nodes, server_round):
+            return []
+
+    asked, _, _ = run(0, 3, 2, callbacks=[Nobody()])
+    assert asked == [[0, 1, 2]] * 2
+
+
 def test_callbacks_are_told_who_is_asked_who_is_paused_and_what_came():
     class Told(Callback):
         def __init__(self):

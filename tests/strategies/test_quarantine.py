@@ -7,7 +7,6 @@ import pytest
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution
-from fedif_flower.strategies.callbacks import Callback, admitted
 from fedif_flower.strategies.quarantine import (
     FIRST_PAUSE,
     LEAST_LOOKS,
@@ -114,14 +113,6 @@ def test_who_is_bad_in_some_rounds_of_eight_is_left_out(bad_of_eight, first):
     assert "far worse than others'" in decisions[0].reason
     # By chance: three of 6 rounds 1.5e-4, four of 8 1e-5; four of 16 2.5e-4, five of 20 4e-5.
     assert decisions[0].server_round == first + 2
-
-
-def test_a_federation_is_not_left_without_members():
-    class Nobody(Callback):
-        def admit(self, nodes, server_round):
-            return []
-
-    assert admitted([Nobody()], NODES, 1, at_least=1) == NODES
 
 
 def test_a_resumed_run_decides_as_the_whole_one():
