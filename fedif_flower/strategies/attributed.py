@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True)
@@ -114,16 +110,3 @@ def taken_back(client: ClientAttribution) -> ClientAttribution:
         blocks=tuple(-value for value in client.blocks),
         credit=client.credit and replace(client.credit, credited=-client.credit.credited),
     )
-
-
-def sums_by_client(rounds: Iterable[RoundAttribution]) -> dict[int, float]:
-    """Return each client's contributions summed over rounds, by its lasting id."""
-    sums: dict[int, float] = {}
-    for client in (client for found in rounds for client in found.clients):
-        sums[client.client_id] = sums.get(client.client_id, 0.0) + client.contribution
-    return sums
-
-
-def round_from(state: Mapping[str, Any]) -> RoundAttribution:
-    """Return a round from its dict."""
-    return TypeAdapter(RoundAttribution).validate_python(state)

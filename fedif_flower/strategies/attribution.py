@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
 from fedif_flower.errors import ConfigError
-from fedif_flower.round import HiddenUpdates, ModelVectors
-from fedif_flower.strategies.attributed import (
-    RoundAttribution,
-    round_from,
-    sums_by_client,
-    taken_back,
-)
+from fedif_flower.round import ModelVectors
+from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution, taken_back
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.strategies.round_attribution import (
-    Part,
-    RoundAttributor,
-    TakenRound,
-    joined,
-)
+from fedif_flower.strategies.round_attribution import Part, RoundAttributor, TakenRound, joined
 from fedif_flower.strategies.steps import Step
 from fedif_flower.valuation.credit import Credit, CreditBounds
 from fedif_flower.valuation.parallel import LossAndGradient
@@ -118,8 +110,7 @@ class PathAttribution(Callback):
         self._strategy: RunningStrategy | None = None
         self._sent: ModelVectors | None = None
         self._pending: tuple[TakenRound, Future[RoundAttribution]] | None = None
-        self._last: TakenRound | None = None
-        self._last_params: Tensor | None = None  # That the last step led to.
+        self._last: tuple[ModelVectors, ModelVectors] | None = None  # The round before led so.
         self._carried: tuple[Part, ...] = ()  # In the last step, the newest first.
         self.bounds = bounds
         self._past = PastSteps()  # That the model really moved by.
@@ -140,7 +131,9 @@ class PathAttribution(Callback):
     @property
     def contributions(self) -> dict[str, float]:
         """Each client's sum over the rounds so far, by what logs call it, the largest first."""
-        sums = sums_by_client(self.rounds)
+        sums: dict[int, float] = defaultdict(float)
+        for client in (client for found in self.rounds for client in found.clients):
+            sums[client.client_id] += client.contribution
         strategy = self._strategy
         labels = strategy.nodes.labels(sums) if strategy else {i: str(i) for i in sums}
         return {labels[i]: sums[i] for i in sorted(sums, key=sums.__getitem__, reverse=True)}
@@ -192,27 +185,21 @@ class PathAttribution(Callback):
 
     def on_step(self, step: Step) -> None:
         """Begin with the round's gradients."""
-        applied = step.aggregation.applied
+        updates, applied = step.updates.client_updates, step.aggregation.applied
         assert applied is not None  # on_start: the strategy combines updates
         members = tuple((node.partition_id, node.client_id) for node in step.nodes)
-        updates, credit = step.updates.client_updates, self._credit(step, applied)
+        credit = self._credit(step, applied)
         basis = updates[:0] if credit is None else self._past.basis
         own = Part(members, applied.cpu(), updates, basis, credit)
-        carried = self._carried
-        if self._last_params is not None and step.before.params is not self._last_params:
-            carried = carried[1:]  # The step before was taken back.
-        self._last_params = step.after.params
-        parts = joined([own, *carried], step.shares or (1.0,))
-        self._carried = ()
+        parts = joined([own, *self._carried], step.shares or (1.0,))
         if step.shares:  # The newest updates are lost otherwise.
-            newest = replace(parts[0], updates=own.updates.clone())
-            self._carried = (newest, *parts[1:])
+            self._carried = (replace(parts[0], updates=updates.clone()), *parts[1:])
         if self.bounds is not None:
             self._past = self._past.after(step.after.params - step.before.params)
         hidden = step.updates.hidden
         if hidden is not None and not self.rounds and self.block_weights:
             logger.info("masked rounds: no intervals for another held-out set")
-        self._attribute(step.updates.server_round, step.before, step.after, parts, hidden)
+        self._attribute(step.updates.server_round, step.before, step.after, parts, hidden=hidden)
 
     def _credit(self, step: Step, applied: Tensor) -> Credit | None:
         """Return how much of each of a round's updates is credited, if that is bounded."""
@@ -233,10 +220,17 @@ class PathAttribution(Callback):
         )
 
     def on_round(self, report: RoundReport) -> None:
-        """Take note of a round without a step; its model may have been taken back."""
-        if report.status != "advanced":
-            assert self._sent is not None  # on_replies
-            self._attribute(report.round, self._sent, self._model.vectors)
+        """Take note of a round without a step; it may have undone the step before."""
+        if report.status == "advanced":
+            return
+        before, after = self._sent, self._model.vectors
+        assert before is not None  # on_replies
+        undone: tuple[ClientAttribution, ...] = ()
+        if self._last is not None and before is self._last[1] and after is not before:
+            if torch.equal(after.params, self._last[0].params):
+                undone = tuple(map(taken_back, self.rounds[-1].clients))
+            self._carried = self._carried[1:]
+        self._attribute(report.round, before, after, undone=undone)
 
     def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
         """Remember what is carried into the next round, for a checkpoint."""
@@ -261,25 +255,14 @@ class PathAttribution(Callback):
             return
         (taken, future), self._pending = self._pending, None
         found = future.result()
-        if taken.parts and self._model.vectors.params is not taken.after.params:
+        if taken.parts and self._model.vectors is not taken.after:
             logger.warning("round %d: its step was taken back", taken.server_round)
             found = RoundAttribution(taken.server_round, found.loss_before, found.loss_before)
-        elif not taken.parts and self._took_back(taken):
-            found = replace(found, clients=tuple(map(taken_back, self.rounds[-1].clients)))
-        self._last = replace(taken, parts=(), hidden=None)
+            self._carried = self._carried[1:]
+        self._last = taken.before, taken.after
         self.rounds.append(found)
         for told in self.on_attribution:
             told(found)
-
-    def _took_back(self, failed: TakenRound) -> bool:
-        """Tell whether a failed round undid the step of the one before it."""
-        last = self._last
-        return (
-            last is not None
-            and failed.before.params is last.after.params
-            and failed.after.params is not failed.before.params
-            and torch.equal(failed.after.params, last.before.params)
-        )
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
         """Return the rounds after one, up to another; it waits for the one in work."""
@@ -312,7 +295,7 @@ class PathAttribution(Callback):
             if state[name] != ours[name]:
                 words = f"its attribution has {name} = {state[name]}; this run's has {ours[name]}"
                 raise ValueError(words)
-        rounds = [round_from(found) for found in lines]
+        rounds = TypeAdapter(list[RoundAttribution]).validate_python(lines)
         if [found.server_round for found in rounds] != list(range(1, last_round + 1)):
             raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")
         self.rounds = rounds
@@ -333,12 +316,12 @@ class PathAttribution(Callback):
         before: ModelVectors,
         after: ModelVectors,
         parts: tuple[Part, ...] = (),
-        hidden: HiddenUpdates | None = None,
+        **more: Any,
     ) -> None:
         """Let the gradients' thread attribute a round."""
         ends = self._begin(before), self._begin(after)
         names = self._model.layout
-        taken = TakenRound(server_round, before, after, parts, names, ends, hidden)
+        taken = TakenRound(server_round, before, after, parts, names, ends, **more)
         self._pending = taken, self._gradients.submit(lambda: self._attributor.evaluate(taken))
 
     @property

@@ -133,8 +133,8 @@ class ScreenedStrategy(TellsSettings, RoundLoop):
         """Room for the clients' updates."""
         if self.setup.intake is not None:
             return self.setup.intake.workspace(self.model.layout, self.stages.max_length)
-        kind = Workspace if self.local is None else self.local.workspace
-        return kind(self.model.layout)
+        has_vector = self.setup.local_method.sends_vector
+        return Workspace(self.model.layout, has_vector=has_vector)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
         """Return the weights ``[m]`` of the round's updates; or a step ``[d]``.
@@ -242,8 +242,11 @@ class ScreenedStrategy(TellsSettings, RoundLoop):
         for callback in self.callbacks:
             nodes = callback.admit(nodes, server_round)
         nodes = nodes if len(nodes) >= needed else idle  # All, where too few are admitted.
-        select = self.select if self.local is None else self.local.choosing(self.select)
-        sampled = self._sampled = select(nodes, server_round) if nodes else []
+        if self.local is not None and nodes:
+            sampled = self.local.choose(self.select, nodes, server_round)
+        else:
+            sampled = self.select(nodes, server_round) if nodes else []
+        self._sampled = sampled
         self._closing = self.setup.pace.closing(len(sampled), late)
         if isinstance(grid, ScreenedGrid):
             grid.close_by(self._closing)

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.screening import Asked, Screening
+from fedif_flower.messages.screening import Asked, Screening, Workspace
 from fedif_flower.stages import Stages
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.nodes import NodeDirectory
@@ -27,6 +27,11 @@ class RunningStrategy(Protocol):
     nodes: NodeDirectory
     model: GlobalModel
     seed: int
+
+    @property
+    def workspace(self) -> Workspace:
+        """Room for what replies hold."""
+        ...
 
     @property
     def callbacks(self) -> Sequence[Callback]:

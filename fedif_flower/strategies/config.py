@@ -51,10 +51,7 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
     """How long rounds wait, and what becomes of replies that come late."""
 
     timeout: float = setting(
-        3600.0,
-        "seconds a round waits; whoever answered by then counts",
-        gt=0,
-        changes_result=False,
+        3600.0, "seconds a round waits; whoever answered by then counts", gt=0, changes_result=False
     )
     quorum: float = setting_of(Pace, "quorum")
     grace: float = setting_of(Pace, "grace")
@@ -97,11 +94,7 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
 class StrategyConfig(SectionedSettings):
     """How the server draws clients, believes them, and weighs what they send."""
 
-    strategy: str = setting(
-        "fedif",
-        "how the server weighs and combines",
-        choices=STRATEGIES,
-    )
+    strategy: str = setting("fedif", "how the server weighs and combines", choices=STRATEGIES)
     fraction_train: float = setting(0.1, "share C of the clients drawn in a round", gt=0, le=1)
     server_optimizer: str = setting(
         "off",

@@ -37,9 +37,7 @@ class FedProx(FedAvg):
         proximal_mu: Annotated[float, Setting("mu of the clients' proximal term", ge=0)] = 0.01,
         **base: Unpack[BaseArguments],
     ) -> None:
-        super().__init__(
-            **base,
-        )
+        super().__init__(**base)
         self.proximal_mu = proximal_mu
 
     def configure_train(

@@ -120,11 +120,7 @@ class FLTrust(ScreenedStrategy):
 
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"root": root_training})
 
-    def __init__(
-        self,
-        root: RootTraining,
-        **base: Unpack[BaseArguments],
-    ) -> None:
+    def __init__(self, root: RootTraining, **base: Unpack[BaseArguments]) -> None:
         require_kind(self, "root", root, RootTraining)
         super().__init__(**naming(base, root))
         self.root = root

@@ -17,7 +17,6 @@ from fedif_flower.settings import Setting
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.scored import bounds
 from fedif_flower.strategies.setup import BaseArguments, naming, require_kind
-from fedif_flower.strategies.steps import Stateful
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.descent import descend_round
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger
@@ -114,21 +113,25 @@ class InfluenceDescent(ScreenedStrategy):
         super().__init__(**naming(base, validation))
         self.validation = validation
         self.descent = descent
-        self._last_model = _LastModel()
+        self._last_model: Tensor | None = None  # ``[d]``, where weights are relative.
         self.ledger = ScoreLedger(gamma, initial=1.0)
         _warn_of(validation)
 
-    def stateful(self) -> dict[str, Stateful]:
-        """Return the parts that remember earlier rounds: the last model too."""
-        relative: dict[str, Stateful] = {}
-        if self.descent.relative:
-            relative["last_model"] = self._last_model
-        return super().stateful() | relative
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the model needed to go on; where it counts, the last model too."""
+        return super().state_dict() | {"last_model": self._last_model}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        super().load_state_dict(state)
+        self._last_model = state["last_model"]
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]`` that the descent ends with, and the losses on its way."""
-        relative = self.descent.relative
-        last_step = self._last_model.step_to(updates.global_params) if relative else None
+        last_step, params = None, updates.global_params
+        if self.descent.relative:
+            last_step = None if self._last_model is None else params - self._last_model.to(params)
+            self._last_model = params.cpu().clone()
         descent = descend_round(
             updates,
             self._sample(updates.server_round),
@@ -137,7 +140,7 @@ class InfluenceDescent(ScreenedStrategy):
             updates.buffer_shortening,
             steps=self.descent.steps,
             last_step=last_step,
-            relative=relative,
+            relative=self.descent.relative,
         )
         scores = descent.weights * (updates.num_examples.sum() / updates.num_examples)
         return Aggregation(
@@ -154,26 +157,6 @@ class InfluenceDescent(ScreenedStrategy):
             return self.validation
         generator = torch_generator("descent", self.seed, server_round)
         return self.validation.sample(self.descent.examples, generator)
-
-
-class _LastModel:
-    """Remembers the model that was sent last."""
-
-    def __init__(self) -> None:
-        self._params: Tensor | None = None
-
-    def step_to(self, params: Tensor) -> Tensor | None:
-        """Return the step ``[d]`` from the last model to this one, if there was one."""
-        before, self._params = self._params, params.clone()
-        return None if before is None else params - before.to(params)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
-        return {"params": None if self._params is None else self._params.cpu()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
-        self._params = state["params"]
 
 
 def _warn_of(validation: Validation) -> None:

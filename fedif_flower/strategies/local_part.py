@@ -15,9 +15,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import Guide, LocalMethod, Turn
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import GUIDE_RECORD, VECTOR_KEY, VECTOR_RECORD
-from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import tensor_arrays
-from fedif_flower.messages.screening import Workspace
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
@@ -44,7 +42,6 @@ class LocalPart(Callback):
     """
 
     _strategy: RunningStrategy  # From on_start on.
-    _workspace: Workspace  # From the first round on.
 
     def __init__(self, method: LocalMethod, guide: Guide) -> None:
         self._method, self._guide = method, guide
@@ -57,11 +54,6 @@ class LocalPart(Callback):
         """Return the server's half of a method; ``None`` where it has none, as plain SGD."""
         guide = method.guide()
         return cls(method, guide or Guide()) if method.sends_vector or guide else None
-
-    def workspace(self, layout: ParameterLayout) -> Workspace:
-        """Return room for updates, and for what replies hold beside them."""
-        self._workspace = Workspace(layout, has_vector=self._method.sends_vector)
-        return self._workspace
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Begin with the vector 0.
@@ -78,21 +70,19 @@ class LocalPart(Callback):
             )
         self._strategy, self._vector = strategy, None
 
-    def choosing(self, select: Select) -> Select:
-        """Return what draws a round's clients from those that the guide leaves."""
-
-        def choose(nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
-            ids = [node.client_id for node in nodes]
-            try:
-                turn = self._guide.turn(ids, server_round)
-            except Exception as error:  # as in on_round
-                _unusable(server_round, error)
-                turn = Turn(ids)
-            members = frozenset(turn.members)
-            allowed = [node for node in nodes if node.client_id in members]
-            return allowed if turn.everyone or not allowed else select(allowed, server_round)
-
-        return choose
+    def choose(
+        self, select: Select, nodes: Sequence[ClientNode], server_round: int
+    ) -> list[ClientNode]:
+        """Draw a round's clients, by the strategy's own rule, from those that the guide leaves."""
+        ids = [node.client_id for node in nodes]
+        try:
+            turn = self._guide.turn(ids, server_round)
+        except Exception as error:  # as in on_round
+            _unusable(server_round, error)
+            turn = Turn(ids)
+        members = frozenset(turn.members)
+        allowed = [node for node in nodes if node.client_id in members]
+        return allowed if turn.everyone or not allowed else select(allowed, server_round)
 
     def on_asked(self, question: Question) -> None:
         """Let the guide know whom the round asks, and expect what it wants of them."""
@@ -102,7 +92,7 @@ class LocalPart(Callback):
             self._vector = torch.zeros_like(model.vectors.params), model.record
         self._remark()
         self._guide.asked([node.client_id for node in question.asked], self._round)
-        self._workspace.expect(self._guide.expected(self._round))
+        self._strategy.workspace.expect(self._guide.expected(self._round))
 
     def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:
         """Return the vector, and what the guide tells this client."""
@@ -122,7 +112,7 @@ class LocalPart(Callback):
     def on_round(self, report: RoundReport) -> None:
         """Let the guide take in what a round's accepted replies reported."""
         ids = [c.node.client_id for c in report.clients if c.status == "accepted"]
-        reports = {name: rows[: len(ids)] for name, rows in self._workspace.beside.items()}
+        reports = {name: rows[: len(ids)] for name, rows in self._strategy.workspace.beside.items()}
         try:
             self._guide.take(self._round, ids, reports)
         except Exception as error:  # reports are the clients' words: they must not stop a run
@@ -135,7 +125,7 @@ class LocalPart(Callback):
             return
         accepted = len(step.nodes)
         share = accepted / max(accepted, len(self._strategy.nodes.known))
-        changes = self._workspace.beside[VECTOR_KEY][:accepted]
+        changes = self._strategy.workspace.beside[VECTOR_KEY][:accepted]
         moved = self._method.moved(self._vector[0], changes, share)
         self._vector = moved, self._strategy.model.record
 

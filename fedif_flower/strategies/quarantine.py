@@ -53,11 +53,10 @@ class Decision:
 
 @dataclass
 class _Member:
-    partition_id: int
     # One for each round since the last look, at most so many.
     worths: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST_MEMORY))
     bad: deque[bool] = field(default_factory=lambda: deque(maxlen=LONGEST_COUNT))
-    quarantines: int = 0
+    pause: int = FIRST_PAUSE  # Of the next quarantine, in turns.
     until_round: int = 0
 
 
@@ -133,12 +132,12 @@ class Quarantine(Callback):
         """Note what a round's members are worth, and decide about each of them."""
         worths = relative_worths(found)
         bad = bad_of(worths)
-        for client in found.clients:
-            member = self._members.setdefault(client.client_id, _Member(client.partition_id))
+        for client_id, worth in worths.items():
+            member = self._members.setdefault(client_id, _Member())
             # What was on its way when the quarantine began is no news.
-            if client.client_id in worths and found.server_round >= member.until_round:
-                member.worths.append(worths[client.client_id])
-                member.bad.append(client.client_id in bad)
+            if found.server_round >= member.until_round:
+                member.worths.append(worth)
+                member.bad.append(client_id in bad)
         means = {
             client_id: float(np.mean(member.worths))
             for client_id, member in self._members.items()
@@ -150,14 +149,16 @@ class Quarantine(Callback):
         median = float(np.median(everyone))
         spread = 1.4826 * float(np.median(np.abs(everyone - median)))
         turn = math.ceil(num_nodes / max(len(worths), 1))
-        for client_id in worths.keys() & means.keys():
-            member = self._members[client_id]
+        for client in found.clients:
+            if client.client_id not in worths.keys() & means.keys():
+                continue
+            member, mean = self._members[client.client_id], means[client.client_id]
             upper = upper_bound(member.worths)
             count, rounds = sum(member.bad), len(member.bad)
-            if upper < 0 and means[client_id] < median - UNUSUAL * spread:
+            if upper < 0 and mean < median - UNUSUAL * spread:
                 reason = (
-                    f"worth {means[client_id]:.2f} on average of {len(member.worths)} rounds, at "
-                    f"most {upper:.2f} at {CONFIDENCE:.0%} confidence; usual is {median:.2f}"
+                    f"worth {mean:.2f} on average of {len(member.worths)} rounds, at most "
+                    f"{upper:.2f} at {CONFIDENCE:.0%} confidence; usual is {median:.2f}"
                 )
             elif count >= LEAST_BAD and (chance := chance_of(count, rounds)) < CHANCE:
                 reason = (
@@ -166,19 +167,19 @@ class Quarantine(Callback):
                 )
             else:
                 continue
-            self._quarantine(client_id, found.server_round + 2, turn, reason)
+            first = found.server_round + 2
+            until = first + turn * member.pause
+            pause = min(2 * member.pause, LONGEST_PAUSE)
+            self._members[client.client_id] = _Member(pause=pause, until_round=until)
+            self._tell(Decision(first, until, client.partition_id, client.client_id, reason))
 
-    def _quarantine(self, client_id: int, server_round: int, turn: int, reason: str) -> None:
-        member = self._members[client_id]
-        turns = min(FIRST_PAUSE * 2**member.quarantines, LONGEST_PAUSE)
-        member.quarantines += 1
-        member.until_round = server_round + turn * turns
-        member.worths.clear()
-        member.bad.clear()
-        until = member.until_round
-        decision = Decision(server_round, until, member.partition_id, client_id, reason)
-        who = self._nodes.labels([client_id])[client_id] if self._nodes else client_id
-        logger.info("%s is left out until round %d: %s", who, until, reason)
+    def _tell(self, decision: Decision) -> None:
+        who = (
+            self._nodes.labels([decision.client_id])[decision.client_id]
+            if self._nodes
+            else "a member"
+        )
+        logger.info("%s is left out until round %d: %s", who, decision.until_round, decision.reason)
         self.decisions.append(decision)
         if self._on_decision is not None:
             self._on_decision(decision)

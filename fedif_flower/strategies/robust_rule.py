@@ -35,16 +35,10 @@ class RobustRule(ScreenedStrategy):
     >>> strategy = RobustRule(Median(), fraction_train=0.5)      # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        rule: Rule,
-        **base: Unpack[BaseArguments],
-    ) -> None:
+    def __init__(self, rule: Rule, **base: Unpack[BaseArguments]) -> None:
         require(callable(rule), "rule", rule, "a callable, such as Median()")
         self.takes_groups = not getattr(rule, "knows_clients", False)
-        super().__init__(
-            **base,
-        )
+        super().__init__(**base)
         self.rule = rule
         self.combines_updates = bool(getattr(rule, "gives_weights", False))
         if self.stages.choosing is not None and not self.combines_updates:

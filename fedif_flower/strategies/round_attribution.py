@@ -92,6 +92,7 @@ class TakenRound:
     names: BufferNames
     ends: tuple[Future[LossAndGradient], Future[LossAndGradient]]  # At the two models.
     hidden: HiddenUpdates | None = None
+    undone: tuple[ClientAttribution, ...] = ()  # What a failed round took from whom.
 
 
 class _Middle(NamedTuple):
@@ -133,7 +134,7 @@ class RoundAttributor:
     def evaluate(self, taken: TakenRound) -> RoundAttribution:
         """Return a round's attribution; where the path leads out of what is finite, none."""
         losses = [_loss(end) for end in taken.ends]
-        clients: tuple[ClientAttribution, ...] = ()
+        clients = taken.undone
         if taken.parts and all(map(math.isfinite, losses)):
             try:
                 clients = self._clients(taken, losses[0] - losses[1])

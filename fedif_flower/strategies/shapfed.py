@@ -95,18 +95,10 @@ class ShapFed(ScoredStrategy):
     default_weighting = CosineWeighting()
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        gamma: Gamma = 0.5,
-        **base: Unpack[BaseArguments],
+        self, model: nn.Module, *, gamma: Gamma = 0.5, **base: Unpack[BaseArguments]
     ) -> None:
         require_kind(self, "model", model, nn.Module)
-        super().__init__(
-            ShapFedValuation(model),
-            gamma=gamma,
-            **base,
-        )
+        super().__init__(ShapFedValuation(model), gamma=gamma, **base)
         self._own_shapes = array_shapes(model)
 
     @classmethod
