@@ -1,38 +1,20 @@
 """Thin Flower strategies: they translate between messages and the maths."""
 
-from fedif_flower.strategies.afedsv import AFedSV
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.fedavg import FedAvg
-from fedif_flower.strategies.fedif import FedIF
-from fedif_flower.strategies.fedprox import FedProx
-from fedif_flower.strategies.fedsv import FedSV
-from fedif_flower.strategies.fltrust import FLTrust, RootTraining
-from fedif_flower.strategies.influence_descent import DescentSettings, InfluenceDescent
-from fedif_flower.strategies.leave_one_out import LeaveOneOut
-from fedif_flower.strategies.pace import Pace
-from fedif_flower.strategies.robust_rule import RobustRule
-from fedif_flower.strategies.s_fedavg import SFedAvg
-from fedif_flower.strategies.scored import ScoredStrategy, Weighting
-from fedif_flower.strategies.setup import Setup
-from fedif_flower.strategies.shapfed import ShapFed
-
-__all__ = [
-    "AFedSV",
-    "DescentSettings",
-    "FLTrust",
-    "FedAvg",
-    "FedIF",
-    "FedProx",
-    "FedSV",
-    "InfluenceDescent",
-    "LeaveOneOut",
-    "Pace",
-    "RobustRule",
-    "RootTraining",
-    "SFedAvg",
-    "ScoredStrategy",
-    "ScreenedStrategy",
-    "Setup",
-    "ShapFed",
-    "Weighting",
-]
+from fedif_flower.strategies.afedsv import AFedSV as AFedSV
+from fedif_flower.strategies.base import ScreenedStrategy as ScreenedStrategy
+from fedif_flower.strategies.fedavg import FedAvg as FedAvg
+from fedif_flower.strategies.fedif import FedIF as FedIF
+from fedif_flower.strategies.fedprox import FedProx as FedProx
+from fedif_flower.strategies.fedsv import FedSV as FedSV
+from fedif_flower.strategies.fltrust import FLTrust as FLTrust
+from fedif_flower.strategies.fltrust import RootTraining as RootTraining
+from fedif_flower.strategies.influence_descent import DescentSettings as DescentSettings
+from fedif_flower.strategies.influence_descent import InfluenceDescent as InfluenceDescent
+from fedif_flower.strategies.leave_one_out import LeaveOneOut as LeaveOneOut
+from fedif_flower.strategies.pace import Pace as Pace
+from fedif_flower.strategies.robust_rule import RobustRule as RobustRule
+from fedif_flower.strategies.s_fedavg import SFedAvg as SFedAvg
+from fedif_flower.strategies.scored import ScoredStrategy as ScoredStrategy
+from fedif_flower.strategies.scored import Weighting as Weighting
+from fedif_flower.strategies.setup import Setup as Setup
+from fedif_flower.strategies.shapfed import ShapFed as ShapFed

@@ -67,7 +67,7 @@ class ScreenedStrategy(TellsSettings, RoundLoop):
 
     Parameters
     ----------
-    *flower, **base
+    **base
         The arguments of :class:`flwr.serverapp.strategy.FedAvg`, as ``fraction_train=0.5``.
         ``weighted_by_key`` may name any number > 0.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
@@ -93,7 +93,7 @@ class ScreenedStrategy(TellsSettings, RoundLoop):
 
     def __init__(
         self,
-        *flower: Any,
+        *,
         train_metrics_aggr_fn: MetricsAggregation | None = None,
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         stages: Sequence[Stage] | None = None,
@@ -101,10 +101,9 @@ class ScreenedStrategy(TellsSettings, RoundLoop):
         setup: Setup = DEFAULTS,
         **base: Unpack[FlowerArguments],
     ) -> None:
-        super().__init__(*flower, **base)
-        by_place = (*flower[8:10], None, None)
-        self.train_metrics_aggr_fn = by_place[0] or train_metrics_aggr_fn or AverageMetrics()
-        self.evaluate_metrics_aggr_fn = by_place[1] or evaluate_metrics_aggr_fn or AverageMetrics()
+        super().__init__(**base)
+        self.train_metrics_aggr_fn = train_metrics_aggr_fn or AverageMetrics()
+        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or AverageMetrics()
         self.stages = Stages(self.default_stages() if stages is None else stages)
         if self.stages.make_groups and not self.takes_groups:
             raise ConfigError(
@@ -238,7 +237,7 @@ class ScreenedStrategy(TellsSettings, RoundLoop):
         self.online = self.nodes.online(grid, wanted, key)
         free = self.failures.available(self.online, server_round, needed)
         idle = [node for node in free if node.node_id not in late]
-        nodes = idle
+        nodes: Sequence[ClientNode] = idle
         for callback in self.callbacks:
             nodes = callback.admit(nodes, server_round)
         nodes = nodes if len(nodes) >= needed else idle  # All, where too few are admitted.

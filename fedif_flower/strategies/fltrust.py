@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +118,7 @@ class FLTrust(ScreenedStrategy):
         :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
-    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"root": root_training})
+    made_of = MappingProxyType({"root": root_training})
 
     def __init__(self, root: RootTraining, **base: Unpack[BaseArguments]) -> None:
         require_kind(self, "root", root, RootTraining)

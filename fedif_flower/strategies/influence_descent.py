@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Unpack
+from typing import Annotated, Any, Unpack
 
 from torch import Tensor
 
@@ -99,7 +99,7 @@ class InfluenceDescent(ScreenedStrategy):
     default_stages = staticmethod(bounds)
     validation: Validation
     ledger: ScoreLedger
-    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"descent": DescentSettings})
+    made_of = MappingProxyType({"descent": DescentSettings})
 
     def __init__(
         self,

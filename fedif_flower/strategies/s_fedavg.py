@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Unpack
+from typing import Annotated, Unpack
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
@@ -45,7 +45,7 @@ class SFedAvg(ScreenedStrategy):
 
     default_stages = staticmethod(bounds)
     ledger: ScoreLedger
-    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"validation": SampledOrders})
+    made_of = MappingProxyType({"validation": SampledOrders})
 
     def __init__(
         self,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Unpack
+from typing import Annotated, Unpack
 
 from torch import Tensor
 
@@ -92,7 +91,7 @@ class ScoredStrategy(ScreenedStrategy):
         :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
     """
 
-    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({"weighting": Weighting})
+    made_of = MappingProxyType({"weighting": Weighting})
     default_weighting = Weighting()
     default_stages = staticmethod(bounds)
     ledger: ScoreLedger
@@ -158,7 +157,7 @@ class ScoredStrategy(ScreenedStrategy):
 
 def valued(strategy: ScreenedStrategy, given: Validation | Valuation, seed: int) -> Valuation:
     """Return a valuation that was given, or what a strategy's ``made_of`` makes of a Validation."""
-    maker = getattr(strategy, "made_of", {}).get("validation")
+    maker = strategy.made_of.get("validation")
     if maker is not None and isinstance(given, Validation):
         offered = {"validation": given, "seed": seed}
         made: Valuation = make(type(strategy).__name__, maker, offered)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
@@ -21,16 +22,17 @@ _SHOWN_AT_MOST = 100  # Characters of a value.
 def constructor_signature(kind: type) -> inspect.Signature:
     """Return what a class is called with: what it passes on is what its bases take."""
     found: dict[str, inspect.Parameter] = {}
-    by_position = is_own = True
+    is_own = True
     for base in (base for base in kind.__mro__ if "__init__" in vars(base)):
         _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
-        passed_on = {p.kind for p in own if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        for p in (p for p in own if p.kind not in passed_on):
-            if is_own or by_position or p.default is not p.empty:
-                found.setdefault(p.name, p if by_position else p.replace(kind=p.KEYWORD_ONLY))
-        if not passed_on:
+        for p in (p for p in own if p.kind is not p.VAR_KEYWORD):
+            if is_own:
+                found[p.name] = p
+            elif p.default is not p.empty:
+                found.setdefault(p.name, p.replace(kind=p.KEYWORD_ONLY))
+        if not any(p.kind is p.VAR_KEYWORD for p in own):
             break
-        by_position, is_own = by_position and inspect.Parameter.VAR_POSITIONAL in passed_on, False
+        is_own = False
     return inspect.Signature(sorted(found.values(), key=lambda p: p.kind))
 
 
@@ -39,6 +41,7 @@ class TellsSettings:
 
     __signature__: inspect.Signature
     settings: Mapping[str, Any]  # The values of all arguments by name, defaults included.
+    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # See fedif_flower.sections.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show the constructor's signature, not that of :meth:`__new__`."""

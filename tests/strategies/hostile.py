@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 
 import numpy as np
@@ -14,11 +15,12 @@ Spoil = Callable[[dict[str, Array], dict[str, object]], RecordDict | None]
 
 def step_reply(message: Message, step: float, num_examples: int = 10) -> Message:
     """Add ``step`` to every floating-point array."""
-    arrays, metrics = honest_parts(message, step, num_examples)
-    return Message(
-        RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord(metrics)}),
-        reply_to=message,
-    )
+    return reply_of(message, *honest_parts(message, step, num_examples))
+
+
+def reply_of(message: Message, arrays: dict[str, Array], metrics: dict[str, object]) -> Message:
+    content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord(metrics)}
+    return Message(RecordDict(content), reply_to=message)
 
 
 def honest_parts(message: Message, step: float, num_examples: int = 10):
@@ -34,7 +36,7 @@ def spoiled_reply(message: Message, spoil: Spoil) -> Message:
     arrays, metrics = honest_parts(message, 1.0)
     content = spoil(arrays, metrics)
     if content is None:
-        content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord(metrics)})
+        return reply_of(message, arrays, metrics)
     return Message(content, reply_to=message)
 
 
@@ -58,17 +60,12 @@ def _fill(value: float) -> Spoil:
     return _with(change)
 
 
-def _raw(**fields: object) -> Spoil:
+def _raw(data: bytes | None = None, stype: str = "numpy.ndarray") -> Spoil:
     def spoil(arrays, metrics):
         name = _first(arrays)
         known = arrays[name]
-        values = {
-            "dtype": known.dtype,
-            "shape": known.shape,
-            "stype": known.stype,
-            "data": known.data,
-        }
-        arrays[name] = Array(**(values | fields))
+        kept = known.data if data is None else data
+        arrays[name] = Array(known.dtype, known.shape, stype=stype, data=kept)
 
     return spoil
 
@@ -82,12 +79,6 @@ def _metric(value: object) -> Spoil:
 
 def _records(build: Callable[[ArrayRecord, MetricRecord], dict[str, object]]) -> Spoil:
     return lambda arrays, metrics: RecordDict(build(ArrayRecord(arrays), MetricRecord(metrics)))
-
-
-def _pickled() -> bytes:
-    import pickle
-
-    return pickle.dumps([1.0, 2.0])
 
 
 HOSTILE: dict[str, Spoil] = {
@@ -104,7 +95,7 @@ HOSTILE: dict[str, Spoil] = {
     "strings": _with(lambda v: v.astype(str)),
     "garbage bytes": _raw(data=b"garbage"),
     "no bytes": _raw(data=b""),
-    "pickled bytes": _raw(data=_pickled()),
+    "pickled bytes": _raw(data=pickle.dumps([1.0, 2.0])),
     "truncated bytes": _raw(data=pack_array(np.ones(5, np.float32)).data[:-3]),
     "unknown serialisation": _raw(stype="pickle"),
     "missing array": lambda arrays, metrics: arrays.pop(_first(arrays)) and None,
@@ -150,4 +141,22 @@ class Clients:
             return Message(RecordDict({"metrics": metrics}), reply_to=message)
         if partition_id in self.special:
             return self.special[partition_id](message, context)
+        return self.train(message, partition_id)
+
+    def train(self, message: Message, partition_id: int) -> Message:
+        """Return what a client sends that was not told otherwise."""
         return step_reply(message, partition_id + 1.0, 10 * (partition_id + 1))
+
+
+def alike(client: Callable[[Message, Context], Message], number: int = 3) -> Clients:
+    """Return clients that all do the same."""
+    return Clients(dict.fromkeys(range(number), client))
+
+
+def one_more(message: Message, context: Context) -> Message:
+    """A client that adds 1."""
+    return step_reply(message, 1.0)
+
+
+def round_of(message: Message) -> int:
+    return message.content.config_records["config"]["server-round"]

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Message
 from torch import Tensor, nn
 
+from fedif_flower import FedAvg, PathAttribution
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies import ScreenedStrategy, Setup
+from fedif_flower.strategies.attributed import RoundAttribution
+from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.valuation import Validation
+from tests.strategies.hostile import Clients, reply_of
+from tests.tolerance import rounding
 
+BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+ROUNDING = rounding(torch.float32)
 STEPS = [[4.5], [2.5], [-3.7]]
 # Shapley values of STEPS: u(a) = 1, u(b) = 1/2, u(ab) = 3/4, u(abc) = 1/4, otherwise 0.
 SHAPLEY = [11 / 24, 5 / 24, -10 / 24]
@@ -36,6 +43,16 @@ def threshold_validation() -> Validation:
     return Validation(Threshold(), inputs, torch.ones(4, dtype=torch.int64), device="cpu")
 
 
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs - targets) ** 2).mean()
+
+
+def validation(kind=Validation, loss_fn=squared, target=(4.0, 2.0)) -> Validation:
+    """Loss (x - 4)^2 / 2 + (y - 2)^2 / 2 of two parameters (x, y): 10 at the start."""
+    targets = torch.tensor(target)[:, None]
+    return kind(point(), torch.eye(2), targets, loss_fn=loss_fn, device="cpu")
+
+
 def point() -> nn.Module:
     """Two parameters, both 0."""
     line = nn.Linear(2, 1, bias=False)
@@ -43,18 +60,15 @@ def point() -> nn.Module:
     return line
 
 
-class Movers:
+class Movers(Clients):
     """A ClientApp: partition p adds ``steps[p]``, flat [d], and claims ``examples[p]``."""
 
     def __init__(self, steps: list[list[float]], examples: list[int] | None = None) -> None:
+        super().__init__()
         self.steps = steps
         self.examples = examples or [10] * len(steps)
 
-    def __call__(self, message: Message, context: Context) -> Message:
-        partition_id = int(context.node_config["partition-id"])
-        if message.metadata.message_type == "query":
-            node = ConfigRecord({"partition-id": partition_id, "attack": ""})
-            return Message(RecordDict({"node": node}), reply_to=message)
+    def train(self, message: Message, partition_id: int) -> Message:
         step = np.asarray(self.steps[partition_id], dtype=np.float32)
         arrays, start = {}, 0
         for name, array in message.content.array_records["arrays"].items():
@@ -62,10 +76,7 @@ class Movers:
             part = step[start : start + values.size].reshape(values.shape)
             arrays[name] = pack_array(values + part)
             start += values.size
-        metrics = MetricRecord({"num-examples": self.examples[partition_id]})
-        return Message(
-            RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message
-        )
+        return reply_of(message, arrays, {"num-examples": self.examples[partition_id]})
 
 
 def play(
@@ -81,3 +92,34 @@ def play(
 def column(report: RoundReport, name: str) -> list[float]:
     """Return one figure of each client of a round."""
     return [getattr(client, name) for client in report.clients]
+
+
+def attributed(
+    strategy_of,
+    movers: Movers | Clients,
+    rounds: int = 1,
+    rule: str = "trapezoid",
+    *,
+    held_out: Validation | None = None,
+    model: nn.Module | None = None,
+    beside: tuple[Callback, ...] = (),
+    setup: dict | None = None,
+    **options,
+) -> PathAttribution:
+    """Run rounds of ``strategy_of(held_out, **base)``; return what was attributed."""
+    held_out = held_out or validation()
+    callback = PathAttribution(held_out, rule, **options)
+    names = {"trainable_keys": held_out.parameter_names} | (setup or {})
+    base = BASE | {"setup": Setup(device="cpu", **names)}
+    strategy = strategy_of(held_out, callbacks=[callback, *beside], **base)
+    grid = LocalGrid(movers, len(getattr(movers, "steps", [0, 0, 0])))
+    strategy.start(grid, model_arrays(model or point()), num_rounds=rounds)
+    return callback
+
+
+def fedavg(held_out: Validation, **base) -> FedAvg:
+    return FedAvg(**base)
+
+
+def values(found: RoundAttribution) -> list[float]:
+    return [client.contribution for client in found.clients]

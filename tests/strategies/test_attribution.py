@@ -11,17 +11,19 @@ from torch import Tensor, nn
 
 from fedif_flower import FedIF, Median, PathAttribution, RobustRule, Validation
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.stages import Clip, NearestNeighbours
-from tests.strategies.attributing import (
+from fedif_flower.stages import Clip, FedAvgM, FedYogi, NearestNeighbours
+from fedif_flower.valuation.credit import CreditBounds
+from tests.strategies.hostile import alike, one_more
+from tests.strategies.lines import (
     ROUNDING,
+    Movers,
     attributed,
     fedavg,
+    point,
     squared,
     validation,
     values,
 )
-from tests.strategies.hostile import Clients, step_reply
-from tests.strategies.lines import Movers, point
 
 
 def test_a_round_of_fedavg_by_hand():
@@ -61,9 +63,7 @@ class Counted(Validation):
     [("trapezoid", 1), ("simpson", 1 + 4), ("gauss2", 1 + 8), ("adaptive", 1 + 4)],
 )
 def test_fedif_takes_no_gradient_twice(rule, more):
-    def fedif(v, **base):
-        return FedIF(v, stages=(), **base)
-
+    fedif = partial(FedIF, stages=())
     held_out, movers = validation(Counted), Movers([[0.5, 0.1], [0.1, 0.4], [-0.1, 0.2]])
     callback = attributed(fedif, movers, 4, rule, held_out=held_out)
     assert held_out.passes == 4 + more
@@ -88,23 +88,27 @@ def test_an_adaptive_rule_is_refined_until_contributions_add_up():
     assert passes["adaptive"] in (5, 9)  # Twice or four times as many parts.
 
 
-def clipped(v, **base):
-    return fedavg(v, stages=[Clip(2.0)], **base)
-
-
-def mixed(v, **base):
-    return fedavg(v, stages=[NearestNeighbours(0.34)], **base)
+def with_stages(*stages):
+    return partial(fedavg, stages=stages)
 
 
 @pytest.mark.parametrize(
     ("strategy", "steps", "coefficients"),
     [
         # The long update is shortened to twice the median length: a third of it is applied.
-        (clipped, [[1.0, 0.0], [0.0, 1.0], [6.0, 0.0]], [1 / 3, 1 / 3, 1 / 9]),
+        (
+            partial(fedavg, stages=[Clip(2.0)]),
+            [[1.0, 0.0], [0.0, 1.0], [6.0, 0.0]],
+            [1 / 3, 1 / 3, 1 / 9],
+        ),
         # Every step raises the loss: a sixteenth is taken of the one that raises it least.
         (FedIF, [[-9.0, -9.0], [-8.0, -9.0], [-9.0, -8.0]], 1 / 16),
         # Each is replaced by the mean of the two nearest: all are the clients' own.
-        (mixed, [[1.0, 0.0], [1.2, 0.0], [0.0, 3.0]], 1.0),
+        (
+            partial(fedavg, stages=[NearestNeighbours(0.34)]),
+            [[1.0, 0.0], [1.2, 0.0], [0.0, 3.0]],
+            1.0,
+        ),
         (FedIF, [[0.0, 0.0]] * 3, 0.0),
     ],
 )
@@ -122,11 +126,12 @@ def test_what_was_applied_counts_not_what_was_weighed(strategy, steps, coefficie
     [
         (lambda v, **base: RobustRule(Median(), **base), {}, "RobustRule combines coordinate by"),
         (fedavg, {"trainable_keys": []}, r"trainable_keys=validation\.parameter_names"),
+        (with_stages(FedYogi()), {}, "moves each parameter by itself"),
     ],
 )
 def test_what_cannot_be_attributed_is_refused_before_any_client_works(strategy, setup, words):
     asked: list[int] = []
-    clients = Clients(dict.fromkeys(range(3), lambda *_: asked.append(1)))
+    clients = alike(lambda *_: asked.append(1))
     with pytest.raises(ConfigError, match=words):
         attributed(strategy, clients, setup=setup)
     assert not asked
@@ -146,8 +151,7 @@ def test_changes_of_buffers_are_the_remainder():
         Shifted(), torch.ones(1, 1), torch.full((1, 1), 4.0), loss_fn=squared, device="cpu"
     )
     # Every client adds 1 to both: the loss falls from (0 - 4)^2 to (2 - 4)^2, half by each.
-    clients = Clients(dict.fromkeys(range(3), lambda message, _: step_reply(message, 1.0)))
-    (found,) = attributed(fedavg, clients, held_out=held_out, model=Shifted()).rounds
+    (found,) = attributed(fedavg, alike(one_more), held_out=held_out, model=Shifted()).rounds
     found_by_each = found.decrease, found.attributed, found.remainder
     assert found_by_each == pytest.approx((12.0, 6.0, 6.0), rel=ROUNDING)
 
@@ -188,3 +192,52 @@ def test_blocks_add_up_and_change_nothing_else():
     assert other.rounds == split.rounds
     with pytest.raises(ValueError, match="its attribution has blocks"):
         PathAttribution(held_out).load_state_dict(split.state_dict(3), lines, 3)
+
+
+# -- with bounded credit
+
+LONG = Movers([[1.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
+
+
+def credited(movers, rounds=1, *, stages=(), **bounds):
+    return attributed(with_stages(*stages), movers, rounds, bounds=CreditBounds(**bounds))
+
+
+@pytest.mark.parametrize(("rounds", "stages"), [(1, ()), (3, [FedAvgM(0.5, 0.5)])])
+def test_an_update_three_times_as_long_is_credited_for_its_bound(rounds, stages):
+    for found in credited(LONG, rounds, stages=stages, length=1.5, borrowed=0, weight=0).rounds:
+        one, two, long = found.clients
+        assert [one.credited, two.credited] == [one.contribution, two.contribution]
+        assert long.credited == pytest.approx(long.contribution / 2, rel=10 * ROUNDING)
+        assert long.credit.length == pytest.approx(3.0, rel=ROUNDING)
+        # What members contribute adds up as ever.
+        assert found.attributed == pytest.approx(found.decrease, rel=100 * ROUNDING)
+
+
+def test_without_bounds_each_is_credited_with_its_contribution():
+    (found,) = credited(LONG, length=0, borrowed=0, weight=0).rounds
+    assert [c.credited for c in found.clients] == [c.contribution for c in found.clients]
+
+
+def test_the_last_step_again_is_credited_with_nothing():
+    # All move alike in the first round; in the second, the first two move across the last step.
+    callback = credited(Movers([[1.0, 0.2], [1.0, -0.2], [1.0, 0.0]]), 2, length=0, borrowed=1.5)
+    first, second = callback.rounds
+    assert all(c.credited == c.contribution for c in first.clients)
+    # The third has nothing of its own beside the step (1, 0).
+    assert second.clients[2].credited == pytest.approx(0.0, abs=1e-6)
+    assert second.clients[2].contribution > 0.1
+    assert second.clients[2].credit.borrowed == 99.0
+
+
+def test_a_run_that_goes_on_credits_as_one_that_never_stopped():
+    whole, half = credited(LONG, 2, length=1.5), credited(LONG, 1, length=1.5)
+    state, lines = half.state_dict(1), half.lines(0, 1)
+    again = PathAttribution(validation(), "trapezoid", bounds=CreditBounds(length=1.5))
+    again.load_state_dict(state, lines, 1)
+    assert again.rounds == half.rounds == whole.rounds[:1]
+    assert str(again.state_dict(1)["bounds"]) == str(state["bounds"])
+    (theirs,), (ours,) = state["past_steps"], again.state_dict(1)["past_steps"]
+    assert torch.equal(theirs, ours)
+    with pytest.raises(ValueError, match="its credit is bounded where this run's is not"):
+        PathAttribution(validation(), "trapezoid").load_state_dict(state, lines, 1)

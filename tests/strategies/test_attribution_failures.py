@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from fedif_flower import Validation
 from fedif_flower.stages import FedAvgM
 from fedif_flower.strategies.callbacks import Callback
-from tests.strategies.attributing import ROUNDING, attributed, fedavg, squared, values
-from tests.strategies.lines import Movers
+from tests.strategies.hostile import round_of
+from tests.strategies.lines import ROUNDING, Movers, attributed, fedavg, squared, values
 
 
 class Failing(Movers):
@@ -22,16 +22,10 @@ class Failing(Movers):
         super().__init__(steps)
         self.failing = failing
 
-    def __call__(self, message, context):
-        if round_of(message) == 2 and int(context.node_config["partition-id"]) in self.failing:
+    def train(self, message, partition_id):
+        if round_of(message) == 2 and partition_id in self.failing:
             raise RuntimeError("no data today")
-        return super().__call__(message, context)
-
-
-def round_of(message) -> int:
-    if message.metadata.message_type == "query":
-        return 0
-    return message.content.config_records["config"]["server-round"]
+        return super().train(message, partition_id)
 
 
 def momentum(v, **base):
@@ -94,10 +88,9 @@ def test_a_step_that_is_taken_back_is_nobodys(caplog):
 class OnlyOnce(Movers):
     """The last client sends its update in round 1 only; later it returns the model."""
 
-    def __call__(self, message, context):
-        if round_of(message) > 1 and int(context.node_config["partition-id"]) == 2:
-            return Movers([[0.0] * 2] * 3)(message, context)
-        return super().__call__(message, context)
+    def train(self, message, partition_id):
+        sent_again = round_of(message) > 1 and partition_id == 2
+        return super().train(message, 0 if sent_again else partition_id)
 
 
 def test_momentum_pays_those_who_sent_it():

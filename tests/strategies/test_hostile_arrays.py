@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message
 from torch import Tensor, nn
 
 from fedif_flower import RFA, FedAvg, FedIF, FLTrust, Krum, RobustRule, Validation
@@ -15,9 +15,8 @@ from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.round import hold_within
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import RootTraining, ScreenedStrategy, Setup
-from tests.strategies.hostile import Clients, honest_parts
-
-BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+from tests.strategies.hostile import alike, honest_parts, reply_of
+from tests.strategies.lines import BASE
 
 
 class Positions(nn.Module):
@@ -48,8 +47,7 @@ def reply(message: Message, **spoiled: object) -> Message:
             arrays[name] = pack_array(np.full_like(values, spoiled[name]))
         elif not np.issubdtype(values.dtype, np.floating):
             arrays[name] = received
-    content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord(metrics)}
-    return Message(RecordDict(content), reply_to=message)
+    return reply_of(message, arrays, metrics)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +55,10 @@ def reply(message: Message, **spoiled: object) -> Message:
 )
 def test_one_client_of_five_moves_no_index(name, value):
     sent = model_arrays(Positions())
-    clients = dict.fromkeys(range(5), lambda message, _: reply(message))
-    clients[1] = lambda message, _: reply(message, **{name: value})
+    clients = alike(lambda message, _: reply(message), 5)
+    clients.special[1] = lambda message, _: reply(message, **{name: value})
     strategy = FedAvg(**BASE)
-    result = strategy.start(LocalGrid(Clients(clients), 5), sent, num_rounds=2)
+    result = strategy.start(LocalGrid(clients, 5), sent, num_rounds=2)
     for report in strategy.history.rounds:
         assert (report.counts["accepted"], report.failed) == (4, False)
         assert f"'{name}'" in report.clients[-1].rejection
@@ -108,9 +106,7 @@ class Training:
         if partition_id == 1 and self.name is not None:
             for key in (key for key in state if key.endswith(self.name)):
                 state[key].fill_(self.value)
-        metrics = MetricRecord({"num-examples": 64, "train-loss": 1.0})
-        content = {"arrays": ArrayRecord(state), "metrics": metrics}
-        return Message(RecordDict(content), reply_to=message)
+        return reply_of(message, state, {"num-examples": 64, "train-loss": 1.0})
 
 
 def built(strategy: str, model: nn.Module) -> ScreenedStrategy:

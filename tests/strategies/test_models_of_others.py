@@ -5,24 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message
 from torch import Tensor, nn
 
-from fedif_flower import (
-    AFedSV,
-    FedAvg,
-    FedIF,
-    FLTrust,
-    Krum,
-    RobustRule,
-    ShapFed,
-    Validation,
-)
+from fedif_flower import FedAvg, FedProx, RobustRule
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies import RootTraining, Setup
+from fedif_flower.strategies import Setup
 from fedif_flower.tasks.modules import tied_names
+from tests.strategies.hostile import reply_of
+from tests.strategies.kinds import KINDS, built
 
 TOKENS = torch.tensor([0, 1, 2, 3, 0, 1])
 NEXT = torch.tensor([1, 2, 3, 0, 1, 2])
@@ -53,8 +46,7 @@ def model() -> nn.Module:
     return LanguageModel()
 
 
-def validation(**settings) -> Validation:
-    return Validation(model(), TOKENS, NEXT, device="cpu", **settings)
+TIED = Setup(device="cpu", tied_keys=tied_names(model()))
 
 
 def client(message: Message, context: Context) -> Message:
@@ -70,24 +62,17 @@ def client(message: Message, context: Context) -> Message:
         arrays["head.weight"] = pack_array(arrays["head.weight"].numpy() + np.float32(1))
     elif partition_id == UNMASKED:
         arrays["mask"] = pack_array(np.zeros((4, 4), np.float32))
-    content = {"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 10})}
-    return Message(RecordDict(content), reply_to=message)
+    return reply_of(message, arrays, {"num-examples": 10})
 
 
 TIED = Setup(device="cpu", tied_keys=tied_names(model()))  # Where nothing else tells.
-STRATEGIES = {
-    "FedIF": lambda **base: FedIF(validation(), **base),
-    "AFedSV": lambda **base: AFedSV(validation(), **base),
-    "ShapFed": lambda **base: ShapFed(model(), **base),
-    "FLTrust": lambda **base: FLTrust(RootTraining(model(), TOKENS, NEXT), **base),
-    "FedAvg": lambda **base: FedAvg(**base | {"setup": TIED}),
-    "Krum": lambda **base: RobustRule(Krum(distances="state"), **base | {"setup": TIED}),
-}
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_tied_parameters_and_odd_buffers_go_through_a_round(name):
-    strategy = STRATEGIES[name](fraction_evaluate=0.0, setup=Setup(device="cpu"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_tied_parameters_and_odd_buffers_go_through_a_round(kind):
+    # Nothing else tells these which arrays are one.
+    told = {"setup": TIED} if kind in (FedAvg, FedProx, RobustRule) else {}
+    strategy = built(kind, model(), (TOKENS, NEXT), **told)
     sent = model_arrays(model())
     result = strategy.start(LocalGrid(client, 6), sent, num_rounds=2)
     for report in strategy.history.rounds:

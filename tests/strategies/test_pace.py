@@ -15,9 +15,8 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Pace, Setup
 from fedif_flower.strategies.nodes import identify_clients
 from tests.clocked_grid import ClockedGrid
-from tests.strategies.attributing import ROUNDING, validation
 from tests.strategies.hostile import step_reply
-from tests.strategies.lines import Movers, point
+from tests.strategies.lines import ROUNDING, Movers, point, validation
 
 STEPS = [[1.0, 0.0], [0.0, 1.0], [8.0, 8.0]]
 SECONDS = [1.0, 2.0, 9.5]

@@ -14,9 +14,7 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from tests.strategies.hostile import Clients, step_reply
-from tests.strategies.lines import threshold_validation
-
-BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+from tests.strategies.lines import BASE, threshold_validation
 
 
 def run(clients, **settings):

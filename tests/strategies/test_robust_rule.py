@@ -12,9 +12,8 @@ from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, LossBound
 from fedif_flower.strategies import RobustRule, Setup
-from tests.strategies.lines import Movers, column, play, point
+from tests.strategies.lines import BASE, Movers, column, play, point
 
-BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
 STEPS = [[1.0, 9.0], [2.0, -3.0], [7.0, 0.0], [8.0, 2.0], [100.0, -50.0]]
 LONG = [[3.0, 0.0], [4.0, 0.0], [90.0, 0.0]]
 

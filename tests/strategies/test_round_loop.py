@@ -17,11 +17,8 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import FedAvgM
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import Callback
-from tests.strategies.attributing import validation
 from tests.strategies.hostile import Clients, step_reply
-from tests.strategies.lines import Movers, column, play, point
-
-BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+from tests.strategies.lines import BASE, Movers, column, play, point, validation
 
 
 def value(arrays: ArrayRecord) -> float:

@@ -12,8 +12,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.nodes import identify_by_query, sample_clients
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
-
-BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+from tests.strategies.lines import BASE
 
 
 def model() -> nn.Module:

@@ -10,8 +10,16 @@ from torch import nn
 from fedif_flower import FedAvg, FedIF, Validation
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import FedAvgM
 from fedif_flower.strategies import ScreenedStrategy, Setup
-from tests.strategies.hostile import Clients, honest_parts, step_reply
+from tests.strategies.hostile import (
+    Clients,
+    alike,
+    honest_parts,
+    one_more,
+    round_of,
+    step_reply,
+)
 
 HUGE = 5e14  # Let in by the screening; the product of two such layers leaves float32.
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu", max_paused_turns=0)}
@@ -34,8 +42,7 @@ def huge_in(*rounds: int):
 
     def reply(message: Message, context: Context) -> Message:
         hostile = context.node_config["partition-id"] == 1
-        server_round = message.content.config_records["config"]["server-round"]
-        return step_reply(message, HUGE if hostile and server_round in rounds else 1.0)
+        return step_reply(message, HUGE if hostile and round_of(message) in rounds else 1.0)
 
     return reply
 
@@ -103,12 +110,8 @@ class SilentInRound(LocalGrid):
         return [] if self._left == 0 else super().pull_messages(message_ids)
 
 
-def one_more(message: Message, context: Context) -> Message:
-    return step_reply(message, 1.0)
-
-
 def test_silence_does_not_blame_the_model():
-    grid = SilentInRound(Clients(dict.fromkeys(range(3), one_more)), silent_round=2)
+    grid = SilentInRound(alike(one_more), silent_round=2)
     arrays = FedAvg(**BASE).start(grid, model_arrays(line()), num_rounds=3).arrays
     assert arrays["0.weight"].numpy().item() == pytest.approx(2.0)
 
@@ -119,3 +122,22 @@ def test_clients_that_always_fail_do_not_blame_the_model():
 
     found = run(FedAvg(**BASE), failing, one_more, one_more, rounds=3)
     assert found == (pytest.approx(3.0), [False] * 3)
+
+
+# -- with a server optimizer
+
+
+def test_a_round_that_fails_makes_no_step():
+    strategy = FedAvg(stages=[FedAvgM(0.5, 0.5)], **BASE)
+    grid = SilentInRound(alike(one_more), silent_round=2)
+    arrays = strategy.start(grid, model_arrays(line()), num_rounds=3).arrays
+    # 1/2 in round 1, nothing in round 2, 1/4 + 1/2 in round 3.
+    assert arrays["0.weight"].numpy().item() == pytest.approx(1.25)
+    assert strategy.stages.optimizer.shares == [0.5, 0.25]
+
+
+def test_a_model_that_is_taken_back_takes_its_mean_with_it():
+    strategy = FedIF(validation(), stages=[FedAvgM(0.5, 0.5)], **BASE)
+    # Round 2 is undone by round 3; rounds 1 and 4 move by 1/2 and 1/4 + 1/2.
+    expected = pytest.approx(1.25), [False, False, True, False]
+    assert run(strategy, huge_in(2)) == expected

@@ -1,0 +1,145 @@
+"""What every kind of strategy keeps to: its arguments, its first model, bfloat16, a restart."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Context, Message
+from torch import nn
+
+import fedif_flower.strategies as of
+from fedif_flower import CentredClipping, FedAdp, PathAttribution, Validation, model_arrays
+from fedif_flower.errors import ConfigError
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import Clip, FedAvgM
+from tests.strategies.hostile import Clients, alike, one_more, reply_of
+from tests.strategies.kinds import KINDS, STRATEGIES, built
+from tests.strategies.lines import BASE, Movers
+
+GENERATOR = torch.Generator().manual_seed(0)
+DATA = torch.randn(12, 4, generator=GENERATOR), torch.arange(12) % 3
+STEPS = 0.3 * torch.randn(6, 15, generator=GENERATOR)
+WITH_A_MODEL = [of.FedIF, of.InfluenceDescent, of.AFedSV, of.ShapFed, of.FLTrust]
+
+
+def net(classes: int = 3, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(4, classes, dtype=dtype)
+
+
+class Nobody(LocalGrid):
+    """A grid whose clients must not be asked."""
+
+    def push_messages(self, messages):
+        raise AssertionError("a client was asked")
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_it_has_few_arguments_and_tells_every_one(kind: Any, caplog):
+    parameters = inspect.signature(kind).parameters
+    assert len(parameters) <= 16
+    assert not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
+    with caplog.at_level(logging.INFO, "flwr"):  # Simulations in this process silence it.
+        built(kind, net(), DATA).summary()
+    told = [line.strip("\t├─└> ").split(" = ")[0] for line in caplog.messages]
+    assert [name for name in parameters if told.count(name) != 1] == []
+
+
+def attributed() -> of.FedAvg:
+    judged = Validation(net(), *DATA, device="cpu")
+    setup = replace(BASE["setup"], trainable_keys=judged.parameter_names)
+    return of.FedAvg(callbacks=[PathAttribution(judged)], **BASE | {"setup": setup})
+
+
+@pytest.mark.parametrize("kind", [*WITH_A_MODEL, PathAttribution])
+def test_a_model_of_other_shapes_is_refused_before_the_first_round(kind):
+    strategy = attributed() if kind is PathAttribution else built(kind, net(), DATA)
+    words = rf"{kind.__name__} was given a model in which 'weight' has shape \[3, 4\]; .* \[5, 4\]"
+    with pytest.raises(ConfigError, match=words):
+        strategy.start(Nobody(Clients(), 3), model_arrays(net(5)), num_rounds=1)
+
+
+@pytest.mark.parametrize("kind", WITH_A_MODEL)
+def test_flower_s_first_argument_in_place_of_what_judges_is_named(kind):
+    (name, *_) = inspect.signature(kind).parameters
+    words = rf"{kind.__name__}: {name} = 0\.5; allowed: a .*fraction_train=0\.5"
+    with pytest.raises(ConfigError, match=words):
+        kind(0.5)
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (Array(np.ones(3, ">f4")), r"'w' has dtype >f4; .*this machine's byte order"),
+        (Array(np.array([np.nan], np.float32)), "'w' of the global model has NaN"),
+    ],
+)
+def test_a_model_that_cannot_be_averaged_is_refused_before_anybody_is_waited_for(array, words):
+    with pytest.raises(ValueError, match=words):
+        of.FedAvg(**BASE).start(Nobody(Clients(), 0), ArrayRecord({"w": array}), num_rounds=1)
+
+
+def test_it_goes_on_from_where_it_led_and_from_nowhere_else():
+    strategy, grid, first = of.FedAvg(**BASE), LocalGrid(alike(one_more), 3), model_arrays(net())
+    result = strategy.start(grid, first, num_rounds=1)
+    assert strategy.start(grid, result.arrays, num_rounds=1).arrays
+    for other in (first, model_arrays(net(5)), model_arrays(net().double())):
+        with pytest.raises(ConfigError, match="begun with another model: make a new strategy"):
+            strategy.start(Nobody(Clients(), 3), other, num_rounds=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_takes_a_model_in_bfloat16(kind):
+    rows, labels = torch.eye(4).bfloat16(), torch.tensor([0, 1, 2, 0])
+
+    def client(message: Message, context: Context) -> Message:
+        own = net(dtype=torch.bfloat16)
+        own.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        nn.functional.cross_entropy(own(rows), labels).backward()
+        torch.optim.SGD(own.parameters(), 0.5).step()
+        return reply_of(message, dict(model_arrays(own)), {"num-examples": 10})
+
+    start = net(dtype=torch.bfloat16)
+    strategy = built(kind, net(dtype=torch.bfloat16), (rows, labels))
+    judge = Validation(start, rows, labels, device="cpu")
+    before = torch.cat([p.detach().flatten() for p in start.parameters()])
+    strategy.start(LocalGrid(client, 3), model_arrays(start), num_rounds=2)
+    assert [report.failed for report in strategy.history.rounds] == [False, False]
+    assert judge.loss(strategy.model.vectors.params) < judge.loss(before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        *((kind, {}) for kind in KINDS),
+        (of.FedAvg, {"stages": lambda: [Clip(1.0), FedAvgM(0.5, 0.5)]}),
+        (of.FedIF, {"weighting": lambda: of.Weighting(bias_correction=True)}),
+        (of.InfluenceDescent, {"descent": lambda: of.DescentSettings(relative=True)}),
+        (of.RobustRule, {"rule": FedAdp}),
+        (of.RobustRule, {"rule": CentredClipping}),
+    ],
+)
+def test_two_rounds_and_two_after_a_restart_are_four_to_the_bit(kind, settings):
+    whole, half, resumed = (
+        built(kind, net(), DATA, fraction_train=0.7, **{k: make() for k, make in settings.items()})
+        for _ in range(3)
+    )
+    grid = LocalGrid(Movers(STEPS.tolist(), [*range(10, 16)]), 6)
+    expected = whole.start(grid, model_arrays(net()), num_rounds=4).arrays
+    arrays = half.start(grid, model_arrays(net()), num_rounds=2).arrays
+    resumed.load_state_dict(half.state_dict())
+    resumed.completed_rounds = 2
+    found = resumed.start(grid, arrays, num_rounds=2).arrays
+    assert all(found[key].data == expected[key].data for key in expected)
+    figures = [
+        [(c.node.node_id, c.weight, c.weight_score, c.score) for c in report.clients]
+        for strategy in (whole, resumed)
+        for report in strategy.history.rounds[-2:]
+    ]
+    assert figures[:2] == figures[2:]
