@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,15 +94,17 @@ class TakenRound:
     hidden: HiddenUpdates | None = None
     undone: tuple[ClientAttribution, ...] = ()  # What a failed round took from whom.
 
-
-class _Middle(NamedTuple):
-    """In the middle of the step: the gradient ``[d]``, and each part's slopes by block ``[b, m]``.
-
-    One pass over the examples gives both.
-    """
-
-    gradient: Tensor
-    slopes: list[Tensor]
+    def at(self, node: float) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """Return the model, ``[d]`` and buffers, from the old one, 0, to the new one, 1."""
+        before, after = self.before, self.after
+        vectors = after if node else before
+        if 0.0 < node < 1.0:
+            vectors = ModelVectors(
+                torch.lerp(before.params, after.params, node),
+                torch.lerp(before.buffers, after.buffers, node),
+                after.counters,
+            )
+        return vectors.params, self.names.named_buffers(vectors)
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ class RoundAttributor:
         """Return of each part ``[m, 2 + c + b]``: credited, contributed, and how that splits."""
         if taken.hidden is not None:
             return [self._hidden(taken, taken.hidden)]
-        middle = self._middle(taken) if self.blocks else None
+        middle, by_block = self._middle(taken) if self.blocks else (None, None)
         known: dict[float, list[Tensor]] = {}
         found: list[Tensor] = []
         coarser: Tensor | None = None
@@ -184,27 +186,29 @@ class RoundAttributor:
             if is_settled(totals, coarser, decrease):
                 break
             coarser = totals
-        if middle is None:
+        if by_block is None:
             return found
         weights = self.block_weights
         return [
             torch.cat([rows, block_contributions(along, part.applied, weights, rows[:, 1]).T], 1)
-            for part, rows, along in zip(taken.parts, found, middle.slopes, strict=True)
+            for part, rows, along in zip(taken.parts, found, by_block, strict=True)
         ]
 
-    def _middle(self, taken: TakenRound) -> _Middle:
-        """Take the gradient in the middle of the step block by block; one is held at a time."""
-        middle = _between(taken, _MIDDLE)
-        buffers = taken.names.named_buffers(middle)
+    def _middle(self, taken: TakenRound) -> tuple[Tensor, list[Tensor]]:
+        """Return the gradient ``[d]`` in the middle of the step, and each part's slopes [b, m].
+
+        One pass over the examples gives both, block by block; one block's gradient is held.
+        """
+        params, buffers = taken.at(_MIDDLE)
         norms = [torch.linalg.vector_norm(part.updates, dim=1) ** 2 for part in taken.parts]
         along: list[list[Tensor]] = [[] for _ in taken.parts]
-        whole = torch.zeros_like(middle.params)
+        whole = torch.zeros_like(params)
         for block, weight in zip(self.blocks, self.block_weights.tolist(), strict=True):
-            gradient = block.gradient(middle.params, buffers)
+            gradient = block.gradient(params, buffers)
             whole.add_(gradient.to(whole), alpha=weight)
             for own, part, squared in zip(along, taken.parts, norms, strict=True):
                 own.append(slopes(part.updates, gradient, squared))
-        return _Middle(whole, [torch.stack(own) for own in along])
+        return whole, [torch.stack(own) for own in along]
 
     def _hidden(self, taken: TakenRound, hidden: HiddenUpdates) -> Tensor:
         """Return what masked updates contributed: one product, with the mean gradient."""
@@ -221,17 +225,18 @@ class RoundAttributor:
         """Return the gradient ``[d]`` at a point of the way."""
         if node in (0.0, 1.0):
             return taken.ends[int(node)].result().gradient
-        vectors = _between(taken, node)
-        return self.validation.gradient(vectors.params, taken.names.named_buffers(vectors))
+        return self.validation.gradient(*taken.at(node))
 
-    def _slopes(self, taken: TakenRound, node: float, middle: _Middle | None) -> list[Tensor]:
-        """Return how fast the loss falls along each part's updates and basis, [1 + c, m + k]."""
-        vectors = _between(taken, node)
-        buffers = taken.names.named_buffers(vectors)
-        gradients = [middle.gradient if middle and node == _MIDDLE else self._gradient(taken, node)]
+    def _slopes(self, taken: TakenRound, node: float, middle: Tensor | None) -> list[Tensor]:
+        """Return how fast the loss falls along each part's updates and basis, [1 + c, m + k].
+
+        ``middle`` is the gradient in the middle of the step, where it is known.
+        """
+        known = middle if node == _MIDDLE else None
+        gradients = [self._gradient(taken, node) if known is None else known]
         for one_class in self.classes:
             share = one_class.total_weight / self.validation.total_weight
-            gradients.append(one_class.gradient(vectors.params, buffers) * share)
+            gradients.append(one_class.gradient(*taken.at(node)) * share)
         found = []
         for part in taken.parts:
             along = [part.updates, part.basis] if len(part.basis) else [part.updates]
@@ -264,15 +269,3 @@ def _loss(end: Future[LossAndGradient]) -> float:
     """Return the loss at one of the two models; NaN where the model has diverged."""
     # Whatever it is that a user's loss raises, the round before was combined without it.
     return math.nan if end.exception() else end.result().loss
-
-
-def _between(taken: TakenRound, node: float) -> ModelVectors:
-    """Return the model at a point of the way from the old one, 0, to the new one, 1."""
-    if node in (0.0, 1.0):
-        return taken.after if node else taken.before
-    before, after = taken.before, taken.after
-    return ModelVectors(
-        torch.lerp(before.params, after.params, node),
-        torch.lerp(before.buffers, after.buffers, node),
-        after.counters,
-    )

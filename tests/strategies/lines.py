@@ -20,6 +20,7 @@ from tests.strategies.hostile import Clients, reply_of
 from tests.tolerance import rounding
 
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}
+PLAIN = BASE | {"stages": ()}  # Without bounds on lengths and on the loss.
 ROUNDING = rounding(torch.float32)
 STEPS = [[4.5], [2.5], [-3.7]]
 # Shapley values of STEPS: u(a) = 1, u(b) = 1/2, u(ab) = 3/4, u(abc) = 1/4, otherwise 0.

@@ -13,7 +13,7 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.strategies.hostile import Clients, honest_parts
-from tests.strategies.test_screened import STRATEGIES, model
+from tests.strategies.test_screened import STRATEGIES, model, of
 
 HOSTILE = 1
 
@@ -79,7 +79,7 @@ def replies(draw: st.DrawFn, message: Message) -> Message:
 @given(st.data())
 def test_no_reply_stops_the_server_or_gets_weight_that_is_not_due(rule, data):
     clients = Clients({HOSTILE: lambda message, _: data.draw(replies(message))})
-    strategy = STRATEGIES[rule]()
+    strategy = of(rule)
     result = strategy.start(LocalGrid(clients, 4), model_arrays(model()), num_rounds=2)
     assert len(strategy.history.rounds) == 2
     for report in strategy.history.rounds:

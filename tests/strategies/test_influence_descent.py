@@ -7,10 +7,8 @@ import torch
 from torch import nn
 
 from fedif_flower import InfluenceDescent, Validation
-from fedif_flower.strategies import DescentSettings, Setup
-from tests.strategies.lines import Movers, column, play, point
-
-BASE = {"fraction_evaluate": 0.0, "stages": (), "setup": Setup(device="cpu")}
+from fedif_flower.strategies import DescentSettings
+from tests.strategies.lines import BASE, PLAIN, Movers, column, play, point
 
 
 def judge(model: nn.Module, inputs, targets) -> Validation:
@@ -23,7 +21,7 @@ def bowl() -> Validation:
 
 
 def test_a_round_by_hand():
-    strategy = InfluenceDescent(bowl(), gamma=0.5, descent=DescentSettings(steps=1), **BASE)
+    strategy = InfluenceDescent(bowl(), gamma=0.5, descent=DescentSettings(steps=1), **PLAIN)
     movers = Movers([[1.0, 0.0], [0.0, 1.0]], examples=[10, 30])
     params, (report,) = play(strategy, point(), movers)
     # At (1/4, 3/4) the gradient is (-3/4, 3/4): slopes -9/8 and 3/8, of deviation sqrt(27) / 8.
@@ -42,7 +40,7 @@ def test_a_round_by_hand():
 def test_what_it_descends_is_the_loss_of_the_shortened_updates():
     # The first update would lead far past (1, 0), and lose; cut to 1, it leads there.
     movers = Movers([[100.0, 0.0], [0.0, 0.5], [0.0, 0.5]])
-    strategy = InfluenceDescent(bowl(), **{**BASE, "stages": None})
+    strategy = InfluenceDescent(bowl(), **BASE)
     params, (report,) = play(strategy, point(), movers)
     assert column(report, "weight")[0] > 0.9
     assert params.tolist() == pytest.approx([column(report, "weight")[0], 0.0], abs=0.1)
@@ -62,7 +60,7 @@ class Shifted(nn.Linear):
 
 def test_buffers_are_those_of_the_weights():
     held_out = judge(Shifted(), torch.ones(1, 1), torch.zeros(1, 1))
-    strategy = InfluenceDescent(held_out, descent=DescentSettings(steps=1), **BASE)
+    strategy = InfluenceDescent(held_out, descent=DescentSettings(steps=1), **PLAIN)
     # Weight and shift: at equal weights the model gives 2 + 3.
     _, (report,) = play(strategy, Shifted(), Movers([[1.0, 2.0], [3.0, 4.0]]))
     first, second = column(report, "weight")
@@ -77,7 +75,7 @@ def test_a_round_looks_at_a_sample_of_its_own():
     held_out = judge(start, torch.ones(40, 1), torch.arange(40.0)[:, None])
 
     def losses(examples: int, last: float = 40.0) -> list[float]:
-        strategy = InfluenceDescent(held_out, descent=DescentSettings(examples=examples), **BASE)
+        strategy = InfluenceDescent(held_out, descent=DescentSettings(examples=examples), **PLAIN)
         _, reports = play(strategy, start, Movers([[last / 40], [last]]), rounds=3)
         return [report.losses[0] for report in reports]
 

@@ -16,12 +16,13 @@ from fedif_flower.strategies import Setup
 from tests.strategies.hostile import Clients, step_reply
 from tests.strategies.lines import BASE, threshold_validation
 
+ZERO = pack_array(np.zeros(1, np.float32))
+
 
 def run(clients, **settings):
     """Run a round of FedAvg; return Flower's result and the clients' reports."""
     strategy = FedAvg(**BASE | settings)
-    arrays = ArrayRecord({"w": pack_array(np.zeros(1, np.float32))})
-    result = strategy.start(LocalGrid(clients, 3), arrays, num_rounds=1)
+    result = strategy.start(LocalGrid(clients, 3), ArrayRecord({"w": ZERO}), num_rounds=1)
     return result, strategy.history.rounds[0].clients
 
 
@@ -39,7 +40,7 @@ def test_a_reply_with_further_records_is_accepted_and_handed_on():
     received = []
 
     def aggregate(records: list[RecordDict], key: str) -> MetricRecord:
-        received.append((records, key))
+        received.append((records[0], key))
         return MetricRecord({"clients": len(records)})
 
     tutorial = {
@@ -51,11 +52,7 @@ def test_a_reply_with_further_records_is_accepted_and_handed_on():
     result, reports = run(clients, train_metrics_aggr_fn=aggregate)
     assert [client.rejection == "" for client in reports] == [True, True, False]
     assert dict(result.train_metrics_clientapp[1]) == {"clients": 2}
-    ((records, key),) = received
-    assert key == "num-examples"
-    assert {name: dict(record) for name, record in records[0].items()} == {
-        name: dict(record) for name, record in tutorial.items()
-    }
+    assert received == [(RecordDict(tutorial), "num-examples")]
 
 
 def test_a_claim_of_examples_weighs_ten_medians_at_most(caplog):
@@ -65,20 +62,9 @@ def test_a_claim_of_examples_weighs_ten_medians_at_most(caplog):
     expected = (1 * 300 + 2 * 20 + 3 * 30) / 350
     assert result.arrays["w"].numpy().item() == pytest.approx(expected, rel=1e-6)
     assert (liar.num_examples, liar.claimed_examples) == (300, 10**6)
-    assert liar.note == "num-examples is 1e+06, more than 10 times the round's median of 30: " + (
-        "counts as 300"
-    )
     assert f"node 1000: {liar.note}" in caplog.text
     result, _ = run(clients, setup=Setup(max_examples_ratio=0.0, device="cpu"))
     assert result.arrays["w"].numpy().item() == pytest.approx(1.0, rel=1e-3)
-
-
-def test_nobody_trained_longer_than_the_round_took():
-    clients = Clients({0: add(1.0, m=MetricRecord({"num-examples": 9, "train-seconds": 1e6}))})
-    result, reports = run(clients)
-    assert reports[0].train_seconds is None
-    assert "train-seconds" in reports[0].note
-    assert "train-seconds" not in result.train_metrics_clientapp[1]
 
 
 class Growing(LocalGrid):
@@ -94,7 +80,7 @@ class Growing(LocalGrid):
 def test_the_first_round_waits_for_min_available_nodes_though_the_model_was_evaluated():
     """A server that evaluates the initial model has seen its arrays before round 1."""
     strategy = FedAvg(min_available_nodes=4, min_train_nodes=1, **BASE)
-    arrays = ArrayRecord({"w": pack_array(np.zeros(1, np.float32))})
+    arrays = ArrayRecord({"w": ZERO})
     strategy.model.receive(arrays)
     strategy.start(Growing(Clients(), 6), arrays, num_rounds=1)
     assert len(strategy.history.rounds[0].clients) == 4
@@ -105,10 +91,9 @@ def test_members_are_named_as_the_operator_calls_them(caplog):
         return [ClientNode(n - 1000, n, name=f"hospital {n - 999}") for n in node_ids]
 
     setup = Setup(identify=identify, device="cpu")
-    strategy = FedIF(threshold_validation(), fraction_evaluate=0.0, setup=setup)
+    strategy = FedIF(threshold_validation(), **BASE | {"setup": setup})
     clients = Clients({1: add(math.nan, m=MetricRecord({"num-examples": 1}))})
-    arrays = ArrayRecord({"weight": pack_array(np.zeros((1,), np.float32))})
-    strategy.start(LocalGrid(clients, 3), arrays, num_rounds=1)
+    strategy.start(LocalGrid(clients, 3), ArrayRecord({"weight": ZERO}), num_rounds=1)
     assert "round 1: hospital 2 (node 1001): array 'weight' has NaN or Inf" in caplog.text
     assert list(strategy.weight_scores) == ["hospital 1", "hospital 3"]
     assert list(strategy.weight_scores.values()) == list(strategy.ledger.scores.values())

@@ -8,10 +8,11 @@ import torch
 from fedif_flower.aggregators import CentredClipping, Flame, Krum, Median, TrimmedMean
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.round import Aggregation, ModelVectors
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, LossBound
 from fedif_flower.strategies import RobustRule, Setup
+from tests.rounds import a_round
 from tests.strategies.lines import BASE, Movers, column, play, point
 
 STEPS = [[1.0, 9.0], [2.0, -3.0], [7.0, 0.0], [8.0, 2.0], [100.0, -50.0]]
@@ -68,22 +69,17 @@ def test_a_rule_of_ones_own_may_give_weights_and_says_so():
     params, (report,) = play(RobustRule(Last(), **BASE), point(), Movers(STEPS))
     assert params.tolist() == [100, -50]
     assert column(report, "weight") == [0, 0, 0, 0, 1]
-    strategy = RobustRule(Last().__call__, **BASE)  # Which does not say so.
-    strategy.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=1)
-    assert "the rule has to return a step [d]" in strategy.history.rounds[0].reason
+    mute = RobustRule(Last().__call__, **BASE)  # Which does not say so.
+    mute.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=1)
+    assert "the rule has to return a step [d]" in mute.history.rounds[0].reason
 
 
 def test_counts_of_steps_hide_attackers_where_krum_takes_them_along():
     # Two honest clients beside each other, two that send noise; these took equally long.
     updates, steps = torch.tensor([[0.0], [0.1], [-9.0], [8.0]]), (150, 210, 190, 190)
-    found = RoundUpdates(
-        server_round=1,
-        client_ids=(0, 1, 2, 3),
-        num_examples=torch.ones(4),
+    found = a_round(
+        updates,
         model=ModelVectors(torch.zeros(1), torch.zeros(0), {"steps": torch.tensor(500)}),
-        client_updates=updates,
-        squared_norms=updates.square().sum(dim=1),
-        buffer_updates=torch.zeros(4, 0),
         counters=[{"steps": torch.tensor(500 + count)} for count in steps],
     )
     krum = Krum(malicious_fraction=0.5)

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.app import Message, MetricRecord, RecordDict
 from torch import nn
 
-from fedif_flower import FedAvg, FedIF, Krum, RobustRule, Validation
+from fedif_flower import FedAvg, FedIF, RobustRule, Validation
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies import Setup
+from fedif_flower.strategies import ScreenedStrategy, Setup
 from fedif_flower.strategies.nodes import identify_by_query, sample_clients
-from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
+from tests.strategies.hostile import HOSTILE, Clients, alike, spoiled_reply
+from tests.strategies.kinds import built
 from tests.strategies.lines import BASE
 
 
@@ -20,15 +20,11 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
 
 
-def validation() -> Validation:
-    return Validation(model(), torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), device="cpu")
+STRATEGIES = {"fedavg": FedAvg, "fedif": FedIF, "krum": RobustRule}
 
 
-STRATEGIES = {
-    "fedavg": lambda: FedAvg(**BASE),
-    "fedif": lambda: FedIF(validation(), **BASE),
-    "krum": lambda: RobustRule(Krum(), **BASE),
-}
+def of(name: str) -> ScreenedStrategy:
+    return built(STRATEGIES[name], model(), (torch.ones(4, 2), torch.tensor([0, 1, 0, 1])))
 
 
 def start(strategy, clients=None, num_nodes=3, rounds=1, silent=()):
@@ -58,7 +54,7 @@ def test_fedavg_by_hand():
     [*((kind, "fedavg") for kind in HOSTILE), ("nan", "fedif"), ("nan", "krum")],
 )
 def test_a_hostile_reply_is_refused_alone(kind, rule):
-    strategy = STRATEGIES[rule]()
+    strategy = of(rule)
     clients = Clients({1: lambda message, _: spoiled_reply(message, HOSTILE[kind])})
     result = start(strategy, clients, rounds=2)
     for report in strategy.history.rounds:
@@ -88,8 +84,7 @@ def test_a_client_that_raises_or_is_silent_counts_as_failed():
 
 
 def test_old_model_stays_when_nothing_valid_came():
-    clients = Clients({p: lambda m, _: spoiled_reply(m, HOSTILE["nan"]) for p in range(3)})
-    strategy = FedAvg(**BASE)
+    strategy, clients = FedAvg(**BASE), alike(lambda m, _: spoiled_reply(m, HOSTILE["nan"]))
     assert len(start(strategy, clients, rounds=2).arrays) == 0  # No round produced a model.
     assert [report.failed for report in strategy.history.rounds] == [True, True]
 
@@ -129,15 +124,13 @@ def test_order_of_replies_does_not_change_a_bit():
 def test_evaluation_replies_are_screened():
     class Lying(Clients):
         def __call__(self, message, context):
-            partition_id = context.node_config["partition-id"]
-            if message.metadata.message_type != "evaluate" or partition_id == 2:
-                return super().__call__(message, context)
-            said = {"num-examples": 10, "accuracy": 0.5, "x": [1.0]}
-            metrics = MetricRecord({"num-examples": 10**15} if partition_id else said)
-            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+            reply = super().__call__(message, context)
+            if message.metadata.message_type == "evaluate" and context.node_id == 1001:
+                reply.content["metrics"]["num-examples"] = 10**15
+            return reply
 
-    result = start(FedAvg(), Lying())
-    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx((0.5 + 2.0) / 2)
+    result = start(FedAvg(), Lying())  # Of client k the accuracy is k.
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == pytest.approx((0.0 + 2.0) / 2)
 
 
 def test_a_diverged_model_fails_rounds_instead_of_crashing():

@@ -10,9 +10,9 @@ import torch
 
 from fedif_flower import AFedSV, FedSV, LeaveOneOut, SFedAvg
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.strategies import Setup
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.lines import (
+    PLAIN,
     SHAPLEY,
     STEPS,
     Movers,
@@ -22,15 +22,13 @@ from tests.strategies.lines import (
     threshold_validation,
 )
 
-BASE = {"fraction_evaluate": 0.0, "stages": (), "setup": Setup(device="cpu")}
-
 
 def exact() -> ShapleyValuation:
     return ShapleyValuation(threshold_validation(), estimator="exact")
 
 
 def test_afedsv_by_hand():
-    params, (report,) = play(AFedSV(exact(), **BASE), Threshold(), Movers(STEPS))
+    params, (report,) = play(AFedSV(exact(), **PLAIN), Threshold(), Movers(STEPS))
     assert column(report, "score") == pytest.approx(SHAPLEY)
     normalized = [1.0, 15 / 21, 0.0]  # (5 + 10) / (11 + 10)
     assert column(report, "normalized") == pytest.approx(normalized)
@@ -45,7 +43,7 @@ def test_afedsv_by_hand():
 
 
 def test_fedsv_weighs_by_the_rounds_own_values():
-    _, reports = play(FedSV(exact(), **BASE), Threshold(), Movers(STEPS), rounds=2)
+    _, reports = play(FedSV(exact(), **PLAIN), Threshold(), Movers(STEPS), rounds=2)
     assert column(reports[0], "weight") == pytest.approx([21 / 36, 15 / 36, 0.0])
     for report in reports:
         assert column(report, "weight_score") == column(report, "normalized")
@@ -54,7 +52,7 @@ def test_fedsv_weighs_by_the_rounds_own_values():
 @pytest.mark.parametrize("given", [threshold_validation(), exact()])
 def test_leave_one_out_by_hand(given):
     # u(N) = 1/4: without a 0 is left, without b 0, without c 3/4.
-    _, (report,) = play(LeaveOneOut(given, **BASE), Threshold(), Movers(STEPS))
+    _, (report,) = play(LeaveOneOut(given, **PLAIN), Threshold(), Movers(STEPS))
     assert column(report, "score") == pytest.approx([1 / 4, 1 / 4, -1 / 2])
     assert column(report, "weight_score") == pytest.approx([0.3, 0.3, 0.0])
     assert column(report, "weight") == pytest.approx([0.5, 0.5, 0.0])
@@ -62,7 +60,7 @@ def test_leave_one_out_by_hand(given):
 
 def test_s_fedavg_averages_by_examples_and_remembers_relevance():
     movers = Movers(STEPS, examples=[10, 20, 30])
-    params, (report,) = play(SFedAvg(exact(), **BASE), Threshold(), movers)
+    params, (report,) = play(SFedAvg(exact(), **PLAIN), Threshold(), movers)
     assert column(report, "weight") == pytest.approx([1 / 6, 2 / 6, 3 / 6])
     assert params.item() == pytest.approx((4.5 + 2 * 2.5 - 3 * 3.7) / 6, abs=1e-6)
     # phi starts at 1/3 and keeps 0.75 of it.
@@ -74,7 +72,7 @@ def test_s_fedavg_averages_by_examples_and_remembers_relevance():
 def test_s_fedavg_draws_by_relevance():
     nodes = [ClientNode(partition_id, 1000 + partition_id) for partition_id in range(3)]
     strategy = SFedAvg(
-        threshold_validation(), alpha=0.0, fraction_train=0.4, min_train_nodes=1, **BASE
+        threshold_validation(), alpha=0.0, fraction_train=0.4, min_train_nodes=1, **PLAIN
     )
     strategy.select(nodes, 1)
     # e^phi = 6 : 3 : 1 for the third client, which was never drawn and has 1/3.
