@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from flwr.app import Message
 
 from fedif_flower import FedAvg, PathAttribution
 from fedif_flower.errors import ConfigError
@@ -21,7 +20,6 @@ from tests.strategies.lines import ROUNDING, Movers, point, validation
 STEPS = [[1.0, 0.0], [0.0, 1.0], [8.0, 8.0]]
 SECONDS = [1.0, 2.0, 9.5]
 PATIENT = Pace(quorum=2, late_rounds=9)
-FIRST_TWO = {0: "accepted", 1: "accepted", 2: "late"}
 
 
 def run(pace: Pace, rounds: int, clients=None, callbacks=(), timeout=3600.0, **base):
@@ -34,37 +32,50 @@ def run(pace: Pace, rounds: int, clients=None, callbacks=(), timeout=3600.0, **b
     return weight.flatten().tolist(), strategy.history.rounds, grid
 
 
-def statuses(report) -> dict[int, str]:
-    return {client.node.partition_id: client.status for client in report.clients}
+def story(reports) -> str:
+    """Return what became of the three in each round: accepted, late, refused, not asked."""
+    letters = [{c.node.partition_id: c.status[0] for c in report.clients} for report in reports]
+    return " ".join("".join(of.get(p, "-") for p in range(3)) for of in letters)
 
 
-def test_a_round_closes_with_its_quorum_and_who_is_slower_is_late():
-    weight, reports, grid = run(Pace(quorum=2), 1)
-    assert weight == [0.5, 0.5]
-    assert [statuses(report) for report in reports] == [FIRST_TWO]
-    assert grid.now == 2.0
-    assert reports[0].counts == {"accepted": 2, "rejected": 0, "failed": 0, "late": 1}
-    # The slow one is not paused: it is asked every time.
-    assert [statuses(report) for report in run(Pace(quorum=2), 6)[1]] == [FIRST_TWO] * 6
+class Nonsense(Movers):
+    """Partition 0, the fastest, sends NaN."""
+
+    def train(self, message, partition_id):
+        reply = super().train(message, partition_id)
+        return reply if partition_id else step_reply(message, math.nan)
 
 
-def test_a_share_and_grace():
-    _, (report,), grid = run(Pace(quorum=0.3, grace=1.5), 1)
-    assert statuses(report) == FIRST_TWO
-    assert grid.now == 2.5
+@pytest.mark.parametrize(
+    ("pace", "more", "expected", "seconds"),
+    [
+        # A round closes with its quorum. The slow one is not paused: it is asked every time.
+        (Pace(quorum=2), {}, "aal aal aal aal aal aal", 12.0),
+        (Pace(quorum=0.3, grace=1.5), {}, "aal", 2.5),
+        # Nobody closes a round by nonsense.
+        (Pace(quorum=2), {"clients": Nonsense(STEPS)}, "raa", 9.5),
+        # Rounds of the others end at 2, 4, 6, 8; then the slow one is second, and begins anew at
+        # 9.5. Partition 1, asked at 8, answers at 10, partition 0 at 10.5.
+        (PATIENT, {}, "aal aa- aa- aa- ala aal", 10.5),
+        # Beyond its rounds a late reply is lost, and its member asked anew.
+        (Pace(quorum=2, late_rounds=1), {}, "aal aa- aal", 6.0),
+        # Where nobody is free the late ones are waited for.
+        (Pace(late_rounds=9), {"timeout": 0.75}, "lll a--", 1.0),
+    ],
+)
+def test_when_a_round_closes_and_what_becomes_of_who_is_slower(pace, more, expected, seconds):
+    _, reports, grid = run(pace, len(expected.split()), **more)
+    assert story(reports) == expected
+    assert grid.now == seconds
 
 
 def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     attribution = PathAttribution(validation(), "simpson")
-    weight, reports, grid = run(PATIENT, 5, callbacks=[attribution])
-    # Partition 2 is at work until 9.5. Rounds of the others end at 2, 4, 6, 8; then it is second.
-    assert [statuses(report) for report in reports[1:4]] == [{0: "accepted", 1: "accepted"}] * 3
-    assert statuses(reports[4]) == {0: "accepted", 1: "late", 2: "accepted"}
+    weight, reports, _ = run(PATIENT, 5, callbacks=[attribution])
     late = next(c for c in reports[4].clients if c.node.partition_id == 2)
-    assert late.note == "trained on the model of round 1"
-    assert late.asked_in == 1
+    assert (late.note, late.asked_in) == ("trained on the model of round 1", 1)
     assert {client.asked_in for client in reports[4].clients if client is not late} == {None}
-    assert grid.now == 9.5
+    assert reports[4].counts == {"accepted": 2, "rejected": 0, "failed": 0, "late": 1}
     shortened = 8.0 / math.sqrt(5.0) / 2
     assert weight == pytest.approx([2.0 + 0.5 + shortened, 2.0 + shortened], rel=1e-6)
     gained = attribution.rounds[0].loss_before - attribution.rounds[-1].loss_after
@@ -72,48 +83,11 @@ def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     assert attribution.rounds[4].clients[-1].contribution != 0.0
 
 
-def test_whose_late_reply_came_is_asked_in_the_next_round():
-    _, reports, grid = run(PATIENT, 6)
-    # Partition 1, asked at 8, answers at 10, partition 0 at 10.5; partition 2 begins anew at 9.5.
-    assert statuses(reports[5]) == FIRST_TWO
-    assert grid.now == 10.5
-
-
-def test_beyond_its_rounds_a_late_reply_is_lost_and_its_member_asked_anew():
-    _, reports, _ = run(Pace(quorum=2, late_rounds=1), 3)
-    without = {0: "accepted", 1: "accepted"}
-    assert [statuses(report) for report in reports] == [FIRST_TWO, without, FIRST_TWO]
-
-
-class Nonsense(Movers):
-    """Partition 0, the fastest, sends NaN."""
-
-    def __call__(self, message: Message, context) -> Message:
-        if message.metadata.message_type == "train" and not context.node_config["partition-id"]:
-            return step_reply(message, math.nan)
-        return super().__call__(message, context)
-
-
-def test_nobody_closes_a_round_by_nonsense():
-    weight, (report,), grid = run(Pace(quorum=2), 1, Nonsense(STEPS))
-    assert statuses(report) == {0: "refused", 1: "accepted", 2: "accepted"}
-    assert grid.now == 9.5
-    assert weight == [4.0, 4.5]
-
-
 @pytest.mark.parametrize(("ask_more", "asked"), [(1.0, 1), (2.0, 2)])
 def test_more_are_asked_than_the_fraction_says(ask_more, asked):
     pace = Pace(ask_more=ask_more)
     _, (report,), _ = run(pace, 1, fraction_train=1 / 3, min_train_nodes=1)
     assert len(report.clients) == asked
-
-
-def test_where_nobody_is_free_the_late_ones_are_waited_for():
-    _, reports, grid = run(Pace(late_rounds=9), 2, timeout=0.75)
-    assert statuses(reports[0]) == {0: "late", 1: "late", 2: "late"}
-    assert statuses(reports[1]) == {0: "accepted"}
-    assert [report.failed for report in reports] == [True, False]
-    assert grid.now == 1.0
 
 
 @pytest.mark.parametrize(
