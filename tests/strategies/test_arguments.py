@@ -68,7 +68,7 @@ def test_a_name_and_its_class_value_alike(tmp_path, name):
 
 def test_a_name_and_its_class_weigh_alike(tmp_path):
     named = build_strategy(load_task(config(tmp_path, "shapfed")))
-    assert named.scoring == room.ShapFed(nn.Linear(2, 2)).scoring
+    assert named.scoring == ShapFed(nn.Linear(2, 2)).scoring
 
 
 RAW = Weighting(round_normalization=False, bias_correction=True)
