@@ -51,7 +51,7 @@ def require_free_port(arguments: Sequence[str]) -> None:
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"this node cannot listen on {given.host}, port {given.port}: {error}; if another node "
-            "has it, give this one another, `port = ...` in its node.toml or --port"
+            "has it, give this one another: `port = ...` in its node.toml"
         ) from error
 
 
