@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from fedif_consortium.member.app_rules import MemberApps
+    from fedif_consortium.member.apps import MemberApps
 
 app_cli = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -32,7 +32,7 @@ def show(app: App, policy: Policy = _HERE) -> None:
 
     What changed between two: diff <(fedif app show ONE) <(fedif app show OTHER).
     """
-    from fedif_consortium.member.app_bundle import MANIFEST, bundle_digest
+    from fedif_consortium.member.apps import MANIFEST, bundle_digest
     from fedif_flower.messages.text import printable
 
     apps = _apps(policy)
@@ -55,7 +55,7 @@ def sign(
 ) -> None:
     """Sign an app: a file beside it, which members put into their policy's signatures."""
     from fedif_consortium.evidence.keys import read_key_file
-    from fedif_consortium.member.app_bundle import sign_bundle
+    from fedif_consortium.member.apps import sign_bundle
     from fedif_flower.storage import make_folder, write_atomically
 
     name, content = sign_bundle(_apps(policy).find(app).digest, read_key_file(key, "--key"))

@@ -47,9 +47,8 @@ def inspect(
     paths = kept_rounds(Path(node.gradients_dir).expanduser())
     last = read_kept(paths[-1])
     own_task, data = inspection.member_data(last, node, task)
-    findings = inspection.inspect_examples(own_task, data, map(read_kept, paths), device)
-    files = inspection.files_of(last, node, len(findings.losses))
-    lines = inspection.table_lines(findings, list(own_task.facts.get("classes", ())), files)
+    files = inspection.files_of(last, node)
+    lines = inspection.inspect_examples(own_task, data, map(read_kept, paths), files, device)
     make_folder(output.absolute().parent)
     write_atomically(output, csv_text([inspection.Line._fields, *lines]), 0o600)
     heading = ["rank", "example", "class", "loss", "influence", "agreement"]
@@ -63,7 +62,7 @@ def inspect(
     ]
     ResultTable("", heading, shown, num_labels=3).print(Console())
     typer.echo(
-        f"{len(lines)} examples, by the model of {len(findings.rounds)} rounds. The first labels "
+        f"{len(lines)} examples, by the model of {len(paths)} rounds. The first labels "
         "are the likeliest wrong ones; a rare example has a large loss, too, and an influence "
         "below 0 alone says little about a label.\n"
         f"All examples: {output.absolute()}. Nothing was sent."

@@ -23,11 +23,8 @@ from typing import Any
 
 from fedif_consortium.evidence.keys import read_key_file
 from fedif_consortium.member.message_guard import Connection, MessageGuard
-from fedif_consortium.member.node_log import NodeLog
-from fedif_consortium.member.outgoing import OutgoingPolicy
-from fedif_consortium.member.own_replies import OwnReplies, app_config
+from fedif_consortium.member.own_replies import app_config
 from fedif_consortium.member.policy import MemberPolicy, read_member_policy
-from fedif_consortium.member.round_counts import RoundCounts
 from fedif_flower.errors import FedIFError
 from fedif_flower.run.logs import show_logs
 from fedif_flower.runtime.supernode import COMMAND, prepare
@@ -68,9 +65,7 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
     loop: Any = import_module(_LOOP)
     path = login_key(arguments)
     key = read_key_file(Path(path), "--auth-supernode-private-key") if path else None
-    counts = RoundCounts(policy.state, policy.runs)
-    log = NodeLog(policy.state / "node-log")
-    leaves = OutgoingPolicy(policy.leaves, log)
+    guard = MessageGuard(policy, key)
     _use_own_folder(policy.state / APPS)
     start, connect = command.start_client_internal, loop.http_request_response
 
@@ -82,10 +77,7 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
         def connect_guarded(*given: Any) -> Iterator[Connection]:
             """Connect as Flower does, with a guard."""
             with connect(*given) as parts:
-                connection = Connection(*parts)
-                replies = OwnReplies(connection.node_id, own, key)
-                guard = MessageGuard(policy, connection, store, counts, leaves, log, replies)
-                yield guard.guarded()
+                yield guard.guarded(Connection(*parts), store, own)
 
         loop.http_request_response = connect_guarded
         start(state_factory=state_factory, node_config=app_config(own, path), **options)

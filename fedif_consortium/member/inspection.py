@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fedif_consortium.evidence.kept_gradients import KeptGradient
 from fedif_flower.client.trust import client_site, require_trusted
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.foreign import refused_as
+from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.models import load_arrays
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.tasks.batches import class_labels, read_batches, to_device
 from fedif_flower.tasks.config import IMAGES, OWN, TaskConfig
@@ -34,41 +35,41 @@ NEIGHBOURS = 10
 BATCH = 100  # Examples in memory at a time, with their layers' outputs.
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What was found of each of n examples, in the order of the data.
+class Line(NamedTuple):
+    """What was found of an example; that of the largest loss has rank 1.
 
     Attributes
     ----------
-    rounds : tuple of int
-        Whose models and gradients were used.
-    influence : Tensor
-        ``[n]``: mean over the rounds of the product of the example's gradient with the published
-        one, over the latter's length; below 0: learning the example raised the server's loss.
-    losses : Tensor
-        ``[n]``: the example's own, mean over the rounds.
-    agreement : Tensor, optional
-        ``[n]``: share of its neighbours with its label; ``None`` where there are no classes.
-    labels : Tensor, optional
-        ``[n]``: its class.
+    rank, example : int
+        Its places among the likeliest mislabelled ones, and in the data.
+    file, label : str
+        Where it lies, and its class; empty where there are none.
+    influence : float
+        Mean over the rounds of the product of the example's gradient with the published one, over
+        the latter's length; below 0: learning the example raised the server's loss.
+    loss : float
+        The example's own, mean over the rounds.
+    agreement : float, optional
+        Share of its neighbours with its label; ``None`` where there are no classes.
     """
 
-    rounds: tuple[int, ...]
-    influence: Tensor
-    losses: Tensor
-    agreement: Tensor | None
-    labels: Tensor | None
-
-    @property
-    def order(self) -> Tensor:
-        """The examples ``[n]``, the likeliest mislabelled first: those of largest own loss."""
-        return (-self.losses).argsort(stable=True)
+    rank: int
+    example: int
+    file: str
+    label: str
+    influence: float
+    loss: float
+    agreement: float | None
 
 
 def inspect_examples(
-    task: Task, data: Data, rounds: Iterable[KeptGradient], device: str = "auto"
-) -> Findings:
-    """Return what the published gradients say of each example.
+    task: Task,
+    data: Data,
+    rounds: Iterable[KeptGradient],
+    files: Sequence[Path] = (),
+    device: str = "auto",
+) -> list[Line]:
+    """Return what the published gradients say of each example, that of the largest loss first.
 
     Parameters
     ----------
@@ -78,13 +79,15 @@ def inspect_examples(
         The member's, as the task gives them.
     rounds : iterable of KeptGradient
         At least one; read one after the other.
+    files : sequence of Path
+        Each example's, if they lie in files of their own.
     device : str
         Where it is computed.
 
     Raises
     ------
     ConfigError, ValuationError, DataError
-        If model, gradient and data do not fit each other.
+        If model, gradient, data and files do not fit each other.
     """
     place = select_device(device)
     model = task.build_model(seed=0).to(place).eval()
@@ -97,43 +100,31 @@ def inspect_examples(
     def batches() -> Iterator[Any]:
         return (to_device(batch, place) for batch in read_batches(transformed, None, BATCH))
 
-    influences, losses, seen = [], [], []
+    influences, losses = [], []
     for kept in rounds:
-        load_kept(model, kept)
+        other = f"the kept model of round {kept.server_round} is not the model of this task: was it"
+        with refused_as(ConfigError, f"{other} of another run? Keep each in a folder of its own"):
+            load_arrays(model, {name: pack_array(array) for name, array in kept.arrays.items()})
         gradient = torch.from_numpy(kept.gradient).to(place)
         found = example_influence(model, objective, batches(), gradient)
         influences.append(found.products / gradient.double().norm().clamp_min(1e-300).cpu())
         losses.append(found.losses)
-        seen.append(kept.server_round)
-    known = [class_labels(batch) for batch in batches()]
-    labels, agreement = None, None
-    if all(label is not None for label in known):
-        labels = torch.cat([label.cpu() for label in known if label is not None])
-        if isinstance(objective, PairObjective) and len(labels) > 1:
-            features = representations(model, batches())
-            agreement = neighbour_agreement(features, labels, NEIGHBOURS)
-    influence, loss = torch.stack(influences).mean(dim=0), torch.stack(losses).mean(dim=0)
-    return Findings(tuple(seen), influence, loss, agreement, labels)
-
-
-@torch.no_grad()
-def load_kept(model: nn.Module, kept: KeptGradient) -> None:
-    """Load a kept model.
-
-    Raises
-    ------
-    ConfigError
-        If it is another model than the task's.
-    """
-    state = model.state_dict()
-    shapes = {name: tuple(value.shape) for name, value in state.items()}
-    if shapes != {name: array.shape for name, array in kept.arrays.items()}:
-        raise ConfigError(
-            f"the kept model of round {kept.server_round} is not the model of this task: was it of "
-            "another run? Keep each run's gradients in a folder of its own"
-        )
-    for name, value in state.items():
-        value.copy_(torch.from_numpy(kept.arrays[name]))
+    influence, loss = (torch.stack(of_rounds).mean(dim=0) for of_rounds in (influences, losses))
+    if files and len(files) != len(loss):
+        raise DataError(f"there are {len(loss)} examples in {len(files)} files: inspect them again")
+    names = dict(enumerate(task.facts.get("classes", ())))
+    known = [labels for batch in batches() if (labels := class_labels(batch)) is not None]
+    numbers, agreement = torch.cat(known).cpu() if known else None, None
+    if numbers is not None and isinstance(objective, PairObjective) and len(numbers) > 1:
+        agreement = neighbour_agreement(representations(model, batches()), numbers, NEIGHBOURS)
+    lines = []
+    for rank, i in enumerate((-loss).argsort(stable=True).tolist(), start=1):
+        number = None if numbers is None else int(numbers[i])
+        label = "" if number is None else str(names.get(number, number))
+        file = str(files[i]) if files else ""
+        near = None if agreement is None else float(agreement[i])
+        lines.append(Line(rank, i, file, label, float(influence[i]), float(loss[i]), near))
+    return lines
 
 
 def member_data(kept: KeptGradient, node: NodeConfig, task_name: str) -> tuple[Task, Data]:
@@ -167,54 +158,10 @@ def member_data(kept: KeptGradient, node: NodeConfig, task_name: str) -> tuple[T
     return task, task.load("client_data", client_site(config, node))
 
 
-def files_of(kept: KeptGradient, node: NodeConfig, count: int) -> list[Path] | None:
-    """Return the file of each example, where the node has a tree of images; else ``None``.
-
-    Raises
-    ------
-    DataError
-        If files came or went while they were read.
-    """
+def files_of(kept: KeptGradient, node: NodeConfig) -> list[Path]:
+    """Return the file of each example, where the node has a tree of images; else none."""
     config = ClientConfig.from_json(kept.config)
     if config.task != IMAGES or node.num_partitions is not None or not node.data_dir:
-        return None
+        return []
     listing = list_images(Path(node.data_dir).expanduser().resolve() / "train")
-    if len(listing.paths) != count:
-        raise DataError(f"{node.data_dir} changed while it was read: inspect it again")
     return [Path(path) for path in listing.paths]
-
-
-class Line(NamedTuple):
-    """An example; that of the largest loss has rank 1."""
-
-    rank: int
-    example: int
-    file: str
-    label: str
-    influence: float
-    loss: float
-    agreement: float | None
-
-
-def table_lines(
-    findings: Findings, classes: Sequence[str] = (), files: Sequence[Path] | None = None
-) -> list[Line]:
-    """Return every example, the likeliest mislabelled first.
-
-    Parameters
-    ----------
-    findings : Findings
-        What was found.
-    classes : sequence of str
-        The names of the classes, if they have any.
-    files : sequence of Path, optional
-        Each example's.
-    """
-    names, lines = dict(enumerate(classes)), []
-    for rank, i in enumerate(findings.order.tolist(), start=1):
-        number = None if findings.labels is None else int(findings.labels[i])
-        label = "" if number is None else names.get(number, str(number))
-        agreement = None if findings.agreement is None else float(findings.agreement[i])
-        figures = float(findings.influence[i]), float(findings.losses[i]), agreement
-        lines.append(Line(rank, i, str(files[i]) if files else "", label, *figures))
-    return lines

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
@@ -35,12 +35,13 @@ from flwr.supercore.inflatable.inflatable_utils import (
     push_object_contents_from_iterable,
 )
 
-from fedif_consortium.member.app_bundle import bundle_digest, read_bundle
-from fedif_consortium.member.node_log import Direction, NodeLog
+from fedif_consortium.evidence.keys import SigningKey
+from fedif_consortium.member.apps import bundle_digest, read_bundle
+from fedif_consortium.member.node_log import NodeLog
 from fedif_consortium.member.outgoing import OutgoingPolicy
 from fedif_consortium.member.own_replies import OwnReplies
 from fedif_consortium.member.policy import MemberPolicy
-from fedif_consortium.member.round_counts import RoundCounts
+from fedif_consortium.member.runs import RoundCounts
 from fedif_flower.errors import FedIFError, RefusedByMemberError, StorageError
 from fedif_flower.messages.instructions import CONFIG_KEY, told_config
 from fedif_flower.messages.text import printable
@@ -77,42 +78,51 @@ class AdmittedRun(NamedTuple):
     fab: Any
 
 
-@dataclass
 class MessageGuard:
     """Passes on, both ways, what a member's policy allows.
 
-    Attributes
+    Parameters
     ----------
     policy : MemberPolicy
         The member's.
-    connection : Connection
-        Flower's.
-    store : ObjectStore
-        Where Flower has what the app sends.
-    counts : RoundCounts
-        Of earlier rounds.
-    leaves : OutgoingPolicy
-        Decides what of a reply leaves.
-    log : NodeLog
-        Gets a line of every message.
-    replies : OwnReplies
-        Signs what leaves, and keeps receipts.
+    key : SigningKey, optional
+        Signs what leaves; ``None``: nothing is signed.
+
+    Raises
+    ------
+    FedIFError
+        If the log is in use, cannot be written, or was changed; if counts are damaged, or noise is
+        to be added and cannot be.
     """
 
-    policy: MemberPolicy
     connection: Connection
     store: Any
-    counts: RoundCounts
-    leaves: OutgoingPolicy
-    log: NodeLog
     replies: OwnReplies
-    _runs: dict[int, AdmittedRun] = field(default_factory=dict)
-    _waiting: OrderedDict[str, tuple[Message, RecordDict]] = field(default_factory=OrderedDict)
-    _pulled: dict[str, bytes] = field(default_factory=dict)
 
-    def guarded(self) -> Connection:
-        """Return the connection with this guard in it."""
-        return self.connection._replace(
+    def __init__(self, policy: MemberPolicy, key: SigningKey | None = None) -> None:
+        self.policy, self._key = policy, key
+        self.counts = RoundCounts(policy.state, policy.runs)
+        self.log = NodeLog(policy.state / "node-log")
+        self.leaves = OutgoingPolicy(policy.leaves, self.log)
+        self._runs: dict[int, AdmittedRun] = {}
+        self._waiting: OrderedDict[str, tuple[Message, RecordDict]] = OrderedDict()
+        self._pulled: dict[str, bytes] = {}
+
+    def guarded(self, connection: Connection, store: Any, own: Mapping[str, Scalar]) -> Connection:
+        """Return a connection with this guard in it.
+
+        Parameters
+        ----------
+        connection : Connection
+            Flower's.
+        store : ObjectStore
+            Where Flower has what the app sends.
+        own : mapping of str to bool, int, float or str
+            The SuperNode's node config.
+        """
+        self.connection, self.store = connection, store
+        self.replies = OwnReplies(connection.node_id, own, self._key)
+        return connection._replace(
             receive=self.receive,
             send=self.send,
             get_run=lambda run_id: self._runs[run_id].run,
@@ -135,41 +145,39 @@ class MessageGuard:
         if taken is None:
             return None
         message, tree = taken
+        facts = message.metadata
         try:
-            today = datetime.now(UTC).date()
-            self.policy.runs.check_day(today)
-            self._admit(message.metadata.run_id)
-            self.counts.count(message.metadata.message_type, today)
+            config = self._admit(facts.run_id).config
+            self.counts.count(facts.message_type, datetime.now(UTC).date())
             contents = self._pull(message, tree)
             content = _read_message(message, contents)
             for record in content.config_records.values():
                 if CONFIG_KEY in record:  # This project's app goes by the settings in there.
-                    told, config = told_config(record), self._runs[message.metadata.run_id].config
-                    self.policy.runs.check_told(told, config)
-            self._note("in", message, message.metadata.message_id, contents)
+                    self.policy.runs.check_told(told_config(record), config)
+            self._note("in", message, facts.message_id, contents)
             self.replies.take(content)
         except Exception as error:  # whatever a server sends, the SuperNode goes on
             self._refuse("in", message, error)
             return None
         self._pulled = contents
-        self._waiting[message.metadata.message_id] = message, content
+        self._waiting[facts.message_id] = message, content
         while len(self._waiting) > MOST_WAITING:
             self._waiting.popitem(last=False)
         return taken
 
-    def _admit(self, run_id: int) -> None:
-        """Raise RefusedByMemberError unless the member takes part in a run."""
-        apps = self.policy.apps
-        if run_id in self._runs:
-            apps.check(self._runs[run_id].run.fab_hash)
-            return
-        run = self.connection.get_run(run_id)
+    def _admit(self, run_id: int) -> AdmittedRun:
+        """Return a run; RefusedByMemberError unless the member takes part in it."""
+        apps, known = self.policy.apps, self._runs.get(run_id)
+        run = known.run if known else self.connection.get_run(run_id)
         get_fab = partial(self.connection.get_fab, run.fab_hash, run_id)
-        try:
-            apps.check(run.fab_hash)
-        except RefusedByMemberError:
+        if not apps.approval(run.fab_hash):
             apps.keep_refused(run.fab_hash, lambda: get_fab().content)
-            raise
+            raise RefusedByMemberError(
+                f"this member has not approved app {run.fab_hash}; there: fedif app approve "
+                f"{run.fab_hash[:12]}"
+            )
+        if known:
+            return known
         fab = get_fab()
         if not fab.hash_str == run.fab_hash == bundle_digest(fab.content):
             raise RefusedByMemberError("the server sent another app than it announced")
@@ -180,6 +188,7 @@ class MessageGuard:
         own = get_fused_config_from_fab(fab.content, replace(run, override_config={}))
         self.policy.runs.check_run(bundle.name, config, own)
         self._runs[run_id] = AdmittedRun(run, config, fab)
+        return self._runs[run_id]
 
     def _pull(self, message: Message, tree: Any) -> dict[str, bytes]:
         """Fetch the objects of a message, which are what their names say."""
@@ -242,7 +251,7 @@ class MessageGuard:
 
     # -- both -------------------------------------------------------------------------------------
 
-    def _refuse(self, direction: Direction, asked: Message, error: Exception) -> None:
+    def _refuse(self, direction: str, asked: Message, error: Exception) -> None:
         """Answer a message with an error that says why, and with nothing else."""
         # The server is told nothing that an app wrote, and no path.
         told = f"the {'message' if direction == 'in' else 'reply of the app'} cannot be read"
@@ -252,34 +261,31 @@ class MessageGuard:
             told = "this member cannot write what its policy asks it to keep; is its disk full?"
         reason = printable(str(error) if isinstance(error, FedIFError) else repr(error), 1000)
         logger.warning("run %d: refused: %s", asked.metadata.run_id, reason)
+        reply = Message(Error(REFUSED, f"refused by the member: {printable(told)}"), reply_to=asked)
         try:
             self._note(direction, asked, asked.metadata.message_id, {}, reason)
         except StorageError as full:
             logger.error("%s", full)
-        reply = Message(Error(REFUSED, f"refused by the member: {printable(told)}"), reply_to=asked)
         try:
             self._push(reply, _in_pieces(reply), 0.0)
         except Exception as failure:  # as Flower does where a reply cannot be sent
             logger.error("run %d: the refusal was not sent: %r", asked.metadata.run_id, failure)
 
     def _note(
-        self,
-        direction: Direction,
-        asked: Message,
-        digest: str,
-        contents: Mapping[str, bytes],
-        reason: str = "",
+        self, direction: str, asked: Message, digest: str, sent: Mapping[str, bytes], why: str = ""
     ) -> None:
-        admitted = self._runs.get(asked.metadata.run_id)
+        """Write a line of the log; ``why`` it was refused, if it was."""
+        facts = asked.metadata
+        known = self._runs.get(facts.run_id)
         self.log.append(
             direction=direction,
-            run=asked.metadata.run_id,
-            app=f"{admitted.run.fab_id} {admitted.run.fab_hash}" if admitted else "",
-            kind=asked.metadata.message_type,
-            bytes=sum(map(len, contents.values())),
+            run=facts.run_id,
+            app=f"{known.run.fab_id} {known.run.fab_hash}" if known else "",
+            kind=facts.message_type,
+            bytes=sum(map(len, sent.values())),
             digest=digest,
-            decision="refused" if reason else "passed",
-            reason=reason,
+            decision="refused" if why else "passed",
+            reason=why,
         )
 
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
 
 from filelock import FileLock, Timeout
 
 from fedif_consortium.evidence.chained_log import open_log
 from fedif_flower.errors import StorageError
 from fedif_flower.messages.text import printable
-from fedif_flower.storage import make_folder
+from fedif_flower.storage import make_folder, writing
 
 FILE = "log.txt"
-
-Direction = Literal["in", "out"]
 
 
 class NodeLog:
@@ -44,12 +41,11 @@ class NodeLog:
         self._threads = threading.Lock()
         make_folder(folder)
         self._held = FileLock(folder / ".lock", timeout=0)
-        try:
-            self._held.acquire()
-        except Timeout:
-            raise StorageError(f"{folder} is in use by another node") from None
-        except OSError as error:
-            raise StorageError(f"cannot write {folder}: {error.strerror or error}") from error
+        with writing(folder):
+            try:
+                self._held.acquire()
+            except Timeout:
+                raise StorageError(f"{folder} is in use by another node") from None
         self._chain = open_log(folder / FILE)
 
     def append(self, **entry: object) -> None:

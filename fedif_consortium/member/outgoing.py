@@ -26,7 +26,6 @@ from fedif_flower.settings import RefusedValueError, Settings, setting
 
 Values = NDArray[np.generic]
 _MODEL = "arrays"  # The record that is the model, in messages and replies.
-_LARGEST_INTEGER = 2**63 - 1
 _COUNTS = 10**7  # Whole numbers below leave as they are: examples, for a weighted mean.
 _KINDS: Mapping[str, type | UnionType] = {"number": int | float, "text": str, "bytes": bytes}
 _Row = Annotated[str, StringConstraints(pattern=r"^\S+ (float(32|64)|u?int(8|16|32|64))$")]
@@ -211,15 +210,11 @@ class OutgoingPolicy:
                 _refuse("a metric is not on the list", path)
             if isinstance(value, list):
                 _refuse("a metric is no single number", path)
-            yield name, self._rounded(path, value)
-
-    def _rounded(self, path: str, value: float) -> float:
-        if (isinstance(value, int) or value.is_integer()) and abs(value) < _COUNTS:
-            return value + 0  # -0 becomes 0.
-        found = rounded(value, self.settings.metric_digits)
-        if not math.isfinite(found) or (isinstance(found, int) and abs(found) > _LARGEST_INTEGER):
-            _refuse("a metric is not finite", path)
-        return found
+            is_count = float(value).is_integer() and abs(value) < _COUNTS
+            found = value + 0 if is_count else rounded(value, self.settings.metric_digits)
+            if not math.isfinite(found) or (isinstance(found, int) and abs(found) >= 2**63):
+                _refuse("a metric is not finite", path)
+            yield name, found
 
     def _config(
         self, record: str, config: ConfigRecord, is_answer: bool

@@ -7,6 +7,8 @@ what the app offered; other apps' replies stay as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
@@ -73,30 +75,18 @@ class OwnReplies:
         if not isinstance(settings, ConfigRecord) or not isinstance(model, ArrayRecord):
             return None
         run, server_round = str(settings.get(RUN_ID_KEY, "")), settings.get(ROUND_KEY)
-        try:
-            arrays = arrays_of(leaving)
-        except ReplyError:
-            return None
         if not run or not isinstance(server_round, int):
             return None  # Another app's.
-        keeper, signed = self._keeper(settings, run), None
-        if self._key is not None:
-            signed = sign_reply(
-                *(leaving, model, self._key),
-                run=run,
-                asked_in=server_round,
-                node_id=self._context.node_id,
-                head=keeper.last_root if keeper else b"",
-            )
-        if keeper is None:
-            return None
-        sent = signed.sent if signed is not None else record_digest(arrays)
-        return lambda: keeper.note_sent(server_round, sent, signed)
-
-    def _keeper(self, settings: ConfigRecord, run: str) -> ReceiptKeeper | None:
-        if not settings.get(RECEIPTS_KEY) or not self._context.node_config.get(RECEIPTS_DIR):
-            return None
         try:
-            return ReceiptKeeper(self._context, run)
-        except (ConfigError, EvidenceError):
+            sent = record_digest(arrays_of(leaving))
+        except ReplyError:
             return None
+        keeper, signed = None, None
+        if settings.get(RECEIPTS_KEY) and self._context.node_config.get(RECEIPTS_DIR):
+            with suppress(ConfigError, EvidenceError):
+                keeper = ReceiptKeeper(self._context, run)
+        if self._key is not None:
+            about = {"run": run, "asked_in": server_round, "node_id": self._context.node_id}
+            head = keeper.last_root if keeper else b""
+            signed = sign_reply(leaving, model, self._key, head=head, **about)
+        return partial(keeper.note_sent, server_round, sent, signed) if keeper else None

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from fedif_consortium.member.app_rules import AppRules, MemberApps
+from fedif_consortium.member.apps import AppRules, MemberApps
 from fedif_consortium.member.outgoing import LeavesSettings
-from fedif_consortium.member.run_rules import RunRules
+from fedif_consortium.member.runs import RunRules
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
 from fedif_flower.settings import Settings, setting, take_section, unknown_key
 
-SECTIONS = ("apps", "runs", "leaves")
+SECTIONS: dict[str, type[Settings]] = {"apps": AppRules, "runs": RunRules, "leaves": LeavesSettings}
 FILE = "member-policy.toml"
-_Rules = TypeVar("_Rules", bound=Settings)
 
 
 class PolicySettings(Settings):
@@ -68,24 +67,19 @@ def read_member_policy(path: Path) -> MemberPolicy:
     is_folder = path.is_dir()
     path = path / FILE if is_folder else path
     content = {} if is_folder and not path.exists() else read_toml(path)
-    beside = path.parent.absolute()
+    beside, known = path.parent.absolute(), [*PolicySettings.key_names(), *SECTIONS]
     try:
-        apps, runs, leaves = (take_section(content, name) for name in SECTIONS)
-        for key in content:
-            if key not in PolicySettings.key_names():
-                raise ConfigError(unknown_key(key, [*PolicySettings.key_names(), *SECTIONS]))
+        own = {name: take_section(content, name) for name in SECTIONS}
+        if odd := content.keys() - set(known):
+            raise ConfigError(unknown_key(min(odd), known))
         state = beside / PolicySettings(**content).state
-        return MemberPolicy(
-            state,
-            MemberApps(_read(AppRules, "apps", apps), beside, state),
-            _read(RunRules, "runs", runs),
-            _read(LeavesSettings, "leaves", leaves),
-        )
+        rules, runs, leaves = (_read(kind, name, own[name]) for name, kind in SECTIONS.items())
+        return MemberPolicy(state, MemberApps(rules, beside, state), runs, leaves)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _read(kind: type[_Rules], section: str, values: dict[str, Any]) -> _Rules:
+def _read(kind: type[Settings], section: str, values: dict[str, Any]) -> Any:
     try:
         return kind(**values)
     except ConfigError as error:

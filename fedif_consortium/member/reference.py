@@ -6,28 +6,17 @@ go into ``docs/member-policy.md``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from fedif_consortium.member.app_rules import AppRules
-from fedif_consortium.member.outgoing import LeavesSettings
-from fedif_consortium.member.policy import PolicySettings
-from fedif_consortium.member.run_rules import RunRules
+from fedif_consortium.member.policy import SECTIONS, PolicySettings
 from fedif_consortium.parts import server_parts
 from fedif_flower.run.reference import tables_of, update
-from fedif_flower.settings import Settings
-
-MEMBER_SECTIONS: dict[str, Sequence[type[Settings]]] = {
-    "Above the sections": [PolicySettings],
-    "Keys of `[apps]`": [AppRules],
-    "Keys of `[runs]`": [RunRules],
-    "Keys of `[leaves]`": [LeavesSettings],
-}
 
 
 def policy_page() -> dict[str, str]:
     """Return the tables of a member's policy, by page."""
-    return {"member-policy.md": tables_of(MEMBER_SECTIONS)}
+    sections = {f"Keys of `[{name}]`": [kind] for name, kind in SECTIONS.items()}
+    return {"member-policy.md": tables_of({"Above the sections": [PolicySettings], **sections})}
 
 
 if __name__ == "__main__":

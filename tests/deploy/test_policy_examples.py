@@ -8,9 +8,9 @@ from pathlib import Path
 
 from fedif_consortium.masking.keeper_service import KeeperSettings
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.member.app_rules import AppRules
+from fedif_consortium.member.apps import AppRules
 from fedif_consortium.member.policy import read_member_policy
-from fedif_consortium.member.run_rules import RunRules
+from fedif_consortium.member.runs import RunRules
 from fedif_consortium.parts import server_parts
 from fedif_flower.run.config import RunConfig
 

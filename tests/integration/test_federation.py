@@ -18,12 +18,13 @@ from typing import Any
 
 import psutil
 import pytest
+from flwr.cli.build import build_fab_from_disk
 
 from client_app import app as client_app
 from fedif_consortium.evidence.chained_log import Entry, last_hash, read_log
 from fedif_consortium.evidence.keys import load_or_make_key, read_members
 from fedif_consortium.federation.invitation import make_node_key
-from fedif_consortium.member.app_bundle import build_bundle
+from fedif_consortium.member.apps import bundle_digest
 from fedif_consortium.member.node_log import FILE
 from fedif_consortium.member.outgoing import LeavesSettings, rounded
 from fedif_consortium.parts import server_parts
@@ -428,7 +429,7 @@ def test_the_operator_sees_members_and_runs(story: Story) -> None:
 
 
 def test_who_has_not_approved_an_app_refuses_and_the_others_go_on(story: Story) -> None:
-    digest = build_bundle(story.apps["thief"]).digest
+    digest = bundle_digest(build_fab_from_disk(story.apps["thief"]))
     reason = (
         f"refused by the member: this member has not approved app {digest}; there: fedif app "
         f"approve {digest[:12]}"

@@ -7,7 +7,7 @@ import pytest
 
 from fedif_consortium.evidence.keys import read_key_file
 from fedif_consortium.federation.invitation import make_node_key, public_line
-from fedif_consortium.member.app_bundle import bundle_digest
+from fedif_consortium.member.apps import bundle_digest
 from fedif_flower.errors import ConfigError
 from tests.consortium.commands.typed import call
 from tests.consortium.member.bundles import bundle

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import nullcontext
 from importlib import import_module
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,38 +18,25 @@ LOOP = import_module("flwr.supernode.start_client_internal")
 
 @pytest.fixture
 def policy(tmp_path):
-    def policy(text=""):
-        (tmp_path / "policy.toml").write_text(text)
-        return read_member_policy(tmp_path / "policy.toml")
-
-    return policy
+    return read_member_policy(tmp_path)
 
 
 def test_flower_s_connection_goes_through_a_guard_which_alone_has_the_key(
     policy, monkeypatch, tmp_path
 ):
     (tmp_path / "node.key").write_bytes(make_node_key())
-    started = {}
-    connection = (7, *(f"part {i}" for i in range(7)))
-
-    @contextmanager
-    def connect(address, insecure):
-        started["connected"] = address, insecure
-        yield connection
-
+    start = Mock()
     monkeypatch.setenv("FLWR_HOME", "")  # put back at the end
-    monkeypatch.setattr(COMMAND, "start_client_internal", lambda **given: started.update(given))
-    monkeypatch.setattr(LOOP, "http_request_response", connect)
-    install(policy(), [f"--auth-supernode-private-key={tmp_path / 'node.key'}"])
-    factory = SimpleNamespace(objectstore_factory=SimpleNamespace(store=lambda: "store"))
+    monkeypatch.setattr(COMMAND, "start_client_internal", start)
+    monkeypatch.setattr(LOOP, "http_request_response", lambda host: nullcontext((7, *[host] * 7)))
+    install(policy, [f"--auth-supernode-private-key={tmp_path / 'node.key'}"])
     own = {"a": 1, "signing-key": "/k", "receipts-dir": "/r"}
-    COMMAND.start_client_internal(state_factory=factory, node_config=own, isolation="process")
-    assert started["isolation"] == "process"
-    assert started["node_config"] == {"a": 1}
-    with LOOP.http_request_response("host:1", False) as guarded:
-        assert started["connected"] == ("host:1", False)
+    COMMAND.start_client_internal(state_factory=Mock(), node_config=own, isolation="process")
+    assert start.call_args.kwargs["isolation"] == "process"
+    assert start.call_args.kwargs["node_config"] == {"a": 1}
+    with LOOP.http_request_response("host:1") as guarded:
         # The rest is the guard's.
-        assert [part for part in guarded if not callable(part)] == [7, "part 5", "part 6"]
+        assert [part for part in guarded if not callable(part)] == [7, "host:1", "host:1"]
 
 
 def test_an_app_that_lies_in_flower_s_folder_already_never_runs(policy, monkeypatch, tmp_path):
@@ -59,7 +46,7 @@ def test_an_app_that_lies_in_flower_s_folder_already_never_runs(policy, monkeypa
     other.write_text("steal()")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "shared"))
     monkeypatch.setattr(COMMAND, "start_client_internal", None)
-    install(policy(), [])
+    install(policy, [])
     from flwr.common.config import get_project_dir
 
     unpacked = get_project_dir("fedif/app", "1.0", "01234567" + 56 * "0")
@@ -69,7 +56,7 @@ def test_an_app_that_lies_in_flower_s_folder_already_never_runs(policy, monkeypa
 
 def test_a_key_that_cannot_be_read_ends_it_before_anything_starts(policy, tmp_path):
     with pytest.raises(ConfigError, match=r"--auth-supernode-private-key = .* cannot be read"):
-        install(policy(), ["--auth-supernode-private-key", str(tmp_path / "none")])
+        install(policy, ["--auth-supernode-private-key", str(tmp_path / "none")])
 
 
 @pytest.mark.parametrize("arguments", [[], ["--insecure"], ["--help"]])

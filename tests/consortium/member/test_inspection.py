@@ -13,9 +13,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import nn
 from torch.nn import functional
-from typer.testing import CliRunner
 
-from fedif_consortium.commands.inspect import inspect_cli
 from fedif_consortium.evidence import kept_gradients as keeping
 from fedif_consortium.evidence.kept_gradients import (
     KeptGradient,
@@ -23,13 +21,12 @@ from fedif_consortium.evidence.kept_gradients import (
     kept_rounds,
     read_kept,
 )
-from fedif_consortium.member import inspection
 from fedif_consortium.member.inspection import inspect_examples
 from fedif_consortium.parts import client_parts, run_parts
 from fedif_flower.apps import client_app
 from fedif_flower.attacks.label_noise import flip_labels
 from fedif_flower.client.trust import client_site
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.messages.node_config import NodeConfig
@@ -38,32 +35,36 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.images import image_task, settled
 from fedif_flower.tasks.task import ClientSite, Task
+from tests.consortium.commands.typed import call
 from tests.run.points import classes, regression
 
 
-def kept(weight: list[float], gradient: list[float], server_round: int = 1) -> KeptGradient:
+def kept(weight: list[float], gradient: list[float]) -> KeptGradient:
     arrays = {"weight": np.array([weight], np.float32), "bias": np.zeros(1, np.float32)}
-    return KeptGradient(server_round, arrays, np.array(gradient, np.float32), "{}", "t", "{}")
+    return KeptGradient(1, arrays, np.array(gradient, np.float32), "{}", "t", "{}")
 
 
 def test_influence_and_loss_are_means_over_the_rounds():
     # f = a, then f = 0; errors 1 and 0; the gradient of an example is 2 (f - y) (a, b, 1).
-    data = (torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[0.0], [0.0]]))
-    rounds = [kept([1.0, 0.0], [3.0, 0.0, 4.0]), kept([0.0, 0.0], [0.0, 1.0, 0.0], 7)]
-    found = inspect_examples(regression(), data, rounds, "cpu")
-    assert found.rounds == (1, 7)
-    assert found.losses.tolist() == [0.5, 0.0]
-    assert found.influence.tolist() == pytest.approx([(2 * 3 + 2 * 4) / 5 / 2, 0.0])
-    assert found.agreement is None
-    assert found.order.tolist() == [0, 1]
+    data = (torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[0.0], [0.0]]))
+    rounds = [kept([1.0, 0.0], [3.0, 0.0, 4.0]), kept([0.0, 0.0], [0.0, 1.0, 0.0])]
+    files = [Path("a"), Path("b")]
+    first, second = inspect_examples(regression(), data, rounds, files, "cpu")
+    influence = pytest.approx((2 * 3 + 2 * 4) / 5 / 2)
+    assert first == (1, 1, "b", "", influence, 0.5, None)
+    assert second == (2, 0, "a", "", 0.0, 0.0, None)
+    with pytest.raises(DataError, match="2 examples in 1 files"):
+        inspect_examples(regression(), data, rounds, files[:1], "cpu")
+    with pytest.raises(ConfigError, match="round 1 is not the model of this task"):
+        inspect_examples(classes(), data, rounds, device="cpu")
 
 
-def content(server_round: int, *gradient: torch.Tensor) -> RecordDict:
+def content(server_round: int, gradient: torch.Tensor | None = None) -> RecordDict:
     settings = {"client-config": "{}", "task": "t", "task-facts": "{}"}
     config = ConfigRecord({**settings, "server-round": server_round})
     found = RecordDict({"arrays": ArrayRecord({"w": torch.ones(3)}), "config": config})
-    for one in gradient:
-        found["validation-gradient"] = tensor_arrays({"validation-gradient": one})
+    if gradient is not None:
+        found["validation-gradient"] = tensor_arrays({"validation-gradient": gradient})
     return found
 
 
@@ -97,17 +98,11 @@ def test_a_gradient_that_is_none_is_not_kept_and_stops_nothing(tmp_path, gradien
 
 def run_with_gradients(about: Task, folder: Path, **settings) -> Path:
     """Run a federation whose member 0 keeps the gradients; return where."""
-    values = {
-        "num-clients": 4,
-        "fraction-train": 1.0,
-        "gradients.publish": True,
-        "device": "cpu",
-        "output-dir": str(folder),
-        **settings,
-    }
-    config = RunConfig.from_run_config(values, run_parts())
+    values = {"num-clients": 4, "fraction-train": 1.0, "gradients.publish": True, "device": "cpu"}
+    values |= {"output-dir": str(folder), **settings}
     own = {0: {"gradients-dir": str(folder / "gradients")}}
     grid = LocalGrid(client_app(about, client_parts()), 4, node_configs=own)
+    config = RunConfig.from_run_config(values, run_parts())
     run_federation(grid, config, task=about, parts=run_parts())
     return folder / "gradients"
 
@@ -132,15 +127,18 @@ def digits(tmp_path_factory):
 def test_an_inspection_finds_flipped_labels(digits):
     folder, task, wrong = digits
     own = NodeConfig(partition_id=0, num_partitions=4, gradients_dir=str(folder))
-    kept = [read_kept(path) for path in kept_rounds(folder)]
-    data = task.load("client_data", client_site(ClientConfig.from_json(kept[0].config), own))
-    found = inspect_examples(task, data, kept, "cpu")
-    assert found.rounds == (1, 2, 3)
+    rounds = [read_kept(path) for path in kept_rounds(folder)]
+    assert len(rounds) == 3
+    data = task.load("client_data", client_site(ClientConfig.from_json(rounds[0].config), own))
+    lines = inspect_examples(task, data, rounds, device="cpu")
     assert int(wrong.sum()) == 30
-    assert int(wrong[found.order[:30]].sum()) >= 22
-    assert int(wrong[found.agreement.argsort()[:30]].sum()) >= 18
+    assert sum(bool(wrong[line.example]) for line in lines[:30]) >= 22
+    lonely = sorted(lines, key=lambda line: line.agreement)[:30]
+    assert sum(bool(wrong[line.example]) for line in lonely) >= 18
     # Learning the right ones goes along with the server's gradient more than the wrong ones does.
-    assert found.influence[~wrong].median() > found.influence[wrong].median()
+    is_wrong = np.array([bool(wrong[line.example]) for line in lines])
+    influence = np.array([line.influence for line in lines])
+    assert np.median(influence[~is_wrong]) > np.median(influence[is_wrong])
 
 
 def test_the_command_shows_and_writes_a_table_without_a_connection(digits, monkeypatch):
@@ -148,14 +146,12 @@ def test_the_command_shows_and_writes_a_table_without_a_connection(digits, monke
     monkeypatch.setattr(socket.socket, "connect", Mock(side_effect=AssertionError("a connection")))
     output = folder / "inspection" / "own.csv"
     config = f'partition-id=0 num-partitions=4 gradients-dir="{folder}"'
-    options = ["--node-config", config, "--output", str(output), "--show", "5"]
-    result = CliRunner().invoke(inspect_cli, options)
-    assert result.exit_code == 0, result.output
-    assert "Nothing was sent" in result.output
+    shown = call("inspect", "--node-config", config, "--output", output, "--show", "5")
+    assert "Nothing was sent" in shown
     with output.open() as file:
         rows = list(csv.DictReader(file))
-    shown = [line.split()[3] for line in result.output.splitlines() if line.startswith("│")]
-    assert shown == [row["example"] for row in rows[:5]]
+    numbers = [line.split()[3] for line in shown.splitlines() if line.startswith("│")]
+    assert numbers == [row["example"] for row in rows[:5]]
     losses = [float(row["loss"]) for row in rows]
     assert losses == sorted(losses, reverse=True)
     assert {row["label"] for row in rows} == {str(i) for i in range(10)}
@@ -167,7 +163,7 @@ def test_what_is_published_is_the_gradient_of_the_validation_loss(tmp_path):
     folder = run_with_gradients(task, tmp_path, **own, task="this-app:sides")
     first = read_kept(kept_rounds(folder)[0])
     model, data = nn.Linear(2, 2), task.validation_data(None)
-    inspection.load_kept(model, first)
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in first.arrays.items()})
     functional.cross_entropy(model(data[0]), data[1]).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     assert torch.allclose(torch.from_numpy(first.gradient), expected, atol=1e-5)
@@ -175,6 +171,5 @@ def test_what_is_published_is_the_gradient_of_the_validation_loss(tmp_path):
 
 def test_no_gradient_is_published_of_data_that_are_secret():
     settings = {"credit.secret-validation": True, "attribution": "simpson"}
-    settings["gradients.publish"] = True
     with pytest.raises(ConfigError, match=r"false with credit\.secret"):
-        RunConfig.from_run_config(settings, run_parts())
+        RunConfig.from_run_config({**settings, "gradients.publish": True}, run_parts())

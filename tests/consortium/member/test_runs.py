@@ -5,13 +5,14 @@ from datetime import date
 
 import pytest
 
-from fedif_consortium.member.run_rules import RunRules, accepts
-from fedif_flower.errors import RefusedByMemberError
+from fedif_consortium.member.runs import RoundCounts, RunRules, accepts
+from fedif_flower.errors import ConfigError, RefusedByMemberError, StorageError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.run.config import RunConfig
 
 CONFIG = {"rounds": 10, "rate": 0.1, "name": "a", "masked": False}
 HALF = {"rate": {"least": 0, "most": 0.5}}
+MONDAY, TUESDAY, WEDNESDAY = (date(2026, 1, day) for day in (5, 6, 7))
 
 
 @pytest.mark.parametrize(
@@ -39,25 +40,19 @@ def test_a_line_says_which_values_are_accepted(written, allowed, refused):
         ({}, {"rate": 0.6}, "run config rate = 0.6; this member accepts at least 0 and at most"),
         ({}, {"rounds": 11}, "run config rounds = 11; this member accepts the app's own value"),
         ({"unknown_keys": True}, {"name": "x", "rate": 9}, "run config rate = 9; this member"),
+        ({}, {}, ""),
+        ({"names": ["x/y", "fedif/app"]}, {"rate": 0.5}, ""),
+        ({"unknown_keys": True}, {"rounds": 11}, ""),
     ],
 )
 def test_a_run_outside_the_policy_is_refused_by_the_line_s_name(rules, changes, reason):
-    with pytest.raises(RefusedByMemberError, match=re.escape(reason)):
-        RunRules(**rules, config=HALF).check_run("fedif/app", CONFIG | changes, CONFIG)
-
-
-@pytest.mark.parametrize(
-    ("rules", "changes"),
-    [
-        ({}, {}),
-        ({"names": ["x/y", "fedif/app"]}, {"rate": 0.5}),
-        ({"unknown_keys": True}, {"rounds": 11}),
-    ],
-)
-def test_a_run_within_the_policy_is_not(rules, changes):
     # A key that the app does not have is nobody's.
-    accepted = HALF | {"absent": 1}
-    RunRules(**rules, config=accepted).check_run("fedif/app", CONFIG | changes, CONFIG)
+    rules = RunRules(**rules, config=HALF | {"absent": 1})
+    if not reason:
+        rules.check_run("fedif/app", CONFIG | changes, CONFIG)
+        return
+    with pytest.raises(RefusedByMemberError, match=re.escape(reason)):
+        rules.check_run("fedif/app", CONFIG | changes, CONFIG)
 
 
 def told(**config) -> dict:
@@ -108,10 +103,38 @@ def test_a_message_that_says_what_the_run_does_not_is_refused(config, key, value
         RunRules(unknown_keys=True, config={key: "x"}).check_told(message, config)
 
 
-def test_a_member_answers_from_its_first_day_to_its_last():
-    rules = RunRules(first_day=date(2026, 1, 5), last_day=date(2026, 1, 6))
-    for day in (5, 6):
-        rules.check_day(date(2026, 1, day))
-    for day, reason in ((4, "takes part from 2026-01-05 on"), (7, "took part until 2026-01-06")):
+def test_a_member_answers_from_its_first_day_to_its_last(tmp_path):
+    counts = RoundCounts(tmp_path, RunRules(first_day=TUESDAY, last_day=TUESDAY))
+    counts.count("train", TUESDAY)
+    for day, reason in ((MONDAY, "part from 2026-01-06 on"), (WEDNESDAY, "part until 2026-01-06")):
         with pytest.raises(RefusedByMemberError, match=reason):
-            rules.check_day(date(2026, 1, day))
+            counts.count("train", day)
+
+
+def test_a_day_has_so_many_rounds_and_messages_even_after_a_restart(tmp_path):
+    rules = RunRules(most_rounds_a_day=2, most_messages_a_day=4)
+    counts = RoundCounts(tmp_path, rules)
+    counts.count("train", MONDAY)
+    counts.count("train.again", MONDAY)
+    counts = RoundCounts(tmp_path, rules)
+    for _ in range(3):  # What was refused does not count.
+        with pytest.raises(RefusedByMemberError, match="at most 2 rounds a day"):
+            counts.count("train", MONDAY)
+    counts.count("query", MONDAY)
+    counts.count("evaluate", MONDAY)
+    with pytest.raises(RefusedByMemberError, match="at most 4 messages a day"):
+        RoundCounts(tmp_path, rules).count("query", MONDAY)
+    RoundCounts(tmp_path, rules).count("train", TUESDAY)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"day": "2026-01-05", "rounds": "x"}'])
+def test_a_damaged_file_is_an_error_at_the_start(tmp_path, content):
+    (tmp_path / "round-counts.json").write_text(content)
+    with pytest.raises(ConfigError, match="without it counts begin at 0"):
+        RoundCounts(tmp_path, RunRules())
+
+
+def test_what_cannot_be_counted_is_not_answered(tmp_path):
+    (tmp_path / "state").write_text("a file where the folder should be")
+    with pytest.raises(StorageError):
+        RoundCounts(tmp_path / "state", RunRules()).count("train", MONDAY)

@@ -1,19 +1,23 @@
-"""Which runs a member takes part in, and what their run config may say."""
+"""Which runs a member takes part in, what their run config may say, and how often it answers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from datetime import date
+from pathlib import Path
 from typing import Annotated
 
 from annotated_types import MinLen
 from pydantic import BaseModel, ConfigDict
 
-from fedif_flower.errors import RefusedByMemberError
+from fedif_flower.errors import ConfigError, RefusedByMemberError
+from fedif_flower.foreign import refused_as
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import AUTO, Scalar, Settings, setting
+from fedif_flower.storage import make_folder, write_atomically
 
+TRAIN = "train"
 _DAY = "a date, such as 2026-01-31"
 
 
@@ -43,10 +47,6 @@ def accepts(accepted: Accepted, value: object) -> bool:
     return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values)
 
 
-def _words(accepted: Accepted) -> str:
-    return " or ".join(map(repr, accepted)) if isinstance(accepted, list) else str(accepted)
-
-
 class RunRules(Settings):
     """``[runs]``: which runs a member takes part in, and how often. Days are days in UTC."""
 
@@ -71,7 +71,6 @@ class RunRules(Settings):
         False,
         "Whether a run may change the app's own value of a key that `[runs.config]` does not list.",
     )
-
     config: dict[str, Accepted] = setting(
         {},
         "The section `[runs.config]`: run-config keys with what they may be, whoever set them.",
@@ -94,15 +93,10 @@ class RunRules(Settings):
                 f"names = {', '.join(self.names)}"
             )
         for key, value in config.items():
-            if key in self.config:
-                is_allowed, allowed = accepts(self.config[key], value), _words(self.config[key])
-            else:
-                is_allowed = self.unknown_keys or value == own[key]
-                allowed = "the app's own value only"
-            if not is_allowed:
-                raise RefusedByMemberError(
-                    f"run config {key} = {value!r}; this member accepts {allowed}"
-                )
+            accepted = self.config.get(key, "the app's own value only")
+            is_own = self.unknown_keys or value == own.get(key)
+            fits = accepts(accepted, value) if key in self.config else is_own
+            _require(fits, f"run config {key}", value, accepted)
 
     def check_told(self, told: Mapping[str, object], config: Mapping[str, Scalar]) -> None:
         """Raise RefusedByMemberError unless a message tells the app what its run config says.
@@ -118,22 +112,19 @@ class RunRules(Settings):
         for key, value in told.items():
             own = config.get(key)
             if key in self.config:
-                allowed = self.config[key]
+                accepted = self.config[key]
             elif self.unknown_keys:
                 continue
             else:
-                own = allowed = _default(key) if own is None else own
-            if not (own == AUTO or accepts(allowed, value) or _is_own_task(key, value)):
-                raise RefusedByMemberError(
-                    f"the message says {key} = {value!r}; this member accepts {_words(allowed)}"
-                )
+                own = accepted = _default(key) if own is None else own
+            fits = own == AUTO or accepts(accepted, value) or _is_own_task(key, value)
+            _require(fits, f"the message says {key}", value, accepted)
 
-    def check_day(self, today: date) -> None:
-        """Raise RefusedByMemberError on a day on which a member does not answer."""
-        if self.first_day and today < self.first_day:
-            raise RefusedByMemberError(f"this member takes part from {self.first_day} on")
-        if self.last_day and today > self.last_day:
-            raise RefusedByMemberError(f"this member took part until {self.last_day}")
+
+def _require(fits: bool, key: str, value: object, accepted: Accepted) -> None:
+    if not fits:
+        words = " or ".join(map(repr, accepted)) if isinstance(accepted, list) else accepted
+        raise RefusedByMemberError(f"{key} = {value!r}; this member accepts {words}")
 
 
 # Both import where they are called: they need PyTorch, and a guard seldom needs them.
@@ -151,3 +142,70 @@ def _is_own_task(key: str, value: object) -> bool:
     from fedif_flower.tasks.config import OWN
 
     return str(value).startswith(OWN)
+
+
+class _Counts(BaseModel, strict=True):
+    """What was answered on a day."""
+
+    day: date = date.min
+    rounds: int = 0
+    messages: int = 0
+
+
+class RoundCounts:
+    """Counts a day's rounds and messages in a file, so that a restart does not begin anew.
+
+    Parameters
+    ----------
+    state : Path
+        The folder of the policy's state.
+    rules : RunRules
+        How many there may be.
+
+    Raises
+    ------
+    ConfigError
+        If there is a file that is not what this class wrote.
+    """
+
+    def __init__(self, state: Path, rules: RunRules) -> None:
+        self._path, self._rules = state / "round-counts.json", rules
+        self._counts = _Counts()
+        with refused_as(ConfigError, f"{self._path}; without it counts begin at 0"):
+            if self._path.exists():
+                self._counts = _Counts.model_validate_json(self._path.read_bytes())
+
+    def count(self, kind: str, today: date) -> None:
+        """Count a message before it is answered.
+
+        Parameters
+        ----------
+        kind : str
+            Its type; ``"train"``, and ``"train."`` with a name, begin a round.
+        today : date
+            The day in UTC.
+
+        Raises
+        ------
+        RefusedByMemberError
+            If it is one too many, or on a day on which the member does not answer.
+        StorageError
+            If the count cannot be written; then the message must not be answered.
+        """
+        rules = self._rules
+        if rules.first_day and today < rules.first_day:
+            raise RefusedByMemberError(f"this member takes part from {rules.first_day} on")
+        if rules.last_day and today > rules.last_day:
+            raise RefusedByMemberError(f"this member took part until {rules.last_day}")
+        before = self._counts if self._counts.day == today else _Counts()
+        is_round = kind.partition(".")[0] == TRAIN
+        found = _Counts(day=today, rounds=before.rounds + is_round, messages=before.messages + 1)
+        for count, most, what in (
+            (found.rounds if is_round else 0, rules.most_rounds_a_day, "rounds"),
+            (found.messages, rules.most_messages_a_day, "messages"),
+        ):
+            if 0 < most < count:
+                raise RefusedByMemberError(f"this member takes part in at most {most} {what} a day")
+        make_folder(self._path.parent)
+        write_atomically(self._path, found.model_dump_json() + "\n")
+        self._counts = found

@@ -1,0 +1,243 @@
+"""Which apps run at a member: bundles in a folder, or those that somebody on its list signed.
+
+A bundle is what Flower sends to a SuperNode: a zip with the app's files. Its SHA-256 names it. One
+that was not approved may be hostile: it is never unpacked to disk, and nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import posixpath
+import re
+import tomllib
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedif_consortium.evidence.dsse import Envelope, read_envelope
+from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, read_members
+from fedif_flower.errors import ConfigError, EvidenceError
+from fedif_flower.foreign import refused_as
+from fedif_flower.settings import Settings, setting
+from fedif_flower.storage import make_folder, write_atomically
+
+MOST_BYTES = 10 * 2**20  # Flower makes none that is larger.
+MOST_UNPACKED = 200 * 2**20
+MOST_FILES = 10_000
+MANIFEST = ".info/CONTENT"  # Follows from the other files.
+MOST_REFUSED = 4  # Kept for `fedif app show`; then the oldest goes.
+_TYPE = "application/vnd.fedif.app"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class AppRules(Settings):
+    """``[apps]``: which apps run. Folders are relative to the policy's file."""
+
+    approved: str = setting(
+        "approved-apps",
+        "Folder with the bundles that run here; `fedif app approve` writes them. What is put into "
+        "it, or taken out of it, counts from the next message on.",
+    )
+    signers: str = setting(
+        "",
+        "Folder with public keys, `NAME.pub`: a bundle that enough of these signed runs, too; "
+        "empty: none.",
+    )
+    signatures: str = setting(
+        "app-signatures",
+        "Folder with the signatures of bundles, as `fedif app sign` writes them.",
+    )
+    least_signers: int = setting(1, "How many of them must have signed a bundle.", ge=1)
+
+
+@dataclass(frozen=True)
+class AppBundle:
+    """A bundle, read.
+
+    Attributes
+    ----------
+    content : bytes
+        The zip.
+    digest : str
+        Its SHA-256, 64 hexadecimal digits.
+    files : mapping of str to bytes
+        Its files by path.
+    name, version : str
+        As its ``pyproject.toml`` says: ``publisher/name``.
+    """
+
+    content: bytes
+    digest: str
+    files: Mapping[str, bytes]
+    name: str
+    version: str
+
+
+def bundle_digest(content: bytes) -> str:
+    """Return the SHA-256 by which Flower names a bundle."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_bundle(content: bytes, name: str) -> AppBundle:
+    """Return a bundle; ``name`` is what an error calls it.
+
+    Raises
+    ------
+    ConfigError
+        If it is none, or unpacks to more than it may.
+    """
+    if len(content) > MOST_BYTES:
+        raise ConfigError(f"{name} has {len(content)} bytes; allowed: at most {MOST_BYTES}")
+    with refused_as(ConfigError, f"{name} is no bundle of a Flower app"):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            infos = [info for info in archive.infolist() if not info.is_dir()]
+            # Sizes are checked before anything is unpacked; zipfile unpacks no more than they say.
+            if len(infos) > MOST_FILES or sum(info.file_size for info in infos) > MOST_UNPACKED:
+                raise ConfigError(
+                    f"{name} unpacks to more than {MOST_UNPACKED} bytes or {MOST_FILES} files"
+                )
+            files = {info.filename: archive.read(info) for info in infos}
+        if len(files) != len(infos):
+            raise ConfigError(f"{name} has two files of the same name")
+        for path in files:  # Unpacked, `./app.py` takes the place of `app.py`.
+            if posixpath.normpath(path) != path or path.startswith(("/", "..")) or "\\" in path:
+                raise ConfigError(f"{name} has a file whose path is not normal: {path!r:.80}")
+        project = tomllib.loads(files["pyproject.toml"].decode())
+        app = f"{project['tool']['flwr']['app']['publisher']}/{project['project']['name']}"
+        version = str(project["project"]["version"])
+    return AppBundle(content, bundle_digest(content), files, app, version)
+
+
+def sign_bundle(digest: str, key: SigningKey) -> tuple[str, bytes]:
+    """Return the name and the content of a signature's file, detached from the bundle.
+
+    It is an envelope (:mod:`~fedif_consortium.evidence.dsse`) whose content is the bundle's digest.
+    """
+    envelope = Envelope(payload_type=_TYPE, payload=digest.encode()).signed_by(key)
+    return f"{digest}.{envelope.signatures[0].keyid[:16]}.sig", envelope.to_bytes()
+
+
+class MemberApps:
+    """A member's apps: what runs, who says so, and what was refused.
+
+    Parameters
+    ----------
+    rules : AppRules
+        With folders as the policy's file has them.
+    beside : Path
+        The folder of the policy's file.
+    state : Path
+        Where what was refused is kept.
+
+    Raises
+    ------
+    ConfigError
+        If a signer's key cannot be read, or there are too few.
+    """
+
+    def __init__(self, rules: AppRules, beside: Path, state: Path) -> None:
+        self._least = rules.least_signers
+        self.approved = beside / rules.approved
+        self.signatures = beside / rules.signatures
+        self.refused = state / "refused-apps"
+        self._signers: Mapping[str, VerifyingKey] = {}
+        if rules.signers:
+            self._signers = read_members(beside / rules.signers)
+            if len(self._signers) < self._least:
+                raise ConfigError(
+                    f"[apps] signers = {rules.signers!r} has {len(self._signers)} keys, NAME.pub; "
+                    f"allowed: at least least-signers = {self._least}"
+                )
+
+    def signers_of(self, digest: str) -> list[str]:
+        """Return who on the member's list signed a bundle; no signature counts for nobody."""
+        found = set()
+        for path in self.signatures.glob(f"{digest}.*.sig"):
+            try:
+                envelope = read_envelope(path.read_bytes(), str(path))
+                if (envelope.payload_type, envelope.payload) == (_TYPE, digest.encode()):
+                    found |= {envelope.signer(one, self._signers) for one in envelope.signatures}
+            except (OSError, EvidenceError):
+                continue
+        return sorted(found - {""})
+
+    def approval(self, digest: str) -> str:
+        """Return why a bundle runs, in words; empty: it does not."""
+        if not _DIGEST.fullmatch(digest):
+            return ""
+        if _path(self.approved, digest).is_file():
+            return "approved"
+        signers = self.signers_of(digest)
+        return f"signed by {', '.join(signers)}" if len(signers) >= self._least else ""
+
+    def approve(self, bundle: AppBundle) -> Path:
+        """Let a bundle run; return its file.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be written.
+        """
+        make_folder(self.approved)
+        path = _path(self.approved, bundle.digest)
+        write_atomically(path, bundle.content)
+        _path(self.refused, bundle.digest).unlink(missing_ok=True)
+        return path
+
+    def keep_refused(self, digest: str, fetch: Callable[[], bytes]) -> None:
+        """Keep a bundle that was refused, instead of the oldest one where there are too many.
+
+        Parameters
+        ----------
+        digest : str
+            The bundle's, as the server says.
+        fetch : callable
+            Returns the bundle; called unless it is kept already.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be written.
+        """
+        path = _path(self.refused, digest)
+        if path.is_file():
+            return
+        content = fetch()
+        if bundle_digest(content) != digest or len(content) > MOST_BYTES:
+            return
+        make_folder(self.refused)
+        write_atomically(path, content)
+        kept = sorted(self.refused.glob("*.fab"), key=lambda one: one.stat().st_mtime)
+        for oldest in kept[:-MOST_REFUSED]:
+            oldest.unlink(missing_ok=True)
+
+    def find(self, beginning: str) -> AppBundle:
+        """Return a folder's or a file's bundle, or the one here whose digest begins so.
+
+        Raises
+        ------
+        ConfigError
+            If there is none, or more than one.
+        """
+        if (given := Path(beginning)).is_dir():
+            from flwr.cli.build import build_fab_from_disk  # A guard needs no command of Flower's.
+
+            with refused_as(ConfigError, f"{beginning} is no Flower app"):
+                return read_bundle(build_fab_from_disk(given), beginning)
+        if given.is_file():
+            return read_bundle(given.read_bytes(), beginning)
+        there = [*self.approved.glob("*.fab"), *self.refused.glob("*.fab")]
+        paths = {path.name: path for path in there if path.name.startswith(beginning)}
+        if len(paths) != 1:
+            raise ConfigError(
+                f"{beginning!r} is no file, no folder, and the beginning of {len(paths)} digests "
+                f"of bundles in {self.approved} and {self.refused}"
+            )
+        (path,) = paths.values()
+        return read_bundle(path.read_bytes(), str(path))
+
+
+def _path(folder: Path, digest: str) -> Path:
+    return folder / f"{digest}.fab"
