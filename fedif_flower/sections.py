@@ -68,17 +68,12 @@ def require_settings(maker: Maker, values: Mapping[str, Any]) -> None:
     _checks(maker)(**given)
 
 
-def require_fields(made: Any) -> None:
-    """Raise ConfigError if a field of a dataclass that is declared a setting is out of range."""
-    require_settings(type(made), vars(made))
-
-
 class CheckedFields:
     """A dataclass's base: raises ConfigError for a field that is a setting and out of range."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        require_fields(self)
+        require_settings(type(self), vars(self))
 
 
 def setting_of(maker: Maker, argument: str) -> Any:

@@ -147,19 +147,12 @@ def check_disk(node: NodeConfig) -> str | Finding:
     Raises
     ------
     ConfigError
-        If it is nearly none, or a folder cannot be written to.
+        If it is nearly none, or the folder cannot be written to.
     """
-    named = [node.statement_dir] if node.statement_dir else []
-    least = math.inf
-    for folder in [Path(name).expanduser().absolute() for name in named] or [Path.cwd()]:
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        free = shutil.disk_usage(there).free
-        if free < LEAST_SPACE or (named and not os.access(there, os.W_OK)):
-            raise ConfigError(f"{folder}: {_mebibytes(free)} free, or it cannot be written to")
-        least = min(least, free)
-    words = f"{_mebibytes(least)} free"
-    return Finding("disk", Status.WARNING, words) if least < LITTLE_SPACE else words
-
-
-def _mebibytes(size: float) -> str:
-    return f"{size / 2**20:,.0f} MiB"
+    folder = Path(node.statement_dir or "").expanduser().absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    words = f"{free / 2**20:,.0f} MiB free"
+    if free < LEAST_SPACE or (node.statement_dir and not os.access(there, os.W_OK)):
+        raise ConfigError(f"{folder}: {words}, or it cannot be written to")
+    return Finding("disk", Status.WARNING, words) if free < LITTLE_SPACE else words

@@ -53,13 +53,9 @@ def require_trusted(config: ClientConfig, node: NodeConfig) -> None:
     package has to be among the node config's ``import-from``. In a simulation server and clients
     are one user's.
     """
-    named = (
-        ("task", config.task),
-        ("attack", config.attack),
-        ("local-method", config.local_method),
-    )
-    for key, name in named:
-        package = package_of(name)
+    for key in ("task", "attack", "local-method"):
+        name = config.to_mapping()[key]
+        package = package_of(str(name))
         if is_import(name) and package not in node.import_from.split() and not _is_simulated():
             raise ConfigError(
                 f"{key} = {name!r}: this node imports nothing from {package!r} for a server; its "

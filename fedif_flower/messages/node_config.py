@@ -22,20 +22,17 @@ class NodeConfig(Settings):
     num_partitions: int | None = setting(
         None,
         "the clients share one data set, of which this one has part `partition-id` of so many",
-        allowed="an integer",
     )
     data_dir: str | None = setting(
         None,
         "with `num-partitions`: where this node has the shared data set; without: images of its "
         "own, a tree `train/<class>/`, all of which it trains on; `data-path`, as apps on Flower "
         "Hub call it, is the same",
-        allowed="a string",
     )
     statement_dir: str | None = setting(
         None,
         "folder of this node's own in which it keeps what the server states of its contribution: "
         "at most 100 statements of at most 2 MiB; without: none",
-        allowed="a string",
     )
     keeper_key: str | None = setting(
         None,
@@ -49,20 +46,17 @@ class NodeConfig(Settings):
         "with `keeper-key`: file with the private key with which this member signs its boxes, and "
         "which the keeper knows, such as the one that the SuperNode logs in with. Updates are "
         "signed by the [guard](member-policy.md), never by the app",
-        allowed="a string",
     )
     receipts_dir: str | None = setting(
         None,
         "folder in which this node keeps what it sent and its receipts, from which `fedif verify "
         "--receipts` finds rewritten records; at most 100 runs; without: none",
-        allowed="a string",
     )
     gradients_dir: str | None = setting(
         None,
         "folder in which this node keeps the gradients of runs with `gradients.publish=true`, and "
         "the models they were taken at, for `fedif inspect`: at "
         "most 16 rounds and 4 GiB; without: none",
-        allowed="a string",
     )
     attack: str | None = setting(
         None,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from flwr.app import ConfigRecord, RecordDict
 
 from fedif_flower.messages.text import printable
-from fedif_flower.settings import Scalar
 
 QUESTION, RECORD = "config", "preflight"
 TIME = "time"
@@ -45,11 +44,6 @@ class Finding:
     check: str
     status: Status
     words: str
-
-
-def ask_for_findings(settings: ConfigRecord, more: Mapping[str, Scalar]) -> RecordDict:
-    """Return the question: a run's instructions, and what parts of the run add to them."""
-    return RecordDict({QUESTION: ConfigRecord({**settings, **more})})
 
 
 def to_record(findings: Iterable[Finding], clock: float) -> ConfigRecord:

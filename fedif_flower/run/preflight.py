@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
 
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import ConfigError, TrainingFailedError
@@ -19,9 +19,9 @@ from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.polling_grid import NODE_UNAVAILABLE
 from fedif_flower.messages.preflight import (
     ADVICE,
+    QUESTION,
     Finding,
     Status,
-    ask_for_findings,
     clock_finding,
     read_findings,
 )
@@ -159,12 +159,14 @@ def ask_members(grid: Grid, run: RunContext, directory: NodeDirectory) -> None:
     if is_reliable(run.grid) or is_simulated(run.grid):
         return
     config, replies = run.config, dict[int, tuple[float, Message]]()
-    settings = instructions(config.part(ClientConfig), run.loaded.task, run=config.digest())
+    settings = instructions(
+        config.part(ClientConfig), run.loaded.task, run=config.digest(), more=run.joined("asked")
+    )
     timeout, asked = min(PREFLIGHT_TIMEOUT, config.pace.timeout), time.time()
     nodes = identify_by_query(
         grid,
         sorted(grid.get_node_ids()),
-        ask_for_findings(settings, run.joined("asked")),
+        RecordDict({QUESTION: settings}),
         timeout,
         lambda reply: replies.update({reply.metadata.src_node_id: (time.time(), reply)}),
     )

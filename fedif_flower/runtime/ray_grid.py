@@ -8,7 +8,6 @@ Here a message goes to a free actor when it is sent, whatever the number of node
 from __future__ import annotations
 
 import logging
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -155,7 +154,7 @@ def _replace_dead_actors(pool: BasicActorPool) -> None:
 def ray_grid(
     client_app: ClientApp, num_nodes: int, *, cpus_per_client: int = 1, gpus_per_client: float = 0.0
 ) -> Iterator[RayGrid]:
-    """Start Ray (or join the cluster that ``RAY_ADDRESS`` names) and Flower's actors on it.
+    """Start Ray and Flower's actors on it.
 
     Parameters
     ----------
@@ -189,7 +188,7 @@ def ray_grid(
                 "client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client},
                 "init_args": {
                     # Without an address Ray joins whatever `ray start` was last called here for.
-                    "address": os.environ.get("RAY_ADDRESS") or "local",
+                    "address": "local",
                     "log_to_driver": False,
                     "logging_level": "error",
                 },

@@ -13,9 +13,9 @@ from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import (
     ADVICE,
+    QUESTION,
     Finding,
     Status,
-    ask_for_findings,
     read_findings,
     to_record,
 )
@@ -40,7 +40,8 @@ def make_task(inputs=INPUTS, targets=LABELS, *, width: int = 4, **more) -> Task:
 def ask(task: Task) -> RecordDict:
     """Ask a node as a run does; return what it answers."""
     grid = LocalGrid(client_app(task, client_parts()), 2)
-    content = ask_for_findings(instructions(CONFIG, task, run="r"), {MASKING_KEY: "off"})
+    settings = instructions(CONFIG, task, run="r", more={MASKING_KEY: "off"})
+    content = RecordDict({QUESTION: settings})
     (reply,) = grid.send_and_receive([Message(content, 1000, MessageType.QUERY)])
     return reply.content
 

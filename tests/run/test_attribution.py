@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
-from scipy.stats import t
 
 from fedif_flower.errors import CheckpointError
-from fedif_flower.run.attribution import widest_share
 from fedif_flower.run.rows import read_rows
-from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution
 from tests.run.resuming import run, run_config
 from tests.tolerance import rounding
 
@@ -42,18 +37,3 @@ def test_a_run_that_was_not_attributed_is_not_resumed_with_attribution(tmp_path)
     run(run_config(tmp_path, num_server_rounds=2))
     with pytest.raises(CheckpointError, match="its rounds were not attributed"):
         run(run_config(tmp_path, attribution="simpson", num_server_rounds=2, resume="auto"))
-
-
-def test_how_well_shares_are_known_is_told_by_hand():
-    # Sums 4 and 4 of blocks (1, 3) and (3, 1): a share moves by a quarter, with one degree.
-    own = ((1.0, 3.0), (3.0, 1.0))
-    clients = tuple(ClientAttribution(i, i, 0.5, 4.0, blocks=own[i]) for i in (0, 1))
-    rounds = [RoundAttribution(1, 9.0, 1.0, clients)]
-    assert widest_share(rounds, [0.5, 0.5]) == pytest.approx(t.ppf(0.975, 1) / 4)
-    assert widest_share(rounds, [0.2] * 5) is None
-
-
-def test_a_run_of_ten_rounds_says_it_once(tmp_path, caplog):
-    caplog.set_level(logging.INFO, "fedif_flower")
-    run(run_config(tmp_path, attribution="trapezoid", num_server_rounds=11))
-    assert caplog.text.count("each share is known to +-") == 1
