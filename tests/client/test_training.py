@@ -4,17 +4,32 @@ import copy
 
 import pytest
 import torch
+from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
-from fedif_flower.client.training import train_local, train_task
+from fedif_flower.client.reply import node_memory
+from fedif_flower.client.training import (
+    BatchesAsTheyCome,
+    Trained,
+    train_local,
+    train_on,
+    train_task,
+)
 from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.tasks.batches import count_examples
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.models import build_model
+from fedif_flower.valuation.objective import objective_of
 from tests.run.points import classes, line, regression
 from tests.tolerance import SWITCHED_UNIT, assert_same_step, rounding
 
 SHAPES = {"cnn": (3, 32, 32), "cnn-batch-norm": (1, 28, 28), "mlp": (1, 8, 8)}
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(1)
 
 
 def examples(image_shape: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:
@@ -34,9 +49,8 @@ def plain_training(
     """Train as any PyTorch tutorial does."""
     seed = int(torch.randint(2**62, (), generator=generator))
     received = [parameter.detach().clone() for parameter in model.parameters()]
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=config.learning_rate, momentum=config.momentum
-    )
+    settings = {"lr": config.learning_rate, "momentum": config.momentum}
+    optimizer = torch.optim.SGD(model.parameters(), **settings)
     model.train()
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -73,7 +87,7 @@ def test_training_equals_the_plain_loop_up_to_rounding(name, proximal_mu, dtype,
     config = TrainingConfig(local_epochs=2, batch_size=8, learning_rate=0.005)
     ours = build_model(name, SHAPES[name], 10, seed=0).to(dtype)
     plain, before = copy.deepcopy(ours), copy.deepcopy(ours)
-    seeded = [torch.Generator().manual_seed(1) for _ in range(2)]
+    seeded = [generator() for _ in range(2)]
     loss = train_local(ours, inputs, labels, config, seeded[0], proximal_mu=proximal_mu)
     expected = plain_training(plain, inputs, labels, config, seeded[1], proximal_mu=proximal_mu)
     # The loss that is reported is summed in float32, whatever the model's dtype.
@@ -111,7 +125,7 @@ def test_momentum_and_proximal_term_by_hand():
         torch.full((2, 1), 2.0),
         torch.zeros(2, dtype=torch.int64),
         config,
-        torch.Generator().manual_seed(0),
+        generator(),
         proximal_mu=0.1,
         loss_fn=mean_output,
     )
@@ -145,7 +159,7 @@ def test_a_model_keeps_its_memory_modes_and_frozen_parameters_and_inputs_are_not
     inputs, labels = examples(SHAPES["cnn-batch-norm"], 5)
     kept = inputs.clone()
     config = TrainingConfig(local_epochs=1)
-    train_local(model, inputs, labels, config, torch.Generator().manual_seed(0))
+    train_local(model, inputs, labels, config, generator())
     assert [module.training for module in model.modules()] == modes
     assert [parameter.data_ptr() for parameter in model.parameters()] == memory
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -164,7 +178,7 @@ def test_a_lonely_last_example_does_not_stop_batch_norm_on_1x1_maps(count):
     model = build_model("resnet18", (1, 8, 8), 10, seed=0)
     before = flat(model)
     config = TrainingConfig(local_epochs=1, batch_size=4)
-    loss = train_local(model, inputs, labels, config, torch.Generator().manual_seed(0))
+    loss = train_local(model, inputs, labels, config, generator())
     assert torch.isfinite(torch.tensor(loss))
     assert not torch.equal(flat(model), before)
     assert batches_tracked(model.layer3) == {count // 4 + 1}  # 2x2 maps: every batch.
@@ -183,7 +197,7 @@ def test_bf16_moves_about_as_float32_does_and_keeps_float32_parameters():
         model = build_model("cnn", SHAPES["cnn"], 10, seed=0)
         before = flat(model)
         config = TrainingConfig(local_epochs=2, precision=precision)
-        train_local(model, inputs, labels, config, torch.Generator().manual_seed(0))
+        train_local(model, inputs, labels, config, generator())
         assert flat(model).dtype == torch.float32
         moves[precision] = flat(model) - before
     assert not torch.equal(moves["float32"], moves["bf16"])
@@ -192,10 +206,9 @@ def test_bf16_moves_about_as_float32_does_and_keeps_float32_parameters():
 
 def test_a_proximal_term_is_refused_where_a_task_trains_in_its_own_way():
     task = regression(train=lambda model, data, training: 0.0)
+    own = nn.Linear(2, 1), line(0), TrainingConfig()
     with pytest.raises(ConfigError, match="FedProx adds a term to the local loss, but task 'line'"):
-        train_task(
-            *(task, nn.Linear(2, 1), line(0), TrainingConfig(), torch.Generator()), proximal_mu=0.1
-        )
+        train_task(task, *own, generator(), proximal_mu=0.1)
 
 
 def test_examples_whose_target_is_ignored_are_left_out():
@@ -206,18 +219,103 @@ def test_examples_whose_target_is_ignored_are_left_out():
     torch.manual_seed(0)
     model = nn.Linear(2, 2)
     expected = copy.deepcopy(model)
-    found = train_task(
-        classes(), model, (inputs, targets), training, torch.Generator().manual_seed(1)
-    )
-    kept = targets >= 0
-    theirs = train_task(
-        *(classes(), expected, (inputs[kept], targets[kept]), training),
-        torch.Generator().manual_seed(1),
-    )
+    found = train_task(classes(), model, (inputs, targets), training, generator())
+    kept = inputs[targets >= 0], targets[targets >= 0]
+    theirs = train_task(classes(), expected, kept, training, generator())
     assert found == theirs
     assert found.num_examples == 3
     assert torch.equal(model.weight, expected.weight)
+    ignored = torch.full((8,), -100)
     with pytest.raises(DataError, match="needs at least one example"):
-        train_task(
-            *(classes(), model, (inputs, torch.full((8,), -100)), training), torch.Generator()
-        )
+        train_task(classes(), model, (inputs, ignored), training, generator())
+
+
+CONFIG = TrainingConfig(local_epochs=2, batch_size=4, learning_rate=0.1, momentum=0.5)
+MSE = objective_of(functional.mse_loss, None)
+
+
+def train_batches(model, data, objective, config, generator) -> Trained:
+    source = BatchesAsTheyCome(data, objective, config.batch_size, torch.device("cpu"))
+    return train_on(model, source, config, generator)
+
+
+def test_tensors_cut_as_they_come_train_as_prepared_ones():
+    inputs = torch.randn(10, 3, generator=generator(), dtype=torch.float64)
+    targets = inputs.sum(1, keepdim=True)
+    torch.manual_seed(0)
+    plain = nn.Linear(3, 1).double()
+    fast = copy.deepcopy(plain)
+    loss, count = train_batches(plain, (inputs, targets), MSE, CONFIG, generator())
+    expected = train_local(fast, inputs, targets, CONFIG, generator(), loss_fn=functional.mse_loss)
+    assert count == 10
+    assert loss == pytest.approx(expected, rel=rounding(torch.float32))
+    tolerance = rounding(torch.float64, steps=6)
+    torch.testing.assert_close(plain.weight, fast.weight, atol=tolerance, rtol=tolerance)
+
+
+def test_a_list_holds_batches_as_they_come():
+    inputs = torch.randn(10, 3, generator=generator())
+    targets = inputs.sum(1, keepdim=True)
+    batches = list(zip(inputs.split(4), targets.split(4), strict=True))  # 4, 4 and 2
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    other = copy.deepcopy(model)
+    found = train_batches(model, batches, MSE, CONFIG, generator())
+    in_order = DataLoader(TensorDataset(inputs, targets), 4)
+    assert found == train_batches(other, in_order, MSE, CONFIG, generator())
+    assert found[1] == count_examples(batches) == 10
+    assert torch.equal(model.weight, other.weight)
+    in_numpy = [(x.numpy(), y.numpy()) for x, y in batches]
+    assert train_batches(copy.deepcopy(other), in_numpy, MSE, CONFIG, generator())[1] == 10
+
+
+PAD = -100
+
+
+def test_a_batch_of_ignored_targets_is_left_out():
+    rows = torch.randn(6, 3, generator=generator())
+    labels = torch.tensor([PAD, PAD, 0, 1, PAD, 1])
+    batches = list(zip(rows.split(2), labels.split(2), strict=True))
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    expected = copy.deepcopy(model)
+    entropy = objective_of(None, None)
+    config = CONFIG.replace(local_epochs=1, momentum=0.0)
+    loss, count = train_batches(model, batches, entropy, config, generator())
+    theirs, _ = train_batches(expected, batches[1:], entropy, config, generator())
+    assert torch.equal(model.weight, expected.weight)
+    assert count == 3
+    assert loss == theirs  # A mean over the three targets, in batches of two and one.
+    with pytest.raises(DataError, match="needs at least one example"):
+        train_batches(model, batches[:1], entropy, config, generator())
+
+
+def test_a_mean_training_loss_is_weighed_as_the_loss_is():
+    weights = torch.tensor([1.0, 3.0])
+    loss_fn = nn.CrossEntropyLoss(weight=weights)
+    rows = torch.randn(6, 3, generator=generator())
+    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    expected = loss_fn(model(rows), labels).item()
+    config = CONFIG.replace(local_epochs=1, learning_rate=1e-30)  # The model stays as it is.
+    batches = list(zip(rows.split(2), labels.split(2), strict=True))
+    loss, count = train_batches(model, batches, objective_of(loss_fn, None), config, generator())
+    assert loss == pytest.approx(expected, rel=rounding(torch.float32))
+    assert count == 6
+
+
+def test_a_run_finds_what_it_left_and_no_other_does():
+    state = RecordDict()
+    with node_memory(state, "attack", "a") as memory:
+        assert memory == {}
+    assert not state  # An honest client leaves nothing behind.
+    with node_memory(state, "attack", "a") as memory:
+        memory["received"] = torch.tensor([1.0, 2.0])
+    with node_memory(state, "attack", "b") as memory:
+        assert memory == {}
+    with node_memory(state, "attack", "a") as memory:
+        assert memory["received"].tolist() == [1, 2]
+        del memory["received"]
+    with node_memory(state, "attack", "a") as memory:
+        assert memory == {}

@@ -5,9 +5,21 @@ import io
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as drawn
 
 from fedif_flower.errors import ReplyError
-from fedif_flower.messages.arrays import ArraySpec, arrays_of, pack_array, view_array
+from fedif_flower.messages.arrays import (
+    MAX_ADVANCE,
+    MAX_TIMES_MEDIAN,
+    ArraySpec,
+    arrays_of,
+    measure_advance,
+    pack_array,
+    refuse_advances,
+    view_array,
+)
 from fedif_flower.messages.instructions import VECTOR_RECORD
 
 
@@ -79,3 +91,71 @@ def test_the_vector_beside_the_model_is_not_the_models():
     for records in ({}, {VECTOR_RECORD: VECTOR}, {"a": MODEL, "b": VECTOR}):
         with pytest.raises(ReplyError, match="expected one ArrayRecord"):
             arrays_of(RecordDict({**records, "metrics": metrics}))
+
+
+INDEX = np.arange(4)
+integers = (drawn.integer_dtypes() | drawn.unsigned_integer_dtypes()).flatmap(
+    lambda dtype: drawn.arrays(dtype, 3)
+)
+
+
+@pytest.mark.parametrize(
+    ("received", "returned", "reason"),
+    [
+        (INDEX, INDEX - np.array([0, 1, 0, 0]), "'x' went back"),
+        (np.array(True), np.array(False), "'x' went back"),
+        (np.array(0), np.array(MAX_ADVANCE + 1), f"'x' advances by {MAX_ADVANCE + 1}, beyond"),
+        (np.array(-1), np.array(2**63 - 1), f"'x' advances by {2**63}, beyond"),
+        (np.array(0, np.uint64), np.array(2**64 - 1, np.uint64), f"advances by {2**64 - 1}, "),
+        (np.array("a"), np.array("b"), "'x' of <U1 was changed"),
+    ],
+)
+def test_what_no_counter_does_is_refused_by_name(received, returned, reason):
+    with pytest.raises(ReplyError, match=reason):
+        measure_advance("x", received, returned)
+
+
+@given(st.data())
+def test_every_pair_of_arrays_is_unchanged_or_a_bounded_advance_or_refused(data):
+    received = data.draw(integers)
+    returned = data.draw(drawn.arrays(received.dtype, received.shape))
+    steps = [int(new) - int(old) for old, new in zip(received, returned, strict=True)]
+    try:
+        assert measure_advance("x", received, returned) == max(steps)
+    except ReplyError:
+        assert min(steps) < 0 or max(steps) > MAX_ADVANCE
+    else:
+        assert min(steps) >= 0
+
+
+def test_a_counter_may_advance_for_one_client_alone_and_not_run_away():
+    name = "1.num_batches_tracked"
+    assert refuse_advances([{}, {}, {name: 7}]) == {}
+    limit = MAX_TIMES_MEDIAN * 5
+    # The median of 4, 5, 6, 500 and 501 is 6.
+    assert refuse_advances([{name: n} for n in (5, limit + 1, 4, limit, 6)]) == {}
+    reasons = refuse_advances([{name: 5}, {name: limit + 1}, {name: 5}])
+    assert reasons == {1: f"integer array '{name}' advances by 501; the median is 5"}
+
+
+NAMES = st.sampled_from(["n", "1.num_batches_tracked", "position_ids"])
+
+
+@given(
+    honest=st.lists(st.integers(1, 100), min_size=3, max_size=9),
+    data=st.data(),
+)
+def test_no_minority_moves_an_index_or_has_an_honest_counter_refused(honest, data):
+    hostile = data.draw(
+        st.lists(
+            st.dictionaries(NAMES, st.integers(1, MAX_ADVANCE)), max_size=(len(honest) - 1) // 2
+        )
+    )
+    replies = [{"n": steps} for steps in honest] + hostile
+    reasons = refuse_advances(replies)
+    assert not [position for position in reasons if position < len(honest)]
+    for position, own in enumerate(hostile, start=len(honest)):
+        if "position_ids" in own:
+            assert position in reasons
+        if position not in reasons and "n" in own:
+            assert own["n"] <= MAX_TIMES_MEDIAN * max(honest)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+import hashlib
+import shutil
+import socket
+import subprocess
+import sys
 
-from fedif_flower.errors import ConfigError
-from fedif_flower.run.folder import JsonFile, RunFolder, Table
+import pytest
+import torch
+
+from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.run.folder import JsonFile, RunFolder, Table, files_of_rounds, hold_directory
+from fedif_flower.run.kept_updates import KeptUpdates
+from fedif_flower.run.provenance import tensors_hash
+from tests.consortium.statement.test_replay import config, run
 
 
 def test_a_table_grows_by_lines_and_leaves_empty_what_is_not_there(tmp_path):
@@ -49,3 +59,54 @@ def test_results_are_those_that_are_there_in_their_order_and_nothing_else(tmp_pa
     assert folder.results() == results
     folder.begin()
     assert {path.name for path in tmp_path.iterdir()} == {"own.log", "updates"}
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fedif_flower.run.folder import hold_directory
+with hold_directory(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_holder_is_named_and_a_killed_one_lets_go(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        named = rf"in use by process {holder.pid} on {socket.gethostname()} since 20\d\d-"
+        with pytest.raises(StorageError, match=named), hold_directory(tmp_path / "run"):
+            pass
+        holder.kill()
+    with hold_directory(tmp_path / "run"):
+        pass
+
+
+def test_a_disk_that_cannot_hold_them_is_an_error_before_training(tmp_path, monkeypatch):
+    free = shutil._ntuple_diskusage(2**30, 0, 2 * 2**20)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+    with pytest.raises(ConfigError, match=r"2.0 MiB free, .* and what is kept of rounds need \d+"):
+        run(config(tmp_path, num_server_rounds=1000))
+    assert not (tmp_path / "run" / "updates").exists()
+
+
+def test_what_an_earlier_attempt_left_of_later_rounds_is_removed(tmp_path):
+    run_dir = run(config(tmp_path, num_server_rounds=3))
+    other = run_dir / "updates" / "notes.txt"
+    other.write_text("mine")
+    KeptUpdates(RunFolder(run_dir), after=1).on_start(None)
+    assert list(files_of_rounds(run_dir / "updates")) == [1]
+    assert other.exists()
+
+
+def test_a_hash_is_of_types_shapes_and_values_whatever_the_layout():
+    values = torch.arange(24.0).reshape(1, 2, 3, 4)
+    as_channels_last = values.clone(memory_format=torch.channels_last)
+    assert tensors_hash([values]) == tensors_hash([as_channels_last])
+    flat = values.numpy().tobytes()
+    told = hashlib.sha256(b"torch.float32 (1, 2, 3, 4)\n" + flat).hexdigest()
+    assert tensors_hash([values]) == told
+    others = [values.double(), values.reshape(2, 12), values + 1, values.bfloat16()]
+    assert len({tensors_hash([v]) for v in [values, *others]}) == 5

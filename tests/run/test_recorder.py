@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedif_flower.errors import IncompleteRunError, TrainingFailedError
+from fedif_flower.errors import IncompleteRunError, StorageError, TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.live_state import LiveState
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import print_summary, require_complete, require_last_round, summarize
@@ -114,3 +117,37 @@ def test_a_run_that_lost_a_member_is_incomplete_and_ends_so(tmp_path, monkeypatc
     with pytest.raises(IncompleteRunError, match="ada") as error:
         require_complete(recorder.run_dir)
     assert error.value.exit_code == 3
+
+
+NODES = [ClientNode(0, 70, name="Graz"), ClientNode(1, 71), ClientNode(2, 72)]
+
+
+def test_it_says_who_was_asked_and_who_answered(tmp_path):
+    live = LiveState(RunFolder(tmp_path), ExitStack())
+    live.on_asked(Question(4, asked=NODES[:2], at_work=NODES[2:], online=NODES, paused={9, 8}))
+    live.on_reply(4, NODES[0], failed=False)
+    live.on_reply(4, NODES[1], failed=True)
+    live.write()
+    said = RunFolder(tmp_path).live.read()
+    assert said["asked"][0] == {"client_id": 70, "partition_id": 0, "name": "Graz"}
+    assert [node["client_id"] for node in said["at_work"]] == [72]
+    expected = {"phase": "training", "round": 4, "num_asked": 2, "num_answered": 2}
+    expected |= {"num_online": 3, "online": [70, 71, 72], "paused": [8, 9]}
+    assert said.items() >= (expected | {"answered": [70], "failed": [71]}).items()
+
+
+@pytest.mark.parametrize(
+    ("error", "phase", "reason"),
+    [
+        (None, "finished", None),
+        (StorageError("disk \x1b für Köln full"), "failed", "disk ? für Köln full"),
+        (KeyboardInterrupt(), "stopped", None),
+    ],
+)
+def test_its_last_word_is_how_the_run_ended(tmp_path, error, phase, reason):
+    with suppress(StorageError, KeyboardInterrupt), ExitStack() as stack:
+        LiveState(RunFolder(tmp_path), stack).on_start(None)
+        if error is not None:
+            raise error
+    said = RunFolder(tmp_path).live.read()
+    assert (said["phase"], said.get("reason")) == (phase, reason)
