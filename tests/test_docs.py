@@ -6,9 +6,13 @@ import importlib
 import re
 import shlex
 import shutil
+import sys
+import types
 from pathlib import Path
 
 import pytest
+import torch
+from flwr.app import Context, RecordDict
 
 import fedif_flower
 from fedif_consortium.member.policy import read_member_policy
@@ -17,11 +21,13 @@ from fedif_flower import aggregators, attacks, stages, valuation
 from fedif_flower.attacks import ATTACKS
 from fedif_flower.devices import torch_threads
 from fedif_flower.run.config import RunConfig
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import parse_overrides
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.valuation import shapley
 from fedif_studies.lab.spec import read_sweep
 from fedif_studies.paper.report import update_docs
+from tests.strategies.hostile import Clients
 from tests.test_docs_names import DOCS, REPOSITORY, is_there
 from tests.test_docs_names import PAGES as WRITTEN
 from tests.test_docs_names import page_name as _name
@@ -43,7 +49,7 @@ def _blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), flags=re.DOTALL | re.M)
 
 
-# The README's example needs a project of the reader's own: tests/test_readme.py gives it one.
+# The README's example needs a project of the reader's own, see below.
 WITH_CODE = [path for path in WRITTEN if _blocks(path, "python") and path.name != "README.md"]
 TRAINED = {DOCS / "tutorial" / f"{name}.md" for name in ("own-app", "own-parts")}
 
@@ -128,3 +134,31 @@ def test_results_are_those_of_the_committed_rows(tmp_path):
     shutil.copy(DOCS / "results.md", tmp_path)
     page = update_docs(tmp_path, [], RunConfig.defaults())
     assert page.read_text() == (DOCS / "results.md").read_text()
+
+
+README = (REPOSITORY / "README.md").read_text()
+
+
+def test_library_example(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    project = types.ModuleType("my_project")
+    project.Net = lambda: torch.nn.Linear(2, 2)
+    project.held_out_data = lambda: (torch.eye(2), torch.tensor([0, 1]))
+    monkeypatch.setitem(sys.modules, "my_project", project)
+    monkeypatch.chdir(tmp_path)
+    namespace: dict = {}
+    exec(compile(code, "README.md", "exec"), namespace)
+    grid = LocalGrid(Clients(), 4)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    namespace["app"](grid, context)
+    assert (tmp_path / "model.pt").exists()
+    assert "{'node 100" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial/first-run.md"])
+def test_flwr_run_has_what_it_needs(page):
+    """Flower finds its programs on the path alone, and else installs every package again."""
+    text = (REPOSITORY / page).read_text()
+    for needed in ("flwr run . --stream", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"):
+        assert needed in text
+    assert "activate" in text

@@ -87,13 +87,6 @@ def test_the_bundle_holds_the_two_apps_and_the_rooms_they_use(bundle):
     }
 
 
-def test_the_bundle_holds_what_a_run_s_server_makes_pages_of(bundle):
-    folder = PROJECT / "fedif_consortium" / "templates"
-    names = {path.relative_to(PROJECT).as_posix() for path in folder.iterdir()}
-    assert len(names) > 1
-    assert names <= bundle
-
-
 def test_the_bundle_keeps_the_rules_of_flower_hub():
     app = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     metadata = normalize_and_validate_fab_format(app)

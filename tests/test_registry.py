@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 
@@ -14,6 +15,8 @@ from fedif_flower.client.app import app
 from fedif_flower.client.reply import train_round
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.errors import ConfigError
+from fedif_flower.listing import line_of
+from fedif_flower.local_methods import LOCAL_METHODS
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ROUND_KEY, instructions
 from fedif_flower.messages.node_config import NodeConfig
@@ -21,8 +24,9 @@ from fedif_flower.registry import IN_PROCESS, _installed
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies.config import default_clipping
-from fedif_flower.tasks.config import TaskConfig
+from fedif_flower.strategies.config import SCREENS, default_clipping
+from fedif_flower.strategies.registry import STRATEGIES
+from fedif_flower.tasks.config import TASKS, TaskConfig
 from fedif_flower.tasks.registry import build_task
 from tests.client.test_preflight import make_task
 
@@ -154,3 +158,25 @@ def test_clients_in_this_very_process_import_what_its_user_names(tmp_path, packa
     run_dir = run_federation(LocalGrid(app, 2), config)
     assert run_dir.name.startswith("fedif_flower.aggregators-Median-line-")
     assert not IN_PROCESS.get()
+
+
+@pytest.mark.parametrize("registry", [TASKS, ATTACKS, LOCAL_METHODS, SCREENS, STRATEGIES])
+def test_every_name_has_one_line_of_its_own(registry):
+    lines = [line_of(registry, name) for name in registry.sources()]
+    assert len(set(lines)) == len(lines)
+    for line in lines:
+        assert 5 < len(line) < 120
+        assert not {"`", "\n", "\\"} & set(line), line
+        assert not re.search(r"\b(odot|sim|lVert|Return|mu|sigma|Delta)\b|\| [a-z]+ \||  ", line), (
+            line
+        )
+
+
+def test_what_another_package_brings_is_described_and_an_error_hides_nothing():
+    assert line_of(STRATEGIES, "tests.test_registry:Nearest") == "Take the nearest"
+    gone = "tests.nowhere:Nearest"
+    assert f"cannot import '{gone}'" in line_of(STRATEGIES, gone)
+
+
+class Nearest:
+    """Take the nearest."""

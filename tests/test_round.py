@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.round import ModelVectors, RoundUpdates, all_finite, combine, largest_counters
+from tests.rounds import a_round
 
 GLOBAL = torch.tensor([1.0, 2.0])
 CLIENTS = torch.tensor([[3.0, 0.0], [5.0, 4.0]]) - GLOBAL
@@ -48,17 +49,10 @@ class Mean:
 
 
 def two_clients(sent: Mapping[str, Tensor] | None = None, received=()) -> RoundUpdates:
-    return RoundUpdates(
-        server_round=1,
-        client_ids=(1000, 1001),
-        num_examples=torch.ones(2),
-        model=ModelVectors(GLOBAL, torch.tensor([0.5]), sent or {}),
-        client_updates=CLIENTS,
-        squared_norms=CLIENTS.square().sum(dim=1),
-        buffer_updates=torch.tensor([[0.25], [0.75]]),
-        counters=received,
-        names=Mean(),
-    )
+    model = ModelVectors(GLOBAL, torch.tensor([0.5]), sent or {})
+    buffers = torch.tensor([[0.25], [0.75]])
+    own = {"model": model, "buffer_updates": buffers, "counters": received, "names": Mean()}
+    return a_round(CLIENTS, **own)
 
 
 def test_state_updates_are_changes_of_everything_that_was_sent():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from fedif_flower.errors import StorageError
+from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.foreign import parse_json, read_toml, read_whole
 from fedif_flower.storage import cache_root, write_atomically
 
 
@@ -33,3 +35,38 @@ def test_write_atomically_replaces_all_or_nothing(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"^cannot write .*/none/file: No such file"):
         write_atomically(tmp_path / "none" / "file", b"content")
+
+
+def test_a_pipe_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is no regular file"):
+        read_whole(tmp_path / "pipe")
+    (tmp_path / "long").write_bytes(b"abc")
+    with pytest.raises(OSError, match="more than 2 bytes"):
+        read_whole(tmp_path / "long", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (100_000 * "[", "within each other"),
+        (65 * "[" + "1" + 65 * "]", "within each other"),
+        ('{"a": {"b": 1, "b": 1}}', "the key 'b' is there twice"),
+        (r'{"a": ["\ud800"]}', "surrogates"),
+        (b"\xef\xbb\xbf{}", ""),
+    ],
+)
+def test_json_that_others_would_read_in_another_way_is_refused(text, reason):
+    with pytest.raises(ValueError, match=reason):
+        parse_json(text)
+    assert parse_json(64 * "[" + "1" + 64 * "]")
+
+
+@pytest.mark.parametrize(
+    "content", [b"a = " + 100_000 * b"[", "a = 1".encode("utf-16"), b"a = 1\na = 2"]
+)
+def test_toml_that_cannot_be_read_names_its_file(tmp_path, content):
+    path = tmp_path / "own.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"own\.toml: "):
+        read_toml(path)
