@@ -12,10 +12,9 @@ from fedif_consortium.evidence.receipts import RoundChain
 from fedif_consortium.evidence.reply_witness import ReplyWitness
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.instructions import RECEIPTS_KEY
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import RunConfig, UpdatesSettings
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Built, RunContext, RunPart
-from fedif_flower.run.part_settings import UpdatesSettings
 from fedif_flower.settings import Settings, in_section, setting
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback

@@ -15,9 +15,8 @@ from fedif_consortium.masking.workspace import Masking, trial_masking
 from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.errors import ConfigError, KeeperError, RefusedByPolicyError, require
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import CreditSettings, RunConfig, UpdatesSettings
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
-from fedif_flower.run.part_settings import CreditSettings, UpdatesSettings
 from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback

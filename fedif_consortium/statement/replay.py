@@ -14,11 +14,10 @@ from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import CreditSettings, RunConfig
 from fedif_flower.run.folder import files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
-from fedif_flower.run.part_settings import CreditSettings
 from fedif_flower.run.provenance import code_hash, tensors_hash
 from fedif_flower.run.secret_validation import paying_part
 from fedif_flower.run.strategy import build_strategy

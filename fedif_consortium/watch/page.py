@@ -102,11 +102,10 @@ def _pictures(run: Watched, title: str) -> dict[str, str]:
         drawn = run.folder if run.summary else RunFolder(scratch)
         if run.rounds and not run.summary:
             plot_progress(run.rounds, drawn, title)
-        progress = drawn.accuracy_picture, drawn.metric_picture
         return {
             path.stem.replace("-", " "): "data:image/png;base64,"
             + base64.b64encode(path.read_bytes()).decode()
-            for path in (*progress, drawn.attribution_picture, drawn.score_picture)
+            for path in drawn.pictures.values()
             if path.is_file()
         }
 

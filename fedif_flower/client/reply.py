@@ -28,7 +28,6 @@ from fedif_flower.client.trust import agreed, client_site
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import (
-    LocalMethod,
     LocalRound,
     Told,
     build_local_method,
@@ -76,6 +75,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):
         acting = Behaviour()
     method = build_local_method(config, task, config.seed)
+    sent = cast(ArrayRecord, message.content.get(VECTOR_RECORD))  # If the method needs it.
     started, run = time.perf_counter(), str(settings[RUN_KEY])
     ids = config.seed, node.partition_id
     with (
@@ -93,7 +93,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
             received=_trainable_vector(model),
             training=config.part(TrainingConfig),
             memory=of_method,
-            vector=_received_vector(message, method),
+            vector=sent.to_torch_state_dict()[VECTOR_KEY] if method.sends_vector else None,
             told=cast(Told, message.content.get(GUIDE_RECORD, {})),
             data=poisoned_data(task, model, data, acting, ids, server_round),
         )
@@ -129,15 +129,6 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     if isinstance(acting, Colluder):
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
     return Message(content=content, reply_to=message)
-
-
-def _received_vector(message: Message, method: LocalMethod) -> Tensor | None:
-    """Return what the server sent beside the model, for a method that needs it."""
-    if not method.sends_vector:
-        return None
-    record = cast(ArrayRecord, message.content[VECTOR_RECORD])
-    vector: Tensor = record.to_torch_state_dict()[VECTOR_KEY]
-    return vector
 
 
 def behaviour(

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedif_flower.errors import require
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import CreditSettings, QuarantineSettings, RunConfig
 from fedif_flower.run.folder import BLOCKS_KEY, RunFolder
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
-from fedif_flower.run.part_settings import CreditSettings, QuarantineSettings
 from fedif_flower.run.secret_validation import (
     COMMITMENT,
     NONCE,

@@ -1,8 +1,9 @@
 """Run config: every setting of one federation, parsed once, checked completely, then immutable.
 
-The settings are declared in the rooms that use them; this file adds a run's own and reads them all
-from Flower's run config. ``fedif_flower.run.reference`` writes their defaults into
-``pyproject.toml``, where ``flwr run`` looks for them, and their meaning into the documentation.
+The settings are declared in the rooms that use them; this file adds a run's own, with those of its
+own parts, and reads them all from Flower's run config. ``fedif_flower.run.reference`` writes their
+defaults into ``pyproject.toml``, where ``flwr run`` looks for them, and their meaning into the
+documentation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from pydantic import model_validator
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.run.completeness import LEAST_PARTICIPATION
-from fedif_flower.run.part_settings import OWN_SECTIONS
 from fedif_flower.sections import section_name
 from fedif_flower.settings import (
     AUTO,
@@ -27,18 +27,94 @@ from fedif_flower.settings import (
     Scalar,
     Settings,
     alike,
+    in_section,
     quiet_setting,
     setting,
     unknown_key,
 )
 from fedif_flower.strategies.config import PaceSettings, StrategyConfig, default_clipping
 from fedif_flower.tasks.config import IMAGES
+from fedif_flower.valuation.credit import CreditBounds
 
 # Settings of the built-in task, which another task does not read.
 IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
 IMAGE_KEYS = tuple(name.replace("_", "-") for name in IMAGE_FIELDS)
 
 _OFF = (False, 0, "", "off")  # Values with which a part that is not there is not missed.
+
+
+class CreditSettings(Settings, alias_generator=in_section("credit")):
+    """What members are credited for, where a run is attributed."""
+
+    length: float = quiet_setting(
+        1.25,
+        "an update is credited for at most so many times the usual length of one from as many "
+        "examples; 0: no such bound (`docs/methods/path-attribution.md`)",
+        ge=0,
+    )
+    borrowed: float = quiet_setting(
+        1.6,
+        "what an update holds of the last three global steps is credited for at most so many times "
+        "what is usual beside what is the member's own; 0: no such bound",
+        ge=0,
+    )
+    weight: float = quiet_setting(
+        2.0,
+        "a member is credited for at most so many times the share of the examples that the median "
+        "member has; 0: no such bound",
+        ge=0,
+    )
+    per_class: bool = quiet_setting(
+        False, "contributions are also split by the class of the validation examples"
+    )
+    secret_validation: bool = quiet_setting(
+        False,
+        "contributions are measured on test examples that the server draws by a secret salt, as "
+        "many as the validation split has; nothing weighs by them "
+        "(`docs/methods/path-attribution.md`)",
+    )
+
+    @model_validator(mode="after")
+    def _can_bound(self) -> Self:
+        for name in ("length", "borrowed", "weight"):
+            if 0 < getattr(self, name) < 1:
+                raise RefusedValueError(name, "0 (no bound) or a number >= 1")
+        return self
+
+    def bounds(self) -> CreditBounds:
+        """Return the bounds of credit."""
+        return CreditBounds(self.length, self.borrowed, self.weight)
+
+
+class QuarantineSettings(Settings, alias_generator=in_section("quarantine")):
+    """Whether members who harm are left out for a while."""
+
+    on: bool = setting(
+        False,
+        "members whose attributed contribution is negative beyond its interval are not drawn for "
+        "some of their turns (`docs/methods/quarantine.md`); it needs "
+        '`attribution = "simpson"` or `"adaptive"`',
+    )
+
+
+class UpdatesSettings(Settings, alias_generator=in_section("updates")):
+    """Whether what a replay needs is kept."""
+
+    keep: bool = quiet_setting(
+        False,
+        "with `attribution`: keep every round's updates in `updates/`, from which `fedif replay` "
+        "recomputes who contributed what; each round takes as much as its updates and two models "
+        "more, and the log says at the start how much that is; signed replies are kept as they "
+        "came as well, which takes as much as their updates again",
+    )
+
+
+OWN_SECTIONS: tuple[type[Settings], ...] = (
+    PaceSettings,
+    CreditSettings,
+    QuarantineSettings,
+    UpdatesSettings,
+)
 
 
 class ConfiguredPart:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -153,6 +153,8 @@ class RunFolder:
         A sketch of what each member's updates have of their own, summed over rounds.
     masking : JsonFile
         Who kept the masks of a masked run.
+    pictures : dict of str to Path
+        What is drawn of it, by name.
     live : JsonFile
         What the run is doing now (:class:`~fedif_flower.run.live_state.LiveState`); no result.
     """
@@ -167,10 +169,10 @@ class RunFolder:
         self.rounds = self._table("rounds", (*RoundReport(0).line(), *MEASURED))
         self.clients = self._table("clients", _CLIENT)
         self.attendance = self._table("attendance", (*_MEMBER, "presence", "at"))
-        credit = (*_ATTRIBUTION, *_names(MemberCredit))
-        self.attribution = self._table("attribution", credit)
+        credit = [field.name for field in fields(MemberCredit)]
+        self.attribution = self._table("attribution", (*_ATTRIBUTION, *credit))
         self.attributed_rounds = self._table("attribution_rounds", _ATTRIBUTED_ROUND)
-        self.quarantine = self._table("quarantine", _names(Decision))
+        self.quarantine = self._table("quarantine", (field.name for field in fields(Decision)))
         self.signatures = self._table("signatures", ("round", "client_id", *_SIGNED))
         self.receipts = self._table("receipts", _LEAF)
         self.round_heads = self._table("round_heads", _HEAD)
@@ -179,10 +181,8 @@ class RunFolder:
         self.own_parts = self._table("own_parts", ("client_id", "rounds", *own))
         self.model = self._result("model.pt")
         self.unlearned = self._result("model-unlearned.pt")
-        self.accuracy_picture = self._result("accuracy.png")
-        self.attribution_picture = self._result("attribution.png")
-        self.metric_picture = self._result("metric.png")
-        self.score_picture = self._result("weight-scores.png")
+        drawn = ("accuracy", "metric", "attribution", "weight-scores")
+        self.pictures = {name: self._result(f"{name}.png") for name in drawn}
         self.report = self._result("report.md")
         self.checkpoints = self.path / "checkpoints"
         self.updates = self.path / "updates"
@@ -269,10 +269,6 @@ def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
     buffer = BytesIO()
     torch.save(dict(content), buffer)
     write_atomically(path, buffer.getvalue())
-
-
-def _names(kind: type) -> Sequence[str]:
-    return [field.name for field in fields(kind)]
 
 
 @contextmanager

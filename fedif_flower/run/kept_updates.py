@@ -11,10 +11,9 @@ from torch import Tensor
 from fedif_flower.errors import StatementError, require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import RunConfig, UpdatesSettings
 from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds, write_tensors
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
-from fedif_flower.run.part_settings import UpdatesSettings
 from fedif_flower.storage import make_folder, writing
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.steps import Step
@@ -121,8 +120,4 @@ def _own(tensor: Tensor) -> Tensor:
 
 def _vectors(vectors: ModelVectors) -> dict[str, Any]:
     counters = {name: _own(values) for name, values in vectors.counters.items()}
-    return {
-        "params": _own(vectors.params),
-        "buffers": _own(vectors.buffers),
-        "counters": counters,
-    }
+    return {"params": _own(vectors.params), "buffers": _own(vectors.buffers), "counters": counters}

@@ -33,7 +33,7 @@ def plot_progress(rounds: Sequence[Line], folder: RunFolder, title: str) -> Path
     ]
     has_accuracy = "accuracy" in named
     key = "accuracy" if has_accuracy else next((key for key in named if key != "loss"), "loss")
-    path = folder.accuracy_picture if has_accuracy else folder.metric_picture
+    path = folder.pictures["accuracy" if has_accuracy else "metric"]
     figure = new_figure()
     axes = figure.subplots()
     for split, style in (("test", "-"), ("validation", ":")):

@@ -52,8 +52,8 @@ def write_report(run: Run, summary: Mapping[str, Any], title: str) -> None:
             scores[row["client_id"]].append((row["round"], row["weight_score"]))
     gain = "decrease of the validation loss"
     for points, place, axis, what in (
-        (contributed, folder.attribution_picture, gain, "Contribution"),
-        (scores, folder.score_picture, r"weight score $\Omega$", "Weight score"),
+        (contributed, folder.pictures["attribution"], gain, "Contribution"),
+        (scores, folder.pictures["weight-scores"], r"weight score $\Omega$", "Weight score"),
     ):
         if points:
             plot_members(points, known, last, place, axis, f"{what} of each client over the rounds")

@@ -68,11 +68,8 @@ def build_strategy(
 
 def malicious_marker(config: RunConfig) -> Callable[[ClientNode], bool]:
     """Return a function that tells which clients are known to misbehave."""
-    malicious = (
-        frozenset()
-        if config.attack == "none"
-        else malicious_partitions(config.num_clients, config.malicious_fraction, config.seed)
-    )
+    share = 0.0 if config.attack == "none" else config.malicious_fraction
+    malicious = malicious_partitions(config.num_clients, share, config.seed)
 
     def is_malicious(node: ClientNode) -> bool:
         return node.attack != "none" if node.attack else node.partition_id in malicious

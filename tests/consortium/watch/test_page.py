@@ -116,7 +116,7 @@ def test_a_page_is_written_again_until_the_run_is_over(tmp_path, monkeypatch):
         line = {"round": 4, "accepted": 1, "rejected": 0, "failed": 0, "round_failed": False}
         folder.rounds.append([line])
         folder.summary.write({"last_round_failed": False})
-        folder.score_picture.write_bytes(b"the report's own")
+        folder.pictures["weight-scores"].write_bytes(b"the report's own")
 
     monkeypatch.setattr(page.time, "sleep", sleep)
     keep_page(folder, file)
