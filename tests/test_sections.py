@@ -164,13 +164,6 @@ def test_a_copy_is_checked_and_a_part_keeps_its_values():
     assert settings.part(Own) == Own(high=9)
 
 
-def test_what_a_run_config_needs_is_read_off_the_declarations():
-    assert Both.defaults()["learning-rate"] == "auto"
-    assert "colour" not in Both().identity()
-    allowed, words = "a number > 0 and <= 1 or 'auto'", "of SGD; `auto`: by task"
-    assert ("learning-rate", "auto", allowed, words) in Both.describe()
-
-
 def test_a_settings_file_and_its_sections(tmp_path):
     path = tmp_path / "own.toml"
     path.write_text("low = 2\n[a]\nb = 1\n[a.c]\nd = 3\n")

@@ -7,7 +7,6 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
 
 from fedif_flower.client.reply import node_memory
 from fedif_flower.client.training import (
@@ -18,7 +17,6 @@ from fedif_flower.client.training import (
     train_task,
 )
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.tasks.batches import count_examples
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.models import build_model
 from fedif_flower.valuation.objective import objective_of
@@ -251,22 +249,6 @@ def test_tensors_cut_as_they_come_train_as_prepared_ones():
     assert loss == pytest.approx(expected, rel=rounding(torch.float32))
     tolerance = rounding(torch.float64, steps=6)
     torch.testing.assert_close(plain.weight, fast.weight, atol=tolerance, rtol=tolerance)
-
-
-def test_a_list_holds_batches_as_they_come():
-    inputs = torch.randn(10, 3, generator=generator())
-    targets = inputs.sum(1, keepdim=True)
-    batches = list(zip(inputs.split(4), targets.split(4), strict=True))  # 4, 4 and 2
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    other = copy.deepcopy(model)
-    found = train_batches(model, batches, MSE, CONFIG, generator())
-    in_order = DataLoader(TensorDataset(inputs, targets), 4)
-    assert found == train_batches(other, in_order, MSE, CONFIG, generator())
-    assert found[1] == count_examples(batches) == 10
-    assert torch.equal(model.weight, other.weight)
-    in_numpy = [(x.numpy(), y.numpy()) for x, y in batches]
-    assert train_batches(copy.deepcopy(other), in_numpy, MSE, CONFIG, generator())[1] == 10
 
 
 PAD = -100

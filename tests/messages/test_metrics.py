@@ -45,12 +45,6 @@ def test_further_records_are_kept_as_they_came():
     assert screened.notes == ()
 
 
-@pytest.mark.parametrize(("value", "kept"), [(0.25, 0.25), (10.0, 10)])
-def test_the_weight_is_any_number_above_0(value, kept):
-    screened = screen(metrics=MetricRecord({"n": value}))
-    assert (screened.num_examples, type(screened.num_examples)) == (kept, type(kept))
-
-
 @pytest.mark.parametrize(
     ("value", "reason"),
     [

@@ -1,12 +1,25 @@
 from __future__ import annotations
 
-import pytest
+import re
+import tomllib
+from pathlib import Path
 
+import pytest
+from flwr.app import Context, RecordDict
+from flwr.common.config import flatten_dict
+
+from client_app import app as client_app
 from fedif_consortium.parts import server_parts
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
-from fedif_flower.settings import parse_overrides
+from fedif_flower.run.preflight import read_config
+from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.settings import Scalar, parse_overrides
+from fedif_flower.strategies import nodes
+from server_app import app as server_app
+from tests.strategies.waiting import Clock, LateGrid
 
 
 def config(**overrides) -> RunConfig:
@@ -96,3 +109,84 @@ def test_records_are_read_without_the_parts_that_wrote_them():
     assert read.digest() == written.digest()
     with pytest.raises(ConfigError, match=r"metrics.port = 9100: this app has no part"):
         written.require_heard(())
+
+
+MANIFEST = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+FLWR_RUN = flatten_dict(MANIFEST["tool"]["flwr"]["app"]["config"])  # What a ServerApp is handed.
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(nodes, "time", found)
+    return found
+
+
+def small(output_dir: Path, **changed: Scalar) -> dict[str, Scalar]:
+    own = {"num-server-rounds": 2, "local-epochs": 1, "output-dir": str(output_dir)}
+    return {**FLWR_RUN, **own, "device": "cpu", **changed}
+
+
+def through_the_door(grid: LocalGrid, run_config: dict[str, Scalar]) -> None:
+    server_app(grid, Context(1, 1, {}, RecordDict(), run_config))
+
+
+@pytest.mark.parametrize(("wanted", "there"), [(100, 2), (2, 3)])
+def test_another_number_than_is_simulated_ends_the_run_before_it_begins(tmp_path, wanted, there):
+    told = f"num-clients = {wanted}, but {there} .* set num-clients = {there}, or .*nodes={wanted}"
+    with pytest.raises(ConfigError, match=told):
+        through_the_door(LateGrid(client_app, there), small(tmp_path, **{"num-clients": wanted}))
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "fewest"),
+    [
+        ({}, 2),
+        ({"min-valid-replies": 3}, 30),
+        ({"min-valid-replies": 3, "fraction-train": 0.29}, 11),
+    ],
+)
+def test_real_nodes_are_waited_for_until_a_round_can_have_enough(settings, fewest, clock):
+    class Coming(LocalGrid):
+        """One more real node every second."""
+
+        def get_node_ids(self):
+            return super().get_node_ids()[: int(clock.now)]
+
+    assert read_config(Coming(client_app, 50), settings).num_clients == fewest
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"fedif.gamma": 2.0}, "fedif.gamma = 2.0"),
+        ({"num-clients": 0}, "num-clients = 0; allowed: an integer >= 1 or 'auto'"),
+        ({"resume": "auto"}, "num-clients = 'auto' with resume = 'auto'; allowed: the number"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anyone_is_waited_for(settings, error, clock):
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        read_config(LocalGrid(client_app, 0), settings)
+    assert clock.now == 0
+
+
+def test_a_run_that_is_stopped_says_how_it_goes_on(tmp_path, caplog):
+    class Stopped(LateGrid):
+        def push_messages(self, messages):
+            sent = list(messages)
+            trains = any(message.metadata.message_type == "train" for message in sent)
+            self.rounds = getattr(self, "rounds", 0) + trains
+            if self.rounds == 3:
+                raise KeyboardInterrupt
+            return super().push_messages(sent)
+
+    settings = small(tmp_path, **{"num-server-rounds": 5})
+    with pytest.raises(KeyboardInterrupt):
+        through_the_door(Stopped(client_app, 3), settings)
+    (run_dir,) = tmp_path.iterdir()
+    (told,) = (m for m in caplog.messages if m.startswith("stopped after"))
+    said, _, keys = told.partition(" with ")
+    assert said == "stopped after round 2 of 5; it goes on at round 3"
+    through_the_door(LateGrid(client_app, 3), settings | parse_overrides(keys))
+    assert [row["round"] for row in read_rows(run_dir / "rounds.csv")] == list("012345")
