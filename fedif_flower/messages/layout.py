@@ -297,13 +297,9 @@ def require_believable(
 def _require_numbers(values: Mapping[str, NDArray[np.generic]]) -> None:
     """Raise ValueError if an array of the global model holds NaN, or no numbers."""
     for name, array in values.items():
-        if array.dtype.kind not in "fiubc":
-            raise ValueError(f"array {name!r} has dtype {array.dtype}; allowed: numbers")
-        if not array.dtype.isnative:
-            raise ValueError(
-                f"array {name!r} has dtype {array.dtype.str}; allowed: this machine's byte order, "
-                "values.astype(values.dtype.newbyteorder('='))"
-            )
+        if array.dtype.kind not in "fiubc" or not array.dtype.isnative:
+            allowed = "numbers in this machine's byte order"
+            raise ValueError(f"array {name!r} has dtype {array.dtype.str}; allowed: {allowed}")
         if array.dtype.kind in "fc" and np.isnan(array).any():
             raise ValueError(f"array {name!r} of the global model has NaN")
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from itertools import chain
 from threading import Thread
 from typing import Any, NoReturn
 
@@ -138,10 +139,8 @@ class Closing:
 class PollingGrid(ForwardingGrid):
     """Hands every call on to another grid, but waits for replies in its own way.
 
-    Parameters
+    Attributes
     ----------
-    grid : Grid
-        The way to the clients.
     poll_seconds : float
         Pause after looking for a reply that is not there yet, > 0; and how long fetching a reply
         may take before the next is looked for meanwhile.
@@ -151,17 +150,10 @@ class PollingGrid(ForwardingGrid):
         When time is over, all that is still missing is looked for once more, for so long at most.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        poll_seconds: float = 0.2,
-        restart_seconds: float = 5.0,
-        sweep_seconds: float = 5.0,
-    ) -> None:
+    poll_seconds, restart_seconds, sweep_seconds = 0.2, 5.0, 5.0
+
+    def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        self._poll_seconds = poll_seconds
-        self._restart_seconds = restart_seconds
-        self._sweep_seconds = sweep_seconds
         self._attendance = Attendance()
         self._late: dict[str, _Waiting] = {}
 
@@ -226,18 +218,13 @@ class PollingGrid(ForwardingGrid):
         for one in waiting.values():
             one.since = one.since or now.get(one.node_id, "")
         closing.begin(timeout, time.monotonic)
-        return self._arrivals(ended, waiting, fresh, now, closing)
+        lost = self._lost(waiting, now)  # Started again since an earlier round.
+        return chain(ended, lost, self._awaited(waiting, fresh, closing))
 
-    def _arrivals(
-        self,
-        ended: list[Message],
-        waiting: dict[str, _Waiting],
-        fresh: set[str],
-        now: dict[int, str],
-        closing: Closing,
+    def _awaited(
+        self, waiting: dict[str, _Waiting], fresh: set[str], closing: Closing
     ) -> Iterator[Message]:
-        yield from ended
-        yield from self._lost(waiting, now)  # Started again since an earlier round.
+        """Yield replies until the round closes."""
         began = looked = time.monotonic()
         due = began + REPORT_SECONDS
         # Late replies alone are waited for where the round needs them.
@@ -248,19 +235,19 @@ class PollingGrid(ForwardingGrid):
                 missing = [one.node_id for one in waiting.values()]
                 self._attendance.waiting(missing, time.monotonic() - began)
                 due += REPORT_SECONDS
-            if time.monotonic() - looked >= self._restart_seconds:
+            if time.monotonic() - looked >= self.restart_seconds:
                 yield from self._lost(waiting, self._activations())
                 looked = time.monotonic()
                 continue
             message_id, one = next(iter(waiting.items()))
             del waiting[message_id]
-            if reply := self._fetched(one, self._poll_seconds):
+            if reply := self._fetched(one, self.poll_seconds):
                 yield reply
             else:
                 # To the end of the queue. Looking costs the SuperLink some 10 ms: only what is
                 # not there is paused for, so that the last reply is found after one pause at most.
                 waiting[message_id] = one
-                time.sleep(self._poll_seconds)
+                time.sleep(self.poll_seconds)
         swept = [] if closing.has_quorum else self._swept(waiting)
         if closing.keeps:
             self._late = waiting
@@ -278,13 +265,13 @@ class PollingGrid(ForwardingGrid):
             if one.since and now.get(one.node_id, one.since) != one.since:
                 del waiting[message_id]
                 reason = "the node was started again before it answered"
-                reply = self._fetched(one, self._poll_seconds)
+                reply = self._fetched(one, self.poll_seconds)
                 yield reply or _refusal(one.message, reason, NODE_UNAVAILABLE)
 
     def _swept(self, waiting: dict[str, _Waiting]) -> list[Message]:
         """Look for all that is missing once more, whatever the others do meanwhile."""
         pulls = [one.fetch(self) for one in waiting.values()]
-        wait(pulls, self._sweep_seconds)
+        wait(pulls, self.sweep_seconds)
         found = {i: self._fetched(one, 0.0) for i, one in waiting.items()}
         for message_id in (i for i, reply in found.items() if reply):
             del waiting[message_id]

@@ -143,7 +143,7 @@ def test_masks_of_infinity_and_complex_arrays_stay_as_they_were_sent(name):
     [
         (np.array([np.nan], np.float32), "'x' of the global model has NaN"),
         (np.array(["a"]), "'x' has dtype <U1; allowed: numbers"),
-        (np.array([1], ">f4"), "'x' has dtype >f4; allowed: this machine's byte order"),
+        (np.array([1], ">f4"), "'x' has dtype >f4; allowed: .* byte order"),
     ],
 )
 def test_a_global_model_without_meaning_is_refused(array, message):

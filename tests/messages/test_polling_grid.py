@@ -59,8 +59,14 @@ def raising(answer) -> Replies:
     raise KeyError("object")
 
 
+def quick(grid: LocalGrid, **seconds: float) -> PollingGrid:
+    polling = PollingGrid(grid)
+    vars(polling).update({"poll_seconds": 0.01, **seconds})
+    return polling
+
+
 def ask(grid: LocalGrid, timeout: float | None = None, **settings) -> dict[int, Message]:
-    polling = PollingGrid(grid, poll_seconds=0.01, **settings)
+    polling = quick(grid, **settings)
     replies = polling.send_and_receive(map(query, grid.get_node_ids()), timeout=timeout)
     assert len({reply.metadata.src_node_id for reply in replies}) == len(replies)
     return {reply.metadata.src_node_id: reply for reply in replies}
@@ -144,7 +150,7 @@ def test_a_reply_that_misses_its_round_is_found_in_a_later_one():
 
     # It is not there yet, or being fetched when the round closes.
     for late in (at_look(10), loaded):
-        grid = PollingGrid(Nodes(3, {1002: late}), poll_seconds=0.01)
+        grid = quick(Nodes(3, {1002: late}))
         assert senders(grid, (1000, 1001, 1002), Closing(quorum=2, keeps=True)) == [1000, 1001]
         (message,) = grid.outstanding({1002})
         assert message.metadata.dst_node_id == 1002
@@ -164,7 +170,7 @@ def test_a_reply_that_misses_its_round_is_found_in_a_later_one():
 )
 def test_a_late_reply_is_waited_for_while_it_can_come(first, second, is_lost):
     online = [{1000: "09:00"} | ({1001: at} if at else {}) for at in (first, second)]
-    grid = PollingGrid(Nodes(2, {1001: never}, online), poll_seconds=0.01, restart_seconds=60.0)
+    grid = quick(Nodes(2, {1001: never}, online), restart_seconds=60.0)
     for nodes in ((1000, 1001), (1000,)):
         assert senders(grid, nodes, Closing(quorum=1, keeps=True)) == [1000]
     assert len(grid.outstanding({1001})) == (0 if is_lost else 1)
