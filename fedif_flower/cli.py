@@ -64,8 +64,6 @@ door = Door()
 Config = Annotated[
     list[str] | None, typer.Option("-c", "--run-config", help="KEY=VALUE ..., as for flwr run")
 ]
-CpusPerClient = Annotated[int, typer.Option(help="decides how many clients train at once")]
-GpusPerClient = Annotated[float, typer.Option(help="share of a GPU for each client")]
 RunDir = Annotated[Path, typer.Argument(help="a run's folder")]
 
 
@@ -89,8 +87,8 @@ def fedif(
 def run(
     config: Config = None,
     clients: Annotated[int | None, typer.Option(help="simulated clients (num-clients)")] = None,
-    cpus_per_client: CpusPerClient = 1,
-    gpus_per_client: GpusPerClient = 0.0,
+    cpus_per_client: Annotated[int, typer.Option(help="decides how many train at once")] = 1,
+    gpus_per_client: Annotated[float, typer.Option(help="share of a GPU for each client")] = 0.0,
     output_dir: Annotated[Path | None, typer.Option(help="where results go")] = None,
 ) -> None:
     """Simulate one federation and print its result.
@@ -99,7 +97,32 @@ def run(
     """
     # First: what is wrong with a setting is said before anything slow is imported.
     parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
-    run_one(parsed, cpus_per_client, gpus_per_client)
+    from rich.progress import Progress
+
+    from fedif_flower.run.report import print_summary, require_complete
+    from fedif_flower.runtime.simulation import simulate
+
+    console = Console()
+    with Progress(console=console, disable=not console.is_terminal) as bar:
+        rounds = bar.add_task("starting Ray", total=parsed.num_server_rounds)
+
+        def show(row: RoundReport) -> None:
+            """Move the bar; without a terminal, print a line."""
+            said = f"round {row.round}/{parsed.num_server_rounds} {row.headline}".rstrip()
+            bar.update(rounds, completed=row.round, description=said)
+            if bar.disable:
+                console.print(said, highlight=False)
+
+        run_dir = simulate(
+            parsed,
+            door.client_app(),
+            cpus_per_client=cpus_per_client,
+            gpus_per_client=gpus_per_client,
+            on_row=show,
+            parts=door.run_parts(),
+        )
+    print_summary(run_dir, console)
+    require_complete(run_dir)
 
 
 @cli.command("list")
@@ -154,36 +177,6 @@ def main() -> None:
         console = Console(stderr=True)
         console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
         raise SystemExit(getattr(error, "exit_code", 1)) from None
-
-
-def run_one(config: RunConfig, cpus_per_client: int, gpus_per_client: float) -> None:
-    """Simulate one federation and print its result."""
-    from rich.progress import Progress
-
-    from fedif_flower.run.report import print_summary, require_complete
-    from fedif_flower.runtime.simulation import simulate
-
-    console = Console()
-    with Progress(console=console, disable=not console.is_terminal) as bar:
-        rounds = bar.add_task("starting Ray", total=config.num_server_rounds)
-
-        def show(row: RoundReport) -> None:
-            """Move the bar; without a terminal, print a line."""
-            said = f"round {row.round}/{config.num_server_rounds} {row.headline}".rstrip()
-            bar.update(rounds, completed=row.round, description=said)
-            if bar.disable:
-                console.print(said, highlight=False)
-
-        run_dir = simulate(
-            config,
-            door.client_app(),
-            cpus_per_client=cpus_per_client,
-            gpus_per_client=gpus_per_client,
-            on_row=show,
-            parts=door.run_parts(),
-        )
-    print_summary(run_dir, console)
-    require_complete(run_dir)
 
 
 def require_directories(directories: list[Path]) -> None:

@@ -1,4 +1,4 @@
-"""The files of path attribution: complete, in order, and the same after a crash."""
+"""The files of path attribution, complete and in order; the secret data that pay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on tiny records, worked out by hand."""
+"""Verdicts on tiny records, worked out by hand; who is told to be there, gone or kept away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole federations in this process, by a run config."""
+"""Whole federations in this process: by a run config, with members or tasks of one's own."""
 
 from __future__ import annotations
 

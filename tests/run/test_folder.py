@@ -1,4 +1,4 @@
-"""A run's folder: names, columns, and files that are whole or not there."""
+"""A run's folder: names, columns, files that are whole or not there, its lock."""
 
 from __future__ import annotations
 
