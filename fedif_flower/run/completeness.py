@@ -264,10 +264,16 @@ def _judged(
     members: Sequence[MemberTurns], rounds: Sequence[Line], least: float
 ) -> tuple[Verdict, list[str]]:
     """Return a verdict, and what it rests on in sentences."""
-    reasons = []
+    reasons, short, silent, gaps = [], [], [], []
+    for member in members:
+        if member.participation is not None and member.participation < least:
+            short.append(member)
+        elif member.is_silent:
+            silent.append(member)
+        elif member.has_gaps:
+            gaps.append(member)
     failed = [is_failed(row) for row in rounds]
     ends_badly = failed[-1:] == [True]
-    short = [m for m in members if m.participation is not None and m.participation < least]
     if ends_badly:
         reasons.append("The last round failed.")
     if short:
@@ -275,9 +281,9 @@ def _judged(
             f"{len(short)} of {len(members)} members took part in less than {100 * least:.0f} % of "
             f"their turns: {_listed(short)}."
         )
-    if silent := [m for m in members if m.is_silent and m not in short]:
+    if silent:
         reasons.append(f"Never answered: {_listed(silent)}.")
-    if gaps := [m for m in members if m.has_gaps and m not in short and m not in silent]:
+    if gaps:
         reasons.append(f"{len(gaps)} of {len(members)} members missed turns: {_listed(gaps)}.")
     if any(failed) and not ends_badly:
         reasons.append(f"{sum(failed)} of {len(rounds)} rounds failed.")
@@ -289,8 +295,7 @@ def _judged(
         verdict = "incomplete"
     elif not reasons:
         reasons.append("Every request was answered.")
-    asked = [m for m in members if m.count["asked"] or m.count["open"]]
-    never = [m for m in members if m not in asked and not m.has_gaps]
+    never = [m for m in members if not (m.count["asked"] or m.count["open"] or m.has_gaps)]
     unknown = max(max((row["online"] for row in rounds), default=0) - len(members), 0)
     if count := len(never) + unknown:
         names = f": {_listed(never)}" if never and not unknown else ""
