@@ -7,7 +7,7 @@ of a block stays in the cache. Squares of finite float32 values cannot overflow 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -166,6 +166,30 @@ def shares(weights: Tensor) -> Tensor:
             f"weights are {values.tolist()}; allowed: finite, >= 0, with a positive sum"
         )
     return values / total
+
+
+def orthonormal(vectors: Sequence[Tensor], least: float) -> Tensor:
+    """Return an orthonormal basis ``[k, d]`` of vectors' span, by Gram and Schmidt, in float64.
+
+    Parameters
+    ----------
+    vectors : sequence of Tensor
+        ``[d]`` each, finite.
+    least : float
+        A vector of which the earlier ones leave no more than so much of its length adds no
+        direction; without any, k = 0.
+    """
+    basis: list[Tensor] = []
+    for vector in vectors:
+        rest = vector.double()
+        for unit in (*basis, *basis):  # Twice, since rounding leaves some of it the first time.
+            rest = rest - (rest @ unit) * unit
+        length = torch.linalg.vector_norm(rest)
+        if length > least * torch.linalg.vector_norm(vector.double()):
+            basis.append(rest / length)
+    if not basis:
+        return torch.zeros(0, len(vectors[0]) if vectors else 0, dtype=torch.float64)
+    return torch.stack(basis)
 
 
 def _blocks(values: Tensor) -> Iterator[Tensor]:

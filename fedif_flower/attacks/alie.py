@@ -8,7 +8,7 @@ from typing import Annotated
 
 from torch import Tensor
 
-from fedif_flower.attacks.shifted_mean import ShiftedMean
+from fedif_flower.attacks.behaviour import ShiftedMean
 from fedif_flower.settings import Setting
 
 _MANY = 10_000  # Clients of a federation so large that only the share of malicious ones counts.

@@ -216,3 +216,16 @@ class Colluder(Behaviour):
         generator : torch.Generator
             On the CPU, another one at every round.
         """
+
+
+class ShiftedMean(Colluder):
+    r"""All send the mean of their updates shifted by their spread, :math:`\mu - \gamma \sigma`."""
+
+    @abstractmethod
+    def shift(self, updates: Tensor, mean: Tensor, std: Tensor) -> Tensor | float:
+        r"""Return :math:`\gamma` for updates ``[k, d]`` of this mean and deviation ``[d]``."""
+
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the shifted mean ``[k, d]``, the same for all."""
+        mean, std = updates.mean(dim=0), updates.std(dim=0, correction=0)  # [d], [d]
+        return (mean - self.shift(updates, mean, std) * std).expand_as(updates)

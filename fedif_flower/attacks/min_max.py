@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedif_flower.attacks.shifted_mean import ShiftedMean
+from fedif_flower.attacks.behaviour import ShiftedMean
 
 
 class MinMax(ShiftedMean):

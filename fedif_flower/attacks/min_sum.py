@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedif_flower.attacks.behaviour import ShiftedMean
 from fedif_flower.attacks.min_max import largest_root, squared_distances
-from fedif_flower.attacks.shifted_mean import ShiftedMean
 
 
 class MinSum(ShiftedMean):

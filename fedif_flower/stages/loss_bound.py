@@ -155,9 +155,8 @@ def _reweighted(validation: Validation, proposal: Proposal, steps: int) -> Tenso
     # Half by examples: who has no weight would keep none, though it may be all that helps.
     examples = updates.num_examples.to(weights)
     start = weights / total + examples / examples.sum()
-    shortening = updates.shortening, updates.buffer_shortening
     try:
-        descent = descend_round(updates, validation, start, *shortening, steps=steps)
+        descent = descend_round(updates, validation, start, steps=steps)
     except ValuationError:  # No update leads to a finite loss.
         return None
     return total * descent.weights.to(weights) * updates.shortening

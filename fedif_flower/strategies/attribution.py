@@ -22,10 +22,9 @@ from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.round_attribution import Part, RoundAttributor, TakenRound, joined
 from fedif_flower.strategies.steps import Step
-from fedif_flower.valuation.credit import Credit, CreditBounds
+from fedif_flower.valuation.credit import Credit, CreditBounds, PastSteps
 from fedif_flower.valuation.parallel import LossAndGradient
 from fedif_flower.valuation.parts import block_validations, class_validations
-from fedif_flower.valuation.past_steps import PastSteps
 from fedif_flower.valuation.path import find_refinements
 from fedif_flower.valuation.validation import Validation
 

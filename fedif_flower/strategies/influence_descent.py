@@ -136,8 +136,6 @@ class InfluenceDescent(ScreenedStrategy):
             updates,
             self._sample(updates.server_round),
             updates.num_examples,
-            updates.shortening,
-            updates.buffer_shortening,
             steps=self.descent.steps,
             last_step=last_step,
             relative=self.descent.relative,

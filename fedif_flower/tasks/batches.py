@@ -194,15 +194,11 @@ def _split(examples: Any, batch_size: int, generator: torch.Generator | None) ->
 
 def tensor_pair(data: Any) -> tuple[Tensor, Tensor] | None:
     """Return data as ``(inputs, targets)`` if they are two tensors of one length."""
-    tensors = data.tensors if isinstance(data, TensorDataset) else data
-    if (
-        isinstance(tensors, tuple)
-        and len(tensors) == 2
-        and all(isinstance(tensor, Tensor) and tensor.dim() for tensor in tensors)
-        and len(tensors[0]) == len(tensors[1])
-    ):
-        return tensors[0], tensors[1]
-    return None
+    pair = data.tensors if isinstance(data, TensorDataset) else data
+    is_pair = (
+        isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(t, Tensor) for t in pair)
+    )
+    return (pair[0], pair[1]) if is_pair and num_rows(pair) is not None else None
 
 
 def count_examples(data: Any) -> int | None:

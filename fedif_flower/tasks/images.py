@@ -16,8 +16,8 @@ from fedif_flower.settings import AUTO
 from fedif_flower.tasks.config import IMAGES, TaskConfig
 from fedif_flower.tasks.data.cache import Dataset, Split
 from fedif_flower.tasks.data.datasets import NORMALIZATIONS, Normalization, load_dataset, to_pixels
-from fedif_flower.tasks.data.export import class_folders
 from fedif_flower.tasks.data.partition import dirichlet_partition, split_test
+from fedif_flower.tasks.data.sources.image_folder import class_folders
 from fedif_flower.tasks.models import ImageShape, default_model, new_model
 from fedif_flower.tasks.task import ClientSite, Site, Task
 

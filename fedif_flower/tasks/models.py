@@ -34,6 +34,15 @@ class Dropout(nn.Dropout):
         return inputs * kept.div_(1 - self.p).to(inputs.dtype)
 
 
+def _block(
+    inputs: int, outputs: int, kernel: int, padding: int | tuple[int, int], *norm: nn.Module
+) -> nn.Sequential:
+    """Return a convolution with ReLU whose maps a max-pooling halves."""
+    # ReLU after the pooling: the same function and gradient, on a quarter of the values.
+    convolution = nn.Conv2d(inputs, outputs, kernel, padding=padding)
+    return nn.Sequential(convolution, *norm, nn.MaxPool2d(2), nn.ReLU())
+
+
 def cnn(channels: int, height: int, width: int, num_classes: int) -> nn.Module:
     """Return the CNN of AFedSV's authors for CIFAR-10; 1,059,306 parameters on 3x32x32, 10 classes.
 
@@ -41,13 +50,8 @@ def cnn(channels: int, height: int, width: int, num_classes: int) -> nn.Module:
     layer of 512; dropout 0.2.
     """
     return nn.Sequential(
-        # ReLU after the pooling: the same function and gradient, on a quarter of the values.
-        nn.Conv2d(channels, 16, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
+        *_block(channels, 16, 3, 1),
+        *_block(16, 32, 3, 1),
         nn.Flatten(),
         Dropout(0.2),
         nn.Linear(32 * (height // 4) * (width // 4), 512),
@@ -60,14 +64,8 @@ def cnn(channels: int, height: int, width: int, num_classes: int) -> nn.Module:
 def cnn_batch_norm(channels: int, height: int, width: int, num_classes: int) -> nn.Module:
     """Return two 5x5 convolutions with batch norm; 29,034 parameters on 1x28x28, 10 classes."""
     return nn.Sequential(
-        nn.Conv2d(channels, 16, 5, padding=2),
-        nn.BatchNorm2d(16),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 5, padding=2),
-        nn.BatchNorm2d(32),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
+        *_block(channels, 16, 5, 2, nn.BatchNorm2d(16)),
+        *_block(16, 32, 5, 2, nn.BatchNorm2d(32)),
         nn.Flatten(),
         nn.Linear(32 * (height // 4) * (width // 4), num_classes),
     )
@@ -79,12 +77,8 @@ def lenet5(channels: int, height: int, width: int, num_classes: int) -> nn.Modul
     61,706 parameters on 1x28x28, 62,006 on 3x32x32, 10 classes.
     """
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 5, padding=(_lenet_padding(height), _lenet_padding(width))),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(6, 16, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
+        *_block(channels, 6, 5, (_lenet_padding(height), _lenet_padding(width))),
+        *_block(6, 16, 5, 0),
         nn.Flatten(),
         nn.Linear(16 * _lenet_side(height) * _lenet_side(width), 120),
         nn.ReLU(),

@@ -62,18 +62,6 @@ def module_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def frozen_parameters(model: nn.Module) -> Iterator[None]:
-    """Switch off the gradients of the parameters for a while."""
-    wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    model.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter, requires_grad in wanted:
-            parameter.requires_grad_(requires_grad)
-
-
-@contextmanager
 def seeded_randomness(seed: int, device: torch.device) -> Iterator[None]:
     """Seed what dropout draws from, on the CPU and on ``device``; restore the CPU's and CUDA's.
 

@@ -11,14 +11,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedif_flower.aggregators.linear_algebra import orthonormal
 from fedif_flower.client_table import ClientTable
 from fedif_flower.errors import require
+from fedif_flower.valuation.influence import project_updates
 
+REMEMBERED = 3  # Steps; further back, a step says little about where the loss falls.
+_NEW = 1e-3  # Of a step's length: what is left of it beside newer ones and counts as a direction.
 ENOUGH_MEMBERS = 8  # With fewer, nobody's update can be explained by others'.
 COALITION = 0.2  # Of the round: so many, the most alike, are not asked who explains an update.
 _RIDGE = 1e-3
 _LEAST_USUAL = 0.05  # Late steps may be nobody's direction any more: the median is about 0 then.
 _MOST = 99.0  # What ratios without a limit are told as.
+
+
+class PastSteps:
+    """The last global steps, the newest first, and a basis of their span.
+
+    Parameters
+    ----------
+    steps : sequence of Tensor
+        ``[d]`` each, the newest first; those of length 0 are left out.
+    """
+
+    def __init__(self, steps: Sequence[Tensor] = ()) -> None:
+        self.steps = tuple(steps)[:REMEMBERED]
+        basis = orthonormal(self.steps, _NEW)
+        self.basis = basis.to(self.steps[0]) if self.steps else basis
+
+    def after(self, step: Tensor) -> PastSteps:
+        """Return the last steps after one more ``[d]``; one of length 0 changes nothing."""
+        return PastSteps((step, *self.steps)) if bool(step.any()) else self
+
+    def shares(self, updates: Tensor) -> Tensor:
+        """Return the coordinates of updates ``[m, d]`` in the basis: ``[m, k]``, float64, CPU."""
+        if not len(self.basis):
+            return torch.zeros(len(updates), 0, dtype=torch.float64)
+        found = [-project_updates(updates, unit.to(updates.device)).inner for unit in self.basis]
+        return torch.stack(found, dim=1).cpu()
 
 
 @dataclass(frozen=True)
@@ -113,7 +143,7 @@ class CreditBounds:
             the end, bounds included.
         shares : Tensor
             ``[m, k]``: the updates' coordinates in an orthonormal basis of the last global steps'
-            span (see :class:`~fedif_flower.valuation.past_steps.PastSteps`); k = 0: there was none
+            span (see :class:`PastSteps`); k = 0: there was none
             yet.
         """
         gram, weights, shares = gram.double(), weights.double(), shares.double()

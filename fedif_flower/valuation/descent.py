@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.clipping import usual_length
+from fedif_flower.aggregators.linear_algebra import orthonormal
 from fedif_flower.errors import DivergedError, ValuationError
 from fedif_flower.round import RoundUpdates, combine, combine_buffers
 from fedif_flower.valuation.influence import project_updates
-from fedif_flower.valuation.past_steps import orthonormal
 from fedif_flower.valuation.validation import Validation
 
 LossGradient = Callable[[Tensor, Tensor], tuple[float, Tensor]]
@@ -161,8 +161,6 @@ def descend_round(
     updates: RoundUpdates,
     validation: Validation,
     initial_weights: Tensor,
-    factors: Tensor,
-    buffer_factors: Tensor,
     *,
     steps: int,
     last_step: Tensor | None = None,
@@ -178,19 +176,14 @@ def descend_round(
         The held-out set with model and loss, or a part of it.
     initial_weights : Tensor
         ``[m]``, as in :func:`descend_weights`.
-    factors, buffer_factors : Tensor
-        ``[m]``, in (0, 1]: by which the updates of parameters, and of buffers, are shortened.
     steps, last_step, relative
         As in :func:`descend_weights`.
     """
-    shortened = updates.client_updates
-    if bool((factors < 1).any()):
-        shortened = shortened * factors.to(shortened).unsqueeze(1)
+    shortened = updates.shortened().client_updates
 
     def buffers(weights: Tensor) -> dict[str, Tensor]:
-        combined = combine_buffers(
-            updates.global_buffers, updates.buffer_updates, weights * buffer_factors
-        )
+        own = weights * updates.buffer_shortening
+        combined = combine_buffers(updates.global_buffers, updates.buffer_updates, own)
         return {**updates.named_buffers, **updates.split_buffers(combined)}
 
     return descend_weights(

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.batches import map_tensors, num_rows
-from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation.objective import Objective, PairObjective
 
 _BLOCK = 256  # Examples whose similarities to all others are in memory at a time.
@@ -62,9 +61,8 @@ def example_influence(
     ----------
     Pruthi et al., *Estimating Training Data Influence by Tracing Gradient Descent*, 2020.
     """
-    names = trainable_names(model)
-    named = dict(model.named_parameters(remove_duplicate=False))
-    weights = {f"model.{name}": named[name].detach() for name in names}
+    trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    weights = {f"model.{name}": parameter.detach() for name, parameter in trained}
     pieces = torch.split(gradient, [weight.numel() for weight in weights.values()])
     direction = {
         name: piece.view_as(weight).to(weight)

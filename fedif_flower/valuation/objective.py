@@ -127,13 +127,13 @@ class Objective:
 
     call = "batch_loss(model, batch)"
     ignored: int | None = None  # The target that stands for no answer, if there is one.
+    known_metrics: tuple[str, ...] = ("loss",)
 
     def __init__(
-        self, batch_loss: BatchLoss, scores: Mapping[str, ScoreFunction] | None = None
+        self, loss_fn: Callable[..., Any], scores: Mapping[str, ScoreFunction] | None = None
     ) -> None:
-        self.batch_loss = batch_loss
-        self.scores = scores or {}
-        self.metrics: frozenset[str] = frozenset(("loss", *self.scores))
+        self.loss_fn, self.scores = loss_fn, scores or {}
+        self.metrics: frozenset[str] = frozenset((*self.known_metrics, *self.scores))
 
     def check(self, batch: Any) -> None:
         """Accept everything: only ``batch_loss`` knows what a batch is."""
@@ -150,7 +150,7 @@ class Objective:
         self, model: nn.Module, batch: Any, size: BatchSize | None = None
     ) -> tuple[Tensor, BatchSize]:
         """Return the mean loss over the batch, and its size unless that is known."""
-        answer = self.batch_loss(model, batch)
+        answer = self.loss_fn(model, batch)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise ValuationError(
                 f"batch_loss returned {describe(answer)}; expected (mean loss, size)"
@@ -180,9 +180,7 @@ class Objective:
 
     def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
         """Return each metric's mean over the batch, right answers' number; NaN: not defined."""
-        own = {"loss": self.loss, **self.scores}
-        judges: list[Callable[..., Any]] = [own.get(metric, _undefined) for metric in metrics]
-        return [torch.as_tensor(judge(model, batch)) for judge in judges]
+        return _figures({"loss": self.loss, **self.scores}, metrics, model, batch)
 
 
 class PairObjective(Objective):
@@ -192,13 +190,12 @@ class PairObjective(Objective):
     """
 
     call = "loss_fn(model(inputs), targets)"
+    known_metrics = ("loss", "accuracy")
 
     def __init__(
         self, loss_fn: LossFunction, scores: Mapping[str, ScoreFunction] | None = None
     ) -> None:
-        self.loss_fn = loss_fn
-        self.scores = scores or {}
-        self.metrics = frozenset(("loss", "accuracy", *self.scores))
+        super().__init__(loss_fn, scores)
         self.class_mean = class_mean(loss_fn)
         self.ignored = None if self.class_mean is None else self.class_mean.ignored
 
@@ -235,13 +232,9 @@ class PairObjective(Objective):
     def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
         """Return what that of the base does, from one pass."""
         *inputs, targets = batch
-        outputs = model(*inputs)
-        own = {"loss": self.loss_fn, "accuracy": self._right, **self.scores}
-        found = [own.get(metric, _undefined)(outputs, targets) for metric in metrics]
-        return list(map(torch.as_tensor, found))
-
-    def _right(self, outputs: Any, targets: Any) -> Tensor:
-        return num_correct(outputs, targets, self.ignored)
+        right = partial(num_correct, ignored=self.ignored)
+        own = {"loss": self.loss_fn, "accuracy": right, **self.scores}
+        return _figures(own, metrics, model(*inputs), targets)
 
 
 def objective_of(
@@ -272,12 +265,14 @@ def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tenso
     """
     labels = class_labels((targets,))
     if labels is None or not isinstance(outputs, Tensor) or outputs.dim() != 2:
-        return _undefined()
+        return torch.tensor(torch.nan)
     right = outputs.argmax(dim=1) == labels
     if ignored is not None and ignored >= 0:  # No answer is negative.
         right &= labels != ignored
-    return right.sum().float() if outputs.shape[1] > 1 else _undefined()
+    return right.sum().float() if outputs.shape[1] > 1 else torch.tensor(torch.nan)
 
 
-def _undefined(*_: Any) -> Tensor:
-    return torch.tensor(torch.nan)
+def _figures(judges: Mapping[str, Any], metrics: Sequence[str], *judged: Any) -> list[Tensor]:
+    """Return what judges say, as tensors; NaN where there is none."""
+    found = (judges[metric](*judged) if metric in judges else torch.nan for metric in metrics)
+    return [torch.as_tensor(figure) for figure in found]

@@ -202,10 +202,7 @@ class Passes:
         How many examples count, and what the mean of their losses divides by.
     """
 
-    batches: list[Batch]
     metrics: frozenset[str]
-    num_examples: float
-    total_weight: float
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge

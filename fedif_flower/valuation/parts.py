@@ -138,8 +138,9 @@ def class_validations(validation: _Whole) -> list[_Whole]:
         If the targets are no classes, or a class has no example.
     """
     batches = [batch.content for batch in validation.batches]
-    labels, present = _labels(batches), _present(validation)
-    if "accuracy" not in validation.metrics or labels is None or not _num_rows(batches):
+    present = _present(validation)
+    labels = _labels(batches) if _num_rows(batches) else None
+    if labels is None or not present:
         raise ValuationError("the validation set has no classes to tell contributions apart by")
     missing = set(range(max(present) + 1)) - present
     if missing or min(present) < 0:
@@ -159,20 +160,21 @@ def missing_classes(validation: Passes) -> list[int]:
     They are the columns of the model's outputs ``[n, classes]``; an empty list where the targets
     are no classes.
     """
-    if "accuracy" not in validation.metrics:
+    if not (present := _present(validation)):
         return []
     *inputs, _ = first_few(validation.batches[0].content)
     model = validation.judge.model
     with model.evaluation_mode():
         outputs = model.module(*inputs)
-    return sorted(set(range(outputs.shape[1])) - _present(validation))
+    return sorted(set(range(outputs.shape[1])) - present)
 
 
 def _present(validation: Passes) -> set[int]:
-    """Return the classes that have an example; a target that is ignored is none."""
+    """Return the classes that have an example, if there are any; an ignored target is none."""
     labels = _labels([batch.content for batch in validation.batches])
     found = set() if labels is None else set(labels.tolist())
-    return found - {validation.judge.objective.ignored}
+    is_defined = "accuracy" in validation.metrics
+    return found - {validation.judge.objective.ignored} if is_defined else set()
 
 
 def _labels(batches: Sequence[Any]) -> Tensor | None:

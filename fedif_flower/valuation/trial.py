@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -62,15 +63,8 @@ def try_batches(
 
     fastest = fastest_memory_format(module, attempt)
     batch = formatted(first, fastest)
-    try:
+    with _named(f"{objective.call} fails", batch):
         differentiate(model, objective, batch)
-    except ValuationError:
-        raise
-    except Exception as error:
-        raise ValuationError(
-            f"{objective.call} fails on the first validation batch, {describe(batch)}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
     metrics = frozenset(m for m in objective.metrics if _is_defined(module, objective, batch, m))
     with torch.no_grad():
         contents = (formatted(batch, fastest) for batch in chain([first], batches))
@@ -106,17 +100,25 @@ def differentiate(model: FlatModel, objective: Objective, batch: Any) -> None:
         )
 
 
-def _is_defined(model: nn.Module, objective: Objective, batch: Any, metric: str) -> bool:
+@contextmanager
+def _named(what: str, batch: Any) -> Iterator[None]:
+    """Turn whatever a user's functions raise on a batch into one sentence."""
     try:
-        with evaluation_mode(model)():
-            (total,) = objective.figures(model, batch, (metric,))
-        if total.dim():
-            raise ValueError(f"it is {describe(total)}; expected a number, the mean over the batch")
+        yield
+    except ValuationError:
+        raise
     except Exception as error:
         raise ValuationError(
-            f"the {metric} cannot be taken on the first validation batch, {describe(batch)}: "
+            f"{what} on the first validation batch, {describe(batch)}: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _is_defined(model: nn.Module, objective: Objective, batch: Any, metric: str) -> bool:
+    with _named(f"the {metric} cannot be taken", batch), evaluation_mode(model)():
+        (total,) = objective.figures(model, batch, (metric,))
+        if total.dim():
+            raise ValueError(f"it is {describe(total)}; expected a number, the mean over the batch")
     return metric != "accuracy" or not bool(total.isnan())
 
 
@@ -137,23 +139,20 @@ def require_mean(model: nn.Module, objective: Objective, batches: Sequence[Any])
             judged = (model(*inputs), targets)
             if (labels := class_labels(judged)) is not None:
                 judged = take_rows(judged, labels.argsort(stable=True))  # Unlike parts differ most.
-            count = num_rows(judged) or 0
-            sizes = [max(count // 3, 1), count - max(count // 3, 1)]
-            whole = objective.loss_fn(*judged)
-            first, second = (
-                float(objective.loss_fn(*take_rows(judged, rows)))
-                for rows in torch.split(torch.arange(count), sizes)
-            )
+            rows, whole = torch.arange(num_rows(judged) or 0), objective.loss_fn(*judged)
+            sizes = [max(len(rows) // 3, 1), len(rows) - max(len(rows) // 3, 1)]
+            parts = (take_rows(judged, own) for own in torch.split(rows, sizes))
+            first, second = (float(objective.loss_fn(*part)) for part in parts)
     except Exception:  # A model may take one batch size alone; what it takes was tried before.
         return
-    found, mean = float(whole), (sizes[0] * first + sizes[1] * second) / count
+    found, mean = float(whole), (sizes[0] * first + sizes[1] * second) / len(rows)
     tolerance = _ROUNDINGS * torch.finfo(whole.dtype).eps
     allowed = tolerance * max(abs(found), abs(first), abs(second))
     if sizes[1] and math.isfinite(found) and not abs(found - mean) <= allowed:
         raise ConfigError(
-            f"loss_fn gives {found:.6g} for {count} examples, but {first:.6g} and {second:.6g} for "
-            f"{sizes[0]} and {sizes[1]} of them, whose mean is {mean:.6g}: results would depend on "
-            "the batch size. Allowed: a mean over the examples; torch's cross_entropy, nll_loss, "
-            "CrossEntropyLoss or NLLLoss (or a partial of one) for class weights and targets to "
-            "ignore; else batch_loss(model, batch) -> (loss, what it divides by)"
+            f"loss_fn gives {found:.6g} for {len(rows)} examples, but {first:.6g} and {second:.6g} "
+            f"for {sizes[0]} and {sizes[1]} of them, whose mean is {mean:.6g}: results would "
+            "depend on the batch size. Allowed: a mean over the examples; torch's cross_entropy, "
+            "nll_loss, CrossEntropyLoss or NLLLoss (or a partial of one) for class weights and "
+            "targets to ignore; else batch_loss(model, batch) -> (loss, what it divides by)"
         )

@@ -23,8 +23,8 @@ from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.credit import PastSteps
 from fedif_flower.valuation.influence import Projections, project_updates
-from fedif_flower.valuation.past_steps import PastSteps
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.members import AuditTask, Member
 

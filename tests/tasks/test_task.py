@@ -45,9 +45,7 @@ def test_attacks_see_inputs_in_the_unit_range_and_models_what_they_take():
 
 
 def test_a_transform_needs_tensors():
-    with pytest.raises(
-        DataError, match="task 't': transform takes tensors of inputs; the data are"
-    ):
+    with pytest.raises(DataError, match="task 't': transform takes tensors of inputs; the data"):
         task(transform=torch.neg).transformed([1, 2])
 
 

@@ -22,6 +22,13 @@ def build(constructor, *arguments) -> nn.Module:
     return constructor(*arguments)
 
 
+def whole(model: nn.Module, loss_fn, inputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:
+    """Return loss and gradient ``[d]`` on all of the data at once."""
+    loss = loss_fn(model(inputs), targets)
+    found = torch.autograd.grad(loss, list(model.parameters()))
+    return loss.item(), torch.cat([gradient.flatten() for gradient in found])
+
+
 def dict_loss(model, batch):
     """A user's loss on :data:`EXAMPLES`."""
     return functional.cross_entropy(model(batch["img"]), batch["label"]), len(batch["label"])

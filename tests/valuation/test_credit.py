@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -13,46 +12,45 @@ from torch import Tensor
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.valuation.credit import (
+    REMEMBERED,
+    Credit,
     CreditBounds,
+    PastSteps,
     credited,
     opposition,
     own_lengths,
     usual_lengths,
 )
-from fedif_flower.valuation.past_steps import PastSteps
 
-HALVES = torch.full((4,), 0.25, dtype=torch.float64)
 LAST = torch.tensor([0.0, 0.0, 0.0, 2.0])
+near = pytest.approx
 
 
-def geometry(updates: Tensor, last: Tensor | None = None, **given) -> dict[str, Any]:
-    updates = updates.double()
-    m = len(updates)
-    last = torch.zeros(updates.shape[1]) if last is None else last
+def bound(bounds: CreditBounds, updates: Tensor, last: Tensor | None = None, **given) -> Credit:
+    updates, m = updates.double(), len(updates)
     own = {
-        "client_ids": tuple(range(m)),
         "examples": torch.full((m,), 10.0),
         "weights": torch.full((m,), 1 / m, dtype=torch.float64),
     } | given
-    shares = PastSteps([last] if bool(last.any()) else []).shares(updates)
-    return {"applied": own["weights"], "gram": updates @ updates.T, "shares": shares} | own
+    shares = PastSteps([] if last is None else [last]).shares(updates)
+    known = {"gram": updates @ updates.T, "shares": shares, "applied": own["weights"]}
+    return bounds.bound(client_ids=range(m), **known | own)
 
 
 def test_a_long_update_counts_as_so_much_longer_than_usual():
     lengths = torch.diag(torch.tensor([1.0, 1.0, 4.0]))
-    credit = CreditBounds(1.25).bound(**geometry(lengths))
-    assert credit.kept.tolist() == pytest.approx([1.0, 1.0, 1.25 / 4])
-    assert credit.length.tolist() == pytest.approx([1.0, 1.0, 4.0])
+    credit = bound(CreditBounds(1.25), lengths)
+    assert credit.kept.tolist() == near([1.0, 1.0, 1.25 / 4])
+    assert credit.length.tolist() == near([1.0, 1.0, 4.0])
     # Shortened in the round already, it is not shortened again.
     short = torch.tensor([1 / 3, 1 / 3, 1 / 12], dtype=torch.float64)
     bounds = CreditBounds(1.25)
-    credit = bounds.bound(**geometry(lengths, applied=short))
-    assert credit.kept.tolist() == pytest.approx([1.0, 1.0, 1.0])
+    assert bound(bounds, lengths, applied=short).kept.tolist() == near([1.0] * 3)
     # Lengths are remembered, and go with a checkpoint.
     again = CreditBounds(1.25)
     again.load_state_dict(bounds.state_dict())
-    grown = geometry(torch.diag(torch.tensor([1.0, 4.0, 4.0])))
-    assert again.bound(**grown).length.tolist() == bounds.bound(**grown).length.tolist()
+    grown = torch.diag(torch.tensor([1.0, 4.0, 4.0]))
+    assert bound(again, grown).length.tolist() == bound(bounds, grown).length.tolist()
 
 
 def test_lengths_grow_with_examples_as_the_members_do():
@@ -60,59 +58,48 @@ def test_lengths_grow_with_examples_as_the_members_do():
     lengths = 3.0 * examples.sqrt()
     asked = torch.tensor([10.0, 90.0])
     expected = [3.0 * math.sqrt(10), 3.0 * math.sqrt(90)]
-    assert usual_lengths(examples, lengths, asked).tolist() == pytest.approx(expected)
+    assert usual_lengths(examples, lengths, asked).tolist() == near(expected)
     # One of six that sends a thousand times as much changes nothing.
     longer = torch.cat([lengths, torch.tensor([3e4])])
     more = torch.cat([examples, torch.tensor([40.0])])
-    assert usual_lengths(more, longer, asked).tolist() == pytest.approx(expected, rel=0.2)
+    assert usual_lengths(more, longer, asked).tolist() == near(expected, rel=0.2)
     # Of fewer than five, the median alone.
-    assert usual_lengths(examples[:3], lengths[:3], asked).tolist() == pytest.approx(
-        [3.0 * math.sqrt(20)] * 2
-    )
+    few = usual_lengths(examples[:3], lengths[:3], asked)
+    assert few.tolist() == near([3.0 * math.sqrt(20)] * 2)
 
 
-def test_a_weight_beyond_so_many_median_members_is_not_credited():
+def test_the_mean_weight_beyond_so_many_median_members_is_not_credited():
     weights = torch.tensor([0.1, 0.1, 0.8], dtype=torch.float64)
-    credit = CreditBounds(weight=2.0).bound(**geometry(torch.eye(3), weights=weights))
-    assert credit.weight.tolist() == pytest.approx([0.3, 0.3, 2.4])
-    assert credit.kept.tolist() == pytest.approx([1.0, 1.0, 2.0 / 2.4])
+    bounds = CreditBounds(weight=2.0)
+    credit = bound(bounds, torch.eye(3), weights=weights)
+    assert credit.weight.tolist() == near([0.3, 0.3, 2.4])
+    assert credit.kept.tolist() == near([1.0, 1.0, 2.0 / 2.4])
+    # It is the mean of a member's rounds that counts: (2.4 + 1) / 2 is within the bound.
+    credit = bound(bounds, torch.eye(3))
+    assert credit.weight.tolist() == near([0.65, 0.65, 1.7])
+    assert credit.kept.tolist() == [1.0] * 3
     # Claims do not help: the share is that of the median member.
     claimed = torch.tensor([10.0, 10.0, 80.0])
-    found = CreditBounds(weight=2.0).bound(
-        **geometry(torch.eye(3), weights=weights, examples=claimed)
-    )
-    assert found.weight.tolist() == pytest.approx([1.0, 1.0, 8.0])
-
-
-def test_it_is_the_mean_weight_of_a_members_rounds_that_counts():
-    bounds = CreditBounds(weight=2.0)
-    even = torch.full((3,), 1 / 3, dtype=torch.float64)
-    bounds.bound(**geometry(torch.eye(3), weights=even))
-    # 2.7 median members in this round, 1 in the one before: 1.85 on average, within the bound.
-    uneven = torch.tensor([0.05, 0.05, 0.9], dtype=torch.float64)
-    credit = bounds.bound(**geometry(torch.eye(3), weights=uneven))
-    assert credit.weight.tolist() == pytest.approx([0.575, 0.575, 1.85])
-    assert credit.kept.tolist() == [1.0] * 3
+    found = bound(CreditBounds(weight=2.0), torch.eye(3), weights=weights, examples=claimed)
+    assert found.weight.tolist() == near([1.0, 1.0, 8.0])
 
 
 def test_the_last_step_beyond_what_is_usual_is_returned():
     # Own lengths 1; of the last step 1, 1, 1 and 3; usual is 1, and 1.5 times that is credited.
+    bounds = CreditBounds(0, 1.5, 0)
     updates = torch.tensor([[1.0, 0, 0, 1], [0, 1.0, 0, 1], [0, 0, 1.0, 1], [-1.0, 0, 0, 3.0]])
-    credit = CreditBounds(0, 1.5, 0).bound(**geometry(updates, LAST))
-    assert credit.borrowed.tolist() == pytest.approx([1.0, 1.0, 1.0, 3.0])
-    assert credit.returned[:, 0].tolist() == pytest.approx([0.0, 0.0, 0.0, 1.5])
+    credit = bound(bounds, updates, LAST)
+    assert credit.borrowed.tolist() == near([1.0, 1.0, 1.0, 3.0])
+    assert credit.returned[:, 0].tolist() == near([0.0, 0.0, 0.0, 1.5])
     # The last step alone is returned whole.
     updates[3] = 3 * LAST
-    credit = CreditBounds(0, 1.5, 0).bound(**geometry(updates, LAST))
-    assert credit.returned[3].item() == pytest.approx(6.0)
+    credit = bound(bounds, updates, LAST)
+    assert credit.returned[3].item() == near(6.0)
     assert credit.borrowed[3].item() == 99.0
-
-
-def test_a_trace_of_the_last_step_is_left_where_it_is_nobodys_direction():
-    updates = torch.tensor([[1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0.05]])
-    credit = CreditBounds(0, 1.5, 0).bound(**geometry(updates, LAST))
+    # A trace of it is left where it is nobody's direction.
+    credit = bound(bounds, torch.tensor([[1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0.05]]), LAST)
     assert credit.returned.tolist() == [[0.0]] * 3
-    assert credit.borrowed.tolist() == pytest.approx([0.0, 0.0, 1.0])
+    assert credit.borrowed.tolist() == near([0.0, 0.0, 1.0])
 
 
 def test_noise_is_nobodys_own():
@@ -137,12 +124,12 @@ def test_who_is_turned_against_all_is_so_alone():
     gram = torch.full((6, 6), 0.8).double()
     gram[5, :], gram[:, 5] = -0.9, -0.9
     gram.fill_diagonal_(1.0)
-    assert opposition(gram).tolist() == pytest.approx([0.0] * 5 + [0.9])
+    assert opposition(gram).tolist() == near([0.0] * 5 + [0.9])
     # A pair among others is seen whole, whoever else leans against one of the two.
     gram = torch.eye(6).double()
     gram[0, 1] = gram[1, 0] = -0.95
     gram[0, 2] = gram[2, 0] = -0.3
-    assert opposition(gram).tolist() == pytest.approx([0.95, 0.95, 0.3, 0.0, 0.0, 0.0])
+    assert opposition(gram).tolist() == near([0.95, 0.95, 0.3, 0.0, 0.0, 0.0])
 
 
 @given(
@@ -151,8 +138,7 @@ def test_who_is_turned_against_all_is_so_alone():
 )
 def test_nobody_is_credited_with_more_than_it_contributed(entries, values):
     updates = torch.tensor(entries).reshape(4, 3)
-    found = geometry(updates, torch.tensor([0.0, 1.0, 0.0]), weights=HALVES)
-    credit = CreditBounds().bound(**found)
+    credit = bound(CreditBounds(), updates, torch.tensor([0.0, 1.0, 0.0]))
     assert bool(((credit.kept > 0) & (credit.kept <= 1)).all())
     contributions = torch.tensor(values).double()
     returned = credit.returned[:, 0]
@@ -168,3 +154,19 @@ def test_a_bound_is_nothing_or_one_at_least(given):
     (name,) = given
     with pytest.raises(ConfigError, match=f"{name} = .*; allowed: 0 \\(no bound\\) or a number"):
         CreditBounds(**given)
+
+
+def test_coordinates_in_the_last_steps_by_hand():
+    # The newest step is along the first axis; the one before adds the second.
+    past = PastSteps([torch.tensor([2.0, 0.0, 0.0]), torch.tensor([3.0, -1.0, 0.0])])
+    updates = torch.tensor([[1.0, 2.0, 5.0], [-4.0, 0.0, 1.0]])
+    assert past.shares(updates).tolist() == [[1.0, -2.0], [-4.0, 0.0]]
+
+
+def test_the_newest_steps_are_remembered_and_those_of_length_0_are_none():
+    past = PastSteps()
+    assert past.shares(torch.ones(2, 4)).shape == (2, 0)
+    for axis in range(4):
+        past = past.after(torch.eye(4)[axis]).after(torch.zeros(4))
+    assert len(past.steps) == REMEMBERED == 3
+    assert past.shares(torch.eye(4)).tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]

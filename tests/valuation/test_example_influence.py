@@ -11,51 +11,7 @@ from fedif_flower.valuation.example_influence import (
     representations,
 )
 from fedif_flower.valuation.objective import Objective, PairObjective
-
-
-def line(weights: list[float], bias: float) -> nn.Module:
-    model = nn.Linear(len(weights), 1)
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([weights]))
-        model.bias.fill_(bias)
-    return model.eval()
-
-
-def test_losses_and_products_of_a_linear_model_by_hand():
-    # f(x) = 2 a - b + 1; squared loss; gradient 2 (f(x) - y) (a, b, 1).
-    model = line([2.0, -1.0], 1.0)
-    inputs = torch.tensor([[1.0, 1.0], [0.0, 2.0], [3.0, 0.0]])  # f = 2, -1, 7
-    targets = torch.tensor([[0.0], [-1.0], [8.0]])  # errors 2, 0, -1
-    gradient = torch.tensor([1.0, 10.0, 100.0])
-    objective = PairObjective(functional.mse_loss)
-    found = example_influence(model, objective, [(inputs, targets)], gradient)
-    assert found.losses.tolist() == [4.0, 0.0, 1.0]
-    # 2 * 2 * (1 + 10 + 100); 0; 2 * -1 * (3 + 0 + 100)
-    assert found.products.tolist() == [444.0, 0.0, -206.0]
-
-
-def small_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
-    ).eval()
-
-
-def test_the_mean_of_the_products_is_that_of_the_mean_s_gradient():
-    model, mean_loss = small_model(), functional.cross_entropy
-    inputs, targets = torch.randn(5, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1])
-    parameters = list(model.parameters())
-    gradients = torch.autograd.grad(mean_loss(model(inputs), targets), parameters)
-    mean = torch.cat([g.reshape(-1) for g in gradients])
-    direction = torch.randn(len(mean))
-    batches = list(zip(inputs.split(2), targets.split(2), strict=True))
-    for objective in (
-        PairObjective(mean_loss),
-        Objective(lambda model, batch: (mean_loss(model(batch[0]), batch[1]), len(batch[1]))),
-    ):
-        found = example_influence(model, objective, batches, direction)
-        assert float(found.products.mean()) == pytest.approx(float(mean @ direction), rel=1e-4)
-    assert all(parameter.grad is None for parameter in parameters)
+from tests.valuation.models import whole
 
 
 class Doubled(torch.autograd.Function):
@@ -73,20 +29,42 @@ class Doubled(torch.autograd.Function):
 
 
 class Twice(nn.Linear):
+    """Has no forward differentiation."""
+
     def forward(self, x):
         return Doubled.apply(super().forward(x))
 
 
-def test_a_layer_without_forward_differentiation_gives_the_same():
-    model = Twice(2, 1).eval()
-    with torch.no_grad():
-        model.weight.copy_(torch.tensor([[1.0, -0.5]]))
-        model.bias.fill_(0.5)
-    batch = (torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0]]))  # 2 (1 - 0.5 + 0.5) = 2
-    direction = torch.tensor([1.0, 10.0, 100.0])
-    found = example_influence(model, PairObjective(functional.mse_loss), [batch], direction)
-    assert found.losses.tolist() == [4.0]
-    assert found.products.tolist() == [2 * 2 * 2 * 111.0]
+@pytest.mark.parametrize(("kind", "factor"), [(nn.Linear, 1), (Twice, 2)])
+def test_losses_and_products_of_a_linear_model_by_hand(kind, factor):
+    # f(x) = 2 a - b + 1; squared loss; gradient 2 (f(x) - y) (a, b, 1), twice if half is doubled.
+    model, values = kind(2, 1).eval(), torch.tensor([2.0, -1.0, 1.0]) / factor
+    nn.utils.vector_to_parameters(values, model.parameters())
+    inputs = torch.tensor([[1.0, 1.0], [0.0, 2.0], [3.0, 0.0]])  # f = 2, -1, 7
+    targets = torch.tensor([[0.0], [-1.0], [8.0]])  # errors 2, 0, -1
+    gradient = torch.tensor([1.0, 10.0, 100.0])
+    objective = PairObjective(functional.mse_loss)
+    found = example_influence(model, objective, [(inputs, targets)], gradient)
+    assert found.losses.tolist() == [4.0, 0.0, 1.0]
+    # 2 * 2 * (1 + 10 + 100); 0; 2 * -1 * (3 + 0 + 100)
+    assert (found.products / factor).tolist() == [444.0, 0.0, -206.0]
+
+
+def test_the_mean_of_the_products_is_that_of_the_mean_s_gradient():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)
+    model, mean_loss = nn.Sequential(*layers).eval(), functional.cross_entropy
+    inputs, targets = torch.randn(5, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1])
+    _, mean = whole(model, mean_loss, inputs, targets)
+    direction = torch.randn(len(mean))
+    batches = list(zip(inputs.split(2), targets.split(2), strict=True))
+    for objective in (
+        PairObjective(mean_loss),
+        Objective(lambda model, batch: (mean_loss(model(batch[0]), batch[1]), len(batch[1]))),
+    ):
+        found = example_influence(model, objective, batches, direction)
+        assert float(found.products.mean()) == pytest.approx(float(mean @ direction), rel=1e-4)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_agreement_of_neighbours_by_hand():
@@ -103,5 +81,4 @@ def test_representations_are_what_the_last_linear_layer_is_given():
     batches = [(torch.tensor([[1.0, -1.0]]), torch.tensor([0]))] * 2
     assert representations(model, batches).tolist() == [[1.0, 0.0]] * 2
     assert not model[2]._forward_pre_hooks
-    plain = nn.Flatten()
-    assert representations(plain, batches).tolist() == [[1.0, -1.0]] * 2
+    assert representations(nn.Flatten(), batches).tolist() == [[1.0, -1.0]] * 2

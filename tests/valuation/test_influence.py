@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from fedif_flower.round import ModelVectors
 from fedif_flower.valuation import InfluenceValuation, Validation
@@ -13,7 +16,7 @@ from fedif_flower.valuation.influence import (
     project_updates,
     round_influence,
 )
-from fedif_flower.valuation.ledger import min_max
+from fedif_flower.valuation.ledger import ScoreLedger, min_max
 from tests.rounds import a_round
 
 GLOBAL = torch.tensor([1.0, 1.0])
@@ -23,16 +26,14 @@ GRADIENT = torch.tensor([3.0, 4.0])
 
 
 def test_projections_by_hand():
-    inner, squared_norm, _ = project_updates(CLIENTS - GLOBAL, GRADIENT)
-    assert inner.tolist() == [25.0, -25.0, 0.0]
-    assert squared_norm.tolist() == [25.0, 25.0, 0.0]
     known = torch.tensor([25.0, 25.0, 0.0], dtype=torch.float64)
-    again = project_updates(CLIENTS - GLOBAL, GRADIENT, known)
-    assert torch.equal(again.inner, inner)
-    assert torch.equal(again.squared_norm, known)
+    for norms in (None, known):
+        inner, squared_norm, _ = project_updates(CLIENTS - GLOBAL, GRADIENT, norms)
+        assert inner.tolist() == [25.0, -25.0, 0.0]
+        assert squared_norm.tolist() == known.tolist()
 
 
-def psi(updates: torch.Tensor, gradient: torch.Tensor) -> list[float]:
+def psi(updates: Tensor, gradient: Tensor) -> list[float]:
     """Return what a round's min-max makes of its influences."""
     found = project_updates(updates, gradient)
     return min_max(influence_from(found), influence_resolution(found)).tolist()
@@ -81,3 +82,49 @@ def test_valuation_on_a_quadratic(prepared):
     assert scores.values.tolist() == pytest.approx([4.0, -4.0])
     assert scores.influences.tolist() == pytest.approx([4.0, -2.0])
     assert scores.evaluations == 1
+
+
+MEMBERS, NOISY, SIZE = 10, 5, 20
+
+
+@given(seed=st.integers(0, 2**31), noise=st.floats(0.0, 10.0), step=st.floats(1e-4, 1.0))
+def test_the_loss_changes_by_no_more_than_the_bound_and_fedif_s_noise_term_is_the_smaller(
+    seed, noise, step
+):
+    """Theorem 1 (bounded one-step loss change) on a problem whose L and beta are known.
+
+    Client i's objective is F_i(w) = 1/2 (w - c_i)' A (w - c_i), so that its gradient A (w - c_i) is
+    L-Lipschitz with L the largest eigenvalue of A, and its dissimilarity from the mean objective,
+    A (c - c_i) with c the weighted mean of the c_i, is the same everywhere.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    root = normal(SIZE, SIZE) / math.sqrt(SIZE)
+    hessian, centres, start = root @ root.T, 0.3 * normal(MEMBERS, SIZE), 2 * normal(SIZE)
+    noises = noise * normal(MEMBERS, SIZE)  # [m, d], zero for honest clients
+    noises[NOISY:] = 0
+    gradients = (start - centres) @ hessian  # [m, d]
+    models = start - step * (gradients + noises)  # [m, d]
+    even = torch.full((MEMBERS,), 1 / MEMBERS, dtype=torch.float64)
+    ledger = ScoreLedger(gamma=0.3)  # The first round: influence, min-max, smoothing, weights.
+    ledger.update(range(MEMBERS), min_max(round_influence(start, models, gradients.mean(dim=0))))
+    fedif = ledger.weights(range(MEMBERS))
+    terms = []
+    for weights in (even, fedif):
+        # Lemma 1 takes F to be the mean of the clients' objectives under the weights themselves.
+        def loss(params: Tensor, weights: Tensor = weights) -> float:
+            away = params - centres  # [m, d]
+            return float(weights @ (0.5 * ((away @ hessian) * away).sum(dim=1)))
+
+        gradient = weights @ gradients  # [d]
+        beta_squared = float(weights @ (gradients - gradient).square().sum(dim=1))
+        slope = float(gradient.square().sum())
+        terms.append(float(weights @ noises.square().sum(dim=1)))
+        factor = step**2 * (float(torch.linalg.eigvalsh(hessian).max()) + 1)
+        bound = loss(start) + slope / 2 + factor * (slope + beta_squared + terms[-1])
+        assert loss(weights @ models) <= bound + 1e-9 * abs(bound)
+    if noise > 2:
+        assert terms[1] < 0.9 * terms[0]

@@ -23,9 +23,7 @@ def test_of_equal_blocks_it_is_the_standard_error_of_a_mean():
     values = np.random.default_rng(0).normal(size=(20, 1))
     expected = t.ppf(0.975, 19) * values.std(ddof=1) / math.sqrt(20)
     assert half_widths(values / 20, np.full(20, 1 / 20)) == pytest.approx([expected])
-
-
-def test_blocks_that_differ_by_their_sizes_alone_tell_of_no_luck():
+    # Blocks that differ by their sizes alone tell of no luck.
     weights = np.array([0.2, 0.3, 0.5])
     assert half_widths(5 * weights[:, None], weights) == pytest.approx([0.0], abs=1e-12)
 

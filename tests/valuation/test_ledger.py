@@ -70,20 +70,15 @@ def test_bias_corrected_scores_are_means_and_survive_a_checkpoint(scores, gamma)
     assert again.accumulative_influence == {3: 1.0, 4: -1.5}
 
 
-def test_weights_by_hand():
+def test_weights_by_hand(caplog):
     ledger = ScoreLedger(1.0)
-    ledger.update([1, 2, 3], vector(1.0, 3.0, -2.0))
-    assert ledger.weights([1, 2, 3]).tolist() == [0.25, 0.75, 0.0]
-
-
-def test_weights_are_uniform_and_warned_of_if_all_are_zero(caplog):
-    ledger = ScoreLedger(0.5)
     with caplog.at_level(logging.WARNING):
+        assert ledger.weights([4]).tolist() == [1.0]
+        assert caplog.text == ""
         assert ledger.weights([4, 5]).tolist() == [0.5, 0.5]
     assert "uniform" in caplog.text
-    caplog.clear()
-    assert ledger.weights([4]).tolist() == [1.0]
-    assert caplog.text == ""
+    ledger.update([1, 2, 3], vector(1.0, 3.0, -2.0))
+    assert ledger.weights([1, 2, 3]).tolist() == [0.25, 0.75, 0.0]
 
 
 def test_population_weights_by_hand():
@@ -96,14 +91,9 @@ def test_population_weights_by_hand():
     assert ledger.population_weights([1, 2], 4).tolist() == pytest.approx([0.4 / 1.5, 1.2 / 1.5])
 
 
-def test_what_is_out_of_range_is_named():
+def test_what_is_wrong_is_named():
     with pytest.raises(ConfigError, match=r"gamma = 0\.0; allowed: a number > 0 and <= 1"):
         ScoreLedger(0.0)
-    with pytest.raises(ConfigError, match="initial"):
-        ScoreLedger(0.3, initial=-1.0)
-
-
-def test_bad_scores_name_the_client():
     ledger = ScoreLedger(0.3)
     with pytest.raises(ValuationError, match="client 9 has score nan"):
         ledger.update([8, 9], vector(1.0, float("nan")))

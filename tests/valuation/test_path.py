@@ -23,7 +23,6 @@ from fedif_flower.valuation.shapley import exact_shapley
 from tests.tolerance import rounding
 
 RULES = list(QUADRATURES)
-CUBIC_RULES = ["simpson", "gauss2"]
 TIGHT = rounding(torch.float64)
 SEEDS = st.integers(0, 10_000)
 
@@ -53,8 +52,9 @@ def game(seed: int, m: int = 4, d: int = 5) -> tuple[Tensor, Tensor, Tensor]:
     return model, updates, torch.randn(m, generator=generator, dtype=torch.float64) / 2 + 0.5
 
 
-def decrease(loss: Polynomial, model: Tensor, updates: Tensor, coefficients: Tensor) -> float:
-    return loss.loss(model) - loss.loss(model + coefficients @ updates)
+def decrease(loss: Polynomial, model: Tensor, updates: Tensor, coefficients: Tensor) -> Tensor:
+    fell = loss.loss(model) - loss.loss(model + coefficients @ updates)
+    return torch.tensor(fell, dtype=torch.float64)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
@@ -81,13 +81,12 @@ def test_by_hand(rule, expected):
 
 @given(seed=SEEDS)
 @pytest.mark.parametrize(
-    ("rule", "cubic"), [*((rule, False) for rule in RULES), *((rule, True) for rule in CUBIC_RULES)]
+    ("rule", "cubic"), [*((rule, False) for rule in RULES), ("simpson", True), ("gauss2", True)]
 )
 def test_contributions_sum_to_the_decrease_of_a_polynomial(rule, cubic, seed):
     loss, (model, updates, coefficients) = Polynomial(seed, cubic=cubic), game(seed)
     found = path_attribution(loss.gradient, model, updates, coefficients, rule)
-    expected = torch.tensor(decrease(loss, model, updates, coefficients), dtype=torch.float64)
-    close(found.sum(), expected)
+    close(found.sum(), decrease(loss, model, updates, coefficients))
 
 
 @given(seed=SEEDS, who=st.integers(0, 3), zero_weight=st.booleans())
@@ -110,8 +109,7 @@ def test_it_is_the_shapley_value_of_a_quadratic(rule, seed):
     loss, (model, updates, coefficients) = Polynomial(seed), game(seed)
 
     def worth(masks: Tensor) -> Tensor:
-        worths = [decrease(loss, model, updates[c], coefficients[c]) for c in masks]
-        return torch.tensor(worths, dtype=torch.float64)
+        return torch.stack([decrease(loss, model, updates[c], coefficients[c]) for c in masks])
 
     found = path_attribution(loss.gradient, model, updates, coefficients, rule)
     close(found, exact_shapley(worth, 4))

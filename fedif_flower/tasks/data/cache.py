@@ -31,9 +31,11 @@ from fedif_flower.storage import (
     sync_directory,
     temporary_sibling,
     temporary_siblings,
+    write_atomically,
 )
 
 FORMAT = 1
+Moments = tuple[tuple[float, ...], tuple[float, ...]]  # Means and deviations, by channel.
 logger = logging.getLogger(__name__)
 
 
@@ -124,8 +126,9 @@ class RawDataset:
         The uint8 value that stands for pixel 1.0.
     train, test : RawSplit
         The images; ``test`` may have none.
-    mean, std : tuple of float, optional
-        Per channel, of pixels in [0, 1]; computed from the train split if left out.
+    moments : tuple of two tuples of float, optional
+        Means and deviations of the channels, of pixels in [0, 1]; computed from the train split if
+        left out.
     """
 
     classes: tuple[str, ...]
@@ -133,8 +136,7 @@ class RawDataset:
     max_value: int
     train: RawSplit
     test: RawSplit
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    moments: Moments | None = None
 
 
 @dataclass(frozen=True)
@@ -244,10 +246,8 @@ def _prepare(name: str, raw: RawDataset, entry: Path) -> None:
             shape = (len(split.labels), *raw.image_shape)
             files[images.stem] = _write_array(images, shape, "|u1", split.blocks())
             files[labels.stem] = _write_array(labels, shape[:1], "<i8", [split.labels])
-        mean, std = raw.mean, raw.std
-        if mean is None or std is None:
-            train_images = np.load(temporary / "train_images.npy", mmap_mode="r")
-            mean, std = channel_moments(train_images, raw.max_value)
+        pixels = np.load(temporary / "train_images.npy", mmap_mode="r")
+        mean, std = raw.moments or channel_moments(pixels, raw.max_value)
         meta = {
             "format": FORMAT,
             "name": name,
@@ -258,11 +258,7 @@ def _prepare(name: str, raw: RawDataset, entry: Path) -> None:
             "files": files,
         }
         meta["fingerprint"] = _fingerprint(meta)
-        with (temporary / "meta.json").open("x", encoding="utf-8") as file:
-            json.dump(meta, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(temporary)
+        write_atomically(temporary / "meta.json", json.dumps(meta, indent=1))
         temporary.rename(entry)
         sync_directory(entry.parent)
     finally:
@@ -296,9 +292,7 @@ def _write_array(
     }
 
 
-def channel_moments(
-    images: NDArray[np.uint8], max_value: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_moments(images: NDArray[np.uint8], max_value: int) -> Moments:
     """Return mean and standard deviation of each channel, of pixels in [0, 1].
 
     They come from exact counts of the 256 values, so they do not depend on the order of images.

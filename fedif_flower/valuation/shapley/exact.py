@@ -52,14 +52,9 @@ def exact_shapley(utility: Utility, num_clients: int, **_: object) -> Tensor:
         dtype=torch.float64,
     )
     sizes = masks.sum(dim=1)
-    values = torch.empty(num_clients, dtype=torch.float64)
-    for client in range(num_clients):
-        # Bit i of the row number is client i: the middle axis is "without i", "with i".
-        by_membership = utilities.view(-1, 2, 2**client)
-        marginals = by_membership[:, 1] - by_membership[:, 0]
-        size_without = sizes.view(-1, 2, 2**client)[:, 0]
-        values[client] = (weights[size_without] * marginals).sum()
-    return values
+    # With a client and without it, the coalitions of the others come in the same order.
+    values = [weights[sizes[~own]] @ (utilities[own] - utilities[~own]) for own in masks.T]
+    return torch.stack(values)
 
 
 def all_coalitions(num_clients: int) -> Tensor:

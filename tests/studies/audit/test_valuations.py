@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedif_flower.round import ModelVectors
-from fedif_flower.valuation.past_steps import PastSteps
+from fedif_flower.valuation.credit import PastSteps
 from fedif_studies.audit.federation import AuditStep
 from fedif_studies.audit.valuations import (
     banzhaf_of,

@@ -16,13 +16,7 @@ from numpy.typing import NDArray
 
 from fedif_flower.errors import DataError
 from fedif_flower.storage import temporary_sibling
-from fedif_flower.tasks.data.cache import (
-    RawDataset,
-    RawSplit,
-    Source,
-    channel_moments,
-    open_prepared,
-)
+from fedif_flower.tasks.data.cache import RawDataset, RawSplit, Source, open_prepared
 
 # [3, 2, 1, 2]: three images of two channels.
 IMAGES = np.array(
@@ -59,12 +53,11 @@ def source(tmp_path: Path) -> Tiny:
 @pytest.fixture
 def entry(source: Tiny) -> Path:
     open_prepared("tiny", source, source.cache_root)
-    (entry,) = entries(source.cache_root)
-    return entry
+    return entries(source)[0]
 
 
-def entries(root: Path) -> list[Path]:
-    return [path for path in root.iterdir() if path.is_dir()]
+def entries(source: Tiny) -> list[Path]:
+    return [path for path in source.cache_root.iterdir() if path.is_dir()]
 
 
 def test_entry_is_memory_mapped_read_only_and_read_once(source: Tiny, entry: Path) -> None:
@@ -78,30 +71,26 @@ def test_entry_is_memory_mapped_read_only_and_read_once(source: Tiny, entry: Pat
         assert isinstance(array, np.memmap)
         assert not array.flags.writeable
     assert before == {path: path.stat().st_mtime_ns for path in entry.iterdir()}
-
-
-def test_changed_source_gets_its_own_entry(source: Tiny, entry: Path) -> None:
-    changed = Tiny("", source.cache_root, version=1, labels=(1, 1, 0))
+    # A source that has changed gets an entry of its own.
+    changed = replace(source, version=1, labels=(1, 1, 0))
     other = open_prepared("tiny", changed, source.cache_root)
     assert other.train.labels.tolist() == [1, 1, 0]
-    same = open_prepared("tiny", source, source.cache_root)
-    assert same.fingerprint != other.fingerprint
+    assert dataset.fingerprint != other.fingerprint
 
 
-def _truncate(entry: Path) -> None:
-    os.truncate(entry / "train_images.npy", 130)
-
-
-def _remove(entry: Path) -> None:
-    (entry / "test_labels.npy").unlink()
-
-
-def _edit_meta(entry: Path) -> None:
+def edit_meta(entry: Path) -> None:
     path = entry / "meta.json"
     path.write_text(path.read_text().replace('"max_value": 255', '"max_value": 254'))
 
 
-@pytest.mark.parametrize("damage", [_truncate, _remove, _edit_meta])
+DAMAGES = [
+    lambda entry: os.truncate(entry / "train_images.npy", 130),
+    lambda entry: (entry / "test_labels.npy").unlink(),
+    edit_meta,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_named(damage, source: Tiny, entry: Path) -> None:
     damage(entry)
     with pytest.raises(DataError, match=f"{entry} is damaged .*; remove that folder"):
@@ -113,13 +102,9 @@ def test_valid_entry_opens_in_a_cache_that_cannot_be_locked(source: Tiny, entry:
     lock.unlink()
     lock.symlink_to(entry / "nowhere" / "lock")  # even root cannot write this
     assert len(open_prepared("tiny", source, source.cache_root).train) == 3
-
-
-def test_unusable_cache_folder_is_named(tmp_path: Path) -> None:
-    occupied = tmp_path / "file"
-    occupied.touch()
+    occupied = entry / "meta.json"  # No folder.
     with pytest.raises(DataError, match=str(occupied)):
-        open_prepared("tiny", Tiny("", occupied), occupied)
+        open_prepared("tiny", source, occupied)
 
 
 def test_many_that_ask_together_prepare_once(source: Tiny) -> None:
@@ -133,7 +118,7 @@ def test_what_a_killed_process_left_is_removed(source: Tiny, entry: Path) -> Non
     torn = temporary_sibling(entry)
     entry.rename(torn)
     assert len(open_prepared("tiny", source, source.cache_root).train) == 3
-    assert entries(source.cache_root) == [entry]
+    assert entries(source) == [entry]
 
 
 def test_a_full_disk_and_an_inconsistent_source_leave_nothing_behind(source: Tiny) -> None:
@@ -147,12 +132,4 @@ def test_a_full_disk_and_an_inconsistent_source_leave_nothing_behind(source: Tin
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     with pytest.raises(DataError, match="2 images, but 3 labels"):
         open_prepared("tiny", replace(source, num_images=2), source.cache_root)
-    assert not entries(source.cache_root)
-
-
-def test_channel_moments_of_many_blocks_are_those_of_the_whole() -> None:
-    images = np.random.default_rng(0).integers(0, 256, (3, 2, 1200, 1200), dtype=np.uint8)
-    mean, std = channel_moments(images, 255)
-    pixels = images / 255
-    assert mean == pytest.approx(tuple(pixels.mean(axis=(0, 2, 3))))
-    assert std == pytest.approx(tuple(pixels.std(axis=(0, 2, 3))))
+    assert not entries(source)

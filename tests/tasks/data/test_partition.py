@@ -14,17 +14,10 @@ from fedif_flower.tasks.data.cache import Dataset
 from fedif_flower.tasks.data.datasets import load_dataset
 from fedif_flower.tasks.data.partition import dirichlet_partition, split_test
 
-REPOSITORY = Path(__file__).parents[3]
-
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def digits(cache: Path) -> Dataset:
-    return load_dataset("digits", cache_dir=cache)
+def digits() -> Dataset:
+    return load_dataset("digits")
 
 
 def stored(cache: Path) -> list[Path]:
@@ -33,20 +26,16 @@ def stored(cache: Path) -> list[Path]:
 
 @pytest.mark.parametrize("num_partitions", [1, 7, 100])
 @pytest.mark.parametrize("alpha", [0.5, 1, 1000.0])
-def test_partitions_are_disjoint_complete_and_not_tiny(
-    digits: Dataset, cache: Path, num_partitions: int, alpha: float
-) -> None:
-    partitions = dirichlet_partition(digits, num_partitions, alpha, 0, cache_dir=cache)
+def test_partitions_are_disjoint_complete_and_not_tiny(digits, num_partitions, alpha) -> None:
+    partitions = dirichlet_partition(digits, num_partitions, alpha, 0)
     assert len(partitions) == num_partitions
     assert sorted(np.concatenate(partitions)) == list(range(1197))
     assert min(map(len, partitions)) >= min(10, 1197 // num_partitions // 4)
     assert all(partition.dtype == np.int64 for partition in partitions)
 
 
-def test_partitions_depend_on_each_argument_and_on_no_cache(
-    digits: Dataset, cache: Path, tmp_path: Path
-) -> None:
-    def drawn(*arguments: float, cache_dir: Path = cache) -> list[list[int]]:
+def test_partitions_depend_on_each_argument_and_on_no_cache(digits, tmp_path: Path) -> None:
+    def drawn(*arguments: float, cache_dir: Path | None = None) -> list[list[int]]:
         partitions = dirichlet_partition(digits, *arguments, cache_dir=cache_dir)
         return [partition.tolist() for partition in partitions]
 
@@ -66,20 +55,19 @@ def test_damaged_partitions_are_named(digits: Dataset, tmp_path: Path) -> None:
         dirichlet_partition(digits, 2, 1.0, 0, cache_dir=tmp_path)
 
 
-@pytest.mark.parametrize("num", [0, 1198])
-def test_what_cannot_be_divided_is_refused(digits: Dataset, cache: Path, num: int) -> None:
-    with pytest.raises(ConfigError, match=f"num_partitions = {num}; allowed: 1 to 1197"):
-        dirichlet_partition(digits, num, 1.0, 0, cache_dir=cache)
-
-
-@pytest.mark.parametrize("alpha", [1e-3, 1e-320])
-def test_alpha_too_small_to_serve_everybody(
-    digits: Dataset, cache: Path, alpha: float, recwarn: pytest.WarningsRecorder
-) -> None:
-    before = stored(cache)
-    with pytest.raises(ConfigError, match=rf"dirichlet_alpha = {alpha}: .*num_partitions = 100"):
-        dirichlet_partition(digits, 100, alpha, 0, cache_dir=cache)
-    assert stored(cache) == before
+@pytest.mark.parametrize(
+    ("num", "alpha", "message"),
+    [
+        (0, 1.0, "num_partitions = 0; allowed: 1 to 1197"),
+        (1198, 1.0, "num_partitions = 1198; allowed: 1 to 1197"),
+        (100, 1e-3, r"dirichlet_alpha = 0\.001: .*num_partitions = 100"),
+        (100, 1e-320, "dirichlet_alpha = 1e-320: .*num_partitions = 100"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(digits, tmp_path, num, alpha, message, recwarn) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dirichlet_partition(digits, num, alpha, 0, cache_dir=tmp_path)
+    assert not stored(tmp_path)
     assert not recwarn.list
 
 

@@ -1,80 +1,134 @@
+"""The game of a round, and its Shapley values."""
+
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from fedif_flower.devices import torch_threads
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+from fedif_flower.valuation.shapley.exact import all_coalitions, exact_shapley
+from fedif_flower.valuation.shapley.valuation import RoundGame, ShapleyValuation, coalition_means
 from tests.rounds import a_round
+from tests.valuation.models import flat
 
 
-class Threshold(nn.Module):
-    """Says class 1 where weight * x + shift > 1."""
+class Named:
+    """Floating-point buffers of these names and equal lengths, and counters."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-        self.register_buffer("shift", torch.zeros(1))
+    def __init__(self, *names: str) -> None:
+        self.names = names
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        return torch.cat([torch.ones_like(inputs), self.weight * inputs + self.shift], dim=1)
+    def named_buffers(self, vectors: ModelVectors) -> dict[str, Tensor]:
+        return {**self.split_buffers(vectors.buffers), **vectors.counters}
 
-
-def validation() -> Validation:
-    # Right about the k-th input once the weight exceeds k = 1, 2, 3, 4.
-    inputs = torch.tensor([[1.0], [1 / 2], [1 / 3], [1 / 4]])
-    return Validation(Threshold(), inputs, torch.ones(4, dtype=torch.int64), device="cpu")
+    def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.names, buffers.chunk(len(self.names), dim=-1), strict=True))
 
 
-class Shift:
-    """One buffer, called shift."""
-
-    def named_buffers(self, vectors: ModelVectors) -> Mapping[str, Tensor]:
-        return self.split_buffers(vectors.buffers)
-
-    def split_buffers(self, buffers: Tensor) -> Mapping[str, Tensor]:
-        return {"shift": buffers}
+def test_means_by_hand():
+    clients = torch.tensor([[1.0, 10.0], [3.0, 30.0], [8.0, 80.0]])
+    masks = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]]).bool()
+    means = coalition_means(clients, masks, torch.tensor([-1.0, -2.0]))
+    torch.testing.assert_close(means, torch.tensor([[4.5, 45.0], [-1.0, -2.0], [4.0, 40.0]]))
 
 
-def round_of(*steps: float, server_round: int = 1, shifts: Tensor | None = None) -> RoundUpdates:
-    shifted = torch.zeros(len(steps)) if shifts is None else shifts
+M, N = 4, 90
+
+
+def built(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    convolution = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.MaxPool2d(2))
+    model = convolution.extend([nn.ReLU(), nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3)])
+    with torch.no_grad():
+        model[1].running_mean.uniform_(-0.5, 0.5)
+        model[1].running_var.uniform_(0.5, 2.0)
+        model[1].num_batches_tracked.fill_(seed)
+    return model
+
+
+GLOBAL, *CLIENTS = map(built, range(M + 1))
+INPUTS = torch.randn(N, 2, 4, 4, generator=torch.Generator().manual_seed(1))
+TARGETS = torch.randint(3, (N,), generator=torch.Generator().manual_seed(2))
+NORMS = Named("1.running_mean", "1.running_var")
+
+
+def played() -> RoundUpdates:
+    def floats(model: nn.Module) -> Tensor:
+        return torch.cat([model.state_dict()[name] for name in NORMS.names])
+
+    counters = {"1.num_batches_tracked": GLOBAL[1].num_batches_tracked}
     return a_round(
-        torch.tensor(steps)[:, None],
-        server_round=server_round,
-        model=ModelVectors(torch.zeros(1), torch.zeros(1)),
-        buffer_updates=shifted[:, None],
-        names=Shift(),
+        torch.stack([flat(client) for client in CLIENTS]) - flat(GLOBAL),
+        model=ModelVectors(flat(GLOBAL), floats(GLOBAL), counters),
+        buffer_updates=torch.stack([floats(c) for c in CLIENTS]) - floats(GLOBAL),
+        names=NORMS,
     )
 
 
-def test_exact_values_by_hand():
-    # u: a 1, b 1/2, c 0, ab (3.5) 3/4, ac (0.4) 0, bc (-0.6) 0, abc (1.1) 1/4, nobody 0.
-    # a: 1/3 * 1 + 1/6 * (3/4 - 1/2) + 1/6 * 0 + 1/3 * 1/4; b and c alike.
-    scores = ShapleyValuation(validation(), estimator="exact").score(round_of(4.5, 2.5, -3.7))
-    expected = torch.tensor([11 / 24, 5 / 24, -10 / 24], dtype=torch.float64)
+def plain_loop(masks: Tensor) -> Tensor:
+    """One ``load_state_dict`` and one pass per coalition: accuracies and losses ``[2, c]``."""
+    model, columns = copy.deepcopy(GLOBAL).eval(), []
+    for mask in masks.tolist():
+        members = [c.state_dict() for c, chosen in zip(CLIENTS, mask, strict=True) if chosen]
+        mean = {
+            name: torch.stack([member[name] for member in members]).mean(dim=0)
+            if members and value.is_floating_point()
+            else value
+            for name, value in GLOBAL.state_dict().items()
+        }
+        model.load_state_dict(mean)
+        with torch.no_grad():
+            logits = model(INPUTS)
+        accuracy = (logits.argmax(dim=1) == TARGETS).double().mean()
+        columns.append(torch.stack([accuracy, functional.cross_entropy(logits, TARGETS).double()]))
+    return torch.stack(columns, dim=1)
+
+
+def judged(batch_size: int = N) -> Validation:
+    return Validation(GLOBAL, INPUTS, TARGETS, device="cpu", batch_size=batch_size)
+
+
+MASKS = all_coalitions(M)[torch.randperm(2**M, generator=torch.Generator().manual_seed(3))]
+ACCURACIES, LOSSES = plain_loop(MASKS)
+ROW = flat(GLOBAL).numel() * 4
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("budget", "batch_size"), [(1, N), (ROW, 7), (7 * ROW, N), (2**28, 7)])
+def test_worths_agree_with_a_plain_loop(threads, budget, batch_size, monkeypatch):
+    # As if the work were worth sharing.
+    monkeypatch.setattr("fedif_flower.valuation.parallel._WORTH_SHARING", 0)
+    judge = judged(batch_size)
+    with torch_threads(threads):
+        worths = RoundGame(judge, played(), "loss", budget)(MASKS)
+        torch.testing.assert_close(-worths, LOSSES, rtol=1e-5, atol=1e-6)
+        game = RoundGame(judge, played(), "accuracy", budget)
+        # No image here lies so near a border between classes that rounding decides.
+        torch.testing.assert_close(game(MASKS), ACCURACIES, rtol=0, atol=1e-12)
+        assert game.largest == pytest.approx(float(ACCURACIES.max()))
+
+
+def test_scores_are_the_games_values():
+    scores = ShapleyValuation(judged(), estimator="exact").score(played())
+    expected = exact_shapley(lambda masks: plain_loop(masks)[0], M)
     torch.testing.assert_close(scores.values, expected)
-    assert scores.evaluations == 8
+    assert scores.evaluations == 2**M
     assert scores.influences is None
-
-
-def test_buffers_are_averaged_too():
-    # Nobody moves the weight; only a's shift of 2 makes a difference, and 2 / 2 is too little.
-    updates = round_of(0.0, 0.0, shifts=torch.tensor([2.0, 0.0]))
-    values = ShapleyValuation(validation(), estimator="exact").score(updates).values
-    assert values.tolist() == [0.5, -0.5]
 
 
 @pytest.mark.parametrize("estimator", ["complementary", "permutation", "owen"])
 def test_draws_depend_on_seed_and_round_alone(estimator):
-    def score(server_round: int, seed: int) -> list[float]:
-        valuation = ShapleyValuation(validation(), estimator=estimator, num_samples=2, seed=seed)
-        steps = (4.5, 2.5, -3.7, 1.2, 0.3)
-        return valuation.score(round_of(*steps, server_round=server_round)).values.tolist()
+    def drawn(server_round: int, seed: int) -> tuple[float, ...]:
+        valuation = ShapleyValuation(judged(), estimator=estimator, num_samples=2, seed=seed)
+        return tuple(valuation.score(replace(played(), server_round=server_round)).values.tolist())
 
-    assert score(3, 7) == score(3, 7)
-    assert score(3, 7) != score(4, 7)
-    assert score(3, 7) != score(3, 8)
+    assert drawn(3, 7) == drawn(3, 7)
+    assert len({drawn(server_round, 7) for server_round in range(5)}) > 1
+    assert len({drawn(3, seed) for seed in range(5)}) > 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -142,3 +144,12 @@ def _decode(path: str) -> NDArray[np.uint8]:
     except Exception as error:  # a damaged image raises whatever its decoder stumbled over
         raise DataError(f"cannot read the image {path}: {error}") from error
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+
+
+def class_folders(classes: Sequence[str]) -> list[str]:
+    """Return a folder name per class, valid on any file system and sorting in label order."""
+    names = [re.sub(r"[^\w.+ -]|^\.", "_", name) or "_" for name in classes]
+    if all(first < second for first, second in pairwise(names)):
+        return names
+    digits = len(str(len(names) - 1))
+    return [f"{label:0{digits}}-{name}" for label, name in enumerate(names)]

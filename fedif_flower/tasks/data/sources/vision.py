@@ -10,7 +10,7 @@ import numpy as np
 
 from fedif_flower.errors import DataError
 from fedif_flower.storage import cache_errors, exclusive_lock
-from fedif_flower.tasks.data.cache import RawDataset, RawSplit, Source
+from fedif_flower.tasks.data.cache import Moments, RawDataset, RawSplit, Source
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,7 @@ class TorchvisionSource(Source):
     title: ClassVar[str]
     folder: ClassVar[str]  # below the root, as torchvision names it
     files: ClassVar[tuple[str, ...]]
-    mean: ClassVar[tuple[float, ...]]
-    std: ClassVar[tuple[float, ...]]
+    moments: ClassVar[Moments]
 
     def _open(self, *, train: bool, download: bool = False) -> Any:
         """Return torchvision's data set of one split."""
@@ -84,12 +83,11 @@ class TorchvisionSource(Source):
             ) from error
         return RawDataset(
             classes=tuple(train.classes),
-            image_shape=(len(self.mean), *train.data.shape[1:3]),
+            image_shape=(len(self.moments[0]), *train.data.shape[1:3]),
             max_value=255,
             train=splits[0],
             test=splits[1],
-            mean=self.mean,
-            std=self.std,
+            moments=self.moments,
         )
 
 
@@ -110,8 +108,7 @@ class FashionMNIST(TorchvisionSource):
         "t10k-images-idx3-ubyte",
         "t10k-labels-idx1-ubyte",
     )
-    mean = (0.2860,)
-    std = (0.3530,)
+    moments = (0.2860,), (0.3530,)
 
 
 class CIFAR10(TorchvisionSource):
@@ -120,5 +117,4 @@ class CIFAR10(TorchvisionSource):
     title = "CIFAR-10"
     folder = "cifar-10-batches-py"
     files = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
-    mean = (0.4914, 0.4822, 0.4465)
-    std = (0.2470, 0.2435, 0.2616)
+    moments = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.tasks.data.sources.image_folder import ImageFolder
+from fedif_flower.tasks.data.datasets import load_dataset
+from fedif_flower.tasks.data.sources.image_folder import ImageFolder, class_folders
 
 
 def save(path: Path, pixels: object, mode: str | None = None) -> None:
@@ -58,21 +61,27 @@ def test_colour_is_rgb_a_class_may_be_empty_and_test_missing(tmp_path: Path) -> 
     assert raw.test.labels.shape == (0,)
 
 
-def test_identity_follows_every_change(tree: Path) -> None:
-    def identity() -> dict[str, object]:
-        return ImageFolder(str(tree), tree).identity()
+def test_the_test_split_may_be_missing_only_where_none_is_required(tree: Path) -> None:
+    (tree / "test").rename(tree / "away")
+    with pytest.raises(DataError, match=f"no test images in {tree / 'test'}"):
+        load_dataset("image-folder", tree, cache_dir=tree)
+    dataset = load_dataset("image-folder", tree, cache_dir=tree, require_test=False)
+    assert len(dataset.train) == 3
+    assert dataset.test.images.shape == (0, 1, 1, 3)
 
-    seen = [identity()]
-    assert identity() == seen[0]
-    os.utime(tree / "train/cat/0.png", ns=(1, 1))
-    seen.append(identity())
-    save(tree / "test/ant/0.png", [[1, 1, 1]])
-    seen.append(identity())
-    (tree / "train/cat/1.png").unlink()
-    seen.append(identity())
-    (tree / "train/dog").mkdir()
-    seen.append(identity())
-    assert len({str(item) for item in seen}) == 5
+
+def test_identity_follows_every_change(tree: Path) -> None:
+    changes = [
+        lambda: os.utime(tree / "train/cat/0.png", ns=(1, 1)),
+        lambda: save(tree / "test/ant/0.png", [[1, 1, 1]]),
+        (tree / "train/cat/1.png").unlink,
+        (tree / "train/dog").mkdir,
+    ]
+    seen = {str(ImageFolder(str(tree), tree).identity()) for _ in range(2)}
+    for change in changes:
+        change()
+        seen.add(str(ImageFolder(str(tree), tree).identity()))
+    assert len(seen) == 1 + len(changes)
 
 
 def test_no_folder_is_a_config_error() -> None:
@@ -80,48 +89,40 @@ def test_no_folder_is_a_config_error() -> None:
         ImageFolder("", Path("unused")).identity()
 
 
-def empty(tree: Path) -> None:
-    (tree / "train").rename(tree / "away")
+DEEP = Image.fromarray(np.array([[1, 60_000]], dtype=np.uint16))
+SPOILED = [
+    (lambda d: (d / "train").rename(d / "away"), r"no images in .*/train; expected train/<class>/"),
+    (lambda d: save(d / "test/dog/0.png", [[1, 2, 3]]), r"test/dog .*ant, cat"),
+    (lambda d: (d / "train/cat/9.png").symlink_to(d / "nowhere.png"), r"9\.png"),
+    (lambda d: save(d / "test/cat/odd.png", [[1, 2]]), r"odd\.png .*\(1, 1, 2\) but .*deep\.PNG"),
+    (
+        lambda d: save(d / "train/cat/odd.png", [[[1] * 3]]),
+        r"odd\.png .*\(3, 1, 1\) but .*deep",
+    ),
+    (
+        lambda d: DEEP.save(d / "train/cat/2.png"),
+        r"2\.png has Pillow's mode 'I;16'; allowed: .*RGB",
+    ),
+    (lambda d: os.truncate(d / "train/cat/0.png", 45), r"cannot read the image .*0\.png"),
+]
 
 
-def unknown_class(tree: Path) -> None:
-    save(tree / "test/dog/0.png", [[1, 2, 3]])
-
-
-def dangling_link(tree: Path) -> None:
-    (tree / "train/cat/9.png").symlink_to(tree / "nowhere.png")
-
-
-def other_size(tree: Path) -> None:
-    save(tree / "test/cat/odd.png", [[1, 2]])
-
-
-def other_mode(tree: Path) -> None:
-    save(tree / "train/cat/odd.png", [[[1] * 3]])
-
-
-def sixteen_bits(tree: Path) -> None:
-    Image.fromarray(np.array([[1, 60_000]], dtype=np.uint16)).save(tree / "train/cat/2.png")
-
-
-def damaged(tree: Path) -> None:
-    os.truncate(tree / "train/cat/0.png", 45)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (empty, r"no images in .*/train; expected train/<class>/"),
-        (unknown_class, r"test/dog .*ant, cat"),
-        (dangling_link, r"9\.png"),
-        (other_size, r"odd\.png has .*\(1, 1, 2\) but .*deep\.PNG"),
-        (other_mode, r"odd\.png has .*\(3, 1, 1\) but .*deep\.PNG"),
-        (sixteen_bits, r"2\.png has Pillow's mode 'I;16'; allowed: .*RGB"),
-        (damaged, r"cannot read the image .*0\.png"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "reason"), SPOILED)
 def test_what_cannot_be_read_is_named(spoil, reason, tree: Path) -> None:
     spoil(tree)
     source = ImageFolder(str(tree), tree)
     with pytest.raises(DataError, match=reason):
         [images(split) for split in (source.read().train, source.read().test)]
+
+
+@given(st.lists(st.text(max_size=5), min_size=1, max_size=12))
+def test_class_folders_sort_in_label_order_and_stay_inside(classes: list[str]) -> None:
+    names = class_folders(classes)
+    assert len(names) == len(classes)
+    assert sorted(set(names)) == names
+    assert all(Path(name).name == name != "" and not name.startswith(".") for name in names)
+
+
+def test_class_folders_keep_names_that_sort() -> None:
+    assert class_folders(["airplane", "cat", "ship"]) == ["airplane", "cat", "ship"]
+    assert class_folders([str(i) for i in range(11)])[1:3] == ["01-1", "02-2"]

@@ -13,10 +13,13 @@ from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.objective import BatchSize, ClassMean, class_mean
 from fedif_flower.valuation.parts import missing_classes
+from fedif_flower.valuation.shapley.valuation import RoundGame
+from tests.rounds import a_round
 from tests.tolerance import rounding
-from tests.valuation.models import flat
+from tests.valuation.models import build, whole
 
 CLASSES, PAD = 3, -100
+SINGLE = rounding(torch.float32)
 WEIGHTS = torch.tensor([1.0, 4.0, 0.25])
 GENERATOR = torch.Generator().manual_seed(1)
 ROWS = torch.randn(40, 5, generator=GENERATOR)
@@ -24,25 +27,20 @@ LABELS = torch.randint(CLASSES, (40,), generator=GENERATOR).sort().values  # As 
 SOME = torch.where(torch.arange(40) < 12, PAD, LABELS)  # The first twelve are ignored.
 
 
+judged = partial(Validation, device="cpu")
+
+
+def linear() -> nn.Module:
+    return build(nn.Linear, 5, CLASSES)
+
+
 class LogSoftmax(nn.Linear):
     def forward(self, rows: Tensor) -> Tensor:
         return super().forward(rows).log_softmax(1)
 
 
-def model(kind: type[nn.Module] = nn.Linear, classes: int = CLASSES) -> nn.Module:
-    torch.manual_seed(0)
-    return kind(5, classes)
-
-
-def whole(module: nn.Module, loss_fn, inputs: Tensor, targets: Tensor) -> tuple[float, Tensor]:
-    """Return loss and gradient on all of the data at once."""
-    loss = loss_fn(module(inputs), targets)
-    found = torch.autograd.grad(loss, list(module.parameters()))
-    return loss.item(), torch.cat([gradient.flatten() for gradient in found])
-
-
-def same(validation: Validation, loss: float, gradient: Tensor, module: nn.Module) -> None:
-    params, tolerance = flat(module), rounding(torch.float32)
+def agree(validation: Validation, loss: float, gradient: Tensor, tolerance=SINGLE) -> None:
+    params = validation.params()
     assert validation.loss(params) == pytest.approx(loss, rel=tolerance)
     assert validation.evaluate(params).loss == pytest.approx(loss, rel=tolerance)
     found = validation.loss_and_gradient(params)
@@ -63,13 +61,11 @@ LOSSES = [
 @pytest.mark.parametrize("are_some_ignored", [False, True])
 @pytest.mark.parametrize("loss_fn", LOSSES, ids=range(len(LOSSES)))
 def test_the_mean_does_not_depend_on_the_batches(loss_fn, are_some_ignored, batch_size):
-    module = model(LogSoftmax)
+    module = build(LogSoftmax, 5, CLASSES)
     ignored = class_mean(loss_fn).ignored
     targets = LABELS.masked_fill(SOME == PAD, ignored) if are_some_ignored else LABELS
-    validation = Validation(
-        module, ROWS, targets, loss_fn=loss_fn, device="cpu", batch_size=batch_size
-    )
-    same(validation, *whole(module, loss_fn, ROWS, targets), module)
+    validation = judged(module, ROWS, targets, loss_fn=loss_fn, batch_size=batch_size)
+    agree(validation, *whole(module, loss_fn, ROWS, targets))
 
 
 @pytest.mark.parametrize("loss_fn", [functional.cross_entropy, LOSSES[0]], ids=["plain", "weights"])
@@ -82,9 +78,9 @@ def test_a_mean_over_tokens_is_over_those_that_are_not_ignored(loss_fn):
     lengths = torch.tensor([1, 6, 2, 3, 0, 6, 5, 1, 4])
     targets = torch.arange(54).view(9, 6) % CLASSES
     targets[torch.arange(6) >= lengths[:, None]] = PAD
-    module = model(Tokens)
-    validation = Validation(module, inputs, targets, loss_fn=loss_fn, device="cpu", batch_size=2)
-    same(validation, *whole(module, loss_fn, inputs, targets), module)
+    module = build(Tokens, 5, CLASSES)
+    validation = judged(module, inputs, targets, loss_fn=loss_fn, batch_size=2)
+    agree(validation, *whole(module, loss_fn, inputs, targets))
     assert validation.num_examples == 9
 
 
@@ -111,19 +107,16 @@ def test_what_takes_another_mean_is_not_taken_for_a_known_one(sum_of):
 
 
 def test_a_batch_of_ignored_targets_says_nothing():
-    module = model()
-    validation = Validation(module, ROWS, SOME, device="cpu", batch_size=4)
+    module = linear()
+    validation = judged(module, ROWS, SOME, batch_size=4)
     kept = SOME != PAD
-    same(validation, *whole(module, functional.cross_entropy, ROWS[kept], SOME[kept]), module)
+    agree(validation, *whole(module, functional.cross_entropy, ROWS[kept], SOME[kept]))
     right = (module(ROWS[kept]).argmax(1) == SOME[kept]).double().mean().item()
-    assert validation.accuracy(flat(module)) == right
+    assert validation.accuracy(validation.params()) == right
     assert validation.num_examples == 28
     assert missing_classes(validation) == sorted({0, 1, 2} - set(SOME[kept].tolist()))
-
-
-def test_where_every_target_is_ignored_there_is_nothing_to_judge_by():
     with pytest.raises(ValuationError, match="counts none of its targets"):
-        Validation(model(), ROWS, torch.full((40,), PAD), device="cpu")
+        judged(linear(), ROWS, torch.full((40,), PAD))
 
 
 REFUSED = [
@@ -138,7 +131,7 @@ REFUSED = [
 @pytest.mark.parametrize("loss_fn", REFUSED, ids=["weights", "ignored", "sum", "own"])
 def test_a_loss_that_is_no_mean_is_refused_at_construction(loss_fn, batch_size):
     with pytest.raises(ConfigError, match=r"loss_fn gives .* batch_loss\(model, batch\)"):
-        Validation(model(), ROWS, LABELS, loss_fn=loss_fn, device="cpu", batch_size=batch_size)
+        judged(linear(), ROWS, LABELS, loss_fn=loss_fn, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -149,7 +142,23 @@ def test_a_mean_is_taken_for_one(dtype, batch_size, size):
         """Terms of both signs: the mean is small beside them."""
         return (outputs[:, 0] - outputs[:, 1]).mean() + 0 * targets.sum()
 
-    own = {"loss_fn": signed, "device": "cpu", "batch_size": batch_size}
     for count in (1, 2, 3, 40):
-        rows = (size * ROWS[:count]).to(dtype)
-        Validation(model().to(dtype), rows, LABELS[:count], **own)
+        rows, labels = (size * ROWS[:count]).to(dtype), LABELS[:count]
+        judged(linear().to(dtype), rows, labels, loss_fn=signed, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_many_batches_are_not_summed_in_half_precision(dtype):
+    count, single = 20_000, linear().to(dtype).float()
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(count, 5, generator=generator).to(dtype)
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    expected = whole(single, functional.cross_entropy, rows.float(), labels)
+    validation = judged(single.to(dtype), rows, labels)
+    # Each batch's own mean and gradient are rounded: their mean is off by less than one of them.
+    one_step = torch.finfo(dtype).eps
+    agree(validation, *expected, one_step)
+    params = validation.params()
+    assert validation.loss_and_gradient(params).gradient.dtype == torch.float32
+    worth = RoundGame(validation, a_round(params[None]), "loss")(torch.ones(1, 1).bool())
+    assert worth.item() == pytest.approx(-expected[0], rel=one_step)

@@ -1,0 +1,196 @@
+"""Models, losses and data of other people: they work, or one sentence says why not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset
+
+from fedif_flower.errors import ConfigError, DivergedError, ValuationError
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+from tests.valuation.models import EXAMPLES, LABELS, ROWS, build, dict_loss, flat, whole
+
+PAIRS = list(zip(ROWS, LABELS, strict=True))
+ON_CPU = {"device": "cpu", "batch_size": 2}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_recurrent_model_has_its_gradient_without_dropout(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.LSTM(3, 4, num_layers=2, dropout=0.5, batch_first=True)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, sequences: Tensor) -> Tensor:
+            return self.head(self.layers(sequences)[0][:, -1])
+
+    model = build(Recurrent)
+    sequences = torch.randn(5, 7, 3, generator=torch.Generator().manual_seed(3))
+    validation = Validation(model, sequences, LABELS, device=device)
+    found = validation.gradient(flat(model).to(device)).cpu()
+    assert model.layers.dropout == 0.5  # the user's own model is left alone
+    _, expected = whole(model.eval(), functional.cross_entropy, sequences, LABELS)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_scripted_model_is_judged():
+    layers = build(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+    params = flat(layers)
+    expected = Validation(layers, ROWS, LABELS, **ON_CPU)
+    found = Validation(torch.jit.script(layers), ROWS, LABELS, **ON_CPU)
+    for point in (params, 2 * params, -params):  # Its graph is compiled in the second call.
+        torch.testing.assert_close(found.gradient(point), expected.gradient(point))
+        assert found.evaluate(point) == pytest.approx(expected.evaluate(point), nan_ok=True)
+
+
+class Detached(nn.Linear):
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows).detach()
+
+
+def every(outputs, targets):
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+LINEAR, GIVEN = nn.Linear(3, 2), (ROWS, LABELS)
+MIXED = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2, dtype=torch.float64))
+BOTH = {"batch_loss": dict_loss, "loss_fn": functional.cross_entropy}
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "settings", "message"),
+    [
+        (LINEAR, (EXAMPLES,), {}, r"\{'img': .*expected \(inputs, targets\).*batch_loss"),
+        (nn.Linear(4, 2), GIVEN, {}, r"float32 \[2, 3\].*RuntimeError: "),
+        (LINEAR, GIVEN, {"loss_fn": every}, r"float32 \[2\]; expected a scalar"),
+        (Detached(3, 2), GIVEN, {}, "does not depend on a trainable parameter"),
+        (nn.Linear(3, 2).requires_grad_(False), GIVEN, {}, "nothing to train"),
+        (MIXED, GIVEN, {}, "float32 and float64; allowed: one floating-point"),
+        (nn.Linear(3, 2, dtype=torch.complex64), GIVEN, {}, "complex64; allowed: one floating"),
+        (LINEAR, (EXAMPLES,), {"batch_loss": lambda m, b: 1.0}, r"\(mean loss, size\)"),
+        (LINEAR, (EXAMPLES,), BOTH, "one of them"),
+        (LINEAR, GIVEN, {"score": lambda o, t: "good"}, "the score cannot be taken"),
+        (LINEAR, GIVEN, {"score": lambda o, t: o}, "the score .*expected a number"),
+        (LINEAR, ([1.0, 2.0], LABELS), {}, "inputs is list .*own targets; allowed beside"),
+        (LINEAR, (iter([]),), {}, "empty"),
+        (LINEAR, (ROWS, LABELS[:3]), {}, "one number of examples"),
+        (LINEAR, GIVEN, {"batch_size": -1}, "batch_size is -1"),
+        (LINEAR, (PAIRS,), {}, r"which is a single example.*with a batch_size"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_does_not_fit_is_said_at_construction(model, data, settings, message):
+    with pytest.raises(ValuationError, match=f"(?s){message}"):
+        Validation(model, *data, **ON_CPU | settings)
+
+
+def test_the_trial_leaves_no_trace():
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            return self.fc(functional.dropout(self.norm(rows), 0.5))  # in eval mode too
+
+    model = Noisy()
+    torch.manual_seed(1)
+    expected = torch.rand(4)
+    torch.manual_seed(1)
+    loader = DataLoader(PAIRS, batch_size=2, shuffle=True)
+    validation = Validation(model, loader, device="cpu")
+    assert torch.equal(torch.rand(4), expected)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert model.norm.num_batches_tracked == 0
+    assert torch.equal(validation.params(), flat(model))
+    with pytest.raises(DivergedError, match="not finite"):
+        validation.gradient(validation.params() + torch.inf)
+
+
+def test_accuracy_is_refused_where_targets_are_no_classes():
+    mean = functional.mse_loss
+    validation = Validation(build(nn.Linear, 3, 2), ROWS, ROWS[:, :2], loss_fn=mean, device="cpu")
+    with pytest.raises(ConfigError, match="utility = 'accuracy'; allowed: loss with this"):
+        ShapleyValuation(validation)
+    with pytest.raises(ConfigError, match=r"utility = 'score'; .*Validation\(score="):
+        ShapleyValuation(validation, utility="score")
+    ShapleyValuation(validation, utility="loss")
+
+
+def dict_score(model, batch):
+    return (model(batch["img"]).argmax(1) == batch["label"]).float().mean()
+
+
+class Stream(IterableDataset):
+    def __init__(self, examples) -> None:
+        self.examples = examples
+
+    def __iter__(self):
+        return iter(self.examples)
+
+
+BATCHES = [{"img": ROWS[:3], "label": LABELS[:3]}, {"img": ROWS[3:], "label": LABELS[3:]}]
+OWN = {"batch_loss": dict_loss, "score": dict_score}
+ARRAYS = ROWS.numpy().copy(), LABELS.numpy().copy()
+for array in ARRAYS:
+    array.flags.writeable = False
+
+
+@pytest.mark.parametrize(
+    ("data", "settings"),
+    [
+        ((Stream(EXAMPLES),), OWN),
+        ((DataLoader(EXAMPLES, batch_size=2),), OWN),
+        ((DataLoader(Stream(BATCHES), batch_size=None),), OWN),
+        (({"img": ROWS.numpy(), "label": LABELS.numpy()},), OWN),
+        ((iter(BATCHES),), OWN),
+        (ARRAYS, {}),
+        ((np.asfortranarray(ARRAYS[0]), ARRAYS[1].astype(">i8")[::-1][::-1]), {}),
+        (([(ARRAYS[0][:3], ARRAYS[1][:3]), (ARRAYS[0][3:], ARRAYS[1][3:])],), {}),
+    ],
+    ids=[
+        "stream",
+        "loader",
+        "loader-of-batches",
+        "NumPy-dict",
+        "once",
+        "read-only",
+        "other-bytes",
+        "batches",
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_data_of_any_structure_are_as_good_as_tensors(data, settings):
+    model = build(nn.Linear, 3, 2)
+    validation = Validation(model, *data, **ON_CPU, **settings)
+    expected = Validation(model, ROWS, LABELS, device="cpu")
+    params = flat(model)
+    assert validation.num_examples == 5
+    torch.testing.assert_close(validation.gradient(params), expected.gradient(params))
+    found = validation.evaluate(params)
+    assert found.loss == pytest.approx(expected.loss(params))
+    right, undefined = (found.score, found.accuracy) if settings else (found.accuracy, found.score)
+    assert right == pytest.approx(expected.accuracy(params))
+    assert undefined != undefined  # NaN
+
+
+def test_sizes_of_the_user_s_own_weigh_the_batches():
+    def per_token(model, batch):
+        return model(batch[0]).mean(), int(batch[1])
+
+    tokens = [(1.0, 3), (5.0, 1), (9.0, 0)]  # The last batch is all padding.
+    batches = [(torch.tensor([[x]]), torch.tensor([size])) for x, size in tokens]
+    model = build(nn.Linear, 1, 1)
+    validation = Validation(model, iter(batches), batch_loss=per_token, device="cpu")
+    assert validation.num_examples == 4
+    assert validation.gradient(flat(model)).tolist() == [2.0, 1.0]  # (3 * 1 + 1 * 5) / 4

@@ -1,0 +1,85 @@
+"""Parts of a held-out set: at random, in blocks, by class."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedif_flower import Validation
+from fedif_flower.errors import ValuationError
+from fedif_flower.valuation.parts import (
+    block_validations,
+    class_validations,
+    draw_batches,
+    draw_rows,
+)
+from tests.valuation.models import build
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data(), st.integers(0, 2**31))
+def test_every_class_gives_its_share(labels, data, seed):
+    count = data.draw(st.integers(1, len(labels)))
+    rows = draw_rows(torch.tensor(labels), count, generator(seed)).tolist()
+    assert rows == sorted(set(rows))
+    assert len(rows) == count
+    for label in set(labels):
+        share = count * labels.count(label) / len(labels)
+        assert abs(sum(labels[row] == label for row in rows) - share) < 1
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [(torch.zeros(4), torch.zeros(4))],  # No more than is asked for.
+        [(torch.zeros(9, 2), torch.zeros(8))],
+        [object()],
+        [torch.tensor(1.0)],
+    ],
+)
+def test_what_cannot_be_divided_is_left_whole(batches):
+    assert draw_batches(batches, 4, generator(0)) is None
+
+
+def held_out(targets: Tensor) -> Validation:
+    inputs = torch.randn(len(targets), 3, generator=generator(1))
+    return Validation(build(nn.Linear, 3, 4), inputs, targets, device="cpu", batch_size=16)
+
+
+def add_up(whole: Validation, parts: list[Validation]) -> None:
+    ours = torch.cat([batch.content[0] for part in parts for batch in part.batches])
+    theirs = torch.cat([batch.content[0] for batch in whole.batches])
+    assert sorted(ours.tolist()) == sorted(theirs.tolist())
+    params = whole.params()
+    mean = sum(p.gradient(params) * p.total_weight / whole.total_weight for p in parts)
+    torch.testing.assert_close(mean, whole.gradient(params))
+
+
+@pytest.mark.parametrize(("count", "blocks"), [(100, 20), (47, 20), (30, 15), (20, 10)])
+def test_every_example_is_in_one_block(count, blocks):
+    whole = held_out(torch.arange(count) % 4)
+    found = block_validations(whole)
+    assert len(found) == blocks
+    assert {block.num_examples for block in found} <= {count // blocks, count // blocks + 1}
+    add_up(whole, found)
+
+
+def test_every_example_is_in_the_part_of_its_class():
+    whole = held_out(torch.arange(60) % 7 % 4)
+    found = class_validations(whole)
+    for label, part in enumerate(found):
+        assert {int(y) for batch in part.batches for y in batch.content[1]} == {label}
+    add_up(whole, found)
+    with pytest.raises(ValuationError, match=r"no example of the classes \[1\]"):
+        class_validations(held_out(torch.arange(40) % 2 * 2))
+
+
+def test_too_few_examples_make_no_blocks_and_that_is_said(caplog):
+    assert block_validations(held_out(torch.arange(19) % 4)) == []
+    assert "19 examples can be taken out, not 20" in caplog.text
