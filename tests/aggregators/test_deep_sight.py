@@ -74,10 +74,10 @@ def test_a_round_leaves_out_who_moved_one_class_alone():
     """Five move all classes, two of a cluster of their own one class far, both ways."""
     torch.manual_seed(0)
     model = nn.Linear(2, 3)
-    honest = [0.3, 0.1, 0.3, -0.2, 0.2, 0.3, 0.1, -0.1, 0.2]
-    steps = [[value * (1 + 0.01 * k) for value in honest] for k in range(5)]
-    attack = [0.0, 0.0, 0.0, 0.0, 3.0, -3.0, 0.0, 0.0, 3.0]
-    steps += [attack, [1.02 * value for value in attack]]
+    honest = torch.tensor([0.3, 0.1, 0.3, -0.2, 0.2, 0.3, 0.1, -0.1, 0.2])
+    attack = torch.tensor([0.0, 0.0, 0.0, 0.0, 3.0, -3.0, 0.0, 0.0, 3.0])
+    rows = [*(honest * (1 + 0.01 * k) for k in range(5)), attack, 1.02 * attack]
+    steps = torch.stack(rows).tolist()
     strategy = RobustRule(DeepSight(model, INPUTS, samples=50), **BASE)
     _, (report,) = play(strategy, model, Movers(steps))
     weights = column(report, "weight")

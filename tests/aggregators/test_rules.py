@@ -1,11 +1,17 @@
-"""Each rule on a few updates, worked out by hand."""
+"""Each rule on a few updates, worked out by hand; and what every rule owes.
+
+Clients' order is nothing to it, extremes do not break it, it goes on after a restart.
+"""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from fedif_flower.aggregators import (
@@ -16,6 +22,7 @@ from fedif_flower.aggregators import (
     FedAdp,
     Flame,
     FoolsGold,
+    Krum,
     Median,
     SignGuard,
     TrimmedMean,
@@ -23,8 +30,8 @@ from fedif_flower.aggregators import (
 from fedif_flower.aggregators.align_ins import sign_alignment
 from fedif_flower.aggregators.flame import cosine_distances
 from fedif_flower.aggregators.sign_guard import sign_shares
-from fedif_flower.errors import ValuationError
-from fedif_flower.round import Aggregation, ModelVectors
+from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from tests.rounds import a_round
 
 COLUMNS = [[1.0, 9.0], [2.0, -3.0], [7.0, 0.0], [100.0, 2.0]]
@@ -35,7 +42,12 @@ SPREAD = [[0.0, 0.1], [1.0, -0.1], [-1.0, 0.0], [4.0, 0.0]]
 MODELS = 0.1 * torch.eye(8)[:7]
 MODELS[:5, 7], MODELS[5, 7], MODELS[6, 7] = 1, -1, 0
 NORMS = torch.tensor([1.0, 2.0, 4.0, 8.0, 3.0, 50.0, 90.0])
-SMALL = math.log(0.4 / 0.6) + 0.5
+SMALL = (math.log(0.4 / 0.6) + 0.5) / (1 + 2 * (math.log(0.4 / 0.6) + 0.5))
+ALONG = [[1.0, 0.0], [2.0, 0.0], [6.0, 0.0], [-2.0, 0.0]]
+ASIDE = [[0.0, 1.0, 1.0]] * 3 + [[0.0, -1.0, -1.0]]
+ZEROS = [[1.0, 1, 1, -1, -1, 0]] * 4 + [[1.0, 1, 1, -1, -1, -1]] * 2
+ALL_SIGNS = SignGuard(share=1.0)
+F, G = 3 / 18**0.5, 1 / 101**0.5
 
 
 def model(*params: float) -> dict[str, ModelVectors]:
@@ -66,12 +78,7 @@ def after(rule: CentredClipping, step: list[float]) -> CentredClipping:
         # From 0 with radius 2: [3, 4] * 2/5, [0, 1], [-2, 0].
         (CentredClipping(2.0, 1), AWAY, {}, [(1.2 - 2) / 3, (1.6 + 1) / 3]),
         # From [0, 1]: [3, 3] * 1/sqrt(18), [0, 0], [-10, -1] / sqrt(101).
-        (
-            after(CentredClipping(1.0, 1), [0.0, 1.0]),
-            AWAY,
-            {},
-            [(3 / 18**0.5 - 10 / 101**0.5) / 3, 1 + (3 / 18**0.5 - 1 / 101**0.5) / 3],
-        ),
+        (after(CentredClipping(1.0, 1), [0.0, 1.0]), AWAY, {}, [(F - 10 * G) / 3, 1 + (F - G) / 3]),
         # Lengths 5, 1, 10: the median is 5.
         (CentredClipping(None, 1), AWAY, {}, [(3 - 5) / 3, (4 + 1) / 3]),
         (after(CentredClipping(1e6, 4), [5.0, 5.0]), AWAY, {}, [-7 / 3, 5 / 3]),
@@ -82,19 +89,9 @@ def after(rule: CentredClipping, step: list[float]) -> CentredClipping:
         (DnC(1.0), SPREAD, {}, [0, 1, 0, 0]),  # One is always kept.
         # Cosines with [1, 0]: 1, 1, 1, -1; the median is 1, the deviation sqrt(3)/2: z = 2 / 0.866.
         # The median of the lengths 1, 2, 6 is 2.
-        (
-            AlignIns(),
-            [[1.0, 0.0], [2.0, 0.0], [6.0, 0.0], [-2.0, 0.0]],
-            model(3.0, 0.0),
-            [1 / 3, 1 / 3, 1 / 9, 0],
-        ),
+        (AlignIns(), ALONG, model(3.0, 0.0), [1 / 3, 1 / 3, 1 / 9, 0]),
         # All cosines with the model are 0; the last one's signs disagree with the principal ones.
-        (
-            AlignIns(share=0.7),
-            [[0.0, 1.0, 1.0]] * 3 + [[0.0, -1.0, -1.0]],
-            model(1.0, 0.0, 0.0),
-            [1 / 3, 1 / 3, 1 / 3, 0],
-        ),
+        (AlignIns(share=0.7), ASIDE, model(1.0, 0.0, 0.0), [1 / 3, 1 / 3, 1 / 3, 0]),
         (AlignIns(10.0), [[1.0, 0.0], [-1.0, 0.0]], model(1.0, 1.0), [0.5, 0.5]),
         (Flame(), MODELS, {"squared_norms": NORMS.square()}, [0.2, 0.2, 0.2, 0.1, 0.2, 0, 0]),
         (FoolsGold(), [[1.0, 0.0], [3.0, 0.0], [0.0, 2.0]], {}, [0, 0, 1]),
@@ -102,28 +99,13 @@ def after(rule: CentredClipping, step: list[float]) -> CentredClipping:
         # 0.6 * 0.6 / 0.8 = 0.45: alpha 0.55, 0.2, 0.2, divided by 0.55; log(0.36 / 0.64) < -0.5.
         (FoolsGold(), [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], {}, [1, 0, 0]),
         # Now 0.6 for both of the first, none for the third: alpha 0.4, 0.4, 1.
-        (
-            FoolsGold(),
-            [[1.0, 0.0], [0.6, 0.8], [0.0, -1.0]],
-            {},
-            [SMALL / (1 + 2 * SMALL), SMALL / (1 + 2 * SMALL), 1 / (1 + 2 * SMALL)],
-        ),
+        (FoolsGold(), [[1.0, 0.0], [0.6, 0.8], [0.0, -1.0]], {}, [SMALL, SMALL, 1 - 2 * SMALL]),
         (FoolsGold(), [[1.0, 1.0]] * 3, {}, [0, 0, 0]),
         # Their median length is 1. The fourth is too long, the fifth of other signs, the sixth too
         # short, and the third is shortened.
-        (
-            SignGuard(share=1.0),
-            [[1.0], [1.0], [2.0], [9.0], [-1.0], [0.05]],
-            {},
-            [1 / 3, 1 / 3, 1 / 6, 0, 0, 0],
-        ),
+        (ALL_SIGNS, [[1.0], [1], [2], [9], [-1], [0.05]], {}, [1 / 3, 1 / 3, 1 / 6, 0, 0, 0]),
         # Zeros are few: the last two differ by them alone, by as much as any share can.
-        (
-            SignGuard(share=1.0),
-            [[1.0, 1, 1, -1, -1, 0]] * 4 + [[1.0, 1, 1, -1, -1, -1]] * 2,
-            {},
-            [0.25] * 4 + [0] * 2,
-        ),
+        (ALL_SIGNS, ZEROS, {}, [0.25] * 4 + [0] * 2),
         (SignGuard(0.9, 1.1, 1.0), [[1.0], [-9.0]], {}, [0, 0]),
     ],
     ids=lambda value: type(value).__name__ if callable(value) else "",
@@ -198,3 +180,86 @@ def test_cosine_distances_by_hand():
     lengths = torch.tensor([0.1, 0.3, 0.7, 1.1, 1.3], dtype=torch.float64)[:, None]
     along = torch.randn(300, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert not cosine_distances(lengths * along).any()
+
+
+D = 6
+RULES = [RFA, AlignIns, CentredClipping, DnC, FedAdp, FoolsGold, Median, TrimmedMean]
+RULES += [partial(Flame, noise=0.0), partial(SignGuard, share=1.0)]
+every_rule = pytest.mark.parametrize("made", [*RULES, Krum])
+
+
+def ordered(updates: Tensor, order: list[int] | None = None, server_round: int = 1) -> RoundUpdates:
+    """Clients i with updates ``[m, d]`` and i + 1 examples, in an order."""
+    order = order or list(range(len(updates)))
+    return a_round(
+        updates[order],
+        server_round=server_round,
+        client_ids=tuple(order),
+        num_examples=torch.tensor(order).double() + 1,
+        model=ModelVectors(torch.ones(D), torch.zeros(0), {}),
+        counters=[{}] * len(order),
+    )
+
+
+def outcome(found: Tensor | Aggregation, updates: RoundUpdates) -> Tensor:
+    """Return the step [d]."""
+    if isinstance(found, Tensor):
+        return found.double()
+    used = found.weights if found.applied is None else found.applied
+    return used.double() @ updates.client_updates.double()
+
+
+def drawn(m: int, seed: int) -> Tensor:
+    """Draw updates [m, d] that are near none of each other."""
+    return torch.randn(m, D, generator=torch.Generator().manual_seed(seed))
+
+
+# Of equal scores Krum takes the first: test_krum has the order of its scores.
+@pytest.mark.parametrize("made", RULES)
+@given(m=st.integers(1, 7), seed=st.integers(0, 2**31), data=st.data())
+def test_the_step_does_not_depend_on_the_clients_order(made, m, seed, data):
+    updates = drawn(m, seed)
+    order = data.draw(st.permutations(range(m)))
+    straight, moved = ordered(updates), ordered(updates, order)
+    expected = outcome(made()(straight), straight)
+    found = outcome(made()(moved), moved)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@every_rule
+@pytest.mark.parametrize("m", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["zeros", "equal", "one huge", "all huge"])
+def test_extremes_leave_a_finite_step_and_no_negative_weight(made, m, kind):
+    updates = {"zeros": torch.zeros(m, D), "equal": torch.ones(m, D)}.get(kind, drawn(m, 0))
+    if "huge" in kind:  # As long as the screening lets in.
+        updates[: 1 if kind == "one huge" else m] *= 1e14
+    received = ordered(updates)
+    found = made()(received)
+    assert bool(outcome(found, received).isfinite().all())
+    if isinstance(found, Aggregation):
+        assert bool((found.weights >= 0).all())
+        assert float(found.weights.sum()) <= 1 + 1e-9
+
+
+@every_rule
+def test_a_rule_goes_on_after_a_restart_as_one_that_never_stopped(made):
+    rule, resumed = made(), made()
+    rule(ordered(drawn(5, 1)))
+    if hasattr(rule, "state_dict"):
+        resumed.load_state_dict(rule.state_dict())
+    later = ordered(drawn(5, 2), server_round=2)
+    assert torch.equal(outcome(resumed(later), later), outcome(rule(later), later))
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "value"),
+    [
+        (CentredClipping, "radius", 0.0),
+        (RFA, "iterations", -1),
+        (FedAdp, "alpha", float("nan")),
+        (TrimmedMean, "malicious_fraction", 1.5),
+    ],
+)
+def test_a_setting_out_of_range_is_named(rule, name, value):
+    with pytest.raises(ConfigError, match=f"{name} = {value}; allowed: "):
+        rule(**{name: value})

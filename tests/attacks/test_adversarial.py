@@ -34,10 +34,10 @@ def attacked(model: nn.Module, pixels: Tensor, labels: Tensor, ratio=1.0, steps=
     return attack.poison_inputs(model, pixels, labels, normalize, generator)
 
 
-@pytest.mark.parametrize(
-    ("name", "image_shape"),
-    [("cnn", (3, 32, 32)), ("cnn-batch-norm", (1, 28, 28)), ("mlp", (1, 8, 8))],
-)
+MODELS = [("cnn", (3, 32, 32)), ("cnn-batch-norm", (1, 28, 28)), ("mlp", (1, 8, 8))]
+
+
+@pytest.mark.parametrize(("name", "image_shape"), MODELS)
 def test_examples_stay_in_the_ball_and_in_range_and_raise_the_loss(name, image_shape):
     # In train mode dropout would make every gradient, and so the examples, random.
     model = build_model(name, image_shape, 10, seed=0).train()
@@ -56,10 +56,8 @@ def test_a_linear_model_is_driven_to_the_corner_of_the_ball():
     model = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))
     model[1].weight.data = torch.tensor([[0.0, 0.0], [3.0, -3.0]])
     pixels = torch.tensor([[0.5, 0.5], [0.99, 0.01]]).view(2, 1, 1, 2)
-    attack = AdversarialSamples(1.0, epsilon=0.1, step_size=0.05, steps=5)
-    found = attack.poison_inputs(
-        model, pixels, torch.tensor([0, 0]), lambda x: x, torch.Generator()
-    )
+    labels, attack = torch.zeros(2).long(), AdversarialSamples(1.0, 0.1, step_size=0.05, steps=5)
+    found = attack.poison_inputs(model, pixels, labels, lambda x: x, torch.Generator())
     expected = torch.tensor([[0.6, 0.4], [1.0, 0.0]]).view(2, 1, 1, 2)
     torch.testing.assert_close(found, expected)
 
@@ -80,8 +78,7 @@ def test_the_model_is_left_exactly_as_it_was():
 
 @pytest.mark.parametrize(("ratio", "expected"), [(0.0, 0), (0.75, 8), (1.0, 10)])
 def test_the_share_of_samples_is_replaced_and_the_rest_untouched(ratio, expected):
-    model = build_model("mlp", (1, 8, 8), 10, seed=0)
-    pixels, labels = data((1, 8, 8), 10)
+    model, (pixels, labels) = build_model("mlp", (1, 8, 8), 10, seed=0), data((1, 8, 8), 10)
     kept = pixels.clone()
     changed = (attacked(model, pixels, labels, ratio, steps=2) != pixels).flatten(1).any(1)
     assert int(changed.sum()) == expected

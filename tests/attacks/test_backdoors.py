@@ -38,22 +38,18 @@ def test_a_target_that_is_no_class_is_named(attack):
 
 
 def test_a_client_has_one_of_four_bars_and_the_test_all_of_them():
-    assert stamp_bars(torch.zeros(1, 1, 8, 8))[0, 0, :4, :6].tolist() == [
-        [1, 1, 0, 1, 1, 0],
-        [0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 1, 1, 0],
-        [0, 0, 0, 0, 0, 0],
-    ]
+    bars, gap = [1, 1, 0, 1, 1, 0], [0] * 6
+    assert stamp_bars(torch.zeros(1, 1, 8, 8))[0, 0, :4, :6].tolist() == [bars, gap, bars, gap]
     attack, pixels = DistributedTrigger(1.0, 0), torch.zeros(5, 1, 8, 8)
-    bars = set()
+    found = set()
     for client in range(20):
         generator = torch.Generator().manual_seed(client)
         stamped, targets = attack.poison_examples(pixels, torch.arange(5), 10, generator)
         assert targets.tolist() == [0] * 5
         assert bool((stamped == stamped[0]).all())  # every image has the same one
         assert int(stamped[0].sum()) == 2
-        bars.add(tuple(stamped[0].flatten().nonzero().flatten().tolist()))
-    assert len(bars) == 4
+        found.add(tuple(stamped[0].flatten().nonzero().flatten().tolist()))
+    assert len(found) == 4
     triggered, _ = attack.triggered(pixels, torch.arange(5), 10)
     assert torch.equal(triggered, stamp_bars(pixels[1:]))
 

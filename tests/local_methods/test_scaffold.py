@@ -37,13 +37,9 @@ def test_summed_steps_are_what_a_constant_gradient_moves_by(steps, momentum):
 def test_a_client_s_control_variate_by_hand():
     model = nn.Linear(2, 1, bias=False)
     memory = {"scaffold-control": torch.tensor([1.0, 0.0])}
-    local = LocalRound(
-        model=model,
-        received=torch.tensor([3.0, 2.0]),
-        training=TrainingConfig(learning_rate=0.5, momentum=0.0),
-        memory=memory,
-        vector=torch.tensor([0.0, 4.0]),
-    )
+    training = TrainingConfig(learning_rate=0.5, momentum=0.0)
+    received, control = torch.tensor([3.0, 2.0]), torch.tensor([0.0, 4.0])
+    local = LocalRound(model, received, training, memory, control)
     term = Scaffold().term(local)
     assert term.gradient.tolist() == [-1.0, 4.0]  # c - c_i
     term.steps = 2
@@ -100,52 +96,36 @@ def task():
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_a_run_is_the_published_algorithm(tmp_path, share):
-    settings = {
-        "strategy": "fedavg",
-        "local_method": "scaffold",
-        "momentum": 0.0,
-        "learning_rate": RATE,
-        "local_epochs": EPOCHS,
-        "batch_size": 40,
-        "fraction_train": share,
-        "num_server_rounds": ROUNDS,
-    }
-    run_dir = run(tmp_path, task(), **settings)
-    rows = read_rows(run_dir / "clients.csv")
-    chosen = [
-        [int(row["partition_id"]) for row in rows if int(row["round"]) == t]
-        for t in range(1, ROUNDS + 1)
-    ]
+    settings = {"momentum": 0.0, "learning_rate": RATE, "local_epochs": EPOCHS, "batch_size": 40}
+    settings |= {"fraction_train": share, "num_server_rounds": ROUNDS}
+    run_dir = run(tmp_path, task(), strategy="fedavg", local_method="scaffold", **settings)
+    chosen = [[] for _ in range(ROUNDS)]
+    for row in read_rows(run_dir / "clients.csv"):
+        chosen[int(row["round"]) - 1].append(int(row["partition_id"]))
     state = torch.load(run_dir / "model.pt", weights_only=True)
     found = torch.cat([state["weight"].flatten(), state["bias"]])
     torch.testing.assert_close(found, published_loop(chosen), rtol=1e-4, atol=1e-5)
 
 
-def content(vector: torch.Tensor | None, name: str = "local-method") -> RecordDict:
-    arrays = tensor_arrays({"weight": torch.ones(1, 2)})
-    records = {"arrays": arrays}
-    if vector is not None:
-        records[name] = tensor_arrays({"local-method": vector})
-    return RecordDict(records)
-
-
 @pytest.mark.parametrize(
-    ("reply", "reason"),
+    ("vector", "reason"),
     [
-        (content(None), "no array 'local-method'"),
-        (content(torch.tensor([1.0, float("nan")])), "has NaN or Inf"),
-        (content(torch.tensor([1.0, float("-inf")])), "has NaN or Inf"),
-        (content(torch.ones(3)), "local-method"),
-        (content(torch.ones(2, dtype=torch.int64)), "dtype int64"),
+        (None, "no array 'local-method'"),
+        (torch.tensor([1.0, float("nan")]), "has NaN or Inf"),
+        (torch.ones(3), "local-method"),
+        (torch.ones(2, dtype=torch.int64), "dtype int64"),
     ],
 )
-def test_a_vector_is_screened_like_an_update(reply, reason):
+def test_a_vector_is_screened_like_an_update(vector, reason):
+    records = {"arrays": tensor_arrays({"weight": torch.ones(1, 2)})}
+    if vector is not None:
+        records["local-method"] = tensor_arrays({"local-method": vector})
     layout = ParameterLayout.from_arrays(tensor_arrays({"weight": torch.zeros(1, 2)}))
     workspace = Workspace(layout, has_vector=True)
     workspace.reserve(1)
     received = ModelVectors(torch.zeros(2), torch.zeros(0), {})
     with pytest.raises(ReplyError, match=reason):
-        workspace.unpack(reply, ClientNode(0, 1), 0, received, None)
+        workspace.unpack(RecordDict(records), ClientNode(0, 1), 0, received, None)
 
 
 def test_tasks_that_train_themselves_refuse_it(tmp_path):
