@@ -16,8 +16,7 @@ from fedif_flower.stages import Clip, Stage
 from fedif_flower.strategies.scored import RoundNormalization, ScoredStrategy, Weighting
 from fedif_flower.strategies.setup import BaseArguments, require_kind
 from fedif_flower.tasks.modules import array_shapes, tied_names, trainable_names
-from fedif_flower.valuation.ledger import Gamma
-from fedif_flower.valuation.scores import Scores
+from fedif_flower.valuation.ledger import Gamma, Scores
 from fedif_flower.valuation.shapfed import shapfed_contributions
 
 

@@ -14,8 +14,8 @@ from fedif_flower.aggregators.linear_algebra import product_error
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import Setting
+from fedif_flower.valuation.ledger import Scores
 from fedif_flower.valuation.parallel import LossAndGradient
-from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.validation import Validation
 
 # 2**16 columns of 10 clients are 2.6 MB: they stay in the cache between two products.

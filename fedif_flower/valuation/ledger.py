@@ -1,4 +1,4 @@
-"""From a round's scores to aggregation weights: normalise, smooth, weigh.
+"""A round's scores, and from them to aggregation weights: normalise, smooth, weigh.
 
 FedIF and AFedSV share this file; they differ in the valuation whose scores come in.
 """
@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from torch import Tensor
 
 from fedif_flower.client_table import ClientTable
 from fedif_flower.errors import ValuationError
+from fedif_flower.round import RoundUpdates
 from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
+from fedif_flower.valuation.validation import Validation
 
 WeightScope = Literal["participants", "population"]
 Gamma = Annotated[float, Setting("rate of the smooth update", gt=0, le=1)]
@@ -42,7 +44,7 @@ def min_max(scores: Tensor, resolution: float = 0.0) -> Tensor:
     resolution : float
         Scores whose range is no larger than this, >= 0, are equal: what the rounding of their
         computation may make of equal ones (see
-        :attr:`~fedif_flower.valuation.scores.Scores.resolution`). At least four roundings of the
+        :attr:`Scores.resolution`). At least four roundings of the
         largest score itself are taken for it.
 
     Returns
@@ -63,6 +65,46 @@ def min_max(scores: Tensor, resolution: float = 0.0) -> Tensor:
     if not bool(spread > max(rounding, resolution) / 2):
         return torch.ones_like(scores)
     return ((scores / 2 - low / 2) / spread).clamp(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A round's raw scores.
+
+    Attributes
+    ----------
+    values : Tensor
+        ``[m]``, finite; more is better.
+    influences : Tensor, optional
+        ``[m]``: un-normalised influences, which the ledger sums up.
+    evaluations : int
+        Passes over the validation set that the scores took.
+    resolution : float
+        Two scores no further apart than this, >= 0, may differ by rounding alone.
+    """
+
+    values: Tensor
+    influences: Tensor | None = None
+    evaluations: int = 0
+    resolution: float = 0.0
+
+
+@runtime_checkable
+class Valuation(Protocol):
+    """Scores a round's clients."""
+
+    @property
+    def validation(self) -> Validation | None:
+        """The held-out data behind the scores, by which steps are judged; ``None``: none.
+
+        Without any, the valuation itself has their ``parameter_names`` and ``tied_names``.
+        """
+
+    def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        """Begin what depends on the global model alone, while clients train."""
+
+    def score(self, updates: RoundUpdates) -> Scores:
+        """Score the round's clients."""
 
 
 @dataclass(eq=False)

@@ -47,11 +47,7 @@ class Judge:
 
     def __init__(self, model: FlatModel, objective: Objective) -> None:
         self.model, self.objective = model, objective
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model lies."""
-        return self.model.params.device
+        self.device = model.params.device
 
     def replica(self) -> Judge:
         """Return one with a model of its own."""

@@ -151,11 +151,6 @@ class Validation(Passes):
         """Length d of the parameter vector."""
         return self.judge.model.params.numel()
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the parameter vector."""
-        return self.judge.model.params.dtype
-
     def params(self) -> Tensor:
         """Return the parameters ``[d]`` last used (at first: the given model's own)."""
         return self.judge.model.params.detach().clone()

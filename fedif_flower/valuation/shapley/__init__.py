@@ -13,16 +13,26 @@ from typing import Protocol
 
 from torch import Generator, Tensor
 
-from fedif_flower.valuation.shapley.complementary import (
-    complementary_shapley as complementary_shapley,
-)
-from fedif_flower.valuation.shapley.exact import exact_shapley as exact_shapley
-from fedif_flower.valuation.shapley.gtg import gtg_shapley as gtg_shapley
-from fedif_flower.valuation.shapley.leave_one_out import leave_one_out as leave_one_out
-from fedif_flower.valuation.shapley.owen import owen_shapley as owen_shapley
-from fedif_flower.valuation.shapley.permutation import permutation_shapley as permutation_shapley
-from fedif_flower.valuation.shapley.utility import CoalitionMemo as CoalitionMemo
-from fedif_flower.valuation.shapley.utility import Utility as Utility
+from fedif_flower.valuation.shapley.complementary import complementary_shapley
+from fedif_flower.valuation.shapley.exact import exact_shapley
+from fedif_flower.valuation.shapley.gtg import gtg_shapley
+from fedif_flower.valuation.shapley.leave_one_out import leave_one_out
+from fedif_flower.valuation.shapley.owen import owen_shapley
+from fedif_flower.valuation.shapley.permutation import permutation_shapley
+from fedif_flower.valuation.shapley.utility import CoalitionMemo, Utility
+
+__all__ = [
+    "ESTIMATORS",
+    "CoalitionMemo",
+    "Estimator",
+    "Utility",
+    "complementary_shapley",
+    "exact_shapley",
+    "gtg_shapley",
+    "leave_one_out",
+    "owen_shapley",
+    "permutation_shapley",
+]
 
 
 class Estimator(Protocol):

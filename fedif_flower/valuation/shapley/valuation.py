@@ -14,9 +14,9 @@ from fedif_flower.round import RoundUpdates
 from fedif_flower.sections import CheckedFields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
+from fedif_flower.valuation.ledger import Scores
 from fedif_flower.valuation.objective import METRICS, Metric
 from fedif_flower.valuation.parallel import Judge
-from fedif_flower.valuation.scores import Scores
 from fedif_flower.valuation.shapley import ESTIMATORS, CoalitionMemo
 from fedif_flower.valuation.validation import Validation
 
@@ -199,7 +199,7 @@ class ShapleyValuation(CheckedFields):
             generator=torch_generator("shapley", self.seed, updates.server_round),
         )
         # Shares of right answers are counted; losses and scores are as exact as the model.
-        exact = torch.float64 if self.utility == "accuracy" else self.validation.dtype
+        exact = torch.float64 if self.utility == "accuracy" else updates.global_params.dtype
         return Scores(
             values,
             evaluations=memo.evaluations,
