@@ -17,10 +17,9 @@ from filelock import FileLock
 from fedif_flower.errors import ConfigError, DataError, StorageError
 
 
-def cache_root(cache_dir: str | Path | None = None) -> Path:
-    """Return ``<cache_dir or $XDG_CACHE_HOME or ~/.cache>/fedif-flower``; it need not exist."""
-    base = Path(cache_dir).expanduser() if cache_dir else _xdg("XDG_CACHE_HOME", "~/.cache")
-    return base.absolute() / "fedif-flower"
+def cache_root() -> Path:
+    """Return ``<$XDG_CACHE_HOME or ~/.cache>/fedif-flower``; it need not exist."""
+    return _xdg("XDG_CACHE_HOME", "~/.cache").absolute() / "fedif-flower"
 
 
 def config_folder() -> Path:

@@ -15,7 +15,6 @@ from fedif_flower.storage import cache_root, write_atomically
 def test_cache_root_prefers_argument_then_xdg_then_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_root(tmp_path / "mine") == tmp_path / "mine" / "fedif-flower"
     assert cache_root() == tmp_path / "xdg" / "fedif-flower"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/path")
     assert cache_root() == tmp_path / "home" / ".cache" / "fedif-flower"

@@ -17,7 +17,6 @@ from fedif_flower.valuation.influence import project_updates
 from fedif_flower.valuation.validation import Validation
 
 LossGradient = Callable[[Tensor, Tensor], tuple[float, Tensor]]
-Loss = Callable[[Tensor, Tensor], float]
 _MOST_GAIN = 2.0  # Deviations.
 _LONG = 10.0  # Times the usual length: the loss decides.
 _ABSURD = 100.0  # Times the usual length, and the model's.
@@ -47,7 +46,7 @@ def descend_weights(
     initial_weights: Tensor,
     loss_gradient: LossGradient,
     *,
-    loss: Loss | None = None,
+    loss: Callable[[Tensor, Tensor], float] | None = None,
     steps: int = 8,
     step_size: float = 1.0,
     last_step: Tensor | None = None,

@@ -68,21 +68,20 @@ def example_influence(
         name: piece.view_as(weight).to(weight)
         for (name, weight), piece in zip(weights.items(), pieces, strict=True)
     }
-    losses, products = [], []
+    found = []
     judged = _Judged(model, objective)
     for batch in batches:
 
         def along(moved: dict[str, Tensor], batch: Any = batch) -> Tensor:
-            found: Tensor = torch.func.functional_call(judged, moved, (batch,))
-            return found
+            losses: Tensor = torch.func.functional_call(judged, moved, (batch,))
+            return losses
 
         try:
             loss, product = torch.func.jvp(along, (weights,), (direction,))[:2]
         except NotImplementedError:  # A layer without forward differentiation.
             loss, product = _by_rows(along, weights, direction)
-        losses.append(loss.detach().double().cpu())
-        products.append(product.detach().double().cpu())
-    return ExampleInfluence(torch.cat(losses), torch.cat(products))
+        found.append(torch.stack([loss, product]).detach().double().cpu())  # [2, n]
+    return ExampleInfluence(*torch.cat(found, dim=1))
 
 
 def _by_rows(

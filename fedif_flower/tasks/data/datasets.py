@@ -34,13 +34,7 @@ DATASETS: Mapping[str, Callable[[str, Path], Source]] = MappingProxyType(
 )
 
 
-def load_dataset(
-    name: str,
-    data_dir: str | Path = "",
-    *,
-    cache_dir: str | Path | None = None,
-    require_test: bool = True,
-) -> Dataset:
+def load_dataset(name: str, data_dir: str | Path = "", *, require_test: bool = True) -> Dataset:
     """Open a data set; the first time on a machine it is prepared (and downloaded, if need be).
 
     Parameters
@@ -50,9 +44,8 @@ def load_dataset(
     data_dir : str or Path
         Where its files are: unused for ``digits``, required for ``image-folder``; otherwise the
         root that torchvision reads from, or downloads to when its files are not there.
-        ``""``: downloads go to the cache. It may be read-only.
-    cache_dir : str or Path, optional
-        Instead of ``$XDG_CACHE_HOME`` or ``~/.cache``.
+        ``""``: downloads go to the cache, in ``$XDG_CACHE_HOME`` or ``~/.cache``. It may be
+        read-only.
     require_test : bool
         Whether a data set without test images is an error; a client needs none.
 
@@ -65,7 +58,7 @@ def load_dataset(
     """
     if name not in DATASETS:
         raise ConfigError(f"dataset = {name!r}; allowed: {', '.join(DATASETS)}")
-    root = cache_root(cache_dir)
+    root = cache_root()
     source = DATASETS[name](str(data_dir), root)
     source.fetch()
     dataset = open_prepared(name, source, root)

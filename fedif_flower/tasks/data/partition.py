@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import io
 import warnings
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +22,7 @@ from fedif_flower.tasks.data.cache import Dataset
 
 
 def dirichlet_partition(
-    dataset: Dataset,
-    num_partitions: int,
-    dirichlet_alpha: float,
-    seed: int,
-    *,
-    cache_dir: str | Path | None = None,
+    dataset: Dataset, num_partitions: int, dirichlet_alpha: float, seed: int
 ) -> list[NDArray[np.int64]]:
     r"""Divide the train split among clients, class by class, in Dirichlet proportions.
 
@@ -49,8 +43,6 @@ def dirichlet_partition(
         :math:`\alpha`, > 0: the smaller, the fewer classes a client has.
     seed : int
         >= 0.
-    cache_dir : str or Path, optional
-        Instead of ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
     Returns
     -------
@@ -78,7 +70,7 @@ def dirichlet_partition(
     # Both libraries' versions: either may change what a seed draws.
     versions = [importlib.metadata.version(package) for package in ("flwr-datasets", "numpy")]
     key = content_key([dataset.fingerprint, num_partitions, alpha, seed, versions], 24)
-    root = cache_root(cache_dir)
+    root = cache_root()
     path = root / f"partitions-{key}.npz"
     if not path.is_file():
         with cache_errors(root), exclusive_lock(root / "partitions.lock"):

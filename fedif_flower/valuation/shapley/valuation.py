@@ -39,20 +39,21 @@ def coalition_means(client_values: Tensor, masks: Tensor, global_values: Tensor)
     Parameters
     ----------
     client_values : Tensor
-        ``[m, d]``.
+        ``[m, ...]``.
     masks : Tensor
         ``[c, m]``, bool.
     global_values : Tensor
-        ``[d]``: what the empty coalition has.
+        ``[...]``: what the empty coalition has.
 
     Returns
     -------
     Tensor
-        ``[c, d]``.
+        ``[c, ...]``.
     """
     members = masks.to(client_values)  # [c, m]
     size = members.sum(dim=1, keepdim=True)  # [c, 1]
-    means = (members / size.clamp_min(1)) @ client_values  # [c, d]
+    shares = members / size.clamp_min(1)
+    means: Tensor = torch.tensordot(shares, client_values, dims=1)  # [c, ...]
     means[size[:, 0] == 0] = global_values
     return means
 
@@ -118,10 +119,7 @@ class RoundGame:
         before = self._updates.named_buffers
         params = coalition_means(self._params, masks, self._updates.global_params)  # [rows, d]
         buffers = {
-            name: coalition_means(own.flatten(1), masks, before[name].flatten()).view(
-                -1, *own.shape[1:]
-            )
-            for name, own in self._buffers.items()
+            name: coalition_means(own, masks, before[name]) for name, own in self._buffers.items()
         }
         found = [
             self._validation.mean_by(

@@ -20,8 +20,10 @@ def digits() -> Dataset:
     return load_dataset("digits")
 
 
-def stored(cache: Path) -> list[Path]:
-    return sorted(cache.glob("fedif-flower/partitions-*.npz"))
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fedif-flower"
 
 
 @pytest.mark.parametrize("num_partitions", [1, 7, 100])
@@ -34,25 +36,25 @@ def test_partitions_are_disjoint_complete_and_not_tiny(digits, num_partitions, a
     assert all(partition.dtype == np.int64 for partition in partitions)
 
 
-def test_partitions_depend_on_each_argument_and_on_no_cache(digits, tmp_path: Path) -> None:
-    def drawn(*arguments: float, cache_dir: Path | None = None) -> list[list[int]]:
-        partitions = dirichlet_partition(digits, *arguments, cache_dir=cache_dir)
-        return [partition.tolist() for partition in partitions]
+def test_partitions_depend_on_each_argument_and_on_no_cache(digits, tmp_path, monkeypatch) -> None:
+    def drawn(*arguments: float) -> list[list[int]]:
+        return [partition.tolist() for partition in dirichlet_partition(digits, *arguments)]
 
     base = drawn(10, 1.0, 0)
-    assert drawn(10, 1.0, 0, cache_dir=tmp_path) == base
     for other in ((10, 1.0, 1), (10, 0.9, 0), (11, 1.0, 0)):
         assert drawn(*other) != base
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert drawn(10, 1.0, 0) == base
 
 
-def test_damaged_partitions_are_named(digits: Dataset, tmp_path: Path) -> None:
-    dirichlet_partition(digits, 2, 1.0, 0, cache_dir=tmp_path)
-    (path,) = stored(tmp_path)
+def test_damaged_partitions_are_named(digits: Dataset, cache: Path) -> None:
+    dirichlet_partition(digits, 2, 1.0, 0)
+    (path,) = cache.glob("partitions-*.npz")
     content = bytearray(path.read_bytes())
     content[400] ^= 1  # within the indices
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"{path} is damaged .*; remove it"):
-        dirichlet_partition(digits, 2, 1.0, 0, cache_dir=tmp_path)
+        dirichlet_partition(digits, 2, 1.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +66,10 @@ def test_damaged_partitions_are_named(digits: Dataset, tmp_path: Path) -> None:
         (100, 1e-320, "dirichlet_alpha = 1e-320: .*num_partitions = 100"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(digits, tmp_path, num, alpha, message, recwarn) -> None:
+def test_what_cannot_be_divided_is_refused(digits, cache, num, alpha, message, recwarn) -> None:
     with pytest.raises(ConfigError, match=message):
-        dirichlet_partition(digits, num, alpha, 0, cache_dir=tmp_path)
-    assert not stored(tmp_path)
+        dirichlet_partition(digits, num, alpha, 0)
+    assert not list(cache.glob("partitions-*.npz"))
     assert not recwarn.list
 
 

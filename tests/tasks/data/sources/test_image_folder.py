@@ -64,8 +64,8 @@ def test_colour_is_rgb_a_class_may_be_empty_and_test_missing(tmp_path: Path) -> 
 def test_the_test_split_may_be_missing_only_where_none_is_required(tree: Path) -> None:
     (tree / "test").rename(tree / "away")
     with pytest.raises(DataError, match=f"no test images in {tree / 'test'}"):
-        load_dataset("image-folder", tree, cache_dir=tree)
-    dataset = load_dataset("image-folder", tree, cache_dir=tree, require_test=False)
+        load_dataset("image-folder", tree)
+    dataset = load_dataset("image-folder", tree, require_test=False)
     assert len(dataset.train) == 3
     assert dataset.test.images.shape == (0, 1, 1, 3)
 
