@@ -57,16 +57,8 @@ class MaskingError(FedIFError, ValueError):
     """Numbers do not fit the ring, or a masked sum cannot be what it should be."""
 
 
-class BoxError(FedIFError):
-    """A box for the keeper of masks was not made for it, or not by whom it names."""
-
-
 class KeeperError(FedIFError):
-    """The keeper of masks does not answer, or its answers contradict each other."""
-
-
-class RefusedByPolicyError(KeeperError):
-    """The keeper of masks refuses what its policy forbids."""
+    """The keeper of masks does not answer, refuses, or its answers contradict each other."""
 
 
 class RefusedByMemberError(FedIFError):

@@ -2,14 +2,12 @@
 
 A box tells the keeper, through the server, what the server cannot read: a header in clear (run,
 round, node, length and SHA-256 of the masked vector, what the member was sent, who signs), the seed
-sealed for the keeper's public key, and the member's signature of both. Sealed with a fresh X25519
-key, HKDF-SHA256 and ChaCha20-Poly1305, with the header as associated data: nobody can put a seed
-under another header.
+sealed for the keeper's public key, and the member's signature of both. Sealed with HPKE (RFC 9180)
+and the header as its info: nobody can put a seed under another header.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import secrets
 import struct
@@ -17,43 +15,27 @@ from typing import NamedTuple
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-from fedif_consortium.evidence.keys import (
-    SigningKey,
-    VerifyingKey,
-    is_signed,
-    key_digest,
-    public_of,
-    sign,
-)
-from fedif_consortium.masking.ring import (
-    LONGEST,
-    SEED_BYTES,
-    UPDATE_BITS,
-    Ring,
-    decode,
-    encode,
-    mask_of,
-)
-from fedif_flower.errors import BoxError, ConfigError, MaskingError
-from fedif_flower.foreign import refused_as
+from fedif_consortium.evidence import keys
+from fedif_consortium.evidence.keys import SigningKey, VerifyingKey
+from fedif_consortium.masking import ring
+from fedif_consortium.masking.ring import SEED_BYTES, UPDATE_BITS, Ring
+from fedif_flower.errors import MaskingError, ReplyError
 
 TERMS_KEY = "masking"
 VECTOR = "masked-update"  # The one array of a masked reply, uint64 [d].
 MASK_RECORD, BOX, LENGTH = "mask", "box", "length"  # The record beside it, and what is in it.
 MOST_BYTES = 512  # Of a box: more is read from nobody.
-_KIND = b"fedifbx1"
+_KIND = b"fedifbx2"
 _HEADER = struct.Struct("<8sQIQQ32s32s32s")
-_POINT = _HEADER.size + 32  # Where the public key of X25519 ends,
-_SIGNED = _POINT + SEED_BYTES + 16  # and the seed with its tag: what is signed.
+_SIGNED = _HEADER.size + 32 + SEED_BYTES + 16  # With a point of X25519, the seed and its tag.
+_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
 
 class MaskingTerms(BaseModel):
@@ -67,35 +49,21 @@ class MaskingTerms(BaseModel):
         The trained parameters, in the order of the vector [d].
     max_length : float
         Longer updates are shortened to it; infinite: none is.
-    trial_keeper, trial_secret : str
-        Of a trial run, in hex: the keeper's public key, and what members' keys are made of. Empty
-        where there is a keeper, whose key is in each member's own node config.
+    trial_secret : str
+        Of a trial run, in hex: what all its keys are made of. Empty where there is a keeper, whose
+        key is in each member's own node config.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     run: int
     keys: list[str]
     max_length: float = math.inf
-    trial_keeper: str = ""
     trial_secret: str = ""
-
-    def write(self, config: ConfigRecord) -> None:
-        """Add it to what the server sends."""
-        config[TERMS_KEY] = self.model_dump_json()
 
     @classmethod
     def read(cls, config: ConfigRecord) -> MaskingTerms | None:
-        """Return what the server sent; ``None``: updates are not masked.
-
-        Raises
-        ------
-        ConfigError
-            If it is something else.
-        """
-        if TERMS_KEY not in config:
-            return None
-        with refused_as(ConfigError, f"{TERMS_KEY}: the server's terms cannot be read"):
-            return cls.model_validate_json(str(config[TERMS_KEY]))
+        """Return what the server sent, :data:`TERMS_KEY`; ``None``: updates are not masked."""
+        return cls.model_validate_json(str(config[TERMS_KEY])) if TERMS_KEY in config else None
 
 
 class BoxHeader(NamedTuple):
@@ -179,30 +147,23 @@ def mask_update(
         If the update is not finite, or too long.
     """
     with np.errstate(over="ignore"):
-        is_short = bool(np.linalg.norm(update) < LONGEST)  # False for NaN.
+        is_short = bool(np.linalg.norm(update) < ring.LONGEST)  # False for NaN.
     if not is_short:  # Said without a figure: the server reads it.
-        raise MaskingError(f"the update is not finite, or not shorter than {LONGEST:g}")
-    encoded = encode(update, UPDATE_BITS, "the update")
-    length = float(np.linalg.norm(decode(encoded, UPDATE_BITS)))
+        raise MaskingError(f"the update is not finite, or not shorter than {ring.LONGEST:g}")
+    encoded = ring.encode(update, UPDATE_BITS)
+    length = float(np.linalg.norm(ring.decode(encoded, UPDATE_BITS)))
     seed = secrets.token_bytes(SEED_BYTES)
-    encoded += mask_of(seed, len(encoded))
-    digest, signer = vector_digest(encoded), key_digest(public_of(key))
+    encoded += ring.mask_of(seed, len(encoded))
+    digest, signer = ring.digest(encoded), keys.key_digest(keys.public_of(key))
     header = BoxHeader(run, server_round, node, len(encoded), digest, instructions, signer)
     return MaskedUpdate(encoded, seal(header, seed, keeper, key), length)
 
 
-def vector_digest(vector: Ring) -> bytes:
-    """Return the SHA-256 of a vector ``[d]``, 8 bytes an entry, little-endian."""
-    return hashlib.sha256(np.ascontiguousarray(vector, "<u8").data).digest()
-
-
 def seal(header: BoxHeader, seed: bytes, keeper: X25519PublicKey, key: SigningKey) -> bytes:
     """Return a seed of 32 bytes in a box for the keeper alone; ``key`` is the signer's."""
-    once = X25519PrivateKey.generate()
-    start, point = _HEADER.pack(_KIND, *header), once.public_key().public_bytes_raw()
-    cipher = _cipher(once.exchange(keeper), point, keeper)
-    content = start + point + cipher.encrypt(bytes(12), seed, start)
-    return content + sign(key, content)
+    start = _HEADER.pack(_KIND, *header)
+    content = start + _SUITE.encrypt(seed, keeper, start)
+    return content + keys.sign(key, content)
 
 
 def read_header(box: bytes) -> BoxHeader:
@@ -210,21 +171,21 @@ def read_header(box: bytes) -> BoxHeader:
 
     Raises
     ------
-    BoxError
+    ReplyError
         If it is no box.
     """
     if not _SIGNED < len(box) <= MOST_BYTES or not box.startswith(_KIND):
-        raise BoxError(f"{len(box)} bytes are no box of this version")
+        raise ReplyError(f"{len(box)} bytes are no box of this version")
     return BoxHeader(*_HEADER.unpack_from(box)[1:])
 
 
 def header_for(box: bytes, run: int, server_round: int, node: int, length: int) -> BoxHeader:
-    """Return a box's header, or raise BoxError if it is for another run, round, node or length."""
+    """Return a box's header, or raise ReplyError: it is for another run, round, node or length."""
     header = read_header(box)
     wanted = {"run": run, "round": server_round, "node": node, "length": length}
     for (name, value), found in zip(wanted.items(), header, strict=False):
         if found != value:
-            raise BoxError(f"the box is for {name} {found}, not {value}")
+            raise ReplyError(f"the box is for {name} {found}, not {value}")
     return header
 
 
@@ -233,28 +194,19 @@ def open_box(box: bytes, member: VerifyingKey, key: X25519PrivateKey) -> bytes:
 
     Raises
     ------
-    BoxError
+    ReplyError
         If the member did not sign it, or it was not sealed for this keeper.
     """
-    signature, signed = box[_SIGNED:], box[:_SIGNED]
-    if read_header(box).signer != key_digest(member) or not is_signed(member, signature, signed):
-        raise BoxError("the box is not signed by the member that it names")
-    header, point, sealed = signed[: _HEADER.size], signed[_HEADER.size : _POINT], signed[_POINT:]
+    signed, is_own = box[:_SIGNED], read_header(box).signer == keys.key_digest(member)
+    if not is_own or not keys.is_signed(member, box[_SIGNED:], signed):
+        raise ReplyError("the box is not signed by the member that it names")
     try:
-        shared = key.exchange(X25519PublicKey.from_public_bytes(point))
-        return _cipher(shared, point, key.public_key()).decrypt(bytes(12), sealed, header)
-    except (InvalidTag, ValueError) as error:  # ValueError: a point of low order.
-        raise BoxError("the box was not sealed for this keeper") from error
+        return _SUITE.decrypt(signed[_HEADER.size :], key, signed[: _HEADER.size])
+    except InvalidTag as error:
+        raise ReplyError("the box was not sealed for this keeper") from error
 
 
-def trial_key(secret: str, node_id: int) -> Ed25519PrivateKey:
-    """Return the key that a member of a trial run signs with, made of the run's secret."""
-    seed = hashlib.sha256(f"{secret} {node_id}".encode()).digest()
-    return Ed25519PrivateKey.from_private_bytes(seed)
-
-
-def _cipher(shared: bytes, point: bytes, keeper: X25519PublicKey) -> ChaCha20Poly1305:
-    """Return the cipher of one box; its key is used once, so its nonce may be zero."""
-    salt = point + keeper.public_bytes_raw()
-    derive = HKDF(hashes.SHA256(), 32, salt, b"fedif-flower box 1")
-    return ChaCha20Poly1305(derive.derive(shared))
+def trial_keys(secret: str) -> tuple[X25519PrivateKey, Ed25519PrivateKey]:
+    """Return the keys of a trial run: its keeper's, and the one that all members sign with."""
+    made = bytes.fromhex(secret)
+    return X25519PrivateKey.from_private_bytes(made), Ed25519PrivateKey.from_private_bytes(made)

@@ -8,45 +8,27 @@ beyond a round is what the log says was answered.
 
 from __future__ import annotations
 
+import hmac
 import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from annotated_types import Len
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedif_consortium.evidence.chained_log import ChainedLog, Entry
 from fedif_consortium.evidence.keys import VerifyingKey, key_digest
-from fedif_consortium.masking.boxes import (
-    BoxHeader,
-    header_for,
-    open_box,
-    read_header,
-    trial_key,
-    vector_digest,
-)
+from fedif_consortium.masking import ring
+from fedif_consortium.masking.boxes import BoxHeader, header_for, open_box, trial_keys
 from fedif_consortium.masking.policy import KeeperPolicy, allow
-from fedif_consortium.masking.ring import (
-    SEED_BYTES,
-    VECTOR_BITS,
-    Ring,
-    mask_of,
-    products,
-    rounded,
-    to_bytes,
-    to_ring,
-)
-from fedif_consortium.masking.sketches import SignSketch
-from fedif_flower.errors import BoxError, KeeperError
+from fedif_consortium.masking.ring import Ring, SignSketch, mask_of
+from fedif_flower.errors import KeeperError, ReplyError
 
 MOST_PARAMETERS, MOST_MEMBERS = 200_000_000, 10_000
 # What a keeper beside the server guards against is the server itself: it may ask what it likes.
@@ -68,8 +50,8 @@ class _Travels(BaseModel):
 class RoundBoxes(_Travels):
     """A round's boxes by node id; ``length`` is d."""
 
-    length: int
-    boxes: dict[int, bytes]
+    length: int = Field(ge=1, le=MOST_PARAMETERS)
+    boxes: dict[int, bytes] = Field(max_length=MOST_MEMBERS)
 
 
 class OpenedRound(_Travels):
@@ -82,23 +64,23 @@ class OpenedRound(_Travels):
     refused : dict of int to str
         By node id, why a box was not opened.
     seed : bytes
-        Of :class:`~fedif_consortium.masking.sketches.SignSketch`: the keeper's own, always one.
+        Of :class:`~fedif_consortium.masking.ring.SignSketch`: the keeper's own, always one.
     packed : bytes
         The sketches.
     """
 
     nodes: tuple[int, ...]
     refused: dict[int, str]
-    seed: Annotated[bytes, Len(SEED_BYTES, SEED_BYTES)]
+    seed: bytes = Field(min_length=ring.SEED_BYTES, max_length=ring.SEED_BYTES)
     packed: bytes
 
     @property
     def sketches(self) -> Ring:
         """Of the masks, ``[m, k]``."""
-        return to_ring(self.packed).reshape(len(self.nodes), -1)
+        return ring.to_ring(self.packed).reshape(len(self.nodes), -1)
 
 
-@dataclass
+@dataclass(repr=False)
 class KeptRound:
     """What a keeper holds of an open round.
 
@@ -110,8 +92,8 @@ class KeptRound:
         The members' secrets by their names, in the order of all answers.
     sketch : SignSketch
         Of vectors of this length.
-    vectors : ndarray
-        ``[j, d]``, those asked about, without what the sketch tells of them.
+    vectors : list of ndarray
+        ``[d]`` each, those asked about, without what the sketch tells of them.
     lengths : list of float
         Their own lengths.
     is_summed : bool
@@ -119,18 +101,21 @@ class KeptRound:
     """
 
     place: tuple[int, int]
-    seeds: Mapping[str, bytes] = field(repr=False)
+    seeds: Mapping[str, bytes]
     sketch: SignSketch
-    vectors: NDArray[np.float64] = field(repr=False)
+    vectors: list[NDArray[np.float64]] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
     is_summed: bool = False
+
+    def masks(self) -> Iterator[Ring]:
+        """Make the members' masks ``[d]``, one after the other."""
+        return (mask_of(seed, self.sketch.length) for seed in self.seeds.values())
 
 
 class Keeper:
     """Answers a server. Not for several threads at a time.
 
-    Every method raises KeeperError where there is no answer, and RefusedByPolicyError, a
-    KeeperError, where the policy forbids it.
+    Every method raises KeeperError where there is no answer, or the policy forbids it.
 
     Parameters
     ----------
@@ -156,22 +141,16 @@ class Keeper:
         log: ChainedLog | None = None,
         past: Iterable[Entry] = (),
     ) -> None:
-        self._policy = policy
+        self.policy, self._key = policy, key
         self._members = {key_digest(public): (name, public) for name, public in members.items()}
-        self._key = key
         # Always the same sums: a model that is trained again tells no others of an update.
-        derive = HKDF(hashes.SHA256(), SEED_BYTES, None, b"fedif-flower signs 1")
-        self._sign_seed = derive.derive(key.private_bytes_raw())
+        self._sign_seed = hmac.digest(key.private_bytes_raw(), b"fedif-flower signs 2", "sha256")
         self._round: KeptRound | None = None  # That is open.
         self.log = log or ChainedLog()
         self._last_rounds: dict[int, int] = {}  # By run: that was opened,
         self._asked: Counter[int] = Counter()  # and how many vectors its rounds asked about.
         for entry in past:
             self._count(entry)
-
-    def policy(self) -> KeeperPolicy:
-        """Return the limits."""
-        return self._policy
 
     @property
     def length(self) -> int:
@@ -190,82 +169,84 @@ class Keeper:
             last = self._last_rounds.get(run, 0)
             asked = f"round {server_round} of run {run} after round {last}"
             allow(server_round > last, "a round is opened once", asked)
-            is_small = 1 <= length <= MOST_PARAMETERS and len(boxes) <= MOST_MEMBERS
-            line = f"at most {MOST_PARAMETERS} parameters and {MOST_MEMBERS} members"
-            allow(is_small, line, f"{length}, {len(boxes)}")
-            self._policy.check_members(len(boxes))
-            seeds: dict[str, bytes] = {}
-            nodes, refused = [], {}
-            instructions = _of_most(boxes.values())
+            opened: dict[str, tuple[int, bytes, bytes]] = {}  # Node, instructions, seed.
+            refused = {}
             for node, box in boxes.items():
                 try:
                     header = header_for(box, run, server_round, node, length)
                     name, public = self._member(header)
-                    # A member who alone got a model that can be trained would be alone in the sum.
-                    if header.instructions != instructions:
-                        raise BoxError("the member got another model or other settings than most")
-                    if name in seeds:
-                        raise BoxError(f"the box is the second one of {name}")
-                    seeds[name] = open_box(box, public, self._key)
-                    nodes.append(node)
-                except BoxError as error:
+                    if name in opened:
+                        raise ReplyError(f"the box is the second one of {name}")
+                    opened[name] = node, header.instructions, open_box(box, public, self._key)
+                except ReplyError as error:
                     refused[node] = str(error)
-            entry |= {"members": [*seeds], "length": length, "refused": [*refused.values()]}
-            self._policy.check_members(len(seeds))
-            sketch = SignSketch(self._sign_seed, self._policy.sketch_for(length), length)
-            found = np.array([sketch.of(mask_of(seed, length)) for seed in seeds.values()])
-            entry["answer"] = vector_digest(found).hex()
-        self._round = KeptRound((run, server_round), seeds, sketch, np.empty((0, length)))
-        seed, packed = self._sign_seed, to_bytes(found)
-        return OpenedRound(nodes=tuple(nodes), refused=refused, seed=seed, packed=packed)
+            # A member who alone got a model that can be trained would be alone in the sum.
+            given = Counter(instructions for _, instructions, _ in opened.values())
+            for name, (node, instructions, _) in [*opened.items()]:
+                if instructions != given.most_common(1)[0][0]:
+                    refused[node] = "the member got another model or other settings than most"
+                    del opened[name]
+            entry |= {"members": [*opened], "length": length, "refused": [*refused.values()]}
+            self.policy.check_members(len(opened))
+            sketch = SignSketch(self._sign_seed, self.policy.sketch_for(length), length)
+            seeds = {name: seed for name, (_, _, seed) in opened.items()}
+            kept = KeptRound((run, server_round), seeds, sketch)
+            found = np.array([sketch.of(mask) for mask in kept.masks()])
+            entry["answer"] = ring.digest(found).hex()
+        self._round = kept
+        return OpenedRound(
+            nodes=tuple(node for node, _, _ in opened.values()),
+            refused=refused,
+            seed=self._sign_seed,
+            packed=ring.to_bytes(found),
+        )
 
-    def products(self, run: int, server_round: int, vectors: Ring) -> Ring:
-        """Return the masks' products ``[m, j]`` with vectors ``[j, d]``."""
+    def products(self, run: int, server_round: int, vector: Ring) -> Ring:
+        """Return the masks' products ``[m]`` with a vector ``[d]``."""
         with self._logged("products", run, server_round) as entry:
             kept = self._find(run, server_round)
-            entry["vectors"] = [vector_digest(vector).hex() for vector in vectors]
-            numbers = vectors.view(np.int64).astype(np.float64)
-            lengths = [*kept.lengths, *np.linalg.norm(numbers, axis=1)]
+            entry["vectors"] = [ring.digest(vector).hex()]
+            numbers = vector.view(np.int64).astype(np.float64)
+            lengths = [*kept.lengths, float(np.linalg.norm(numbers))]
             # A longer one would wrap, and a combination modulo 2**64 could be what none is without.
-            longest = 2.0**VECTOR_BITS + math.sqrt(self.length)
-            allow(max(lengths) <= longest, "vectors have a length of 1 at most", "a longer one")
-            all_of_round = np.array([*kept.vectors, *map(kept.sketch.without, numbers)])
-            self._policy.check_vectors(all_of_round, np.array(lengths))
-            self._policy.check_known(self._asked[run] + len(vectors), self.length)
-            kept.vectors, kept.lengths = all_of_round, lengths
-            masks = (mask_of(seed, self.length) for seed in kept.seeds.values())
-            answer = rounded(np.array([products(mask, vectors) for mask in masks]))
-            entry["answer"] = vector_digest(answer).hex()
+            longest = 2.0**ring.VECTOR_BITS + math.sqrt(self.length)
+            allow(lengths[-1] <= longest, "a vector has a length of 1 at most", "a longer one")
+            vectors = [*kept.vectors, kept.sketch.without(numbers)]
+            self.policy.check_vectors(np.array(vectors), np.array(lengths))
+            self.policy.check_known(self._asked[run] + 1, self.length)
+            kept.vectors, kept.lengths = vectors, lengths
+            answer = ring.rounded(ring.products(vector, kept.masks()))
+            entry["answer"] = ring.digest(answer).hex()
         return answer
 
     def weighted_sum(self, run: int, server_round: int, weights: Ring) -> Ring:
         """Return the sum ``[d]`` of the masks times weights ``[m]``; a round has one."""
         with self._logged("sum", run, server_round) as entry:
             kept = self._find(run, server_round)
-            if len(weights) != len(kept.seeds):
-                raise KeeperError(f"{len(weights)} weights for {len(kept.seeds)} members")
+            each = f"a weight for each of {len(kept.seeds)} members"
+            allow(len(weights) == len(kept.seeds), each, str(len(weights)))
             entry["weights"] = weights.tolist()
-            self._policy.check_weights(weights, [*kept.seeds])
+            self.policy.check_weights(weights, [*kept.seeds])
             allow(not kept.is_summed, "a round has one sum", "two")
             kept.is_summed = True
             total = np.zeros(self.length, np.uint64)
-            for seed, weight in zip(kept.seeds.values(), weights, strict=True):
-                total += mask_of(seed, self.length) * weight
-            total = rounded(total)
-            entry["answer"] = vector_digest(total).hex()
+            for mask, weight in zip(kept.masks(), weights, strict=True):
+                total += mask * weight
+            total = ring.rounded(total)
+            entry["answer"] = ring.digest(total).hex()
         return total
 
-    def close_round(self, run: int, server_round: int) -> str:
-        """Delete the round's seeds; return the log's last hash, in hex."""
-        if self._round is not None and self._round.place == (run, server_round):
-            with self._logged("close", run, server_round):
+    def close_run(self, run: int) -> str:
+        """Delete the seeds of its open round; return the log's last hash, in hex."""
+        if self._round is not None and self._round.place[0] == run:
+            with self._logged("close", *self._round.place):
                 self._round = None
         return self.log.head
 
     def _member(self, header: BoxHeader) -> tuple[str, VerifyingKey]:
         """Return the name and the key of who says that a box is its own."""
         if header.signer not in self._members:
-            raise BoxError("the keeper knows no member with this key")
+            raise ReplyError("the keeper knows no member with this key")
         return self._members[header.signer]
 
     def _find(self, run: int, server_round: int) -> KeptRound:
@@ -296,20 +277,12 @@ class Keeper:
 
 
 class TrialKeeper(Keeper):
-    """A keeper in the server's own process, whose members' keys are made of one secret."""
+    """A keeper in the server's own process, whose members have one key between them."""
 
-    def __init__(self, secret: str, key: X25519PrivateKey) -> None:
+    def __init__(self, secret: str) -> None:
+        key, own = trial_keys(secret)
         super().__init__(TRIAL_POLICY, {}, key)
-        self._secret = secret
+        self._public = own.public_key()
 
     def _member(self, header: BoxHeader) -> tuple[str, VerifyingKey]:
-        return f"node {header.node}", trial_key(self._secret, header.node).public_key()
-
-
-def _of_most(boxes: Iterable[bytes]) -> bytes:
-    """Return the digest of what the server sent to most of the members."""
-    counts: Counter[bytes] = Counter()
-    for box in boxes:
-        with suppress(BoxError):
-            counts[read_header(box).instructions] += 1
-    return counts.most_common(1)[0][0] if counts else b""
+        return f"node {header.node}", self._public

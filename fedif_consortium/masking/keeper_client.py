@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import httpx
@@ -12,7 +13,7 @@ import httpx
 from fedif_consortium.masking.keeper import OpenedRound, RoundBoxes
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import Ring, to_bytes, to_ring
-from fedif_flower.errors import ConfigError, KeeperError, RefusedByPolicyError
+from fedif_flower.errors import ConfigError, KeeperError
 from fedif_flower.foreign import refused_as
 
 CONNECT_SECONDS = 5.0
@@ -84,26 +85,24 @@ class HttpKeeper:
         # Each request has a connection of its own: none was closed meanwhile by a keeper at rest.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.Client(verify=context, trust_env=False, limits=limits)
-        self._policy: KeeperPolicy | None = None
         self._shape = 0, 0  # m and d of the round that was opened here.
 
+    @cached_property
     def policy(self) -> KeeperPolicy:
-        """Return the keeper's limits."""
-        if self._policy is None:
-            body = self._ask("policy", seconds=min(self._seconds, FIRST_SECONDS))
-            with refused_as(KeeperError, UNREADABLE):
-                self._policy = KeeperPolicy.model_validate_json(body)
-        return self._policy
+        """The keeper's limits."""
+        body = self._ask("policy/0/0", seconds=min(self._seconds, FIRST_SECONDS))
+        with refused_as(KeeperError, UNREADABLE):
+            return KeeperPolicy.model_validate_json(body)
 
     def open_round(
         self, run: int, server_round: int, length: int, boxes: Mapping[int, bytes]
     ) -> OpenedRound:
         """Hand in a round's boxes by node id, all at once; ``length`` is d."""
-        size = self.policy().sketch_for(length)
-        given = RoundBoxes(length=length, boxes=dict(boxes)).model_dump_json().encode()
+        size = self.policy.sketch_for(length)
         most = MOST_TEXT + 16 * len(boxes) * size
-        body = self._ask(f"open/{run}/{server_round}", given, most)
         with refused_as(KeeperError, UNREADABLE):
+            given = RoundBoxes(length=length, boxes=dict(boxes)).model_dump_json().encode()
+            body = self._ask(f"open/{run}/{server_round}", given, most)
             found = OpenedRound.model_validate_json(body)
             shape = found.sketches.shape
         if sorted([*found.nodes, *found.refused]) != sorted(boxes):
@@ -113,19 +112,17 @@ class HttpKeeper:
         self._shape = len(found.nodes), length
         return found
 
-    def products(self, run: int, server_round: int, vectors: Ring) -> Ring:
-        """Return the masks' products ``[m, j]`` with vectors ``[j, d]``."""
-        shape = self._shape[0], len(vectors)
-        found = self._numbers(f"products/{run}/{server_round}", vectors, shape[0] * shape[1])
-        return found.reshape(shape)
+    def products(self, run: int, server_round: int, vector: Ring) -> Ring:
+        """Return the masks' products ``[m]`` with a vector ``[d]``."""
+        return self._numbers(f"products/{run}/{server_round}", vector, self._shape[0])
 
     def weighted_sum(self, run: int, server_round: int, weights: Ring) -> Ring:
         """Return the sum ``[d]`` of the masks times weights ``[m]``; a round has one."""
         return self._numbers(f"sum/{run}/{server_round}", weights, self._shape[1])
 
-    def close_round(self, run: int, server_round: int) -> str:
-        """Let the keeper delete the round's seeds; return its log's last hash, in hex."""
-        return self._ask(f"close/{run}/{server_round}").decode(errors="replace")
+    def close_run(self, run: int) -> str:
+        """Let the keeper delete the last round's seeds; return its log's last hash, in hex."""
+        return self._ask(f"close/{run}/0").decode(errors="replace")
 
     def _numbers(self, path: str, given: Ring, count: int) -> Ring:
         """Return an answer of so many numbers."""
@@ -143,8 +140,7 @@ class HttpKeeper:
         while True:
             try:
                 answer = self._ask_once(path, body, max(most, MOST_TEXT), end)
-                self._on_answer(path.split("/")[0], time.monotonic() - began)
-                return answer
+                break
             except httpx.TransportError as error:
                 away = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
                 is_other = "CERTIFICATE_VERIFY_FAILED" in str(error)
@@ -154,6 +150,8 @@ class HttpKeeper:
                         f"both certificates is not the one that is expected: {error!r}"
                     ) from error
                 time.sleep(PAUSE)
+        self._on_answer(path.split("/")[0], time.monotonic() - began)
+        return answer
 
     def _ask_once(self, path: str, body: bytes, most: int, end: float) -> bytes:
         left = httpx.Timeout(max(0.01, end - time.monotonic()), connect=CONNECT_SECONDS)
@@ -168,6 +166,4 @@ class HttpKeeper:
         if response.status_code == 200:
             return bytes(content)
         reason = content.decode(errors="replace")
-        if response.status_code == 403:
-            raise RefusedByPolicyError(reason)
         raise KeeperError(f"the keeper at {self.url}: status {response.status_code}: {reason}")

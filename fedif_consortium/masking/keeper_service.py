@@ -2,28 +2,24 @@
 
 The server shows its certificate during the handshake of TLS; the keeper's file pins it. Nobody else
 gets as far as a request. A request states its length, which has a bound, before it is read. The
-keeper works on one after the other, so that the memory of all is the memory of one: O(d), whatever
-the number of members.
+keeper works on one after the other, and its memory is O(d), whatever the number of members.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import ssl
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import uvicorn
-from anyio import to_thread
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from filelock import FileLock, Timeout
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from fedif_consortium.evidence.chained_log import open_log, read_log
@@ -34,27 +30,13 @@ from fedif_consortium.masking.keeper import MOST_MEMBERS, Keeper, RoundBoxes
 from fedif_consortium.masking.keeper_client import trusting
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import to_bytes, to_ring
-from fedif_flower.errors import (
-    ConfigError,
-    FedIFError,
-    KeeperError,
-    RefusedByPolicyError,
-    StorageError,
-    require,
-)
+from fedif_flower.errors import ConfigError, FedIFError, KeeperError, StorageError, require
 from fedif_flower.foreign import read_toml, read_whole, refused_as
 from fedif_flower.run.logs import FORMATS
 from fedif_flower.settings import Settings, setting, take_section
-from fedif_flower.storage import (
-    make_folder,
-    require_private,
-    write_atomically,
-    write_private,
-    writing,
-)
+from fedif_flower.storage import make_folder, require_private, write_atomically, write_private
 
 logger = logging.getLogger(__name__)
-MAX_HEADER_BYTES = 16 * 1024
 MOST_BOXES = 2 * MOST_BYTES * MOST_MEMBERS  # In JSON.
 _FILES = ("state", "certificate", "certificate_key", "server_certificate")
 
@@ -69,9 +51,7 @@ class KeeperSettings(Settings):
     certificate: str = setting("keeper.crt", "Its certificate for TLS, a file in PEM.")
     certificate_key: str = setting("keeper.key", "The certificate's private key.")
     server_certificate: str = setting(
-        "keeper-client.crt",
-        "The certificate with which the federation's server shows who it is. Nobody else is "
-        "answered.",
+        "keeper-client.crt", "With which the one shows who it is that is answered: the server."
     )
     health_address: str = setting(
         "",
@@ -113,9 +93,8 @@ def read_keeper_config(path: Path) -> KeeperConfig:
         }
         names_by_digest(members, "[members]")
         allowed = f"at most the {len(members)} of [members]"
-        require(
-            policy.least_members <= len(members), "least-members", policy.least_members, allowed
-        )
+        least = policy.least_members
+        require(least <= len(members), "least-members", least, allowed)
     except (OSError, ConfigError) as error:
         raise ConfigError(f"{path}: {error}") from error
     places = {name: str(beside / getattr(settings, name)) for name in _FILES}
@@ -134,8 +113,6 @@ def keeper_key(folder: Path) -> X25519PrivateKey:
         If its file has something else, or others may read it.
     """
     make_folder(folder)
-    with writing(folder):
-        folder.chmod(0o700)
     path = folder / "box-key"
     if not path.exists():
         write_private(path, X25519PrivateKey.generate().private_bytes_raw().hex().encode())
@@ -163,32 +140,24 @@ def make_keeper(config: KeeperConfig) -> Keeper:
 
 
 def keeper_app(keeper: Keeper) -> Starlette:
-    """Return an application that lets a keeper answer, one request at a time."""
-    turn = asyncio.Lock()
-
-    async def policy(_: Request) -> Response:
-        return JSONResponse(keeper.policy().to_mapping())
+    """Return an application that lets a keeper answer; while it works, nothing else is read."""
 
     async def ask(request: Request) -> Response:
-        most = max(MOST_BOXES, 8 * keeper.length * keeper.policy().vectors)
+        most = max(MOST_BOXES, 8 * keeper.length)
         # The parser cuts a body at its stated length, if nothing else frames it.
         length = request.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > most:
             raise KeeperError(f"a request states its length, here at most {most} bytes")
-        answer = partial(answered, keeper, await request.body(), **request.path_params)
-        async with turn:
-            return Response(await to_thread.run_sync(answer))
+        return Response(answered(keeper, await request.body(), **request.path_params))
 
     async def refused(_: Request, error: Exception) -> Response:
-        status = 403 if isinstance(error, RefusedByPolicyError) else 409
-        if not isinstance(error, KeeperError):
+        status = 409 if isinstance(error, KeeperError) else 500
+        if status == 500:
             logger.error("The keeper cannot answer: %s", error)
-            status = 500
         return PlainTextResponse(str(error), status, headers={"connection": "close"})
 
-    paths = {"/policy": policy, "/{asked}/{run:int}/{server_round:int}": ask}
-    routes = [Route(path, answer, methods=["POST"]) for path, answer in paths.items()]
-    return Starlette(routes=routes, exception_handlers={FedIFError: refused})
+    route = Route("/{asked}/{run:int}/{server_round:int}", ask, methods=["POST"])
+    return Starlette(routes=[route], exception_handlers={FedIFError: refused})
 
 
 def answered(keeper: Keeper, body: bytes, asked: str, run: int, server_round: int) -> bytes:
@@ -200,18 +169,16 @@ def answered(keeper: Keeper, body: bytes, asked: str, run: int, server_round: in
         If the keeper refuses, or the request is none.
     """
     with refused_as(KeeperError, "the request is not readable"):
+        if asked == "policy":
+            return keeper.policy.model_dump_json(by_alias=True).encode()
         if asked == "open":
             given = RoundBoxes.model_validate_json(body)
             opened = keeper.open_round(run, server_round, given.length, given.boxes)
             return opened.model_dump_json().encode()
-        if asked == "products":
-            vectors = to_ring(body).reshape(-1, keeper.length)
-            return to_bytes(keeper.products(run, server_round, vectors))
-        if asked == "sum":
-            return to_bytes(keeper.weighted_sum(run, server_round, to_ring(body)))
         if asked == "close":
-            return keeper.close_round(run, server_round).encode()
-    raise KeeperError("there is no such request")
+            return keeper.close_run(run).encode()
+        answer = {"products": keeper.products, "sum": keeper.weighted_sum}[asked]
+        return to_bytes(answer(run, server_round, to_ring(body)))
 
 
 def keeper_server(app: Starlette, settings: KeeperSettings) -> tuple[uvicorn.Server, socket.socket]:
@@ -223,25 +190,11 @@ def keeper_server(app: Starlette, settings: KeeperSettings) -> tuple[uvicorn.Ser
         If a certificate cannot be used, or the address is not free.
     """
     host, _, port = settings.address.rpartition(":")
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="off",
-        loop="asyncio",
-        proxy_headers=False,
-        access_log=False,
-        log_level="warning",
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-    )
+    config = uvicorn.Config(app, http="h11", ws="none", log_level="warning")
     config.load()
-    config.ssl = trusting(
-        ssl.PROTOCOL_TLS_SERVER,
-        settings.server_certificate,
-        settings.certificate,
-        settings.certificate_key,
-        "server-certificate, certificate, certificate-key",
-    )
+    files = settings.server_certificate, settings.certificate, settings.certificate_key
+    keys = "server-certificate, certificate, certificate-key"
+    config.ssl = trusting(ssl.PROTOCOL_TLS_SERVER, *files, keys)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host.strip("[]"), int(port)), family=family)

@@ -18,15 +18,8 @@ from torch import nn
 
 from fedif_consortium.evidence.keys import SigningKey, read_key_file
 from fedif_consortium.evidence.receipts import RECEIPTS_RECORD
-from fedif_consortium.masking.boxes import (
-    BOX,
-    LENGTH,
-    MASK_RECORD,
-    VECTOR,
-    MaskingTerms,
-    mask_update,
-    trial_key,
-)
+from fedif_consortium.masking import boxes
+from fedif_consortium.masking.boxes import MaskingTerms, mask_update
 from fedif_flower.client.app import ClientPart
 from fedif_flower.client.preflight import tried
 from fedif_flower.client.reply import model_of
@@ -37,7 +30,7 @@ from fedif_flower.messages.arrays import pack_array, view_array
 from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import Finding
-from fedif_flower.tasks.modules import trainable_names
+from fedif_flower.tasks.modules import tied_names, trainable_names
 from fedif_flower.tasks.task import Task
 
 MASKING_KEY = "masking-mode"  # In the question before a run.
@@ -97,17 +90,20 @@ def masked_round(
     received, node_id = message.content, message.metadata.dst_node_id
     settings = cast(ConfigRecord, received["config"])
     terms, node = MaskingTerms.read(settings), NodeConfig.from_node_config(context.node_config)
-    check_masking(node, "off" if terms is None else "trial" if terms.trial_keeper else "keeper")
+    check_masking(node, "off" if terms is None else "trial" if terms.trial_secret else "keeper")
     if terms is None:
         return call_next(message, context)
+    key: SigningKey
     if node.keeper_key is None:
-        key: SigningKey = trial_key(terms.trial_secret, node_id)
+        opening, key = boxes.trial_keys(terms.trial_secret)
+        keeper = opening.public_key()
     else:
         key = read_key_file(Path(str(node.signing_key)), "signing-key")
+        keeper = X25519PublicKey.from_public_bytes(bytes.fromhex(node.keeper_key))
     config, task = agreed(settings, node, task)
     if type(build_local_method(config, task, config.seed)) is not LocalMethod:
         raise ConfigError(f"masking: local-method = {config.local_method!r}; allowed: sgd")
-    if config.attack != "none" and not terms.trial_keeper:
+    if config.attack != "none" and not terms.trial_secret:
         raise ConfigError(f"masking: attack = {config.attack!r}; allowed: none")
     arrays, instructions = cast(ArrayRecord, received["arrays"]), content_hash(received)
     reply = call_next(message, context)
@@ -116,15 +112,16 @@ def masked_round(
     trained = cast(ArrayRecord, reply.content["arrays"])
     sent = mask_update(
         trained_update(arrays, trained, model_of(task), terms),
-        X25519PublicKey.from_public_bytes(bytes.fromhex(node.keeper_key or terms.trial_keeper)),
+        keeper,
         key,
         run=terms.run,
         server_round=int(cast(int, settings[ROUND_KEY])),
         node=node_id,
         instructions=instructions,
     )
-    reply.content["arrays"] = ArrayRecord({VECTOR: pack_array(sent.vector)})
-    reply.content[MASK_RECORD] = ConfigRecord({BOX: sent.box, LENGTH: sent.length})
+    reply.content["arrays"] = ArrayRecord({boxes.VECTOR: pack_array(sent.vector)})
+    mask = ConfigRecord({boxes.BOX: sent.box, boxes.LENGTH: sent.length})
+    reply.content[boxes.MASK_RECORD] = mask
     return reply
 
 
@@ -158,17 +155,13 @@ def trained_update(
     ConfigError
         If it changed something else, or the terms name other parameters.
     """
-    state = model.state_dict()
     # One named twice would have two places in the vector; another order, other sums in a sketch.
     if terms.keys != trainable_names(model):
         raise ConfigError(
             "masking: the server names other parameters than this client's model trains"
         )
-    # A tied parameter has a second name.
-    places = {state[key].data_ptr() for key in terms.keys}
-    for name, tensor in state.items():
-        others = tensor.data_ptr() not in places
-        if others and not np.array_equal(view_array(trained[name]), view_array(received[name])):
+    for name in received.keys() - {*terms.keys, *tied_names(model)}:
+        if not np.array_equal(view_array(trained[name]), view_array(received[name])):
             raise ConfigError(
                 f"masking: training changed {name!r}, which is no trained parameter; masked rounds "
                 "take parameters alone"

@@ -1,4 +1,4 @@
-r"""What a server computes of a round whose updates it does not see.
+r"""What a server takes in and computes of a round whose updates it does not see.
 
 It asks the keeper for the same of the masks, takes that away, and believes neither members nor
 keeper unchecked. Sketches, products and the sum are linear in the masks, so the keeper's answers
@@ -16,79 +16,205 @@ A member that found a vector whose sketch is short by chance cannot use it: a pr
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedif_consortium.masking.keeper import Keeper
+from fedif_consortium.masking import boxes, ring
+from fedif_consortium.masking.keeper import Keeper, OpenedRound
 from fedif_consortium.masking.keeper_client import HttpKeeper
-from fedif_consortium.masking.ring import (
-    ROUNDED_BITS,
-    VECTOR_BITS,
-    Ring,
-    decode,
-    decode_products,
-    decode_step,
-    encode,
-    encode_vectors,
-    encode_weights,
-    products,
-)
-from fedif_consortium.masking.sketches import SignSketch
-from fedif_flower.errors import KeeperError, MaskingError
+from fedif_consortium.masking.ring import ROUNDED_BITS, UPDATE_BITS, VECTOR_BITS, Ring, SignSketch
+from fedif_flower.errors import KeeperError, MaskingError, ReplyError
+from fedif_flower.messages.arrays import ArraySpec, arrays_of
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
+from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace, empty_rows
+from fedif_flower.round import ModelVectors, RoundUpdates
 
 logger = logging.getLogger(__name__)
 STANDARD_ERRORS = 5.0  # An honest member is refused once in some million rounds.
 ROUNDING = 1e-4  # Of a bound: what encoding may add to it.
+_LONGER = 1e-6  # Of a length, by which the ring may make it longer.
 # Of the sum's rounding, as its masks are random: an honest one is beyond it once in 1e31 sums.
 _DEVIATIONS = 6.0 * 2.0**ROUNDED_BITS
 
 
-@dataclass
+class MaskedWorkspace(Workspace):
+    """Takes in a round's masked replies, and has the keeper open their boxes.
+
+    Parameters
+    ----------
+    layout : ParameterLayout
+        The model's.
+    keeper : Keeper or HttpKeeper
+        Answers for the masks.
+    terms : MaskingTerms
+        What members are told.
+    """
+
+    def __init__(
+        self, layout: ParameterLayout, keeper: Keeper | HttpKeeper, terms: boxes.MaskingTerms
+    ) -> None:
+        super().__init__(layout)
+        self._keeper, self._terms = keeper, terms
+        self._spec = ArraySpec.of(boxes.VECTOR, np.empty(layout.num_params, np.uint64))
+        self._vectors: Ring = np.empty((0, layout.num_params), np.uint64)  # [m, d]
+        self._boxes: dict[int, bytes] = {}  # By row.
+        self._place = terms.run, 0  # And round.
+        self._kept: list[int] = []  # The rows whose boxes were opened, in this order.
+        self._opened: MaskedRound | KeeperError
+
+    def instruct(self, config: ConfigRecord, server_round: int) -> None:
+        """Send the round's terms."""
+        self._place = self._terms.run, server_round
+        config[boxes.TERMS_KEY] = self._terms.model_dump_json()
+
+    def reserve(self, rows: int) -> None:
+        """Make room for ``rows`` clients; the last round's replies are forgotten."""
+        if rows > len(self._vectors):
+            # To whoever reads the disk afterwards, where they may lie, they are random numbers.
+            room = empty_rows(rows, self.layout.num_params, torch.int64)
+            self._vectors = room.numpy().view(np.uint64)
+        self.updates = torch.empty(rows, 0, dtype=self.layout.dtype)  # There is none to be seen.
+        self.buffer_updates = torch.zeros(rows, self.layout.num_buffers, dtype=self.layout.dtype)
+        self._boxes, self._opened = {}, KeeperError("the keeper has opened no box")
+
+    def compact(self, rows: Sequence[int]) -> None:
+        """Let these rows alone count."""
+        if isinstance(self._opened, MaskedRound):
+            self._opened.count([self._kept.index(row) for row in rows])
+
+    def unpack(
+        self,
+        content: RecordDict,
+        node: ClientNode,
+        row: int,
+        received: ModelVectors,
+        arrive: Arrive | None,  # noqa: ARG002 (members shorten their own)
+    ) -> UnpackedUpdate:
+        """Check a masked vector and its box, and keep both.
+
+        Raises
+        ------
+        ReplyError
+            If they are not of this run, round, node and model, or the length stated is too long.
+        """
+        arrays = arrays_of(content)
+        if list(arrays) != [boxes.VECTOR]:
+            raise ReplyError(f"its arrays are not {boxes.VECTOR!r} alone: it masked no update")
+        vector = self._spec.view(arrays[boxes.VECTOR]).astype(np.uint64, copy=False)
+        mask = cast(ConfigRecord, content[boxes.MASK_RECORD])
+        box, length = cast(bytes, mask[boxes.BOX]), cast(float, mask[boxes.LENGTH])
+        header = boxes.header_for(box, *self._place, node.node_id, self.layout.num_params)
+        if header.digest != ring.digest(vector):
+            raise ReplyError("its box is for another vector")
+        longest = min(self._terms.max_length * (1 + _LONGER), ring.LONGEST)
+        if not 0 <= length <= longest:
+            raise ReplyError(f"its update has length {length:g}; allowed: at most {longest:g}")
+        self._vectors[row], self._boxes[row] = vector, box
+        return UnpackedUpdate(length**2, dict(received.counters), {})
+
+    def unfit(self, accepted: Mapping[int, AcceptedReply]) -> dict[int, str]:
+        """Have the boxes opened; return whose are refused, and whose lengths are not as stated."""
+        if not accepted:
+            return {}
+        rows = {reply.node.node_id: row for row, reply in accepted.items()}
+        given = {node: self._boxes[row] for node, row in rows.items()}
+        try:
+            answer = self._keeper.open_round(*self._place, self.layout.num_params, given)
+        except KeeperError as error:
+            self._opened = error
+            return {}
+        self._kept = [rows[node] for node in answer.nodes]
+        vectors = [self._vectors[row] for row in self._kept]
+        stated = np.sqrt([accepted[row].squared_norm for row in self._kept])
+        opened = MaskedRound(self._keeper, self._place, answer, vectors, stated, self.layout.dtype)
+        self._opened = opened
+        refused = {rows[node]: f"the keeper: {reason}" for node, reason in answer.refused.items()}
+        return refused | {self._kept[place]: reason for place, reason in opened.untrue().items()}
+
+    def completed(self, updates: RoundUpdates) -> RoundUpdates:
+        """Return the round with its products and its sum.
+
+        Raises
+        ------
+        KeeperError
+            If the keeper did not open the round.
+        """
+        if isinstance(self._opened, KeeperError):
+            raise self._opened
+        return replace(updates, hidden=self._opened)
+
+
 class MaskedRound:
     """The updates of one round, of which nobody sees any.
 
     Implements :class:`~fedif_flower.round.HiddenUpdates`.
 
-    Attributes
+    Parameters
     ----------
     keeper : Keeper or HttpKeeper
         Answers for the masks.
     place : (int, int)
         Run and round, as the keeper knows them.
-    sketch : SignSketch
-        The keeper's.
-    masks : ndarray
-        ``[n, k]``, the sketches of the n masks that the keeper holds.
-    places : list of int
-        Of the m members that count, among those n.
-    vectors : list of ndarray
-        ``[d]`` each, what these m sent.
-    sketches : ndarray
-        ``[m, k]``, of their updates.
+    opened : OpenedRound
+        What the keeper says of the n members whose boxes it opened.
+    vectors : sequence of ndarray
+        ``[d]`` each, what these sent.
     lengths : ndarray
-        ``[m]``, as they state them.
+        ``[n]``, of their updates, as they state them.
     dtype : torch.dtype
         Of steps.
     """
 
-    keeper: Keeper | HttpKeeper
-    place: tuple[int, int]
-    sketch: SignSketch
-    masks: Ring
-    places: list[int]
-    vectors: list[Ring]
-    sketches: NDArray[np.float64]
-    lengths: NDArray[np.float64]
-    dtype: torch.dtype
-    _asked: list[tuple[Ring, Ring]] = field(default_factory=list)  # [d], and the answer, [n].
-    _sum: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+    def __init__(
+        self,
+        keeper: Keeper | HttpKeeper,
+        place: tuple[int, int],
+        opened: OpenedRound,
+        vectors: Sequence[Ring],
+        lengths: NDArray[np.float64],
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.keeper, self.place, self.dtype = keeper, place, dtype
+        self.masks = opened.sketches  # [n, k]
+        self.sketch = SignSketch(opened.seed, self.masks.shape[1], len(vectors[0]))
+        found = np.array([self.sketch.of(vector) for vector in vectors]) - self.masks
+        self.vectors, self.lengths = vectors, lengths
+        self.sketches = ring.decode(found, UPDATE_BITS)  # Of the updates.
+        self.places: Sequence[int] = range(len(vectors))
+        self._asked: list[tuple[Ring, Ring]] = []  # [d], and the answer, [n].
+        self._sum: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+
+    def count(self, places: Sequence[int]) -> None:
+        """Leave the m members at these places; the others do not count."""
+        self.places, self.vectors = places, [self.vectors[place] for place in places]
+        self.lengths, self.sketches = self.lengths[places], self.sketches[places]
+
+    def untrue(self) -> dict[int, str]:
+        """Return whose length, by place, is not the one that its sketch tells, and both.
+
+        A vector that does not fit its seed, or that uses the ring's width, has some 1e11.
+
+        Why members state lengths: FedIF divides by them, and a sketch knows them to a few percent.
+        The sum of squares is not linear, so nobody can compute it on masked vectors.
+        """
+        told, stated = np.linalg.norm(self.sketches, axis=1), self.lengths
+        is_true = np.abs(told - stated) <= length_tolerance(self.sketch.size) * stated
+        return {
+            place: f"its update is not what it says: length {told[place]:.4g} by its sketch, "
+            f"{stated[place]:.4g} stated"
+            for place in np.flatnonzero(~is_true).tolist()
+        }
 
     @property
-    def longest(self) -> NDArray[np.float64]:
+    def _longest(self) -> NDArray[np.float64]:
         """The longest, ``[m]``, that sketches allow the updates to be."""
         return self.lengths * (1 + length_tolerance(self.sketch.size))
 
@@ -103,15 +229,16 @@ class MaskedRound:
             If a product is none that an update of its length can have.
         """
         values = vector.detach().cpu().double().numpy()
-        encoded, exponents = encode_vectors(values[None])  # [1, d]
+        encoded, exponent = ring.encode_vector(values)
         if not encoded.any():
             return torch.zeros(len(self.vectors), dtype=torch.float64)
-        answer = self.keeper.products(*self.place, encoded)  # [n, 1]
-        own = np.array([products(row, encoded) for row in self.vectors])  # [m, 1]
-        found = decode_products(own - answer[self.places], exponents)[:, 0]
-        if not are_possible(found, self.longest, float(np.linalg.norm(values))).all():
+        answer = self.keeper.products(*self.place, encoded)  # [n]
+        own = ring.products(encoded, self.vectors)  # [m]
+        found = ring.decode_products(own - answer[self.places], exponent)
+        norm, bounds = np.linalg.norm(values), self._longest * np.linalg.norm(values)
+        if not np.all(np.abs(found) <= bounds + ROUNDING * (bounds + norm)):
             raise MaskingError("a product is larger than the member's update allows")
-        self._asked.append((encoded[0], answer[:, 0]))
+        self._asked.append((encoded, answer))
         return torch.from_numpy(found)
 
     def cut(self, coefficients: Tensor) -> Tensor:
@@ -120,7 +247,7 @@ class MaskedRound:
         Without, one member with a large share would end every round.
         """
         wanted = coefficients.detach().cpu().double().numpy()
-        found = self.keeper.policy().capped(wanted)
+        found = self.keeper.policy.capped(wanted)
         if found is not wanted:
             logger.info("round %d: weights are cut to what the keeper answers", self.place[1])
         factors = np.divide(found, wanted, out=np.ones_like(wanted), where=wanted > 0)
@@ -138,7 +265,7 @@ class MaskedRound:
         """
         wanted = weights.detach().cpu().double().numpy()
         if not wanted.any():
-            return torch.zeros(len(self.vectors[0]), dtype=self.dtype)
+            return torch.zeros(self.sketch.length, dtype=self.dtype)
         if self._sum is None:
             self._sum = wanted, self._take(wanted)
         first, step = self._sum
@@ -151,17 +278,34 @@ class MaskedRound:
         """Ask for the round's sum, and return the step ``[d]``."""
         of_all = np.zeros(len(self.masks))  # [n]
         of_all[self.places] = weights
-        shares, total = encode_weights(of_all)
+        shares, total = ring.encode_weights(of_all)
         masks = self.keeper.weighted_sum(*self.place, shares)
-        check_sketches(masks, shares, self.sketch, self.masks)
-        for vector, answer in self._asked:
-            check_product(masks, shares, vector, answer)
+        self._check(masks, shares)
         masked = np.zeros_like(masks)
         for vector, share in zip(self.vectors, shares[self.places], strict=True):
             masked += vector * share
-        step = decode_step(masked - masks, total)
-        check_step(step, weights, self.longest)
+        step = ring.decode_step(masked - masks, total)
+        length, bound = float(np.linalg.norm(step)), float(np.dot(weights, self._longest))
+        if not length <= bound + ROUNDING * (bound + total):
+            raise MaskingError(
+                f"the masked sum has length {length:g}, and its updates allow {bound:g}: a "
+                "member's vector is not what its sketch says"
+            )
         return step
+
+    def _check(self, total: Ring, weights: Ring) -> None:
+        """Raise KeeperError unless the keeper's sum ``[d]`` agrees with what it said of each mask.
+
+        ``weights`` ``[n]`` are in the ring, as the keeper got them.
+        """
+        apart = _apart(self.sketch.of(total), ring.products(weights, self.masks.T))  # [k]
+        if not np.all(apart <= _DEVIATIONS * np.sqrt(self.sketch.counts)):
+            raise KeeperError("the keeper's sum contradicts its sketches")
+        rounding = 2.0 ** (ROUNDED_BITS - 1) * float(np.sum(weights, dtype=np.float64))
+        for vector, answer in self._asked:
+            allowed = rounding + _DEVIATIONS * float(np.linalg.norm(ring.decode(vector, 0)))
+            if _apart(ring.products(total, [vector]), ring.products(answer, [weights])) > allowed:
+                raise KeeperError("the keeper's sum contradicts its products")
 
     def sketched(self, basis: Tensor) -> tuple[Tensor, Tensor]:
         """Return roughly the inner products ``[m, m]`` and the coordinates ``[m, k]``.
@@ -170,7 +314,8 @@ class MaskedRound:
         basis: what is left of an update beside its coordinates has no negative square.
         """
         sketch, sketches, bits = self.sketch, self.sketches, VECTOR_BITS
-        theirs = [decode(sketch.of(encode(v, bits)), bits) for v in basis.cpu().double().numpy()]
+        rows = basis.cpu().double().numpy()
+        theirs = [ring.decode(sketch.of(ring.encode(row, bits)), bits) for row in rows]
         k = min(len(theirs), sketch.size)
         shares = np.zeros((len(sketches), len(theirs)))  # [m, k]
         if k:
@@ -182,27 +327,6 @@ class MaskedRound:
         return torch.from_numpy(gram), torch.from_numpy(shares * scale[:, None])
 
 
-def check_sketches(total: Ring, weights: Ring, sketch: SignSketch, sketches: Ring) -> None:
-    """Raise KeeperError unless a keeper's sum ``[d]`` agrees with sketches ``[m, k]`` of its masks.
-
-    ``weights`` ``[m]`` are in the ring, as the keeper got them.
-    """
-    said = products(weights, sketches.T)  # [k]
-    if not np.all(_apart(sketch.of(total), said) <= _DEVIATIONS * np.sqrt(sketch.counts)):
-        raise KeeperError("the keeper's sum contradicts its sketches")
-
-
-def check_product(total: Ring, weights: Ring, vector: Ring, answer: Ring) -> None:
-    """Raise KeeperError unless a keeper's sum ``[d]`` agrees with its products ``[m]``.
-
-    ``vector`` ``[d]`` is what they are with, ``weights`` as in :func:`check_sketches`.
-    """
-    allowed = 2.0 ** (ROUNDED_BITS - 1) * float(np.sum(weights, dtype=np.float64))
-    allowed += _DEVIATIONS * float(np.linalg.norm(decode(vector, 0)))
-    if not _apart(products(total, vector[None]), products(answer, weights[None])) <= allowed:
-        raise KeeperError("the keeper's sum contradicts its products")
-
-
 def length_tolerance(size: int) -> float:
     """Return by which share a stated length may differ from a sketch's of ``size`` buckets.
 
@@ -210,37 +334,6 @@ def length_tolerance(size: int) -> float:
     gains at most that in a score that is divided by it.
     """
     return STANDARD_ERRORS / float(np.sqrt(2 * size))
-
-
-def are_lengths_true(
-    stated: NDArray[np.float64], estimated: NDArray[np.float64], size: int
-) -> NDArray[np.bool_]:
-    """Return whether each stated length ``[m]``, finite, fits the one that a sketch tells ``[m]``.
-
-    Why members state lengths: FedIF divides by them, and a sketch knows them to a few percent. The
-    sum of squares is not linear, so nobody can compute it on masked vectors.
-    """
-    return np.asarray(np.abs(estimated - stated) <= length_tolerance(size) * stated)
-
-
-def are_possible(
-    scores: NDArray[np.float64], lengths: NDArray[np.float64], norm: float
-) -> NDArray[np.bool_]:
-    """Return whether products ``[m]`` can be those of updates of lengths ``[m]`` with a vector."""
-    bounds = lengths * norm
-    return np.asarray(np.abs(scores) <= bounds + ROUNDING * (bounds + norm))
-
-
-def check_step(
-    step: NDArray[np.float64], weights: NDArray[np.float64], lengths: NDArray[np.float64]
-) -> None:
-    """Raise MaskingError if a step ``[d]`` is longer than its updates, ``[m]``, allow."""
-    length, bound = float(np.linalg.norm(step)), float(np.dot(weights, lengths))
-    if not length <= bound * (1 + ROUNDING) + ROUNDING * float(np.sum(weights)):
-        raise MaskingError(
-            f"the masked sum has length {length:g}, and its updates allow {bound:g}: a member's "
-            "vector is not what its sketch says"
-        )
 
 
 def _apart(one: Ring, other: Ring) -> NDArray[np.float64]:

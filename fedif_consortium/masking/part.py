@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import ssl
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
+import numpy as np
+from flwr.app import ArrayRecord
 from pydantic import model_validator
 
+from fedif_consortium.masking.boxes import MaskingTerms
+from fedif_consortium.masking.keeper import Keeper, TrialKeeper
 from fedif_consortium.masking.keeper_client import HttpKeeper, trusting
 from fedif_consortium.masking.masked_reply import MASKING_KEY
+from fedif_consortium.masking.masked_round import MaskedWorkspace
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.workspace import Masking, trial_masking
 from fedif_flower.attacks.registry import needs_collusion
-from fedif_flower.errors import ConfigError, KeeperError, RefusedByPolicyError, require
+from fedif_flower.errors import ConfigError, KeeperError, require
+from fedif_flower.local_methods import LocalMethod
+from fedif_flower.messages.arrays import is_statistic
+from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.run.config import CreditSettings, RunConfig, UpdatesSettings
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
-from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
+from fedif_flower.settings import RefusedValueError, Settings, in_section, quiet_setting, setting
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.reports import RoundReport
 
 logger = logging.getLogger(__name__)
 
 MOST_KEEPER_SECONDS = 600.0  # For one answer.
 TRIAL = "beside the server, for trial"
 EXPERIMENTAL = (
-    "masked rounds are experimental: a server that follows the protocol learns lengths, scores, a "
-    "few random sums and the sum of all updates, and no update; one that does not can come by "
-    "updates, for example by having a model trained twice and taking two sums apart, and one in "
-    "league with the keeper, or with all members but one, sees them as if there were no masks"
+    "masked rounds are experimental: a server that follows the protocol sees no update; one that "
+    "does not can come by updates, and one in league with the keeper sees them"
 )
 _OF_KEEPER = ("keeper_url", "keeper_certificate", "client_certificate", "client_key")
 
@@ -45,27 +51,21 @@ class MaskingSettings(Settings, alias_generator=in_section("masking")):
         "`trial`: the same with one beside the server, which protects nobody. For `fedif`, "
         "`fedavg` and `fedprox`",
     )
-    keeper_url: str = setting(
+    keeper_url: str = quiet_setting(
         "",
         'with `masking.mode = "keeper"`: where the keeper answers',
         pattern=r"^(https://\S+)?$",
         allowed="a URL that begins with https://",
-        changes_result=False,
     )
-    keeper_certificate: str = setting(
-        "",
-        "with `masking.keeper-url`: path of the keeper's certificate, which alone is trusted",
-        changes_result=False,
+    keeper_certificate: str = quiet_setting(
+        "", "with `masking.keeper-url`: path of the keeper's certificate, which alone is trusted"
     )
-    client_certificate: str = setting(
+    client_certificate: str = quiet_setting(
         "",
         "with `masking.keeper-url`: path of the certificate with which this server shows who it is",
-        changes_result=False,
     )
-    client_key: str = setting(
-        "",
-        "with `masking.keeper-url`: path of that certificate's private key",
-        changes_result=False,
+    client_key: str = quiet_setting(
+        "", "with `masking.keeper-url`: path of that certificate's private key"
     )
 
     @model_validator(mode="after")
@@ -77,27 +77,69 @@ class MaskingSettings(Settings, alias_generator=in_section("masking")):
         return self
 
 
+@dataclass(frozen=True)
+class Masking:
+    """Who keeps the masks of a run: the ``intake`` of a strategy that sees no update.
+
+    Attributes
+    ----------
+    keeper : Keeper or HttpKeeper
+        Answers for the masks.
+    trial_secret : str
+        See :class:`~fedif_consortium.masking.boxes.MaskingTerms`.
+    run : int
+        What the keeper knows the run by.
+    """
+
+    keeper: Keeper | HttpKeeper
+    trial_secret: str = field(default="", repr=False)
+    run: int = field(default_factory=lambda: secrets.randbits(63), repr=False)
+
+    def require(self, strategy: ScreenedStrategy, initial_arrays: ArrayRecord) -> None:
+        """Raise ConfigError where updates, or more than parameters, would have to be seen."""
+        name, method = type(strategy).__name__, type(strategy.setup.local_method)
+        obstacles = [
+            "" if strategy.can_mask else f"{name} weighs by the updates themselves",
+            strategy.stages.needs_sight(),
+            *(callback.needs_sight(strategy) for callback in strategy.callbacks),
+        ]
+        if method is not LocalMethod:
+            obstacles.append(f"members train by SGD alone, not by {method.__name__}")
+        if strategy.setup.pace.late_rounds:
+            obstacles.append("late replies cannot be discounted; late_rounds = 0 is needed")
+        for key, array in initial_arrays.items():
+            if is_statistic(key):
+                obstacles.append(f"{key!r} is a statistic, which no mask covers")
+            # Of 8 bytes each, a masked reply must not be taken for a flood.
+            elif np.dtype(array.dtype) == np.float16:
+                obstacles.append(f"{key!r} is of float16: masked replies need float32")
+        if found := next(filter(None, obstacles), ""):
+            raise ConfigError(f"masking: {found}")
+
+    def workspace(self, layout: ParameterLayout, max_length: float) -> MaskedWorkspace:
+        """Return what takes in a round's masked replies."""
+        keys, secret = [spec.name for spec in layout.trainable], self.trial_secret
+        terms = MaskingTerms(run=self.run, keys=keys, max_length=max_length, trial_secret=secret)
+        return MaskedWorkspace(layout, self.keeper, terms)
+
+
+def trial_masking() -> Masking:
+    """Return masks for trial, with keys made for this run."""
+    secret = secrets.token_hex(32)
+    return Masking(TrialKeeper(secret), secret)
+
+
 class MaskedRounds(RunPart):
     """``masking.mode = "keeper"``: the server sees no update."""
 
     settings = MaskingSettings
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError for what looks at updates beside the strategy, which is asked later."""
-        mode, rule = config.section(MaskingSettings).mode, config.attribution
-        if mode == "off":
-            return
-        keep = config.section(UpdatesSettings).keep
-        per_class = config.section(CreditSettings).per_class
-        both = "off" not in (config.server_optimizer, rule)
-        for refused, key, value, allowed in (
-            (rule == "adaptive", "attribution", rule, "'off', 'trapezoid', 'simpson', 'gauss2'"),
-            (both, "server-optimizer", config.server_optimizer, "'off' beside attribution"),
-            (needs_collusion(config, config.seed), "attack", config.attack, "no accomplices"),
-            (keep, "updates.keep", keep, "false"),
-            (per_class, "credit.per-class", per_class, "false"),
-        ):
-            require(not refused, key, value, f"{allowed} with masking.mode = {mode!r}")
+        """Raise ConfigError for accomplices, who look at each other's updates."""
+        mode = config.section(MaskingSettings).mode
+        alone = mode == "off" or not needs_collusion(config, config.seed)
+        allowed = f"no accomplices with masking.mode = {mode!r}"
+        require(alone, "attack", config.attack, allowed)
 
     def build(self, run: RunContext) -> Built:
         """Return who keeps the masks, and the record of what is asked.
@@ -122,7 +164,7 @@ class MaskedRounds(RunPart):
             context = trusting(ssl.PROTOCOL_TLS_CLIENT, *files, keys)
             seconds = min(run.config.pace.timeout, MOST_KEEPER_SECONDS)
             masking = Masking(HttpKeeper(own.keeper_url, context, seconds, run.waited))
-        _require_answers(masking.keeper.policy(), run.config, run.loaded.validation.num_params)
+        _require_answers(masking.keeper.policy, run.config, run.loaded.validation.num_params)
         logger.info("masked: who has the masks is %s", own.keeper_url or TRIAL)
         return Built(
             setup={"intake": masking},
@@ -149,7 +191,7 @@ def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -
     require(vectors <= policy.vectors, "attribution", config.attribution, allowed)
     try:
         policy.check_known(vectors * config.num_server_rounds, num_params)
-    except RefusedByPolicyError as error:
+    except KeeperError as error:
         raise ConfigError(f"num-server-rounds = {config.num_server_rounds}: {error}") from error
 
 
@@ -158,17 +200,12 @@ class KeeperRecord(Callback):
 
     def __init__(self, run: RunContext, masking: Masking, keeper: str) -> None:
         self._file, self._masking, self._keeper = run.folder.masking, masking, keeper
-        self._last_round = 0
-
-    def on_round(self, report: RoundReport) -> None:
-        """Remember which round there was last."""
-        self._last_round = report.round
 
     def on_end(self) -> None:
         """Let the keeper forget the last round, and write down its log's last hash."""
         last_hash = ""
         try:
-            last_hash = self._masking.keeper.close_round(self._masking.run, self._last_round)
+            last_hash = self._masking.keeper.close_run(self._masking.run)
         except KeeperError as error:
             logger.error("the keeper's last hash is not in the records: %s", error)
         self._file.write({"keeper": self._keeper, "log": last_hash})

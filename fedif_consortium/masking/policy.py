@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_consortium.masking.ring import WEIGHT_BITS, Ring, encode_weights
-from fedif_flower.errors import RefusedByPolicyError
+from fedif_flower.errors import KeeperError
 from fedif_flower.settings import Settings, setting
 
 # Of a vector's length: what lies outside of the others' span, below which nothing is known of it.
@@ -19,50 +19,49 @@ class KeeperPolicy(Settings):
     """The limits of a keeper.
 
     Each is one line of ``[policy]`` in the keeper's file, and is named where the keeper refuses.
+
+    Attributes
+    ----------
+    least_members : int
+        Members who must be in a round, and have weight in its sum.
+    largest_share : float
+        The largest share of a sum's weight that one member may have.
+    least_effective_members : float
+        The least effective number of members in a sum: 1 / sum of squared shares.
+    vectors : int
+        Vectors of the server's choice in a round, with which every update is multiplied.
+    largest_entry : float
+        The largest share of the squared length that one parameter may have in any combination of a
+        round's vectors; 1: any. A vector with a single parameter has 1.
+    sketch_size : int
+        Random sums of each update that tell its length, k. An update of a few examples has few
+        degrees of freedom: no more numbers than lengths need.
+    sketch_share : float
+        The largest share of the parameters, k / d, that a sketch may have.
+    largest_known_share : float
+        The most numbers that a run may ask for about each member, as a share of the parameters: its
+        sketch, which has the same sums in each round, and a product for each vector.
     """
 
-    least_members: int = setting(
-        3, "Members who must be in a round, and have weight in its sum.", ge=2
-    )
-    largest_share: float = setting(
-        0.5, "The largest share of a sum's weight that one member may have.", gt=0, le=1
-    )
-    least_effective_members: float = setting(
-        2.5, "The least effective number of members in a sum: 1 / sum of squared shares.", ge=1
-    )
-    vectors: int = setting(
-        4, "Vectors of the server's choice in a round, with which every update is multiplied.", ge=1
-    )
-    largest_entry: float = setting(
-        0.25,
-        "The largest share of the squared length that one parameter may have in any combination "
-        "of a round's vectors; 1: any. A vector with a single parameter has 1.",
-        gt=0,
-        le=1,
-    )
-    # An update of a few examples has few degrees of freedom: no more numbers than lengths need.
-    sketch_size: int = setting(256, "Random sums of each update that tell its length, k.", ge=64)
-    sketch_share: float = setting(
-        0.0625, "The largest share of the parameters, k / d, that a sketch may have.", gt=0, le=1
-    )
-    largest_known_share: float = setting(
-        0.5,
-        "The most numbers that a run may ask for about each member, as a share of the parameters: "
-        "its sketch, which has the same sums in each round, and a product for each vector.",
-        gt=0,
-    )
+    least_members: int = setting(3, "members in a round, and in its sum", ge=2)
+    largest_share: float = setting(0.5, "one member's share of a sum", gt=0, le=1)
+    least_effective_members: float = setting(2.5, "1 / sum of a sum's squared shares", ge=1)
+    vectors: int = setting(4, "vectors of the server's choice in a round", ge=1)
+    largest_entry: float = setting(0.25, "one parameter's share of a vector", gt=0, le=1)
+    sketch_size: int = setting(256, "random sums of each update", ge=64)
+    sketch_share: float = setting(0.0625, "a sketch's share of the parameters", gt=0, le=1)
+    largest_known_share: float = setting(0.5, "a run's share of the parameters", gt=0)
 
     def sketch_for(self, length: int) -> int:
         """Return k for models of ``length`` parameters."""
         return max(1, min(self.sketch_size, int(self.sketch_share * length)))
 
-    def check_members(self, members: int) -> None:
-        """Raise RefusedByPolicyError unless a round has enough members."""
-        line = f"least-members = {self.least_members}"
-        allow(members >= self.least_members, line, f"{members} in the round")
+    def check_members(self, members: int, place: str = "in the round") -> None:
+        """Raise KeeperError unless a round, or its sum, has enough members."""
+        self._allow(members >= self.least_members, "least-members", f"{members} {place}")
 
     def check_vectors(self, vectors: NDArray[np.float64], lengths: NDArray[np.float64]) -> None:
-        r"""Raise RefusedByPolicyError where a round's vectors tell too much of an update.
+        r"""Raise KeeperError where a round's vectors tell too much of an update.
 
         With an orthonormal basis Q of their span, the combination of them that has the largest
         share of its squared length in parameter j has :math:`\ell_j = \sum_i Q_{ij}^2` there: the
@@ -77,29 +76,28 @@ class KeeperPolicy(Settings):
             ``[j]``, with it.
         """
         count = len(vectors)
-        allow(count <= self.vectors, f"vectors = {self.vectors}", f"{count} vectors in the round")
+        self._allow(count <= self.vectors, "vectors", f"{count} vectors in the round")
         if self.largest_entry >= 1:
             return
-        line = f"largest-entry = {self.largest_entry:g}"
         basis, triangle = np.linalg.qr(vectors.T)  # [d, j], [j, j]
         apart = np.abs(np.diag(triangle)) >= LEAST_DISTANCE * lengths
         asked = "a vector that differs from a combination of earlier ones by a millionth"
-        allow(apart.all(), line, asked)
+        self._allow(apart.all(), "largest-entry", asked)
         share = float(np.max(np.sum(basis**2, axis=1)))
         asked = f"a combination of the round's vectors with {share:.3g} of it in one parameter"
-        allow(share <= self.largest_entry, line, asked)
+        self._allow(share <= self.largest_entry, "largest-entry", asked)
 
     def check_known(self, vectors: int, length: int) -> None:
-        """Raise RefusedByPolicyError where a run asks for too many numbers about each member.
+        """Raise KeeperError where a run asks for too many numbers about each member.
 
         ``vectors`` are those of all its rounds, ``length`` is d.
         """
-        known, most = self.sketch_for(length) + vectors, self.largest_known_share
+        known = self.sketch_for(length) + vectors
         asked = f"{known} numbers about updates of {length} parameters in the run"
-        allow(known <= most * length, f"largest-known-share = {most:g}", asked)
+        self._allow(known <= self.largest_known_share * length, "largest-known-share", asked)
 
     def check_weights(self, weights: Ring, names: Sequence[str]) -> None:
-        """Raise RefusedByPolicyError unless a sum hides each of its members.
+        """Raise KeeperError unless a sum hides each of its members.
 
         Parameters
         ----------
@@ -112,14 +110,12 @@ class KeeperPolicy(Settings):
         off = abs(total - 2**WEIGHT_BITS)  # Each is rounded by half a unit.
         allow(off <= len(weights), "weights are shares, whose sum is 1", "others")
         shares = weights / total  # [m]
+        self.check_members(int(np.count_nonzero(shares)), "with weight")
+        most, largest = np.max(shares), names[int(np.argmax(shares))]
+        self._allow(most <= self.largest_share, "largest-share", f"{most:.3g} for {largest}")
         effective = float(1 / np.sum(shares**2))
-        weighty, largest = int(np.count_nonzero(shares)), int(np.argmax(shares))
-        line = f"least-members = {self.least_members}"
-        allow(weighty >= self.least_members, line, f"{weighty} with weight")
-        line, asked = f"largest-share = {self.largest_share:g}", f"{shares[largest]:.3g}"
-        allow(shares[largest] <= self.largest_share, line, f"{asked} for {names[largest]}")
-        line = f"least-effective-members = {self.least_effective_members:g}"
-        allow(effective >= self.least_effective_members, line, f"{effective:.3g}")
+        enough = effective >= self.least_effective_members
+        self._allow(enough, "least-effective-members", f"{effective:.3g}")
 
     def capped(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return weights ``[m]`` whose largest are cut to what a sum may have; their total stays.
@@ -143,12 +139,15 @@ class KeeperPolicy(Settings):
     def _allows(self, weights: NDArray[np.float64]) -> bool:
         try:
             self.check_weights(encode_weights(weights)[0], [""] * len(weights))
-        except RefusedByPolicyError:
+        except KeeperError:
             return False
         return True
 
+    def _allow(self, is_allowed: bool | np.bool_, key: str, asked: str) -> None:
+        allow(is_allowed, f"{key} = {self.to_mapping()[key]:g}", asked)
+
 
 def allow(is_allowed: bool | np.bool_, line: str, asked: str) -> None:
-    """Raise RefusedByPolicyError, with the policy's line and what was asked, unless allowed."""
+    """Raise KeeperError, with the policy's line and what was asked, unless allowed."""
     if not is_allowed:
-        raise RefusedByPolicyError(f"the keeper refuses: {line}; asked: {asked}")
+        raise KeeperError(f"the keeper refuses: {line}; asked: {asked}")

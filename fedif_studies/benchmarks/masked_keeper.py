@@ -20,13 +20,13 @@ from fedif_consortium.evidence.keys import key_digest
 from fedif_consortium.masking.boxes import BoxHeader, seal
 from fedif_consortium.masking.keeper import Keeper
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.ring import encode_vectors, encode_weights
+from fedif_consortium.masking.ring import encode_vector, encode_weights
 
 
 def keep_a_round(members: int, length: int) -> dict[str, float]:
     """Keep one round of so many members; return CPU seconds by answer, and this process's peak."""
     rng = np.random.default_rng(0)
-    vectors, _ = encode_vectors(rng.standard_normal((2, length), np.float32))
+    vectors = [encode_vector(one)[0] for one in rng.standard_normal((2, length), np.float32)]
     keys = [Ed25519PrivateKey.generate() for _ in range(members)]
     own = X25519PrivateKey.generate()
     boxes = {}
@@ -38,7 +38,7 @@ def keep_a_round(members: int, length: int) -> dict[str, float]:
     weights, _ = encode_weights(np.ones(members))
     asked: dict[str, Callable[[], object]] = {
         "opens boxes, sketches": lambda: keeper.open_round(1, 1, length, boxes),
-        "products with 2 vectors": lambda: keeper.products(1, 1, vectors),
+        "products with 2 vectors": lambda: [keeper.products(1, 1, vector) for vector in vectors],
         "sum": lambda: keeper.weighted_sum(1, 1, weights),
     }
     found = {}

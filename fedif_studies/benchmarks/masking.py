@@ -17,10 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from fedif_consortium.masking.boxes import MaskedUpdate, mask_update, vector_digest
+from fedif_consortium.masking.boxes import MaskedUpdate, mask_update
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.ring import encode_vectors, mask_of, products
-from fedif_consortium.masking.sketches import SignSketch
+from fedif_consortium.masking.ring import SignSketch, digest, encode_vector, mask_of, products
 from fedif_studies.benchmarks.common import Figure, alone, beside, repeat, report
 
 SIZES = {"CIFAR-10 CNN, d = 1,059,306": 1_059_306, "ResNet-18, d = 11.2 M": 11_173_962}
@@ -41,7 +40,7 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
         return mask_update(update, keeper, key, run=1, server_round=1, node=1)
 
     vector = masked().vector
-    encoded, _ = encode_vectors(direction[None])
+    encoded, _ = encode_vector(direction)
     sketch = SignSketch(seed, KeeperPolicy().sketch_for(length), length)
     total, plain = np.zeros(length, np.uint64), np.zeros(length, np.float32)
     weight = np.uint64(12345)
@@ -56,16 +55,16 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
     }
     pairs: dict[str, tuple[Callable[[], object], str]] = {
         "member masks and seals": (masked, "a copy"),
-        "server checks the digest": (lambda: vector_digest(vector), "a copy"),
+        "server checks the digest": (lambda: digest(vector), "a copy"),
         "server's sketch of 256": (lambda: sketch.of(vector), "a copy"),
-        "server's product": (lambda: products(vector, encoded), "a product"),
+        "server's product": (lambda: products(encoded, [vector]), "a product"),
         "server's part of the sum": (
             lambda: np.add(total, vector * weight, out=total),
             "of the plain sum",
         ),
         "keeper makes a mask": (mask, "a copy"),
         "keeper's sketch of 256": (lambda: sketch.of(mask()), "a copy"),
-        "keeper's product": (lambda: products(mask(), encoded), "a product"),
+        "keeper's product": (lambda: products(encoded, [mask()]), "a product"),
         "keeper's part of the sum": (
             lambda: np.add(total, mask() * weight, out=total),
             "of the plain sum",

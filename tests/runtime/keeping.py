@@ -7,19 +7,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedif_consortium.federation.certificates import make_key, own_certificate
-from fedif_consortium.masking.boxes import MaskedUpdate, mask_update
 from fedif_consortium.masking.keeper import Keeper
 from fedif_consortium.masking.keeper_client import HttpKeeper, trusting
 from fedif_consortium.masking.keeper_service import (
-    KeeperConfig,
     keeper_app,
     keeper_key,
     keeper_server,
@@ -27,8 +23,7 @@ from fedif_consortium.masking.keeper_service import (
     read_keeper_config,
 )
 from fedif_flower.storage import write_private
-
-RUN = 2**63 + 5
+from tests.consortium.masking.parties import Parties
 
 
 def write_certificate(folder: Path, name: str) -> None:
@@ -38,51 +33,36 @@ def write_certificate(folder: Path, name: str) -> None:
     (folder / f"{name}.crt").write_bytes(certificate)
 
 
-@dataclass
-class Keeping:
-    """A keeper's folder with members' keys; :meth:`serving` serves it."""
+class Keeping(Parties):
+    """A keeper's folder with members' keys, P-384; :meth:`serving` serves it."""
 
-    folder: Path
-    members: int = 5
-    policy: str = "sketch-share = 0.0625"
-    port: int = 0
-    keys: list[ec.EllipticCurvePrivateKey] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path, policy: str = "sketch-share = 0.0625") -> None:
+        super().__init__()
+        self.folder, self.limits, self.url = folder, policy, ""
         for name in ("keeper", "keeper-client", "stranger"):
-            write_certificate(self.folder, name)
-        self.keys = [ec.generate_private_key(ec.SECP384R1()) for _ in range(self.members)]
+            write_certificate(folder, name)
+        self.keys = [ec.generate_private_key(ec.SECP384R1()) for _ in self.keys]
         for i, key in enumerate(self.keys):
             public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-            (self.folder / f"member-{i}.pub").write_bytes(public)
-        self.write()
+            (folder / f"member-{i}.pub").write_bytes(public)
+        self.state = folder / "keeper-state"
+        self.key = keeper_key(self.state)
 
     def write(self) -> Path:
         """Write ``keeper.toml``."""
-        members = "\n".join(f'member-{i} = "member-{i}.pub"' for i in range(self.members))
+        members = "\n".join(f'member-{i} = "member-{i}.pub"' for i in range(len(self.keys)))
         file = self.folder / "keeper.toml"
-        file.write_text(
-            f'address = "127.0.0.1:{self.port}"\n[members]\n{members}\n[policy]\n{self.policy}\n'
-        )
+        file.write_text(f'address = "127.0.0.1:0"\n[members]\n{members}\n[policy]\n{self.limits}\n')
         return file
-
-    def config(self) -> KeeperConfig:
-        return read_keeper_config(self.write())
-
-    @property
-    def state(self) -> Path:
-        return self.folder / "keeper-state"
-
-    def keeper(self) -> Keeper:
-        """Return a keeper as the service makes it, with what the folder remembers."""
-        return make_keeper(self.config())
 
     @contextmanager
     def serving(self, keeper: Keeper | None = None) -> Iterator[HttpKeeper]:
-        """Serve the keeper in a thread; give a client of it."""
-        app = keeper_app(self.keeper() if keeper is None else keeper)
-        server, listening = keeper_server(app, self.config().settings)
-        self.port = listening.getsockname()[1]
+        """Serve the keeper, with what its folder remembers, in a thread; give a client of it."""
+        config = read_keeper_config(self.write())
+        server, listening = keeper_server(
+            keeper_app(keeper or make_keeper(config)), config.settings
+        )
+        self.url = f"https://127.0.0.1:{listening.getsockname()[1]}"
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -102,16 +82,4 @@ class Keeping:
             str(self.folder / file) for file in (f"{keeper}.crt", f"{name}.crt", f"{name}.key")
         ]
         context = trusting(ssl.PROTOCOL_TLS_CLIENT, *files, "files")
-        return HttpKeeper(f"https://127.0.0.1:{self.port}", context, seconds)
-
-    def mask(self, member: int, update, server_round: int = 1, **other) -> MaskedUpdate:
-        bound = {"run": RUN, "server_round": server_round, "node": 100 + member, **other}
-        keeper = keeper_key(self.state).public_key()
-        return mask_update(np.asarray(update), keeper, self.keys[member], **bound)
-
-    def mask_all(self, updates, server_round: int = 1) -> dict[int, MaskedUpdate]:
-        return {100 + i: self.mask(i, update, server_round) for i, update in enumerate(updates)}
-
-
-def boxes(masked: dict[int, MaskedUpdate]) -> dict[int, bytes]:
-    return {node: one.box for node, one in masked.items()}
+        return HttpKeeper(self.url, context, seconds)

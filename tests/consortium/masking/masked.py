@@ -8,20 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import nn
 
-from fedif_consortium.masking.boxes import (
-    BOX,
-    LENGTH,
-    MASK_RECORD,
-    VECTOR,
-    MaskingTerms,
-    mask_update,
-    trial_key,
-)
-from fedif_consortium.masking.workspace import trial_masking
+from fedif_consortium.masking import boxes
+from fedif_consortium.masking.boxes import MaskingTerms, mask_update, trial_keys
+from fedif_consortium.masking.part import trial_masking
 from fedif_flower import Validation
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -36,10 +28,6 @@ INPUTS = torch.randn(60, FEATURES, generator=_GENERATOR)
 TARGETS = torch.arange(60) % CLASSES
 
 
-def keeper_of(terms: MaskingTerms) -> X25519PublicKey:
-    return X25519PublicKey.from_public_bytes(bytes.fromhex(terms.trial_keeper))
-
-
 def model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Linear(FEATURES, CLASSES)
@@ -49,10 +37,8 @@ def validation() -> Validation:
     return Validation(model(), INPUTS, TARGETS, device="cpu")
 
 
-# Takes a member's update [d] before it is masked.
-Change = Callable[[np.ndarray], np.ndarray]
-# Takes what is about to be sent, and the member itself, which may mask something else.
-Spoil = Callable[["Members", Message, RecordDict], RecordDict | None]
+# Takes what a member was asked, and its update [d]; returns what it sends in its place.
+Spoil = Callable[[Message, np.ndarray], RecordDict]
 
 
 class Members:
@@ -61,88 +47,60 @@ class Members:
     Without terms it sends the model with that noise added.
     """
 
-    def __init__(
-        self,
-        change: Mapping[int, Change] | None = None,
-        spoil: Mapping[int, Spoil] | None = None,
-        scale: float = 0.02,
-    ) -> None:
-        self.change, self.spoil, self.scale = change or {}, spoil or {}, scale
+    def __init__(self, spoil: Mapping[int, Spoil] | None = None, scale: float = 0.02) -> None:
+        self.spoil, self.scale = spoil or {}, scale
         self.updates: dict[tuple[int, int], np.ndarray] = {}  # By round and partition.
         self.contents: dict[int, RecordDict] = {}  # By partition: what it sent last.
 
     def __call__(self, message: Message, context) -> Message:
         partition_id = int(context.node_config["partition-id"])
-        settings = message.content["config"]
-        server_round = int(settings["server-round"])
-        received = message.content["arrays"]
-        update = self.update_of(partition_id, server_round, received)
-        update = self.change.get(partition_id, lambda u: u)(update)
-        terms = MaskingTerms.read(settings)
-        metrics = MetricRecord({"num-examples": partition_id + 1, "train-loss": 1.0})
-        if terms is None:
-            content = RecordDict({"arrays": self.moved(received, update), "metrics": metrics})
+        settings, received = message.content["config"], message.content["arrays"]
+        place = int(settings["server-round"]), partition_id
+        update = self.updates[place] = self.update_of(*place, received)
+        if MaskingTerms.read(settings) is None:
+            content = moved(message, update)
         else:
-            self.updates[server_round, partition_id] = update
-            content = self.masked(message, update)
-        if terms is not None and partition_id in self.spoil:
-            content = self.spoil[partition_id](self, message, content) or content
-        content["metrics"] = metrics
+            content = self.spoil.get(partition_id, masked)(message, update)
+        claimed = {"num-examples": partition_id + 1, "train-loss": 1.0}
+        content["metrics"] = MetricRecord(claimed)
         self.contents[partition_id] = content
         return Message(content, reply_to=message)
 
-    def update_of(self, partition_id: int, server_round: int, received: ArrayRecord) -> np.ndarray:
+    def update_of(self, server_round: int, partition_id: int, received: ArrayRecord) -> np.ndarray:
         generator = np.random.default_rng([partition_id, server_round])
         size = sum(array.numpy().size for array in received.values())
         return (self.scale * generator.normal(size=size)).astype(np.float32)
 
-    def moved(self, received: ArrayRecord, update: np.ndarray) -> ArrayRecord:
-        arrays, start = {}, 0
-        for name, array in received.items():
-            values = array.numpy()
-            own = update[start : start + values.size].reshape(values.shape)
-            arrays[name] = pack_array(values + own)
-            start += values.size
-        return ArrayRecord(arrays)
 
-    def masked(
-        self,
-        message: Message,
-        update: np.ndarray,
-        *,
-        stated: float | None = None,
-        signer: int | None = None,
-        **bound: Any,
-    ) -> RecordDict:
-        """Mask an update as the server's terms say, but for what is given."""
-        settings = message.content["config"]
-        terms = MaskingTerms.read(settings)
-        assert terms is not None
-        length = float(np.linalg.norm(update))
-        if length > terms.max_length and stated is None:
-            update = update * np.float32(terms.max_length / length)
-        node = message.metadata.dst_node_id
-        header = {"run": terms.run, "server_round": int(settings["server-round"]), "node": node}
-        sent = mask_update(
-            update,
-            keeper_of(terms),
-            trial_key(terms.trial_secret, node if signer is None else signer),
-            **header | bound,
-        )
-        return content_of(sent.vector, sent.box, sent.length if stated is None else stated)
+def moved(message: Message, update: np.ndarray) -> RecordDict:
+    """Return the model that was received and an update, as members send it without masks."""
+    values = {name: array.numpy() for name, array in message.content["arrays"].items()}
+    ends = np.cumsum([one.size for one in values.values()])
+    pieces = zip(values.items(), np.split(update, ends[:-1]), strict=True)
+    arrays = {name: pack_array(one + piece.reshape(one.shape)) for (name, one), piece in pieces}
+    return RecordDict({"arrays": ArrayRecord(arrays)})
+
+
+def masked(message: Message, update, stated: float | None = None, **bound: Any) -> RecordDict:
+    """Mask an update as the server's terms say, but for what is given."""
+    settings, node = message.content["config"], message.metadata.dst_node_id
+    terms = MaskingTerms.read(settings)
+    length = float(np.linalg.norm(update))
+    if length > terms.max_length and stated is None:
+        update = update * np.float32(terms.max_length / length)
+    keeper, key = trial_keys(terms.trial_secret)
+    header = {"run": terms.run, "server_round": int(settings["server-round"]), "node": node}
+    sent = mask_update(update, keeper.public_key(), key, **header | bound)
+    return content_of(sent.vector, sent.box, sent.length if stated is None else stated)
 
 
 def content_of(vector: np.ndarray, box: bytes, length: float) -> RecordDict:
     return RecordDict(
         {
-            "arrays": ArrayRecord({VECTOR: pack_array(vector)}),
-            MASK_RECORD: ConfigRecord({BOX: box, LENGTH: length}),
+            "arrays": ArrayRecord({boxes.VECTOR: pack_array(vector)}),
+            boxes.MASK_RECORD: ConfigRecord({boxes.BOX: box, boxes.LENGTH: length}),
         }
     )
-
-
-def vector_of(content: RecordDict) -> np.ndarray:
-    return content["arrays"][VECTOR].numpy().copy()
 
 
 class Faulty:
@@ -152,31 +110,29 @@ class Faulty:
         self.keeper, self.faults = keeper, faults
         self.asked: list[str] = []
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def ask(*args: Any) -> Any:
-            self.asked.append(name)
-            true = getattr(self.keeper, name)
-            return self.faults[name](true, *args) if name in self.faults else true(*args)
-
-        return ask
+    def __getattr__(self, name: str) -> Any:
+        true = getattr(self.keeper, name)
+        self.asked.append(name)
+        return (lambda *args: self.faults[name](true, *args)) if name in self.faults else true
 
 
 def play(
     strategy_of: Callable[..., ScreenedStrategy],
     members: Members,
     *,
-    masked: bool = True,
+    is_masked: bool = True,
     rounds: int = 3,
     faults: Mapping[str, Callable[..., Any]] | None = None,
     num_members: int = MEMBERS,
+    setup: Setup | None = None,
     **base: Any,
 ) -> tuple[ScreenedStrategy, torch.Tensor, list[RoundReport]]:
     """Run rounds; return the strategy, the model's vector [d] and the reports."""
-    masking = trial_masking() if masked else None
+    masking = trial_masking() if is_masked else None
     if masking is not None:
         masking = replace(masking, keeper=Faulty(masking.keeper, **(faults or {})))
-    setup = base.pop("setup", Setup(device="cpu", max_failed_rounds=10))
-    strategy = strategy_of(setup=replace(setup, intake=masking), fraction_evaluate=0.0, **base)
+    setup = replace(setup or Setup(device="cpu", max_failed_rounds=10), intake=masking)
+    strategy = strategy_of(setup=setup, fraction_evaluate=0.0, **base)
     record = ArrayRecord({k: pack_array(v.numpy()) for k, v in model().state_dict().items()})
     strategy.start(LocalGrid(members, num_members), record, num_rounds=rounds)
     return strategy, strategy.model.vectors.params, strategy.history.rounds

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -13,27 +10,18 @@ from fedif_consortium.masking.boxes import MaskedUpdate, mask_update
 from fedif_consortium.masking.keeper import Keeper, OpenedRound
 from fedif_consortium.masking.masked_round import MaskedRound
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.ring import UPDATE_BITS, decode
-from fedif_consortium.masking.sketches import SignSketch
 
 RUN = 2**63 + 5  # Flower's ids may use all 64 bits.
 # For models of a few parameters, of which a sketch may not take most by default.
 OPEN = KeeperPolicy(sketch_share=1.0, largest_entry=1.0, largest_known_share=9.0)
 
 
-@dataclass
 class Parties:
     """Members with Ed25519 keys, by names ``member 0`` ..., at nodes 100 ..."""
 
-    members: int = 5
-    policy: KeeperPolicy = OPEN
-    keys: list[Ed25519PrivateKey] = field(init=False)
-    key: X25519PrivateKey = field(init=False)
-    keeper: Keeper = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.keys = [Ed25519PrivateKey.generate() for _ in range(self.members)]
-        self.key = X25519PrivateKey.generate()
+    def __init__(self, members: int = 5, policy: KeeperPolicy = OPEN) -> None:
+        self.policy, self.key = policy, X25519PrivateKey.generate()
+        self.keys = [Ed25519PrivateKey.generate() for _ in range(members)]
         self.keeper = self.keeper_with()
 
     def keeper_with(self, **options) -> Keeper:
@@ -55,14 +43,7 @@ class Parties:
     def opened(self, updates, spoil=lambda vectors: None) -> MaskedRound:
         """Return what a server knows of round 1, all of whose updates ``[m, d]`` count."""
         masked = self.mask_all(updates)
-        answer = self.open(masked)
-        assert not answer.refused
-        vectors = [masked[node].vector for node in answer.nodes]
+        vectors = [one.vector for one in masked.values()]
         spoil(vectors)
-        sketch = SignSketch(answer.seed, answer.sketches.shape[1], len(vectors[0]))
-        sketches = np.array([sketch.of(vector) for vector in vectors]) - answer.sketches
-        return MaskedRound(
-            self.keeper, (RUN, 1), sketch, answer.sketches, [*range(len(vectors))], vectors,
-            decode(sketches, UPDATE_BITS), np.array([masked[node].length for node in masked]),
-            torch.float64,
-        )  # fmt: skip
+        lengths = np.array([one.length for one in masked.values()])
+        return MaskedRound(self.keeper, (RUN, 1), self.open(masked), vectors, lengths)

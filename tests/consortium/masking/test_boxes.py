@@ -7,17 +7,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedif_consortium.evidence.keys import key_digest
-from fedif_consortium.masking.boxes import (
-    MOST_BYTES,
-    BoxHeader,
-    mask_update,
-    open_box,
-    read_header,
-    seal,
-    vector_digest,
-)
-from fedif_consortium.masking.ring import UPDATE_BITS, decode, mask_of
-from fedif_flower.errors import BoxError, MaskingError
+from fedif_consortium.masking import boxes, ring
+from fedif_consortium.masking.boxes import BoxHeader, mask_update, open_box, read_header
+from fedif_flower.errors import MaskingError, ReplyError
 
 SEED = bytes(range(32))
 HEADER = 132  # Its bytes.
@@ -36,18 +28,18 @@ def header_of(key, server_round: int = 3) -> BoxHeader:
     return BoxHeader(2**64 - 1, server_round, 2**63, 10, SEED, bytes(32), signer)
 
 
-def box_of(key, **header) -> bytes:
-    return seal(header_of(key, **header), SEED, KEEPER.public_key(), key)
+def box_of(key, signer=None, **header) -> bytes:
+    return boxes.seal(header_of(key, **header), SEED, KEEPER.public_key(), signer or key)
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 def test_the_keeper_alone_opens_a_box_and_anyone_reads_its_header(key):
     box = box_of(key)
-    assert len(box) <= MOST_BYTES
+    assert len(box) <= boxes.MOST_BYTES
     assert SEED not in box[HEADER:]
     assert read_header(box) == header_of(key)
     assert open_box(box, key.public_key(), KEEPER) == SEED
-    with pytest.raises(BoxError, match="not sealed for this keeper"):
+    with pytest.raises(ReplyError, match="not sealed for this keeper"):
         open_box(box, key.public_key(), X25519PrivateKey.generate())
 
 
@@ -56,7 +48,7 @@ def test_every_changed_bit_is_noticed():
     for place in range(len(box)):
         changed = bytearray(box)
         changed[place] ^= 1
-        with pytest.raises(BoxError):
+        with pytest.raises(ReplyError):
             open_box(bytes(changed), KEY.public_key(), KEEPER)
 
 
@@ -69,7 +61,7 @@ def resigned(content: bytes) -> bytes:
     [
         (box_of(KEY), OTHER, "not signed by the member"),
         # Signed by one, in the name of the other.
-        (seal(header_of(KEY), SEED, KEEPER.public_key(), OTHER), KEY, "not signed by the member"),
+        (box_of(KEY, signer=OTHER), KEY, "not signed by the member"),
         # A seed under another header, and a point of low order.
         (resigned(box_of(KEY, server_round=4)[:HEADER] + box_of(KEY)[HEADER:-64]), KEY, "sealed"),
         (resigned(box_of(KEY)[:HEADER] + bytes(32) + box_of(KEY)[HEADER + 32 : -64]), KEY, "seal"),
@@ -77,17 +69,17 @@ def resigned(content: bytes) -> bytes:
     ],
 )
 def test_what_is_no_box_of_this_member_for_this_keeper_is_refused(box, member, reason):
-    with pytest.raises(BoxError, match=reason):
+    with pytest.raises(ReplyError, match=reason):
         open_box(box, member.public_key(), KEEPER)
 
 
 def test_an_update_is_the_vector_less_the_mask_of_the_seed_in_the_box():
     place = {"run": 5, "server_round": 3, "node": 77}
     sent = mask_update(np.full(4, 0.5), KEEPER.public_key(), KEY, **place, instructions=SEED)
-    signer, digest = key_digest(KEY.public_key()), vector_digest(sent.vector)
+    signer, digest = key_digest(KEY.public_key()), ring.digest(sent.vector)
     assert read_header(sent.box) == (5, 3, 77, 4, digest, SEED, signer)
-    mask = mask_of(open_box(sent.box, KEY.public_key(), KEEPER), 4)
-    assert decode(sent.vector - mask, UPDATE_BITS).tolist() == [0.5] * 4
+    mask = ring.mask_of(open_box(sent.box, KEY.public_key(), KEEPER), 4)
+    assert ring.decode(sent.vector - mask, ring.UPDATE_BITS).tolist() == [0.5] * 4
     assert sent.length == 1.0
 
 

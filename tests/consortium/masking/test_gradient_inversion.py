@@ -15,8 +15,7 @@ from torch.nn import functional
 
 from fedif_consortium.masking.boxes import VECTOR
 from fedif_consortium.masking.keeper import TRIAL_POLICY
-from fedif_consortium.masking.ring import UPDATE_BITS, decode
-from fedif_consortium.masking.sketches import SignSketch
+from fedif_consortium.masking.ring import UPDATE_BITS, SignSketch, decode
 from fedif_flower import FedIF, Validation
 from fedif_flower.strategies.callbacks import Callback
 from tests.consortium.masking import masked
@@ -37,7 +36,7 @@ def model() -> nn.Module:
 class OneImage(Members):
     """Member p takes one step of gradient descent on image 37 p + round."""
 
-    def update_of(self, partition_id: int, server_round: int, received) -> np.ndarray:
+    def update_of(self, server_round: int, partition_id: int, received) -> np.ndarray:
         own = model()
         own.load_state_dict({k: torch.from_numpy(a.numpy().copy()) for k, a in received.items()})
         place = 37 * partition_id + 1
@@ -89,7 +88,7 @@ def sent():
             play(
                 lambda judged=judged, **base: FedIF(judged, stages=(), **base),
                 members,
-                masked=is_masked,
+                is_masked=is_masked,
                 rounds=1,
                 num_members=MEMBERS,
                 callbacks=[holding],

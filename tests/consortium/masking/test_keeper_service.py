@@ -1,4 +1,4 @@
-"""A keeper over TLS on loopback: what it answers, and what it refuses a server that attacks."""
+"""A keeper over TLS on loopback, a server that attacks it, and a server whose keeper lies."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ import itertools
 import re
 import socket
 import ssl
+import threading
 import time
 
 import httpx
 import numpy as np
 import pytest
+import torch
 
 from fedif_consortium.evidence.chained_log import read_log
 from fedif_consortium.masking.boxes import open_box
-from fedif_consortium.masking.keeper_service import MOST_BOXES, keeper_key, read_keeper_config
+from fedif_consortium.masking.keeper import OpenedRound
+from fedif_consortium.masking.keeper_service import MOST_BOXES, read_keeper_config
+from fedif_consortium.masking.masked_round import MaskedRound
 from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.ring import (
-    decode_products,
-    decode_step,
-    encode_vectors,
-    encode_weights,
-    products,
-)
-from fedif_flower.errors import ConfigError, KeeperError, RefusedByPolicyError
-from tests.runtime.keeping import RUN, Keeping, boxes
+from fedif_consortium.masking.ring import encode_vector, encode_weights
+from fedif_flower.errors import ConfigError, KeeperError
+from tests.consortium.masking.parties import RUN
+from tests.runtime.keeping import Keeping
 
 UPDATES = np.random.default_rng(0).normal(size=(5, 1000)).astype(np.float32)
 ROUNDS = itertools.count(1)
-DIRECTIONS = np.random.default_rng(1).normal(size=(6, 1000))
+VECTORS = np.random.default_rng(1).normal(size=(5, 1000))
 
 
 @pytest.fixture(scope="module")
@@ -40,56 +39,53 @@ def keeping(tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(keeping):
     with keeping.serving() as client:
+        keeping.keeper = client
         yield client
 
 
 @pytest.fixture
 def opened(keeping, served):
-    """Give a round that is open, and its masked vectors."""
+    """Give a round that is open, what members sent, and the keeper's answer."""
     server_round = next(ROUNDS)
     masked = keeping.mask_all(UPDATES, server_round)
-    answer = served.open_round(RUN, server_round, 1000, boxes(masked))
+    answer = keeping.open(masked, server_round)
     assert answer.nodes == tuple(masked)
-    return server_round, np.array([one.vector for one in masked.values()])
+    return server_round, masked, answer
 
 
 def test_a_whole_round(keeping, served, opened):
-    server_round, vectors = opened
-    encoded, exponents = encode_vectors(DIRECTIONS[:3])
-    own = np.array([products(vector, encoded) for vector in vectors])
-    scores = decode_products(own - served.products(RUN, server_round, encoded), exponents)
-    np.testing.assert_allclose(scores, UPDATES @ DIRECTIONS[:3].T, atol=1e-3)
-    weights, total = encode_weights(np.arange(1.0, 6.0))
-    masks = served.weighted_sum(RUN, server_round, weights)
-    step = decode_step(np.sum(weights[:, None] * vectors, axis=0) - masks, total)
-    np.testing.assert_allclose(step, np.arange(1.0, 6.0) @ UPDATES, atol=1e-4)
-    head = served.close_round(RUN, server_round)
+    server_round, masked, answer = opened
+    vectors = [one.vector for one in masked.values()]
+    lengths = np.array([one.length for one in masked.values()])
+    found = MaskedRound(served, (RUN, server_round), answer, vectors, lengths)
+    scores = found.products(torch.from_numpy(VECTORS[0])).numpy()
+    np.testing.assert_allclose(scores, UPDATES @ VECTORS[0], atol=1e-3)
+    weights = torch.arange(1.0, 6.0, dtype=torch.float64)
+    np.testing.assert_allclose(found.summed(weights), weights.numpy() @ UPDATES, atol=1e-4)
+    head = served.close_run(RUN)
     entries = read_log(keeping.state / "log.txt")
     assert head == entries[-1]["hash"]
     assert [entry["asked"] for entry in entries[-4:]] == ["open", "products", "sum", "close"]
 
 
-# -- others, and requests that are none -----------------------------------------------------------
+# -- others, and requests that are none
 
 
-def test_nobody_else_is_answered(keeping, served):
+def test_nobody_else_is_answered_or_believed(keeping, served):
+    before = time.monotonic()
     with pytest.raises(KeeperError, match="gave no answer in 1 s"):
-        keeping.client("stranger", seconds=1.0).policy()
+        keeping.client("stranger", seconds=1.0).policy  # noqa: B018
+    with pytest.raises(KeeperError, match="certificates is not the one that is expected"):
+        keeping.client(keeper="stranger").policy  # noqa: B018
     context = ssl.create_default_context(cafile=keeping.folder / "keeper.crt")
     with httpx.Client(verify=context) as nobody, pytest.raises(httpx.TransportError):
-        nobody.post(f"{served.url}/policy")
-    with socket.create_connection(("127.0.0.1", keeping.port)) as plain:
-        plain.sendall(b"POST /policy HTTP/1.1\r\nHost: keeper\r\n\r\n")
+        nobody.post(f"{served.url}/policy/0/0")
+    with socket.create_connection(("127.0.0.1", int(keeping.url.split(":")[-1]))) as plain:
+        plain.sendall(b"POST /policy/0/0 HTTP/1.1\r\nHost: keeper\r\n\r\n")
         plain.settimeout(30)
         with contextlib.suppress(ConnectionError):
-            assert b"policy" not in plain.recv(1000)
-
-
-def test_a_keeper_with_another_certificate_is_not_believed(keeping, served):
-    before = time.monotonic()
-    with pytest.raises(KeeperError, match="certificates is not the one that is expected"):
-        keeping.client(keeper="stranger").policy()
-    assert time.monotonic() - before < 30
+            assert b"vectors" not in plain.recv(1000)
+    assert time.monotonic() - before < 60
 
 
 @pytest.mark.parametrize(
@@ -100,9 +96,10 @@ def test_a_keeper_with_another_certificate_is_not_believed(keeping, served):
         ("/sum/1/1", b"", 409),
         ("/open/1/1", b'{"length": 1, "boxes": {"1": "z!"}}', 409),
         ("/open/1/1", b"[" * 100_000, 409),
+        ("/open/1/1", b'{"length": 0, "boxes": {}}', 409),
         ("/products/ROUND", bytes(8001), 409),
-        ("/open/1/1", b'{"length": 0, "boxes": {}}', 403),
-        ("/sum/ROUND", np.array([2**24, 0, 0, 0, 0], "<u8").tobytes(), 403),
+        ("/products/ROUND", bytes(7992), 409),
+        ("/sum/ROUND", np.array([2**24, 0, 0, 0, 0], "<u8").tobytes(), 409),
         ("/products/ROUND", bytes(MOST_BOXES + 8), 409),
         ("/sum/ROUND", iter([bytes(40)]), 409),  # It states no length.
     ],
@@ -112,51 +109,43 @@ def test_what_is_no_request_is_refused_and_the_keeper_goes_on(served, opened, pa
     answer = served._client.post(url, content=body)
     assert answer.status_code == status
     assert answer.text
-    assert served.policy()
+    assert served._ask("policy/0/0")
 
 
-# -- what it keeps --------------------------------------------------------------------------------
+# -- what it keeps
 
 
-def test_only_the_owner_can_read_what_is_kept_and_seeds_are_not_written(keeping, served):
-    number = next(ROUNDS)
-    masked = keeping.mask_all(UPDATES, number)
-    served.open_round(RUN, number, 1000, boxes(masked))
-    served.products(RUN, number, encode_vectors(DIRECTIONS[:2])[0])
-    folder = keeping.state
-    assert folder.stat().st_mode & 0o777 == 0o700
+def test_only_the_owner_can_read_what_is_kept_and_seeds_are_not_written(keeping, opened):
     for file in ("log.txt", "box-key"):
-        assert (folder / file).stat().st_mode & 0o777 == 0o600
-    key = keeper_key(keeping.state)
-    seeds = [
-        open_box(one.box, own.public_key(), key).hex()
-        for one, own in zip(masked.values(), keeping.keys, strict=True)
-    ]
-    assert not any(
-        seed in file.read_bytes().decode("latin-1") for file in folder.iterdir() for seed in seeds
-    )
+        assert (keeping.state / file).stat().st_mode & 0o777 == 0o600
+    written = b"".join(file.read_bytes() for file in keeping.state.iterdir())
+    for one, own in zip(opened[1].values(), keeping.keys, strict=True):
+        seed = open_box(one.box, own.public_key(), keeping.key)
+        assert seed not in written
+        assert seed.hex().encode() not in written
 
 
 def test_a_keeper_that_dies_in_mid_round_fails_it_and_the_next_one_works(tmp_path):
     keeping = Keeping(tmp_path, policy="largest-known-share = 0.07")  # 62 of the sketch, and 8.
-    first, vectors = keeping.mask_all(UPDATES), encode_vectors(DIRECTIONS)[0]
-    with keeping.serving() as client:
-        client.open_round(RUN, 1, 1000, boxes(first))
-        client.products(RUN, 1, vectors[:4])
-    keeper = keeping.keeper()
-    with pytest.raises(KeeperError, match="keeps no round 1"):
-        keeper.weighted_sum(RUN, 1, encode_weights(np.ones(5))[0])
-    # Opened again, the same masks would be summed twice.
-    with pytest.raises(RefusedByPolicyError, match="a round is opened once"):
-        keeper.open_round(RUN, 1, 1000, boxes(first))
-    assert len(keeper.open_round(RUN, 2, 1000, boxes(keeping.mask_all(UPDATES, 2))).nodes) == 5
-    keeper.products(RUN, 2, vectors[:4])
-    keeper.open_round(RUN, 3, 1000, boxes(keeping.mask_all(UPDATES, 3)))
-    with pytest.raises(RefusedByPolicyError, match=r"largest-known-share = 0\.07; asked: 71"):
-        keeper.products(RUN, 3, vectors[4:5])
+    first = keeping.mask_all(UPDATES)
+    with keeping.serving() as keeping.keeper:
+        keeping.open(first)
+        keeping.keeper.products(RUN, 1, encode_vector(VECTORS[0])[0])
+    with keeping.serving() as keeping.keeper:
+        with pytest.raises(KeeperError, match="keeps no round 1"):
+            keeping.keeper.weighted_sum(RUN, 1, encode_weights(np.ones(5))[0])
+        # Opened again, the same masks would be summed twice.
+        with pytest.raises(KeeperError, match="a round is opened once"):
+            keeping.open(first)
+        for server_round, asked in ((2, VECTORS[:4]), (3, VECTORS[:3])):
+            keeping.open(keeping.mask_all(UPDATES, server_round), server_round)
+            for vector in asked:
+                keeping.keeper.products(RUN, server_round, encode_vector(vector)[0])
+        with pytest.raises(KeeperError, match=r"largest-known-share = 0\.07; asked: 71"):
+            keeping.keeper.products(RUN, 3, encode_vector(VECTORS[3])[0])
 
 
-# -- its file -------------------------------------------------------------------------------------
+# -- its file
 
 
 @pytest.mark.parametrize(
@@ -165,11 +154,7 @@ def test_a_keeper_that_dies_in_mid_round_fails_it_and_the_next_one_works(tmp_pat
         ("address", "adress", "unknown key 'adress'; did you mean address?"),
         ("127.0.0.1:0", "127.0.0.1", "address = '127.0.0.1'; allowed: HOST:PORT"),
         ("share = 0.0625", "share = 2.0", "sketch-share = 2.0; allowed: a numb"),
-        (
-            "sketch-share = 0.0625",
-            "least-members = 6",
-            "least-members = 6; allowed: at most the 5 of [members]",
-        ),
+        ("sketch-share = 0.0625", "least-members = 6", "least-members = 6; allowed: at most the 5"),
         ("member-1.pub", "nobody.pub", "No such file"),
         ("member-1.pub", "keeper.crt", "[members] member-1 = 'keeper.crt' is no public key"),
         ("member-1.pub", "member-0.pub", "[members] member-1 and member-0 have the same key"),
@@ -188,3 +173,109 @@ def test_a_file_without_settings_has_its_paths_beside_it(tmp_path):
     settings, members, policy = read_keeper_config(file)
     assert settings.certificate == str(tmp_path / "keeper.crt")
     assert (len(members), policy) == (5, KeeperPolicy())
+
+
+# -- a keeper that is slow, lies about sizes, or talks nonsense
+
+
+@contextlib.contextmanager
+def answering(keeping, pieces, pause):
+    """Be a keeper that sends these bytes to whoever asks; give a client of it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(keeping.folder / "keeper.crt", keeping.folder / "keeper.key")
+    over = threading.Event()
+
+    def answer(listening):
+        while not over.is_set():
+            with contextlib.suppress(OSError), context.wrap_socket(
+                listening.accept()[0], server_side=True
+            ) as connection:  # fmt: skip
+                connection.recv(100_000)
+                for piece in pieces:
+                    connection.sendall(piece)
+                    if over.wait(pause):
+                        return
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=answer, args=(listening,), daemon=True).start()
+        client = keeping.client(seconds=1.0)
+        client.url = f"https://127.0.0.1:{listening.getsockname()[1]}"
+        yield client
+        over.set()
+
+
+def said(content: bytes, status: str = "200 OK") -> list[bytes]:
+    return [f"HTTP/1.1 {status}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content]
+
+
+CHUNK = b"100000\r\n" + bytes(2**20) + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "pause", "reason"),
+    [
+        pytest.param([b""], 60.0, r"gave no answer in 1 s", id="says nothing"),
+        pytest.param([said(b" " * 90)[0][:-90], *[b" "] * 90], 0.2, "slow", id="drips"),
+        pytest.param([b"nonsense"] * 9, 0.0, "gave no answer in 1 s", id="no HTTP"),
+        pytest.param(said(b"{,"), 60.0, "not readable", id="no JSON"),
+        pytest.param(said(b'{"vectors": -1}'), 60.0, "vectors = -1", id="policy"),
+        pytest.param(said(b"{}", "500 No"), 60.0, "status 500", id="no reason"),
+        pytest.param(
+            [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", *[CHUNK] * 20],
+            0.0, "longer than 1048576 bytes", id="no end",
+        ),
+    ],
+)  # fmt: skip
+def test_a_keeper_that_answers_badly_costs_a_bounded_time(keeping, pieces, pause, reason):
+    with answering(keeping, pieces, pause) as client:
+        before = time.monotonic()
+        with pytest.raises(KeeperError, match=reason):
+            client.policy  # noqa: B018
+        assert time.monotonic() - before < 30
+
+
+def of_nodes(*nodes, sums=62, seed=bytes(32)):
+    packed = bytes(8 * len(nodes) * sums)
+    return OpenedRound.model_construct(nodes=nodes, refused={}, seed=seed, packed=packed)
+
+
+ROUND = of_nodes(100, 101, 102, 103, 104)
+NUMBERS = np.zeros(1000, np.uint64)
+
+
+class Lying:
+    """Answers what it was made with."""
+
+    length, policy = 1000, KeeperPolicy()
+
+    def __init__(self, **answers):
+        for name, answer in {
+            "open_round": ROUND,
+            "products": 0,
+            "weighted_sum": 0,
+            **answers,
+        }.items():
+            setattr(self, name, lambda *_, answer=answer: answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "reason"),
+    [
+        ("open_round", of_nodes(100, 101), "not about the boxes"),
+        ("open_round", of_nodes(*[100] * 5), "not about the boxes"),
+        ("open_round", of_nodes(*ROUND.nodes, sums=61), "have 61 sums, not 62"),
+        ("open_round", of_nodes(*ROUND.nodes, seed=bytes(31)), "not readable"),
+        ("products", NUMBERS[:4], "has 32 bytes"),
+        ("weighted_sum", np.zeros(2**18, np.uint64), "longer than"),
+        ("weighted_sum", NUMBERS[1:], "has 7992 bytes"),
+    ],
+)
+def test_answers_of_another_size_are_not_taken(tmp_path, name, answer, reason):
+    with Keeping(tmp_path).serving(Lying(**{name: answer})) as client:
+
+        def ask():
+            client.open_round(RUN, 1, 1000, dict.fromkeys(ROUND.nodes, b"box"))
+            getattr(client, name)(RUN, 1, NUMBERS)
+
+        with pytest.raises(KeeperError, match=reason):
+            ask()

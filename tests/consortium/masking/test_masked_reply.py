@@ -8,7 +8,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
 from fedif_consortium.evidence.receipts import RECEIPTS_RECORD
@@ -16,6 +16,7 @@ from fedif_consortium.masking.boxes import (
     BOX,
     LENGTH,
     MASK_RECORD,
+    TERMS_KEY,
     VECTOR,
     MaskingTerms,
     open_box,
@@ -25,25 +26,22 @@ from fedif_consortium.masking.masked_reply import content_hash, trained_update
 from fedif_consortium.parts import client_parts
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages import instructions as instructed
 from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.messages.instructions import (
-    ROUND_KEY,
-    VECTOR_KEY,
-    VECTOR_RECORD,
-    instructions,
-)
 from fedif_flower.messages.models import model_arrays, tensor_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.task import Task
 
 KEEPER = X25519PrivateKey.generate()
-KEEPER_HEX = KEEPER.public_key().public_bytes_raw().hex()
-TRIAL = {"trial_keeper": KEEPER_HEX, "trial_secret": "s"}
 NODE_ID = 1000
+DATA = dict.fromkeys(
+    ("client_data", "validation_data", "test_data"), lambda site: (torch.eye(2), torch.arange(2))
+)
+TASK = Task(name="tiny", model=lambda: nn.Linear(2, 2), num_classes=2, **DATA)
 
 
 def terms(keys, **changes) -> MaskingTerms:
-    return MaskingTerms(**{"run": 5, "keys": keys, **changes})
+    return MaskingTerms(run=5, keys=keys, **changes)
 
 
 @pytest.fixture
@@ -52,34 +50,28 @@ def member(tmp_path):
     key = Ed25519PrivateKey.generate()
     path = tmp_path / "member.pem"
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    return {"keeper-key": KEEPER_HEX, "signing-key": str(path)}, key
+    keeper = KEEPER.public_key().public_bytes_raw().hex()
+    return {"keeper-key": keeper, "signing-key": str(path)}, key
 
 
-def ask(node, beside: RecordDict | None = None, told_terms=True, **config) -> Message:
+def ask(node, beside: RecordDict | None = None, told_terms=True, secret="", **config) -> Message:
     """Have a member train on what a server sends, and return its reply."""
-    task = Task(
-        name="tiny",
-        model=lambda: nn.Linear(2, 2),
-        client_data=lambda site: (torch.eye(2), torch.arange(2)),
-        validation_data=lambda site: (torch.eye(2), torch.arange(2)),
-        test_data=lambda site: (torch.eye(2), torch.arange(2)),
-        num_classes=2,
-    )
-    own = {"trial_keeper": "", **(config.pop("terms", {}))}
-    told = instructions(ClientConfig(num_clients=2, device="cpu", **config), task, run="r")
-    told[ROUND_KEY] = 3
+    settings = ClientConfig(num_clients=2, device="cpu", **config)
+    told = instructed.instructions(settings, TASK, run="r")
+    told[instructed.ROUND_KEY] = 3
     if told_terms:
-        terms(["weight", "bias"], **own).write(told)
+        told[TERMS_KEY] = terms(["weight", "bias"], trial_secret=secret).model_dump_json()
     torch.manual_seed(0)
     content = {"config": told, "arrays": model_arrays(nn.Linear(2, 2)), **(beside or {})}
     node_configs = {0: {"partition-id": 0, "num-partitions": 2, **node}}
-    grid = LocalGrid(task_app(task, parts=client_parts()), 1, node_configs=node_configs)
+    grid = LocalGrid(task_app(TASK, parts=client_parts()), 1, node_configs=node_configs)
     (reply,) = grid.send_and_receive([Message(RecordDict(content), NODE_ID, MessageType.TRAIN)])
     return reply
 
 
 def vector_beside(value: float) -> RecordDict:
-    return RecordDict({VECTOR_RECORD: tensor_arrays({VECTOR_KEY: torch.full((6,), value)})})
+    arrays = tensor_arrays({instructed.VECTOR_KEY: torch.full((6,), value)})
+    return RecordDict({instructed.VECTOR_RECORD: arrays})
 
 
 def test_a_masked_reply_is_the_vector_its_box_for_the_nodes_own_keeper_and_three_figures(member):
@@ -99,7 +91,7 @@ def test_a_masked_reply_is_the_vector_its_box_for_the_nodes_own_keeper_and_three
     ("named", "asked", "reason"),
     [
         (True, {"told_terms": False}, "masking = 'off': this node names a keeper"),
-        (True, {"terms": TRIAL}, "masking = 'trial': this node names a keeper"),
+        (True, {"secret": "01" * 32}, "masking = 'trial': this node names a keeper"),
         (False, {}, "the node config needs keeper-key"),
         # SCAFFOLD's change of its control variate is the update, and leaves without a mask.
         (True, {"local_method": "scaffold"}, "masking: "),
@@ -141,25 +133,23 @@ class Net(nn.Module):
 KEYS = ["first.weight"]
 
 
-def moved(by: float, table: float = 0.0) -> tuple[ArrayRecord, ArrayRecord, Net]:
+def trained(by: float, table: float = 0.0, **changes) -> np.ndarray:
     model = Net()
     received = model_arrays(model)
     with torch.no_grad():
         model.first.weight += by
         model.table += table
-    return received, model_arrays(model), model
+    return trained_update(received, model_arrays(model), model, terms(KEYS, **changes))
 
 
 def test_an_update_is_shortened_to_the_runs_bound():
-    update = trained_update(*moved(0.5), terms(KEYS, max_length=0.25))
-    assert float(np.linalg.norm(update)) == pytest.approx(0.25)
-    update = trained_update(*moved(0.1), terms(KEYS, max_length=0.25))
-    assert update.tolist() == pytest.approx([0.1] * 4)
+    assert float(np.linalg.norm(trained(0.5, max_length=0.25))) == pytest.approx(0.25)
+    assert trained(0.1, max_length=0.25).tolist() == pytest.approx([0.1] * 4)
 
 
 def test_training_that_changes_more_than_parameters_is_an_error():
     with pytest.raises(ConfigError, match="training changed 'table'"):
-        trained_update(*moved(0.5, table=1.0), terms(KEYS))
+        trained(0.5, table=1.0)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +161,6 @@ def test_training_that_changes_more_than_parameters_is_an_error():
         pytest.param(nn.Linear(2, 2), ["bias", "weight"], id="another order"),
     ],
 )
-def test_the_vector_has_the_models_own_parameters_once_and_in_their_order(model, keys):
+def test_a_server_that_names_other_parameters_gets_nothing(model, keys):
     with pytest.raises(ConfigError, match="other parameters than this client's model trains"):
         trained_update(model_arrays(model), model_arrays(model), model, terms(keys))
