@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -27,12 +27,14 @@ from fedif_flower.run.part import RunContext
 from fedif_flower.run.provenance import RUN_ID, origin
 from fedif_flower.run.report import describe_machine
 from fedif_flower.run.results import run_title
+from fedif_flower.run.rows import Line
 from fedif_flower.run.strategy import malicious_marker
 from fedif_flower.run.writer import OnRow, RunWriter
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Question, RunningStrategy
 from fedif_flower.strategies.global_model import require_shapes
 
+TABLES = ("rounds", "clients", "attendance")
 logger = logging.getLogger(__name__)
 
 
@@ -76,6 +78,8 @@ class RunRecorder(RunWriter):
         self.num_rounds = config.num_server_rounds
         self._kept = run.joined("kept")
         self._stay = [path for built in run.built for path in built.stays]
+        # Lines that are in no checkpoint yet, by table.
+        self._new: dict[str, list[Line]] = {table: [] for table in TABLES}
         # The last complete round, its model, and what the strategy remembered then.
         self._last: tuple[int, ArrayRecord, dict[str, Any]] | None = None
 
@@ -93,6 +97,11 @@ class RunRecorder(RunWriter):
         if not self.run.checkpoint:
             self.checkpoints.begin()
         super().on_start(strategy)
+        if self.run.checkpoint:
+            for table in TABLES:
+                super()._add(table, self.run.checkpoint.lines.get(table, ()))
+            known, self.names = self.names, {}
+            self._add_names(known)
         self.folder.config.write(self.config.to_mapping())
         loaded, own = self.run.loaded, self.run.joined("provenance")
         found = origin(self.config.digest(), tensors_in(loaded.validation_data))
@@ -152,7 +161,6 @@ class RunRecorder(RunWriter):
             state = checkpoint.records
             if [row["round"] for row in checkpoint.lines["rounds"]] != list(range(last + 1)):
                 raise ValueError(f"its records are not those of the rounds 0 to {last}")
-            self.lines = {name: list(checkpoint.lines.get(name, ())) for name in self.lines}
             self.names = {int(key): str(name) for key, name in state["names"].items()}
             self._started = time.perf_counter() - float(state["seconds"])
             self.strategy.load_state_dict(checkpoint.strategy)
@@ -193,14 +201,20 @@ class RunRecorder(RunWriter):
             told = f"it goes on at round {saved.last_round + 1} with {keys}"
         logger.warning("stopped after round %d of %d; %s", last, self.num_rounds, told)
 
+    def _add(self, table: str, lines: Sequence[Line]) -> None:
+        """Write lines of a table, and keep them for the next checkpoint."""
+        super()._add(table, lines)
+        if self.config.checkpoint_every:
+            self._new[table] += lines
+
     def _save(self) -> None:
         assert self._last is not None  # callers have made sure
         last, model, strategy = self._last
         after = self.checkpoints.last_round
-        lines: dict[str, Any] = {
-            table: [line for line in lines if after < line["round"] <= last]
-            for table, lines in self.lines.items()
-        }
+        lines: dict[str, Any] = {}
+        for table, new in self._new.items():
+            self._new[table] = [line for line in new if line["round"] > after]
+            lines[table] = [line for line in self._new[table] if line["round"] <= last]
         records: dict[str, Any] = {
             "seconds": time.perf_counter() - self._started,
             "names": dict(self.names),

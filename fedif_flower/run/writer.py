@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import printable
-from fedif_flower.run.folder import MEASURED, RunFolder, Table
+from fedif_flower.run.folder import MEASURED, RunFolder
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.report import summarize, write_report
 from fedif_flower.run.results import Run
@@ -70,8 +70,6 @@ class RunWriter(Callback):
     ----------
     folder : RunFolder
         Its files.
-    lines : dict of str to list of dict
-        The lines of ``rounds.csv``, ``clients.csv`` and ``attendance.csv`` so far, by table.
     names : dict of int to str
         What the operator calls members, by client id.
 
@@ -93,7 +91,6 @@ class RunWriter(Callback):
         self.folder = RunFolder(directory)
         self.title = title
         self.metrics = metrics
-        self.lines: dict[str, list[Line]] = {"rounds": [], "clients": [], "attendance": []}
         self.names: dict[int, str] = {}
         self._judges = {"validation": validation, "test": test, "triggered": triggered}
         self._keys = ("accuracy", "loss", *(metric.key for metric in metrics))
@@ -122,7 +119,10 @@ class RunWriter(Callback):
     def on_start(self, strategy: RunningStrategy) -> None:
         """Begin the files."""
         self._strategy = strategy
-        self._begin()
+        self.folder.begin(self._stay)
+        self.folder.rounds.begin(self._own)
+        self.folder.clients.begin()
+        self.folder.attendance.begin()
         found = (told for told in strategy.callbacks if isinstance(told, PathAttribution))
         self._attribution = own = next(found, None)
         if own is not None:
@@ -220,7 +220,7 @@ class RunWriter(Callback):
         run = Run(self.run_dir)
         scoring = self._strategy and self._strategy.scoring
         summary = {
-            **summarize(self.lines["rounds"], self.lines["clients"], self.metrics),
+            **summarize(run.lines("rounds"), run.lines("clients"), self.metrics),
             "scoring": scoring.to_record() if scoring else None,
             "completeness": run.completeness.to_record(),
         }
@@ -230,21 +230,9 @@ class RunWriter(Callback):
         write_report(run, summary, self.title)
         return summary
 
-    def _begin(self) -> None:
-        """Replace the files of an earlier run by the lines so far."""
-        self.folder.begin(self._stay)
-        for table, lines in self.lines.items():
-            file: Table = getattr(self.folder, table)
-            file.begin(self._own if table == "rounds" else ())
-            file.append(lines)
-        known, self.names = self.names, {}
-        self._add_names(known)
-
-    def _add(self, table: str, lines: Iterable[Line]) -> None:
+    def _add(self, table: str, lines: Sequence[Line]) -> None:
         """Write lines of a table."""
-        new = list(lines)
-        self.lines[table] += new
-        getattr(self.folder, table).append(new)
+        getattr(self.folder, table).append(lines)
 
     def _add_names(self, names: Mapping[int, str]) -> None:
         """Write what members are called, where that is new."""

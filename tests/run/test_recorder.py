@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fedif_flower import load
 from fedif_flower.errors import IncompleteRunError, StorageError, TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
@@ -69,7 +70,8 @@ def test_lines_are_written_as_the_run_goes_and_summed_up_by_hand(tmp_path):
     assert clients[1]["malicious"] == "1"
     assert not (folder / "summary.json").exists()
     assert json.loads((folder / "config.json").read_text())["seed"] == 0
-    summary = summarize(recorder.lines["rounds"], recorder.lines["clients"])
+    run = load(folder)
+    summary = summarize(run.lines("rounds"), run.lines("clients"))
     assert summary["test_accuracy"] == summary["test_accuracy_best"] == 0.8
     assert summary["test_accuracy_last_ten"] == pytest.approx(0.7)
     # Malicious: 1 in the first round, 1 and 3 in the second, of weight 1/3 each.
