@@ -23,7 +23,7 @@ from fedif_flower.run.plots import plot_members, plot_progress
 from fedif_flower.run.results import Run, run_title
 from fedif_flower.run.rows import Line
 from fedif_flower.storage import write_atomically
-from fedif_flower.strategies.scoring import Scoring
+from fedif_flower.strategies.summary import Scoring
 from fedif_flower.tables import ResultTable, shown_number
 from fedif_flower.tasks.task import Metric
 

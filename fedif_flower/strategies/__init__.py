@@ -11,10 +11,10 @@ from fedif_flower.strategies.fltrust import RootTraining as RootTraining
 from fedif_flower.strategies.influence_descent import DescentSettings as DescentSettings
 from fedif_flower.strategies.influence_descent import InfluenceDescent as InfluenceDescent
 from fedif_flower.strategies.leave_one_out import LeaveOneOut as LeaveOneOut
-from fedif_flower.strategies.pace import Pace as Pace
 from fedif_flower.strategies.robust_rule import RobustRule as RobustRule
 from fedif_flower.strategies.s_fedavg import SFedAvg as SFedAvg
 from fedif_flower.strategies.scored import ScoredStrategy as ScoredStrategy
 from fedif_flower.strategies.scored import Weighting as Weighting
+from fedif_flower.strategies.setup import Pace as Pace
 from fedif_flower.strategies.setup import Setup as Setup
 from fedif_flower.strategies.shapfed import ShapFed as ShapFed

@@ -39,11 +39,9 @@ from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.local_part import LocalPart
 from fedif_flower.strategies.nodes import NodeDirectory, sample_clients
-from fedif_flower.strategies.pace import LateReplies
 from fedif_flower.strategies.reports import History, round_report
 from fedif_flower.strategies.round_loop import RoundLoop
-from fedif_flower.strategies.scoring import Scoring
-from fedif_flower.strategies.setup import DEFAULTS, FlowerArguments, Setup
+from fedif_flower.strategies.setup import DEFAULTS, FlowerArguments, LateReplies, Setup
 from fedif_flower.strategies.steps import (
     Outcome,
     RoundStatus,
@@ -52,7 +50,7 @@ from fedif_flower.strategies.steps import (
     by_step,
     why_it_stands_still,
 )
-from fedif_flower.strategies.summary import TellsSettings
+from fedif_flower.strategies.summary import Scoring, TellsSettings
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.ledger import ScoreLedger
 

@@ -15,8 +15,8 @@ from fedif_flower.stages import Stages
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.nodes import NodeDirectory
 from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.steps import Step
+from fedif_flower.strategies.summary import Scoring
 
 
 class RunningStrategy(Protocol):

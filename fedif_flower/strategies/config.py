@@ -22,9 +22,8 @@ from fedif_flower.stages import (
     Stage,
 )
 from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.pace import Pace
 from fedif_flower.strategies.registry import STRATEGIES, WITHOUT_COEFFICIENTS
-from fedif_flower.strategies.setup import Setup
+from fedif_flower.strategies.setup import Pace, Setup
 from fedif_flower.valuation import Validation
 
 Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]

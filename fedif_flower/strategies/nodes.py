@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,8 +85,14 @@ def identify_by_query(
 
 
 def identify_by_name(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
-    """Ask nobody which partition it holds: nodes are called what the operator calls them."""
-    names = names_of(grid)
+    """Ask nobody which partition it holds.
+
+    Nodes are called what the operator calls them, or in a simulation by their order.
+    """
+    if is_simulated(grid):
+        names = {node_id: f"client {number}" for number, node_id in enumerate(_by_age(grid))}
+    else:
+        names = {info.node_id: info.name for info in grid.get_nodes() if info.name}
     return [ClientNode(UNKNOWN_PARTITION, i, name=names.get(i, "")) for i in node_ids]
 
 
@@ -94,13 +100,6 @@ def identify_clients(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
     """Name nodes by registration order in a simulation, and by asking them elsewhere."""
     identify = identify_by_registration if is_simulated(grid) else identify_by_query
     return identify(grid, node_ids)
-
-
-def names_of(grid: Grid) -> dict[int, str]:
-    """Return what reports call nodes: as the operator does, or in a simulation by their order."""
-    if is_simulated(grid):
-        return {node_id: f"client {number}" for number, node_id in enumerate(_by_age(grid))}
-    return {info.node_id: info.name for info in grid.get_nodes() if info.name}
 
 
 def _by_age(grid: Grid) -> list[int]:
@@ -143,9 +142,8 @@ def wait_for_nodes(
         If there are too few when the time is over.
     """
     node_ids = sorted(grid.get_node_ids())
-    if is_simulated(grid):
-        if len(node_ids) < at_least:
-            node_ids = simulated_nodes(grid, timeout)
+    if len(node_ids) < at_least and is_simulated(grid):
+        node_ids = simulated_nodes(grid, timeout)
         if len(node_ids) < at_least:
             raise other_number_simulated(len(node_ids), at_least, key)
         return node_ids
@@ -294,16 +292,16 @@ class NodeDirectory:
         """Give a partition that several nodes claim to none of them."""
         claims = Counter(node.partition_id for node in nodes)
         claims[UNKNOWN_PARTITION] = 0
-        contested = {node.node_id for node in nodes if claims[node.partition_id] > 1}
-        told, self._contested = self._contested, contested
-        return [self._unclaimed(n, told) if n.node_id in contested else n for n in nodes]
-
-    def _unclaimed(self, node: ClientNode, told: Collection[int]) -> ClientNode:
-        note = f"claims partition {node.partition_id}, as another node does"
-        nobody = replace(node, partition_id=UNKNOWN_PARTITION, note=note)
-        if node.node_id not in told:
-            logger.warning("%s %s: neither has it", nobody.label, note)
-        return nobody
+        told, self._contested, found = self._contested, set(), []
+        for node in nodes:
+            if claims[node.partition_id] > 1:
+                note = f"claims partition {node.partition_id}, as another node does"
+                node = replace(node, partition_id=UNKNOWN_PARTITION, note=note)
+                self._contested.add(node.node_id)
+                if node.node_id not in told:
+                    logger.warning("%s %s: neither has it", node.label, note)
+            found.append(node)
+        return found
 
     def _is_unknown(self, node_id: int) -> bool:
         node = self._known.get(node_id)

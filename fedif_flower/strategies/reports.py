@@ -154,31 +154,31 @@ def round_report(
     ``asked`` is what members were asked, by node, in earlier rounds too; ``measured`` has further
     fields of the report.
     """
-    found = outcome.aggregation
+    found, clients = outcome.aggregation, list[ClientReport]()
     if found is not None:
         measured |= {"evaluations": found.evaluations, "losses": found.losses}
-    described: list[tuple[ClientNode, dict[str, Any]]] = []
+
+    def add(node: ClientNode, **own: Any) -> None:
+        one = asked.get(node.node_id)
+        earlier = one.server_round if one and one.server_round != server_round else None
+        clients.append(report := ClientReport(node, asked_in=earlier, **own))
+        for remark in filter(None, (report.rejection, report.note)):
+            logger.warning("round %d: %s: %s", server_round, node.label, remark)
+
     rows = _figures(found, len(screening.accepted))
     for reply, figures in zip(screening.accepted, rows, strict=True):
         reported, notes = reply.reported, (reply.node.note, *reply.reported.notes)
-        figures |= {
-            "num_examples": reply.num_examples,
-            "claimed_examples": reported.claimed_examples,
-            "train_seconds": scalar(reported.records, TRAIN_SECONDS),
-            "train_loss": scalar(reported.records, TRAIN_LOSS),
-            "note": printable("; ".join(filter(None, notes))),
-        }
-        described.append((reply.node, figures))
+        add(
+            reply.node,
+            num_examples=reply.num_examples,
+            claimed_examples=reported.claimed_examples,
+            train_seconds=scalar(reported.records, TRAIN_SECONDS),
+            train_loss=scalar(reported.records, TRAIN_LOSS),
+            note=printable("; ".join(filter(None, notes))),
+            **figures,
+        )
     for gone in screening.refused:
-        said = {"status": gone.status, "rejection": gone.reason, "note": gone.node.note}
-        described.append((gone.node, said))
-    clients = []
-    for node, own in described:
-        one = asked.get(node.node_id)
-        earlier = one.server_round if one and one.server_round != server_round else None
-        clients.append(ClientReport(node, asked_in=earlier, **own))
-        for remark in filter(None, (clients[-1].rejection, clients[-1].note)):
-            logger.warning("round %d: %s: %s", server_round, node.label, remark)
+        add(gone.node, status=gone.status, rejection=gone.reason, note=gone.node.note)
     return RoundReport(server_round, tuple(clients), outcome.status, outcome.reason, **measured)
 
 

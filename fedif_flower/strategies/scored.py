@@ -13,8 +13,8 @@ from fedif_flower.sections import CheckedFields, make
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.scoring import Scoring
 from fedif_flower.strategies.setup import DEFAULTS, BaseArguments, naming, require_kind
+from fedif_flower.strategies.summary import Scoring
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger, WeightScope, min_max
 

@@ -14,7 +14,7 @@ from fedif_flower.errors import FedIFError
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.strategies import Pace, RobustRule, Setup, Weighting
-from fedif_flower.strategies.scoring import Scoring
+from fedif_flower.strategies.summary import Scoring
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.kinds import built
 from tests.strategies.lines import threshold_validation
