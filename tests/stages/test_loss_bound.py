@@ -11,26 +11,13 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.round import ModelVectors
-from fedif_flower.stages import Destination, FedAvgM, LossBound, Stages
-from tests.rounds import a_round
-from tests.stages.test_pipeline import distance, held_out
-
-
-def choose(
-    bound: LossBound, start: float, steps: list[float], weights: list[float], hidden=None, more=()
-) -> Destination:
-    """Return the step that a round takes whose updates are ``steps`` from ``start``."""
-    model = ModelVectors(torch.tensor([start]), torch.zeros(0))
-    updates = a_round(torch.tensor(steps)[:, None], model=model, hidden=hidden)
-    given = torch.tensor(weights, dtype=torch.float64)
-    return Stages([bound, *more]).settle(updates, given)
+from fedif_flower.stages import FedAvgM, LossBound, Stages
+from tests.stages.test_pipeline import distance, held_out, led_to, settle
 
 
 def test_who_has_no_weight_may_be_all_that_helps():
     # The whole step leads to -4, a sixteenth of it to -1/4; the other member's alone to 2.
-    step = choose(LossBound(held_out()), 0.0, [-4.0, 2.0], [1.0, 0.0])
-    assert step.params.item() > 1.0
+    assert led_to(Stages([LossBound(held_out())]), 0.0, -4.0, 2.0, weights=[1.0, 0.0]) > 1.0
 
 
 def test_updates_that_nobody_sees_are_shortened_alone():
@@ -40,9 +27,8 @@ def test_updates_that_nobody_sees_are_shortened_alone():
         sums.append(weights)
         return (weights @ torch.tensor([-4.0, 2.0], dtype=torch.float64)).float().reshape(1)
 
-    step = choose(
-        LossBound(held_out()), 0.0, [-4.0, 2.0], [0.5, 0.5], SimpleNamespace(summed=summed)
-    )
+    bound, hidden = Stages([LossBound(held_out())]), SimpleNamespace(summed=summed)
+    step = settle(bound, 0.0, -4.0, 2.0, hidden=hidden)
     assert step.coefficients.tolist() == [0.5 / 16, 0.5 / 16]
     assert len(sums) == 5
 
@@ -52,17 +38,15 @@ def test_where_no_step_has_a_finite_loss_the_round_fails():
         lost = distance(outputs, targets)
         return torch.where(lost == 3.0, lost, math.nan)
 
-    bound = LossBound(held_out(here_alone))
     with pytest.raises(ValuationError, match="no step leads to a finite validation loss"):
-        choose(bound, 0.0, [1.0], [1.0])
+        settle(Stages([LossBound(held_out(here_alone))]), 0.0, 1.0)
 
 
 def test_a_model_that_swings_goes_on_swinging():
     """Each step overshoots: it leads from one side of 3 to the other, and on."""
-    bound = LossBound(held_out())
-    place, places = 0.0, []
+    bound, place, places = Stages([LossBound(held_out())]), 0.0, []
     for _ in range(20):
-        place = choose(bound, place, [2.5 * (3.0 - place)], [1.0]).params.item()
+        place = led_to(bound, place, 2.5 * (3.0 - place))
         places.append(place)
     assert all(a != b for a, b in pairwise(places) if a != 3.0)
     assert abs(place - 3.0) < 0.5
@@ -70,8 +54,7 @@ def test_a_model_that_swings_goes_on_swinging():
 
 def test_a_step_that_misses_the_bound_begins_a_new_mean():
     momentum = FedAvgM(0.5, 0.5)
-    bound = LossBound(held_out())
     momentum.advance(torch.zeros(1), torch.tensor([-8.0]))
     assert momentum.moves_on
-    choose(bound, 0.0, [-1.0], [1.0], more=[momentum])
+    settle(Stages([LossBound(held_out()), momentum]), 0.0, -1.0)
     assert not momentum.moves_on
