@@ -24,7 +24,7 @@ from fedif_consortium.statement.manifest import PAGE, Manifest
 from fedif_consortium.statement.member_account import RULES
 from fedif_consortium.statement.records import RunRecords
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED
-from fedif_flower.strategies.scoring import Scoring
+from fedif_flower.strategies.summary import Scoring
 from fedif_flower.valuation.intervals import MIN_ROUNDS
 
 DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
