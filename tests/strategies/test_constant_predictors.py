@@ -1,24 +1,22 @@
-"""Models that give every input the same answer: their loss may be low, and nothing follows on them.
+"""Attacks from which a model might never recover: updates far too long, constant predictors.
 
-A loss near ln 10 is less than that of an untrained model, and no client can train such a model
-further, so a rule that looks at the loss alone may stay with it for ever. Each of four clients in
-ten sends another one; what a processor's rounding makes of their sums must not matter.
+Predictors that give every input the same answer have a loss near ln 10, less than that of an
+untrained model, and no client can train one further: a rule that looks at the loss alone may stay
+with it for ever. Each of four clients in ten sends another one; what a processor's rounding makes
+of their sums must not matter.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message
 
-from client_app import app as client_app
-from fedif_flower.messages.arrays import pack_array
-from tests.strategies.named import config, run
+from tests.strategies.named import Spoiler, config, run
 
 CLASSES = 10
 
 
-def spoiled(partition_id: int, name: str, trained: np.ndarray) -> np.ndarray:
+def spoiled(partition_id: int, trained: np.ndarray) -> np.ndarray:
     """Return what a client sends in place of an array that it trained."""
     of_outputs = trained.shape == (CLASSES,)
     of_hidden = trained.ndim == 1 and not of_outputs
@@ -33,20 +31,6 @@ def spoiled(partition_id: int, name: str, trained: np.ndarray) -> np.ndarray:
     return trained
 
 
-def clients(message: Message, context: Context) -> Message:
-    reply = client_app(message, context)
-    partition_id = int(context.node_config["partition-id"])
-    if message.metadata.message_type == "train" and partition_id < 4:
-        ((record, arrays),) = reply.content.array_records.items()
-        reply.content[record] = ArrayRecord(
-            {
-                name: pack_array(spoiled(partition_id, name, array.numpy()))
-                for name, array in arrays.items()
-            }
-        )
-    return reply
-
-
 @pytest.mark.parametrize(
     ("strategy", "bounds"),
     [("fedif", "auto"), ("influence-descent", 0.0), ("fltrust", "auto"), ("afedsv", "auto")],
@@ -57,6 +41,20 @@ def test_constant_predictors_do_not_stop_training(tmp_path, strategy, bounds):
     chosen = config(
         tmp_path, strategy, **settings, **own, **{"update-clipping": bounds}, attack="none"
     )
-    summary, _, _ = run(chosen, clients)
+    summary, _, _ = run(chosen, Spoiler(spoiled))
     assert summary["failed_rounds"] == 0
     assert summary["test_accuracy"] > 0.6
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("first", [1, 8])
+def test_the_model_learns_beside_updates_far_too_long(tmp_path, first):
+    """40 % of the members are malicious; accuracy is the mean of the last ten of 12 rounds."""
+    settings = {"num-clients": 50, "fraction-train": 0.2, "num-server-rounds": 12}
+    settings |= {"attack": "scaling", "malicious-fraction": 0.4, "attack-first-round": first}
+    settings |= {"local-epochs": 5, "checkpoint-every": 0}
+    bounded, unbounded = (
+        run(config(tmp_path, "fedif", **settings, **{"update-clipping": clipping}))[0]
+        for clipping in ("auto", 0.0)
+    )
+    assert bounded["test_accuracy_last_ten"] > unbounded["test_accuracy_last_ten"] + 0.1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedif_flower.strategies.registry import STRATEGIES, WITHOUT_COEFFICIENTS
-from tests.strategies.named import Spoiler, config, run
+from tests.strategies.named import Spoiler, config, full_of, run
 
 # Coalitions of five clients: 32, the empty one included.
 MOST_EVALUATIONS = {
@@ -44,7 +44,7 @@ def test_hostile_replies_stop_no_strategy(tmp_path, strategy):
     if strategy in BY_COALITIONS:
         settings[f"{strategy}.utility"] = "loss"
     chosen = config(tmp_path, strategy, **settings)
-    summary, model, clients = run(chosen, Spoiler({1: 3e38, 2: 9e14}, rounds=1))
+    summary, model, clients = run(chosen, Spoiler(full_of(p1=3e38, p2=9e14), rounds=1))
     assert summary["rounds"] == 4
     first = [row for row in clients if row["rejection"] and row["round"] == "1"]
     assert [(row["partition_id"], "3e+38" in row["rejection"]) for row in first] == [("1", True)]
@@ -58,7 +58,7 @@ def test_hostile_replies_stop_no_strategy(tmp_path, strategy):
 )
 def test_who_destroys_the_model_has_the_least_weight(tmp_path, strategy, most):
     chosen = config(tmp_path, strategy, **{"fraction-train": 1.0, "num-server-rounds": 1})
-    _, _, clients = run(chosen, Spoiler({1: 9e14}))
+    _, _, clients = run(chosen, Spoiler(full_of(p1=9e14)))
     weights = {row["partition_id"]: float(row["weight"]) for row in clients}
     assert weights["1"] == min(weights.values())
     assert weights["1"] <= most
