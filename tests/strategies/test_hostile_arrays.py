@@ -1,8 +1,7 @@
-"""Arrays that are not trained, in the hands of a hostile client: indices, counters, statistics."""
+"""Floating-point arrays that are not trained, in the hands of a hostile client."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message
@@ -10,23 +9,12 @@ from torch import Tensor, nn
 
 from fedif_flower import RFA, FedAvg, FedIF, FLTrust, Krum, RobustRule, Validation
 from fedif_flower.client.training import TrainingConfig, train_local
-from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.round import hold_within
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import RootTraining, ScreenedStrategy, Setup
-from tests.strategies.hostile import alike, honest_parts, reply_of
+from tests.strategies.hostile import reply_of
 from tests.strategies.lines import BASE
-
-
-class Positions(nn.Module):
-    """A tiny model that keeps an index, as BERT and ViT do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(3, 2)
-        self.register_buffer("position_ids", torch.arange(3)[None])
-        self.register_buffer("mask", torch.tensor([True, True, False]))
 
 
 @pytest.fixture(autouse=True)
@@ -37,37 +25,6 @@ def one_thread():
     yield
     torch.set_num_threads(threads)
 
-
-def reply(message: Message, **spoiled: object) -> Message:
-    """Add 1 to every floating-point array, then fill the ``spoiled`` ones with a value."""
-    arrays, metrics = honest_parts(message, 1.0)
-    for name, received in message.content.array_records["arrays"].items():
-        values = received.numpy()
-        if name in spoiled:
-            arrays[name] = pack_array(np.full_like(values, spoiled[name]))
-        elif not np.issubdtype(values.dtype, np.floating):
-            arrays[name] = received
-    return reply_of(message, arrays, metrics)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("position_ids", 10**6), ("position_ids", -1), ("mask", True)]
-)
-def test_one_client_of_five_moves_no_index(name, value):
-    sent = model_arrays(Positions())
-    clients = alike(lambda message, _: reply(message), 5)
-    clients.special[1] = lambda message, _: reply(message, **{name: value})
-    strategy = FedAvg(**BASE)
-    result = strategy.start(LocalGrid(clients, 5), sent, num_rounds=2)
-    for report in strategy.history.rounds:
-        assert (report.counts["accepted"], report.failed) == (4, False)
-        assert f"'{name}'" in report.clients[-1].rejection
-        assert report.clients[-1].node.node_id == 1001
-    for kept in ("position_ids", "mask"):
-        assert result.arrays[kept].data == sent[kept].data
-
-
-# -- floating-point arrays that are not trained --------------------------------------------------
 
 TRAINING = TrainingConfig(local_epochs=1, batch_size=8, learning_rate=0.05)
 

@@ -19,7 +19,7 @@ from tests.strategies.kinds import KINDS, built
 
 TOKENS = torch.tensor([0, 1, 2, 3, 0, 1])
 NEXT = torch.tensor([1, 2, 3, 0, 1, 2])
-UNTIED, UNMASKED = 1, 2  # Partitions.
+UNTIED, UNMASKED, COUNTED = 1, 2, 3  # Partitions.
 
 
 class LanguageModel(nn.Module):
@@ -50,7 +50,7 @@ TIED = Setup(device="cpu", tied_keys=tied_names(model()))
 
 
 def client(message: Message, context: Context) -> Message:
-    """Take a small step; two of the partitions send what no honest client would."""
+    """Take a small step; three of the partitions send what no honest client would."""
     partition_id = int(context.node_config["partition-id"])
     net = LanguageModel()
     load_arrays(net, message.content["arrays"])
@@ -62,6 +62,8 @@ def client(message: Message, context: Context) -> Message:
         arrays["head.weight"] = pack_array(arrays["head.weight"].numpy() + np.float32(1))
     elif partition_id == UNMASKED:
         arrays["mask"] = pack_array(np.zeros((4, 4), np.float32))
+    elif partition_id == COUNTED:
+        arrays["int8"] = pack_array(arrays["int8"].numpy() + np.int8(1))
     return reply_of(message, arrays, {"num-examples": 10})
 
 
@@ -74,13 +76,14 @@ def test_tied_parameters_and_odd_buffers_go_through_a_round(kind):
     told = {"setup": TIED} if kind in (FedAvg, FedProx, RobustRule) else {}
     strategy = built(kind, model(), (TOKENS, NEXT), **told)
     sent = model_arrays(model())
-    result = strategy.start(LocalGrid(client, 6), sent, num_rounds=2)
+    result = strategy.start(LocalGrid(client, 8), sent, num_rounds=2)
     for report in strategy.history.rounds:
         assert not report.failed
         refused = {c.node.node_id - 1000: c.rejection for c in report.clients if c.rejection}
-        assert refused.keys() == {UNTIED, UNMASKED}
+        assert refused.keys() == {UNTIED, UNMASKED, COUNTED}
         assert "'head.weight' differs from 'embedding.weight'" in refused[UNTIED]
         assert "'mask' is not as it was sent" in refused[UNMASKED]
+        assert "'int8' was changed" in refused[COUNTED]
     state, before = result.arrays.to_torch_state_dict(), model().state_dict()
     assert list(state) == list(before)
     assert torch.equal(state["head.weight"], state["embedding.weight"])
