@@ -22,18 +22,8 @@ import httpx
 from flwr.app import Error, Message, RecordDict
 from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import ErrorCode
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_id,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    inflate_object_from_contents,
-    pull_objects,
-    push_object_contents_from_iterable,
-)
+from flwr.supercore.inflatable import inflatable_object as objects
+from flwr.supercore.inflatable import inflatable_utils as transport
 
 from fedif_consortium.evidence.keys import SigningKey
 from fedif_consortium.member.apps import bundle_digest, read_bundle
@@ -192,10 +182,10 @@ class MessageGuard:
 
     def _pull(self, message: Message, tree: Any) -> dict[str, bytes]:
         """Fetch the objects of a message, which are what their names say."""
-        wanted = list(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
+        wanted = list(dict.fromkeys(node.object_id for node in objects.iterate_object_tree(tree)))
         pull = partial(self.connection.pull_object, message.metadata.run_id)
-        contents = pull_objects(wanted, pull)
-        is_named = all(get_object_id(content) == name for name, content in contents.items())
+        contents = transport.pull_objects(wanted, pull)
+        is_named = all(objects.get_object_id(content) == name for name, content in contents.items())
         if tree.object_id != message.metadata.message_id or not is_named:
             raise RefusedByMemberError("the objects are not those of the message")
         return contents
@@ -234,7 +224,7 @@ class MessageGuard:
         """Return the objects of a reply once the app has sent all of them."""
         deadline = time.monotonic() + WHOLE_SECONDS
         contents: dict[str, bytes] = {}
-        for node in iterate_object_tree(tree):
+        for node in objects.iterate_object_tree(tree):
             while (content := self.store.get(node.object_id)) == b"":
                 if time.monotonic() > deadline:
                     raise RefusedByMemberError("the app did not send all of its reply")
@@ -243,8 +233,8 @@ class MessageGuard:
         return contents
 
     def _push(self, reply: Message, contents: dict[str, bytes], seconds: float) -> None:
-        wanted, session = self.connection.send(reply, get_object_tree(reply), seconds)
-        push_object_contents_from_iterable(
+        wanted, session = self.connection.send(reply, objects.get_object_tree(reply), seconds)
+        transport.push_object_contents_from_iterable(
             ((name, content) for name, content in contents.items() if name in wanted),
             partial(self.connection.push_object, reply.metadata.run_id, session),
         )
@@ -291,9 +281,9 @@ class MessageGuard:
 
 def _in_pieces(message: Message) -> dict[str, bytes]:
     """Return a message's objects as they are sent, with its id in its metadata."""
-    with no_object_id_recompute():
+    with objects.no_object_id_recompute():
         message.metadata.__dict__["_message_id"] = message.object_id
-        nested = get_all_nested_objects(message)
+        nested = objects.get_all_nested_objects(message)
         return {name: part.deflate() for name, part in nested.items()}
 
 
@@ -301,7 +291,7 @@ def _read_message(announced: Message, contents: dict[str, bytes]) -> RecordDict:
     """Return a message's content; the message must be the one that was announced."""
     # The app goes by what is inside, the policy by what was announced.
     message_id = announced.metadata.message_id
-    found = inflate_object_from_contents(message_id, contents, keep_object_contents=True)
+    found = transport.inflate_object_from_contents(message_id, contents, keep_object_contents=True)
     facts = attrgetter("run_id", "dst_node_id", "message_type", "group_id")
     if not isinstance(found, Message) or facts(found.metadata) != facts(announced.metadata):
         raise RefusedByMemberError("the message is not the one that was announced")
@@ -311,7 +301,7 @@ def _read_message(announced: Message, contents: dict[str, bytes]) -> RecordDict:
 def _read_content(tree: Any, contents: dict[str, bytes]) -> RecordDict:
     """Return the content of a reply, whose own metadata are not believed."""
     (child,) = tree.children
-    found = inflate_object_from_contents(child.object_id, contents)
+    found = transport.inflate_object_from_contents(child.object_id, contents)
     if not isinstance(found, RecordDict):
         raise RefusedByMemberError("the app's reply has no records")
     return found

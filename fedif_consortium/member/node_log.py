@@ -6,7 +6,6 @@ written down a hash finds a cut at the end as well.
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,7 +37,6 @@ class NodeLog:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._threads = threading.Lock()
         make_folder(folder)
         self._held = FileLock(folder / ".lock", timeout=0)
         with writing(folder):
@@ -64,8 +62,7 @@ class NodeLog:
         """
         time = datetime.now(UTC).isoformat(timespec="seconds")
         told = {k: printable(v, 1000) if isinstance(v, str) else v for k, v in entry.items()}
-        with self._threads:
-            self._chain.append({"time": time, **told})
+        self._chain.append({"time": time, **told})
 
     def close(self) -> None:
         """Let another process have the log."""

@@ -155,6 +155,7 @@ class OutgoingPolicy:
                 leaving[name] = ConfigRecord(dict(self._config(name, record, is_answer)))
         return RecordDict(leaving)
 
+    @np.errstate(invalid="ignore", over="ignore")  # What overflows is refused by its length.
     def _arrays(self, record: str, sent: object, returned: ArrayRecord, run_id: int) -> ArrayRecord:
         """Return a record as it may leave: its update shortened, and with noise."""
         model: Mapping[str, Values] = {}
@@ -180,15 +181,13 @@ class OutgoingPolicy:
                     f"{path} {own.dtype}{own.shape}, not {came.dtype}{came.shape}",
                 )
             elif came.dtype.kind == "f" and not is_statistic(name) and np.isfinite(came).all():
-                with np.errstate(invalid="ignore", over="ignore"):  # refused by its length
-                    updates[name] = own.astype(np.float64) - came.astype(np.float64)
+                updates[name] = own.astype(np.float64) - came.astype(np.float64)
             elif own.tobytes() != came.tobytes():
                 if not self.settings.buffers:
                     _refuse("an array that is no parameter has changed", f"{path}; see buffers")
                 if own.dtype.kind == "f" and not np.isfinite(own).all():
                     _refuse("an array is not finite", path)
-        with np.errstate(over="ignore"):
-            length = math.sqrt(sum(float(np.sum(update**2)) for update in updates.values()))
+        length = math.sqrt(sum(float(np.sum(update**2)) for update in updates.values()))
         if not math.isfinite(length):
             _refuse("the update is not finite")
         limit = self.settings.clip_length

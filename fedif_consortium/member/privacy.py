@@ -48,7 +48,7 @@ class PrivacyBudget:
         z > 0, of the replies to come.
     delta : float
         At which epsilon is stated.
-    most_epsilon : float
+    most : float
         The budget.
 
     Raises
@@ -57,17 +57,14 @@ class PrivacyBudget:
         If dp-accounting is not installed, or the first reply would cost more than the budget.
     """
 
-    def __init__(
-        self, log: NodeLog, noise_multiplier: float, delta: float, most_epsilon: float
-    ) -> None:
+    def __init__(self, log: NodeLog, noise_multiplier: float, delta: float, most: float) -> None:
         self._log, self._path = log, log.folder / "privacy.json"
-        self._multiplier = noise_multiplier
-        self._delta, self._most = delta, most_epsilon
+        self._multiplier, self._delta, self._most = noise_multiplier, delta, most
         cost = epsilon_of({noise_multiplier: 1}, delta)
-        if cost > most_epsilon:
+        if cost > most:
             raise ConfigError(
                 f"noise-multiplier = {noise_multiplier:g}: one reply costs an epsilon of "
-                f"{cost:.3g} at target-delta = {delta:g}, more than most-epsilon = {most_epsilon:g}"
+                f"{cost:.3g} at target-delta = {delta:g}, more than most-epsilon = {most:g}"
             )
 
     def charge(self, run_id: int) -> None:
@@ -89,8 +86,7 @@ class PrivacyBudget:
         if epsilon > self._most:
             raise RefusedByMemberError(
                 "the privacy budget is spent",
-                f"with this reply epsilon would be {epsilon:.4g} at delta {self._delta:g}; "
-                f"most-epsilon = {self._most:g}",
+                f"epsilon = {epsilon:.4g} at delta {self._delta:g}; most-epsilon = {self._most:g}",
             )
         write_atomically(self._path, json.dumps({_REPLIES: replies}) + "\n", mode=0o600)
         spent = {"epsilon": epsilon, "delta": self._delta, "replies": sum(replies.values())}
@@ -112,13 +108,8 @@ def epsilon_of(replies: Mapping[float, int], delta: float) -> float:
     ConfigError
         If dp-accounting is not installed.
     """
-    try:
+    with refused_as(ConfigError, "noise-multiplier needs pip install 'fedif-flower[consortium]'"):
         from dp_accounting import get_epsilon_gaussian
-    except ImportError as error:
-        raise ConfigError(
-            "noise-multiplier needs the accountant of dp-accounting: "
-            "pip install 'fedif-flower[consortium]'"
-        ) from error
     precision = sum(count / multiplier**2 for multiplier, count in replies.items())
     return float(get_epsilon_gaussian(precision**-0.5, delta))
 

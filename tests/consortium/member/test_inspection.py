@@ -5,6 +5,7 @@ import socket
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from unittest.mock import Mock
 
 import numpy as np
@@ -21,13 +22,11 @@ from fedif_consortium.evidence.kept_gradients import (
     kept_rounds,
     read_kept,
 )
-from fedif_consortium.member.inspection import inspect_examples
+from fedif_consortium.member.inspection import inspect_examples, member_data
 from fedif_consortium.parts import client_parts, run_parts
 from fedif_flower.apps import client_app
 from fedif_flower.attacks.label_noise import flip_labels
-from fedif_flower.client.trust import client_site
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
@@ -96,7 +95,7 @@ def test_a_gradient_that_is_none_is_not_kept_and_stops_nothing(tmp_path, gradien
     assert "was not kept" in caplog.text
 
 
-def run_with_gradients(about: Task, folder: Path, **settings) -> Path:
+def run_with_gradients(folder: Path, about: Task | None = None, **settings) -> Path:
     """Run a federation whose member 0 keeps the gradients; return where."""
     values = {"num-clients": 4, "fraction-train": 1.0, "gradients.publish": True, "device": "cpu"}
     values |= {"output-dir": str(folder), **settings}
@@ -108,37 +107,35 @@ def run_with_gradients(about: Task, folder: Path, **settings) -> Path:
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    """A run on digits in which each member has 30 % wrong labels."""
+def digits(tmp_path_factory) -> tuple[Path, Task, torch.Tensor]:
+    """A run on digits in which each member has 30 % wrong labels; which are those of member 0."""
     settings = {"num-server-rounds": 3, "local-epochs": 2, "dirichlet-alpha": 1000.0}
-    config = RunConfig.from_run_config({"num-clients": 4, **settings}, run_parts())
-    whole = image_task(settled(config))
+    whole = image_task(settled(RunConfig.from_run_config({"num-clients": 4, **settings})))
 
     def examples(site):
         inputs, labels = (part[:100] for part in whole.client_data(site))
         return inputs, flip_labels(labels, 10, 0.3, torch.Generator().manual_seed(0))
 
-    task = replace(whole, client_data=examples)
-    site = ClientSite(config.seed, None, 0, 4)
+    task, site = replace(whole, client_data=examples), ClientSite(0, None, 0, 4)
     wrong = examples(site)[1] != whole.client_data(site)[1][:100]
-    return run_with_gradients(task, tmp_path_factory.mktemp("digits"), **settings), task, wrong
+    return run_with_gradients(tmp_path_factory.mktemp("digits"), task, **settings), task, wrong
 
 
 def test_an_inspection_finds_flipped_labels(digits):
-    folder, task, wrong = digits
-    own = NodeConfig(partition_id=0, num_partitions=4, gradients_dir=str(folder))
+    folder, task, is_wrong = digits
     rounds = [read_kept(path) for path in kept_rounds(folder)]
-    assert len(rounds) == 3
-    data = task.load("client_data", client_site(ClientConfig.from_json(rounds[0].config), own))
+    assert [kept.server_round for kept in rounds] == [1, 2, 3]
+    data = task.client_data(ClientSite(0, None, 0, 4))
     lines = inspect_examples(task, data, rounds, device="cpu")
-    assert int(wrong.sum()) == 30
-    assert sum(bool(wrong[line.example]) for line in lines[:30]) >= 22
-    lonely = sorted(lines, key=lambda line: line.agreement)[:30]
-    assert sum(bool(wrong[line.example]) for line in lonely) >= 18
+    wrong = {line: bool(is_wrong[line.example]) for line in lines}
+    assert sum(wrong.values()) == 30
+    assert sum(wrong[line] for line in lines[:30]) >= 22
+    assert sum(wrong[line] for line in sorted(lines, key=lambda line: line.agreement)[:30]) >= 18
     # Learning the right ones goes along with the server's gradient more than the wrong ones does.
-    is_wrong = np.array([bool(wrong[line.example]) for line in lines])
-    influence = np.array([line.influence for line in lines])
-    assert np.median(influence[~is_wrong]) > np.median(influence[is_wrong])
+    of_wrong, of_right = (
+        median(line.influence for line in lines if wrong[line] is one) for one in (True, False)
+    )
+    assert of_right > of_wrong
 
 
 def test_the_command_shows_and_writes_a_table_without_a_connection(digits, monkeypatch):
@@ -160,8 +157,10 @@ def test_the_command_shows_and_writes_a_table_without_a_connection(digits, monke
 
 def test_what_is_published_is_the_gradient_of_the_validation_loss(tmp_path):
     task, own = classes(), {"num-server-rounds": 1, "strategy": "fedavg"}
-    folder = run_with_gradients(task, tmp_path, **own, task="this-app:sides")
+    folder = run_with_gradients(tmp_path, task, **own, task="this-app:sides")
     first = read_kept(kept_rounds(folder)[0])
+    with pytest.raises(ConfigError, match="the app's own task 'sides'; say where it is here"):
+        member_data(first, NodeConfig(partition_id=0), "")
     model, data = nn.Linear(2, 2), task.validation_data(None)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in first.arrays.items()})
     functional.cross_entropy(model(data[0]), data[1]).backward()

@@ -37,8 +37,7 @@ from fedif_consortium.member.policy import read_member_policy
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import CONFIG_KEY, read_config
-from fedif_flower.run.config import RunConfig
-from tests.consortium.member.bundles import PYPROJECT, bundle
+from tests.consortium.member.bundles import bundle
 
 NODE, RUN, SERVER = 7, 3, 1
 APP = bundle()
@@ -220,21 +219,14 @@ def test_a_run_outside_the_policy_starts_no_app(tmp_path, changes, reason):
 @pytest.mark.parametrize("kind", ["train", "query"])
 def test_the_app_is_told_nothing_that_the_policy_does_not_accept(tmp_path, kind):
     """It goes by what a message says, and not by the run config that was looked at."""
-    training = {"local-epochs": 5, "attack": "none"}
-    lines = "\n".join(f"{key} = {value!r}" for key, value in training.items())
-    member = Member(tmp_path, f"[runs]\nunknown-keys = true\n[runs.config]\n{lines}")
-    app = bundle(**{"pyproject.toml": PYPROJECT + lines})
-    member.policy.apps.approve(read_bundle(app, "app"))
-    member.serve(app)
-    config = RunConfig.from_run_config(training).part(ClientConfig)
-
-    def told(config):
-        return RecordDict({**MODEL, "config": ConfigRecord({CONFIG_KEY: config.to_json()})})
-
-    assert member.ask(kind, content=told(config)) is not None
-    assert member.ask(kind, content=told(config.replace(local_epochs=50))) is None
-    assert "the message says local-epochs = 50; this member accepts" in member.error
-    assert member.ask(kind, content=told(config.replace(attack="label-noise"))) is None
+    rules = "[runs]\nunknown-keys = true\n[runs.config]\nlocal-epochs = 5\nattack = 'none'"
+    member = Member(tmp_path, rules)
+    config = ClientConfig(local_epochs=5)
+    for told in (config, config.replace(local_epochs=50), config.replace(attack="label-noise")):
+        settings = ConfigRecord({CONFIG_KEY: told.to_json()})
+        taken = member.ask(kind, content=RecordDict({**MODEL, "config": settings}))
+        assert (taken is not None) == (told is config)
+    assert "the message says attack = 'label-noise'; this member accepts none" in member.error
     assert member.tasks == 1
 
 

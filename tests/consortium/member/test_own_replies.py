@@ -13,7 +13,6 @@ from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY, TakenRecei
 from fedif_consortium.evidence.signed import SignedUpdate, record_digest
 from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_consortium.member.own_replies import OwnReplies, app_config
-from fedif_flower.errors import RefusedByMemberError
 from fedif_flower.messages.arrays import pack_array, view_array
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
 from fedif_flower.messages.node_config import NodeConfig
@@ -62,13 +61,6 @@ def test_what_leaves_is_signed_and_noted_once_it_has_left(tmp_path, own, limits)
     assert json.loads(path.read_text())["sent"] == sent
     if "clip_length" in limits:
         assert view_array(leaving["arrays"]["w"]).tolist() == [1.5, 2.0]
-
-
-def test_an_app_cannot_offer_a_signature_of_its_own():
-    content = offered()
-    content["signature"] = ConfigRecord({"key": b"x", "signature": b"y"})
-    with pytest.raises(RefusedByMemberError):
-        OutgoingPolicy(LeavesSettings(), None).check(RECEIVED, content, 0)
 
 
 def test_a_member_without_a_guard_cannot_take_part_where_signatures_are_required(own):

@@ -45,21 +45,14 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 
 class Scraper(Callback):
-    """Asks for the figures at the end of every round, while another asks and takes no answer."""
+    """Asks for the figures at the end of every round."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
-    def on_start(self, strategy) -> None:
-        self.hanging = socket.create_connection(("127.0.0.1", self.port))
-        self.hanging.sendall(b"GET /metrics HTTP/1.1\r\n")
-
     def on_round_end(self, server_round: int) -> None:
         url = f"http://127.0.0.1:{self.port}/metrics"
         self.found = samples(httpx.get(url, trust_env=False, timeout=60).text)
-
-    def on_end(self) -> None:
-        self.hanging.close()
 
 
 def test_the_figures_are_those_of_the_records(tmp_path):
