@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedif_consortium.evidence.check_signatures import Signatures
-from fedif_consortium.evidence.receipt_book import read_chain, run_id
+from fedif_consortium.evidence.part import read_chain, run_id
 from fedif_consortium.evidence.receipts import RoundChain, ToldRound, read_leaf, round_leaves
 from fedif_consortium.evidence.signed import SignedUpdate
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_consortium.evidence.keys import VerifyingKey, public_der
-from fedif_consortium.evidence.receipt_book import run_id
+from fedif_consortium.evidence.part import run_id
 from fedif_consortium.evidence.reply_witness import TRAINED, sent_file
 from fedif_consortium.evidence.signed import SignedUpdate, arrays_digest
 from fedif_flower.errors import EvidenceError, StatementError
@@ -104,6 +104,8 @@ def check_signatures(
             f"is the one that {called(update.node_id)} signed": update.node_id != client_id,
             "is signed with another key than before": keys.setdefault(client_id, update.key)
             != update.key,
+            f"is signed with the key of {holders.get(update.key)}": update.key
+            != own_keys.get(names.get(client_id, ""), update.key),
             f"is the one that it signed for round {asked}": asked != number
             and (asked, client_id) not in late,
             "was signed, and clients.csv has no such reply": not row,
@@ -115,13 +117,11 @@ def check_signatures(
     _check_kept_replies(run, signed)
     counts: dict[int, list[bool]] = {}  # Whether each accepted update is signed, by client id.
     for (number, client_id), row in sorted(replies.items()):
-        key, own = own_keys.get(names.get(client_id, "")), keys.get(client_id)
-        where = f"round {number}: the update of {called(client_id)}"
-        if key and own and own != key:
-            raise StatementError(f"{where} is signed with the key of {holders[own]}")
         if row["status"] == "accepted":
             is_signed = (number, client_id) in signed
-            if not is_signed and (key or (members and own)):
+            has_key = called(client_id) in own_keys or (members and client_id in keys)
+            if has_key and not is_signed:
+                where = f"round {number}: the update of {called(client_id)}"
                 raise StatementError(f"{where} is not signed, though this member has a key")
             counts.setdefault(client_id, []).append(is_signed)
     return tuple(

@@ -1,24 +1,30 @@
-"""What members sign of their updates, and what they are told of the records."""
+"""What members sign of their updates, and what they are told of the records: a chain of rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import ConfigRecord
 
 from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY
-from fedif_consortium.evidence.receipt_book import ReceiptBook, read_chain
-from fedif_consortium.evidence.receipts import RoundChain
+from fedif_consortium.evidence.receipts import LEAF, RoundChain, ToldRound, round_leaves
 from fedif_consortium.evidence.reply_witness import ReplyWitness
 from fedif_flower.errors import ConfigError, require
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import RECEIPTS_KEY
 from fedif_flower.run.config import RunConfig, UpdatesSettings
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Built, RunContext, RunPart
+from fedif_flower.run.provenance import RUN_ID
+from fedif_flower.run.rows import cell, csv_text
 from fedif_flower.settings import Settings, in_section, setting
+from fedif_flower.storage import append_line, write_atomically
+from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
-from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.nodes import is_simulated
+from fedif_flower.strategies.reports import RoundReport
 
 
 class EvidenceSettings(Settings, alias_generator=in_section("evidence")):
@@ -90,3 +96,112 @@ class Evidence(RunPart):
             kept={"signatures": witness},
             stays=[folder.receipts.path, folder.round_heads.path] if chain.rounds else [],
         )
+
+
+class ReceiptBook(Callback):
+    """Adds each round to the chain once it is attributed, and tells members of it.
+
+    The chain only grows, and its files are on the disk before anybody is told: where a run goes on
+    from a checkpoint, the rounds that are done again come behind those that members have receipts
+    for.
+
+    Parameters
+    ----------
+    folder : RunFolder
+        The run's.
+    witness : ReplyWitness
+        Has the digests of the round's replies.
+    key : Ed25519PrivateKey
+        Signs heads.
+    chain : RoundChain
+        The rounds of earlier attempts.
+    """
+
+    def __init__(
+        self, folder: RunFolder, witness: ReplyWitness, key: Ed25519PrivateKey, chain: RoundChain
+    ) -> None:
+        self._folder, self._witness, self._key, self._chain = folder, witness, key, chain
+        self._waiting: dict[int, list[tuple[str, str, str, str]]] = {}  # Until it is attributed.
+        self._seen: dict[int, bytes] = {}  # The end of the chain that a client has signed.
+
+    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+        """Write the rounds so far again; what was half written is left out."""
+        if self._chain.rounds:
+            leaves = [leaf for one in self._chain.rounds for leaf in one.own.values()]
+            text = "".join(f"{line}\n" for line in [",".join(LEAF), *leaves])  # As it was hashed.
+            write_atomically(self._folder.receipts.path, text)
+            self._folder.round_heads.replace(map(_head, self._chain.rounds))
+
+    def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord]:
+        """Return the rounds that the node does not know yet."""
+        return self._chain.told(node.client_id, self._seen.get(node.client_id, b""))
+
+    def on_round(self, report: RoundReport) -> None:
+        """Take note of what became of the round's members."""
+        lines, left = [], dict(self._witness.seen)  # A second reply of a node is no update.
+        for client in report.clients:
+            node, seen = client.node, left.pop(client.node.node_id, None)
+            if seen is not None and seen.signed is not None:
+                self._seen[node.client_id] = seen.signed.head
+            update, weight = seen.digest.hex() if seen else "", str(cell(client.weight))
+            lines.append((str(node.client_id), update, weight, str(client.status)))
+        self._waiting[report.round] = lines
+
+    def attributed(self, found: RoundAttribution) -> None:
+        """Add a round, whose contributions are known now: its leaves first, its head last."""
+        attributed = {
+            str(client.client_id): (str(cell(client.contribution)), str(cell(client.credited)))
+            for client in found.clients
+        }
+        lines = self._waiting.pop(found.server_round, [])
+        leaves = round_leaves(found.server_round, lines, attributed)
+        if not leaves:
+            return
+        receipts, heads = self._folder.receipts, self._folder.round_heads
+        if not self._chain.rounds:
+            receipts.begin()
+            heads.begin()
+        told = ToldRound.by(self._key, run=self._witness.run, **self._chain.next(leaves))
+        append_line(receipts.path, "\n".join(leaves))
+        append_line(heads.path, csv_text([map(_head(told).get, heads.columns)]).rstrip())
+        self._chain.add(told)
+
+
+def _head(told: ToldRound) -> dict[str, object]:
+    return {"round": told.number, **told.cells()}
+
+
+def read_chain(folder: RunFolder, run: str) -> RoundChain:
+    """Return the chain in a run's folder, which may have none. No head is checked.
+
+    Leaves behind the last head were told to nobody.
+
+    Raises
+    ------
+    ConfigError
+        If a line is none.
+    """
+    chain = RoundChain()
+    try:
+        lines = [",".join(row.values()) for row in folder.receipts.read()]
+        for head in folder.round_heads.read():
+            said = chain.next(lines[chain.sizes[chain.root] : int(head["size"])])
+            chain.add(ToldRound.read(run, {**said, **head}))
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(f"{folder.round_heads.path}: {error}") from error
+    return chain
+
+
+def last_receipts(
+    folder: RunFolder, client_ids: Iterable[int]
+) -> dict[int, dict[str, ConfigRecord]]:
+    """Return what members are told at the end of a run, by client id."""
+    chain = read_chain(folder, run_id(folder))
+    signed = folder.signatures.read()
+    seen = {int(row["client_id"]): bytes.fromhex(row["head"]) for row in signed}  # The last one.
+    return {i: chain.told(i, seen.get(i, b"")) for i in client_ids}
+
+
+def run_id(folder: RunFolder) -> str:
+    """Return the id that a run's members sign, as its records have it."""
+    return str(folder.provenance.read().get(RUN_ID, ""))

@@ -16,7 +16,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedif_consortium.evidence.keys import default_key_path, load_or_make_key
-from fedif_consortium.evidence.receipt_book import last_receipts
+from fedif_consortium.evidence.part import last_receipts
 from fedif_consortium.statement.bundle import make_statement, parse_budget
 from fedif_consortium.statement.client_part import ACTION
 from fedif_consortium.statement.manifest import ACCOUNT, ENVELOPE

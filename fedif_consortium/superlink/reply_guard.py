@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 from starlette.exceptions import HTTPException
 
 logger = logging.getLogger(__name__)
+Handler = Callable[..., Any]
+Sizes = Mapping[str, tuple[int, bool]]  # Bytes by object, and whether they are an array's values.
 
 # A reply may hold metrics that the message does not: their number and size, per reply.
 SPARE_OBJECTS = 16
@@ -51,9 +54,12 @@ class Weight(NamedTuple):
     size: int = 0
     records: int = 0
 
-    def exceeds(self, other: Weight) -> bool:
-        """Return whether one of the three is larger."""
-        return any(mine > theirs for mine, theirs in zip(self, other, strict=True))
+    @classmethod
+    def of(cls, objects: Collection[str], sizes: Sizes) -> Weight:
+        """Return the weight of objects as far as their sizes are known."""
+        known = [sizes[i] for i in objects if i in sizes]
+        records = sum(size for size, is_chunk in known if not is_chunk)
+        return cls(len(objects), sum(size for size, _ in known), records)
 
 
 @dataclass
@@ -73,55 +79,55 @@ class SentMessages:
         self.sizes = {i: size for i, size in self.sizes.items() if i in kept}
         self.is_weighed = False
 
-    def add(self, object_id: str, size: int, is_chunk: bool) -> None:
-        """Take note of an object's bytes, and whether they are an array's values."""
-        self.sizes[object_id] = size, is_chunk
-        self.is_weighed = False
-
     def weigh(self) -> Weight:
         """Return the heaviest message that the run has sent so far, in each respect."""
         for message in () if self.is_weighed else self.messages:
-            known = [self.sizes[i] for i in message if i in self.sizes]
-            records = sum(size for size, values in known if not values)
-            found = Weight(len(message), sum(size for size, _ in known), records)
-            self.heaviest = Weight(*map(max, self.heaviest, found))
+            self.heaviest = Weight(*map(max, self.heaviest, Weight.of(message, self.sizes)))
         self.is_weighed = True
         return self.heaviest
 
 
 @dataclass
 class Upload:
-    """A reply on its way."""
+    """A reply on its way: the objects in it, what it may weigh, and what is still to come."""
 
     node_id: int
     run_id: int
-    tree: tuple[str, ...]
+    objects: Collection[str]
     limit: Weight
-    weight: Weight
-    # What is still to come, and what of it is not taken into account.
     pending: set[str] = field(default_factory=set)
-    unweighed: set[str] = field(default_factory=set)
-    # By object: its bytes, or for an array the chunks that it is put together from.
-    sizes: dict[str, int] = field(default_factory=dict)
-    arrays: dict[str, list[str]] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)  # The chunks that each consists of.
     touched: float = field(default_factory=time.monotonic)
 
-    def weigh(self, object_id: str, content: bytes) -> None:
+    def accepts(self, object_id: str, content: bytes, state: Any) -> bool:
+        """Return whether the reply is within its bounds with one more object."""
+        try:
+            self._weigh(object_id, content)
+            if self.is_heavy() or self.pending != {object_id}:
+                return not self.is_heavy()
+            # The rest of it is there already: others have sent the same.
+            for other in set(self.objects) - self.sizes.keys():
+                if there := state.get_object(self.run_id, other):
+                    self._weigh(other, there)
+            chunks = (chunk for own in self.arrays.values() for chunk in own)
+            inflated = sum(self.sizes[chunk][0] for chunk in chunks)
+            return not self.is_heavy() and inflated <= self.limit.size
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return False
+
+    def _weigh(self, object_id: str, content: bytes) -> None:
         """Take an object into account."""
         kind, children, _ = get_object_head_values_from_object_content(content)
-        objects, size, records = self.weight
-        is_chunk = kind == "ArrayChunk"
-        records += 0 if is_chunk else len(content)
-        self.weight = Weight(objects, size + len(content), records)
-        if is_chunk:
-            self.sizes[object_id] = len(content)
-        elif kind == "Array" and not self.weight.exceeds(self.limit):
+        self.sizes[object_id] = len(content), kind == "ArrayChunk"
+        if kind == "Array" and not self.is_heavy():
             order = json.loads(get_object_body(content, Array))["arraychunk_ids"]
             self.arrays[object_id] = [children[index] for index in order]
 
-    def inflated(self) -> int:
-        """Return the bytes of all arrays once their chunks are put together."""
-        return sum(self.sizes[chunk] for chunks in self.arrays.values() for chunk in chunks)
+    def is_heavy(self) -> bool:
+        """Return whether it weighs more than it may in one of the three respects."""
+        weight = Weight.of(self.objects, self.sizes)
+        return any(own > most for own, most in zip(weight, self.limit, strict=True))
 
     def is_fresh(self) -> bool:
         """Return whether Flower still waits for the rest of it."""
@@ -149,62 +155,59 @@ class ReplyGuard:
         self._handing_on = Lock()
 
     def install(self, fleet: Any, runtime: Any) -> None:
-        """Replace the handlers in Flower's two modules."""
-        self._fleet_push_messages = fleet.push_messages
-        self._fleet_push_object = fleet.push_object
-        self._runtime_push_messages = runtime.push_messages
-        self._runtime_push_object = runtime.push_object
-        self._runtime_pull_messages = runtime.pull_messages
-        fleet.push_messages = self.announce_reply
-        fleet.push_object = self.upload
-        runtime.push_messages = self.send
-        runtime.push_object = self.send_object
-        runtime.pull_messages = self.pull_replies
+        """Stand in front of the handlers in Flower's two modules."""
+        for module, name, guarded in (
+            (fleet, "push_messages", self.announce_reply),
+            (fleet, "push_object", self.upload),
+            (runtime, "push_messages", self.send),
+            (runtime, "push_object", self.send_object),
+            (runtime, "pull_messages", self.pull_replies),
+        ):
+            setattr(module, name, partial(guarded, getattr(module, name)))
 
     # -- what members call ----------------------------------------------------------------------
 
-    def announce_reply(self, request: Any, state: Any) -> Any:
+    def announce_reply(self, handler: Handler, request: Any, state: Any) -> Any:
         """Let a member announce one reply, in its own name and no larger than its run allows."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise HTTPException(400, "one reply at a time")
         metadata, tree = request.messages_list[0].metadata, request.message_object_trees[0]
-        if metadata.src_node_id != request.node.node_id:
+        node_id, run_id = request.node.node_id, metadata.run_id
+        if metadata.src_node_id != node_id:
             raise HTTPException(403, "a reply counts for the node that sends it")
         if metadata.message_id != tree.object_id:
             raise HTTPException(400, "the objects are not those of the reply")
-        objects = tuple(dict.fromkeys(node.object_id for node in iterate_object_tree(tree)))
-        limit = self._limit(metadata.run_id)
-        if len(objects) > limit.objects:
-            raise HTTPException(413, f"{len(objects)} objects; allowed: {limit.objects}")
-        answered = metadata.reply_to_message_id
-        coming = Upload(
-            request.node.node_id, metadata.run_id, objects, limit, Weight(objects=len(objects))
-        )
+        objects = {node.object_id for node in iterate_object_tree(tree)}
+        coming = Upload(node_id, run_id, objects, self._limit(run_id))
+        if len(objects) > coming.limit.objects:
+            raise HTTPException(413, f"{len(objects)} objects; allowed: {coming.limit.objects}")
         with self._handing_on:
-            response = self._fleet_push_messages(request=request, state=state)
-            missing = set(response.objects_to_push)
-            coming.pending, coming.unweighed = missing, set(missing)
-            with self._lock:
-                upload = self._uploads.setdefault(answered, coming) if missing else coming
-                if missing <= set(upload.tree):
-                    self._sessions[response.session_id] = answered
-                self._uploads = {i: u for i, u in self._uploads.items() if u.is_fresh()}
-                self._sessions = {s: i for s, i in self._sessions.items() if i in self._uploads}
+            response = handler(request=request, state=state)
+            coming.pending = set(response.objects_to_push)
+            if coming.pending:
+                with self._lock:
+                    self._expect(response.session_id, metadata.reply_to_message_id, coming)
         return response
 
-    def upload(self, request: Any, state: Any) -> Any:
+    def _expect(self, session: str, answered: str, coming: Upload) -> None:
+        """Take note of what is to come: one that is announced again is the same."""
+        upload = self._uploads.setdefault(answered, coming)
+        if coming.pending <= set(upload.objects):
+            self._sessions[session] = answered
+        self._uploads = {i: u for i, u in self._uploads.items() if u.is_fresh()}
+        self._sessions = {s: i for s, i in self._sessions.items() if i in self._uploads}
+
+    def upload(self, handler: Handler, request: Any, state: Any) -> Any:
         """Let a member upload what it has announced, as long as it is not too much."""
         with self._lock:
             answered = self._sessions.get(request.session_id, "")
-            upload = self._uploads.get(answered)
-            if (
-                upload is None
-                or upload.node_id != request.node.node_id
-                or request.object_id not in upload.pending
-            ):
+            upload, own = self._uploads.get(answered), request.object_id
+            if upload is None or upload.node_id != request.node.node_id:
                 return PushObjectResponse(stored=False)
-            acceptable = self._is_acceptable(upload, request, state)
-        if not acceptable:
+            if own not in upload.pending:
+                return PushObjectResponse(stored=False)
+            is_accepted = upload.accepts(own, request.object_content, state)
+        if not is_accepted:
             # The ServerApp is told at once that there will be no reply.
             with self._handing_on:
                 state.delete_messages(message_ins_ids={answered})
@@ -212,37 +215,18 @@ class ReplyGuard:
                     self._uploads.pop(answered, None)
             logger.warning("node %d, run %d: %s", upload.node_id, upload.run_id, TOO_HEAVY)
             raise HTTPException(413, TOO_HEAVY)
-        response = self._fleet_push_object(request=request, state=state)
+        response = handler(request=request, state=state)
         if response.stored:
             with self._lock:
                 upload.touched = time.monotonic()
-                upload.pending.discard(request.object_id)
+                upload.pending.discard(own)
         return response
-
-    def _is_acceptable(self, upload: Upload, request: Any, state: Any) -> bool:
-        """Return whether a reply is within its bounds with one more object."""
-        if request.object_id not in upload.unweighed:
-            return True  # Sent again.
-        try:
-            upload.weigh(request.object_id, request.object_content)
-            upload.unweighed.discard(request.object_id)
-            if not upload.unweighed:
-                # The rest of it is there already: others have sent the same.
-                for object_id in upload.tree:
-                    if object_id not in upload.sizes and object_id not in upload.arrays:
-                        content = state.get_object(upload.run_id, object_id)
-                        if content:
-                            upload.weigh(object_id, content)
-                return upload.inflated() <= upload.limit.size
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            return False
-        return not upload.weight.exceeds(upload.limit)
 
     # -- what the ServerApp calls ---------------------------------------------------------------
 
-    def send(self, request: Any, state: Any, task: Any) -> Any:
+    def send(self, handler: Handler, request: Any, state: Any, task: Any) -> Any:
         """Take note of what messages consist of."""
-        response = self._runtime_push_messages(request=request, state=state, task=task)
+        response = handler(request=request, state=state, task=task)
         with self._lock:
             sent = self._sent[task.run_id] = self._sent.pop(task.run_id, SentMessages())
             while len(self._sent) > MAX_RUNS:
@@ -250,32 +234,31 @@ class ReplyGuard:
             sent.replace(request.message_object_trees)
         return response
 
-    def send_object(self, request: Any, state: Any, task: Any) -> Any:
+    def send_object(self, handler: Handler, request: Any, state: Any, task: Any) -> Any:
         """Take note of what an object of a message weighs."""
         content = request.object_content
         with self._lock:
             sent = self._sent.setdefault(task.run_id, SentMessages())
-            sent.add(request.object_id, len(content), content.startswith(b"ArrayChunk "))
-        return self._runtime_push_object(request=request, state=state, task=task)
+            sent.sizes[request.object_id] = len(content), content.startswith(b"ArrayChunk ")
+            sent.is_weighed = False
+        return handler(request=request, state=state, task=task)
 
-    def pull_replies(self, request: Any, state: Any, task: Any) -> Any:
+    def pull_replies(self, handler: Handler, request: Any, state: Any, task: Any) -> Any:
         """Return the replies of which every object has arrived."""
         with self._handing_on:
             with self._lock:
-                partial = {i for i, u in self._uploads.items() if u.pending and u.is_fresh()}
-            whole = PullAppMessagesRequest(message_ids=set(request.message_ids) - partial)
-            response = self._runtime_pull_messages(request=whole, state=state, task=task)
+                awaited = {i for i, u in self._uploads.items() if u.pending and u.is_fresh()}
+            whole = PullAppMessagesRequest(message_ids=set(request.message_ids) - awaited)
+            response = handler(request=whole, state=state, task=task)
         with self._lock:
             for message in response.messages_list:
                 self._uploads.pop(message.metadata.reply_to_message_id, None)
         return response
 
     def _limit(self, run_id: int) -> Weight:
+        """Return what a reply may weigh."""
         with self._lock:
             sent = self._sent.get(run_id)
             heaviest = sent.weigh() if sent else Weight()
-        return Weight(
-            int(heaviest.objects * self._budget) + SPARE_OBJECTS,
-            int(heaviest.size * self._budget) + SPARE_BYTES,
-            int(heaviest.records * self._budget) + SPARE_BYTES,
-        )
+        objects, size, records = (int(most * self._budget) for most in heaviest)
+        return Weight(objects + SPARE_OBJECTS, size + SPARE_BYTES, records + SPARE_BYTES)

@@ -12,8 +12,7 @@ import pytest
 
 from client_app import app as client_app
 from fedif_consortium.evidence.keys import read_members
-from fedif_consortium.evidence.part import Evidence
-from fedif_consortium.evidence.receipt_book import ReceiptBook
+from fedif_consortium.evidence.part import Evidence, ReceiptBook
 from fedif_consortium.evidence.receipts import RoundChain, ToldRound, read_leaf
 from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement

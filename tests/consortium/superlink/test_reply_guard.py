@@ -40,7 +40,7 @@ class Flower:
         self.runtime = SimpleNamespace(
             push_messages=lambda request, state, task: None,
             push_object=lambda request, state, task: self._store(request, state),
-            pull_messages=self._pull,
+            pull_messages=lambda **asked: self._pull(**asked),
         )
         self.guard = ReplyGuard(budget)
         self.guard.install(self.fleet, self.runtime)
@@ -96,9 +96,8 @@ class Flower:
     def reply(self, reply: Message) -> bool:
         reply, tree, contents = packed(reply)
         response = self.announce(reply, tree)
-        return all(
-            self.upload(response.session_id, i, contents[i]) for i in response.objects_to_push
-        )
+        heaviest_last = sorted(response.objects_to_push, key=lambda i: len(contents[i]))
+        return all(self.upload(response.session_id, i, contents[i]) for i in heaviest_last)
 
     def pull(self, *message_ids: str) -> list[str]:
         self.runtime.pull_messages(PullAppMessagesRequest(message_ids=message_ids), self, TASK)
@@ -149,7 +148,7 @@ def test_a_reply_announced_while_others_are_handed_on_waits_for_the_next_time(me
         there = [message_to_proto(reply)] if announced else []
         return PullAppMessagesResponse(messages_list=there)
 
-    flower.guard._runtime_pull_messages = hand_on
+    flower._pull = hand_on
     flower.pull(message.metadata.message_id)
     member.join()
     (response,) = announced
