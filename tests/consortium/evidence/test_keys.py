@@ -33,27 +33,17 @@ SSH = (Encoding.OpenSSH, PublicFormat.OpenSSH)
 PEM = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def test_members_are_called_after_their_files(tmp_path):
-    (tmp_path / "hospital-a.pub").write_bytes(KEYS["hospital-a"].public_bytes(*SSH))
-    (tmp_path / "hospital-b.pub").write_bytes(KEYS["hospital-b"].public_bytes(*PEM))
-    (tmp_path / "README").write_text("no key")
-    found = read_members(tmp_path)
-    assert list(found) == ["hospital-a", "hospital-b"]
-    assert names_by_digest(found, "members") == {
-        key_digest(key): name for name, key in KEYS.items()
-    }
-
-
-def test_a_folder_without_keys_is_named(tmp_path):
+def test_members_are_called_after_their_files_and_have_a_key_each(tmp_path):
     with pytest.raises(ConfigError, match="nowhere cannot be read"):
         read_members(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"holds no public key, NAME\.pub"):
         read_members(tmp_path)
-
-
-def test_two_members_with_one_key_are_named(tmp_path):
-    for name in ("hospital-a", "hospital-z"):
-        (tmp_path / f"{name}.pub").write_bytes(KEYS["hospital-a"].public_bytes(*PEM))
+    (tmp_path / "README").write_text("no key")
+    (tmp_path / "hospital-a.pub").write_bytes(KEYS["hospital-a"].public_bytes(*SSH))
+    (tmp_path / "hospital-b.pub").write_bytes(KEYS["hospital-b"].public_bytes(*PEM))
+    found = names_by_digest(read_members(tmp_path), "members")
+    assert found == {key_digest(key): name for name, key in KEYS.items()}
+    (tmp_path / "hospital-z.pub").write_bytes(KEYS["hospital-a"].public_bytes(*PEM))
     with pytest.raises(ConfigError, match="hospital-z and hospital-a have the same key"):
         read_members(tmp_path)
 
@@ -70,7 +60,7 @@ def test_private_keys_of_two_kinds_are_read_and_others_are_refused_by_name(form)
         read_public_key(key.public_key().public_bytes(*PEM), "node.pub")
 
 
-def test_a_key_is_made_once_for_its_owner_alone(tmp_path):
+def test_an_operator_s_key_is_made_once_for_its_owner_alone(tmp_path):
     path = tmp_path / "folder" / "key.pem"
     with pytest.raises(ConfigError, match=r"key\.pem' cannot be read"):
         load_key(path)
@@ -83,12 +73,11 @@ def test_a_key_is_made_once_for_its_owner_alone(tmp_path):
 
 
 def test_an_operator_signs_with_ed25519_alone(tmp_path):
-    other = ec.generate_private_key(ec.SECP256R1())
+    other, path = ec.generate_private_key(ec.SECP256R1()), tmp_path / "key.pem"
+    path.touch(0o600)
     pem = other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     for content, said in ((b"nothing", "no private key"), (pem, "no Ed25519 key")):
-        path = tmp_path / "key.pem"
         path.write_bytes(content)
-        path.chmod(0o600)
         with pytest.raises(ConfigError, match=said):
             load_or_make_key(path)
     assert public_der(load_key(path).public_key()) == public_der(other.public_key())

@@ -1,9 +1,10 @@
-"""What a member does with what a server tells of its records: nothing of it stops its work."""
+"""The chain of rounds, and what a member does with what it is told: nothing stops its work."""
 
 from __future__ import annotations
 
 import json
 import logging
+from hashlib import sha256
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -11,7 +12,17 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence import member_receipts as module
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
-from fedif_consortium.evidence.receipts import RECEIPTS_RECORD, RoundChain, ToldRound
+from fedif_consortium.evidence.receipts import (
+    BEGINNING,
+    RECEIPTS_RECORD,
+    RoundChain,
+    ToldRound,
+    leaf_hash,
+    next_root,
+    read_receipts,
+    round_leaves,
+)
+from fedif_flower.errors import EvidenceError
 
 RUN, NODE = "ab" * 16, 1000
 KEY = Ed25519PrivateKey.generate()
@@ -24,11 +35,16 @@ def node(tmp_path=None) -> Context:
     return Context(1, NODE, {"partition-id": 0, "num-partitions": 2, **own}, RecordDict(), {})
 
 
-def told(*rounds, seen=0, key=KEY, run=RUN, client_id=NODE, **changes) -> RecordDict:
-    """Return what a server tells of a chain with these rounds, of the last one with changes."""
+def chain_of(*rounds, key=KEY, run=RUN) -> RoundChain:
     chain = RoundChain()
     for leaves in rounds:
         chain.add(ToldRound.by(key, run=run, **chain.next(leaves)))
+    return chain
+
+
+def told(*rounds, seen=0, key=KEY, run=RUN, client_id=NODE, **changes) -> RecordDict:
+    """Return what a server tells of a chain with these rounds, of the last one with changes."""
+    chain = chain_of(*rounds, key=key, run=run)
     last_seen = {size: root for root, size in chain.sizes.items()}[seen]
     record = chain.told(client_id, last_seen)[RECEIPTS_RECORD]
     cells = json.loads(record["rounds"])
@@ -38,6 +54,61 @@ def told(*rounds, seen=0, key=KEY, run=RUN, client_id=NODE, **changes) -> Record
 
 def sent(record) -> RecordDict:
     return RecordDict({RECEIPTS_RECORD: ConfigRecord(record)})
+
+
+def test_a_rounds_leaves_by_hand():
+    lines = [
+        ("1", "aa", "0.5", "accepted"),
+        ("2", "", "0.0", "away"),
+        ("1", "", "0.0", "refused"),  # A second reply of the same node.
+    ]
+    assert round_leaves(7, lines, {"1": ("-0.25", "-0.3"), "3": ("0.1", "0.05")}) == [
+        "7,1,aa,0.5,-0.25,-0.3,accepted",
+        "7,2,,0.0,,,away",
+        "7,1,,0.0,,,refused",
+        "7,3,,,0.1,0.05,carried",
+    ]
+
+
+def test_a_chain_by_hand():
+    chain = chain_of(["1,1,,,,,away", "1,2,,,,,away"], ["2,1,,,,,away"])
+    leaves = (sha256(f"\0{i}".encode()).digest() for i in ("1,1,,,,,away", "1,2,,,,,away"))
+    digest = sha256(b"\1" + b"".join(leaves)).digest()
+    first = sha256(b"\2" + sha256().digest() + digest).digest()
+    digest = sha256(b"\1" + sha256(b"\0" + b"2,1,,,,,away").digest()).digest()
+    second = sha256(b"\2" + first + digest).digest()
+    assert [(one.size, one.root) for one in chain.rounds] == [(2, first), (3, second)]
+
+
+def rounds_told(chain: RoundChain, client_id: int, seen: bytes) -> list[ToldRound]:
+    return read_receipts(RecordDict(chain.told(client_id, seen)))
+
+
+def test_a_client_is_told_its_own_lines_and_the_hashes_of_the_others():
+    lines = ["1,1,aa,1.0,,,accepted", "1,2,bb,0.0,,,accepted"]
+    chain = chain_of(lines, ["2,1,cc,1.0,,,accepted"])
+    first, later = (one.root for one in chain.rounds)
+    own, _ = rounds_told(chain, 1, b"")
+    own.check()
+    assert (own.before, own.numbered()) == (BEGINNING, [(0, lines[0])])
+    assert own.hashes == tuple(leaf_hash(line) for line in lines)
+    assert [each.numbered() for each in rounds_told(chain, 2, b"")] == [[(1, lines[1])], []]
+    (last,) = rounds_told(chain, 2, first)
+    assert (last.before, last.hashes, next_root(first, last.digest)) == (first, (), later)
+    assert rounds_told(chain, 2, later) == []
+    for changes in (
+        {"run": "cd" * 16},
+        {"size": 4},
+        {"key": b"k" * 32},
+        {"own": {0: "1,1,aa,0.9,,,accepted"}},
+        {"own": {5: lines[0]}},
+        {"hashes": own.hashes[::-1]},
+        {"start": 1},
+        {"before": first},
+        {"digest": bytes(32)},
+    ):
+        with pytest.raises(EvidenceError):
+            own.model_copy(update=changes).check()
 
 
 @pytest.fixture
