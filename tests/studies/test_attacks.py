@@ -60,19 +60,22 @@ def test_three_rounds(acting, updates):
     assert sent(acting, [[0.0, 0.0], [1.0, 0.0], [1.0, 2.0]], [0.0, 1.0]) == updates
 
 
-@pytest.mark.parametrize(("factor", "every"), [(1.0, 1), (3.0, 1), (1.0, 2)])
-def test_a_step_that_halves_each_time_is_predicted_to_halve_again(factor, every):
-    # w <- w + (16 - w) / 2: steps 8, 4, and 2 is next; between two rounds half of a move each.
-    models = [[0.0, 0.0], [8.0, 0.0], [12.0, 0.0]]
-    first, second, third = sent(PredictedStep(factor), models, [5.0, 5.0], every)
+@pytest.mark.parametrize(
+    ("models", "factor", "every", "step"),
+    [
+        # w <- w + (16 - w) / 2: steps 8, 4, and 2 is next; between two rounds half of a move each.
+        ([0.0, 8.0, 12.0], 1.0, 1, 2.0),
+        ([0.0, 8.0, 12.0], 3.0, 1, 6.0),
+        ([0.0, 8.0, 12.0], 1.0, 2, 1.0),
+        # Steps 1 and 3: 9 would be next, but none is longer than the last one.
+        ([0.0, 1.0, 4.0], 1.0, 1, 3.0),
+    ],
+)
+def test_the_next_step_is_predicted_by_those_before(models, factor, every, step):
+    at = [[first, 0.0] for first in models]
+    first, second, third = sent(PredictedStep(factor), at, [5.0, 5.0], every)
     assert first == second == [5.0, 5.0]
-    assert third == pytest.approx([factor * 2.0 / every, 0.0])
-
-
-def test_a_predicted_step_is_no_longer_than_the_last_one():
-    # Steps 1 and 3: with it growing, 9 would be next.
-    models = [[0.0, 0.0], [1.0, 0.0], [4.0, 0.0]]
-    assert sent(PredictedStep(), models, [5.0, 5.0])[-1] == pytest.approx([3.0, 0.0])
+    assert third == pytest.approx([step, 0.0])
 
 
 def test_the_curvature_of_a_quadratic_is_found_along_the_last_move():
@@ -91,35 +94,27 @@ def test_shared_noise_is_the_same_for_all():
     assert float((first - torch.tensor([3.0, 0.0])).norm()) == pytest.approx(3.0, rel=1e-5)
 
 
-def test_in_a_pair_one_harms_and_the_other_repairs():
-    acting = HarmForRepair(4.0)
-    rounds = [acting.collude(AT_ZERO, UPDATES[:2], DRAW).tolist() for _ in range(3)]
-    harm = [[1.0, 0.0], [0.0, -4.0]]
-    assert rounds == [harm, [[1.0, 4.0], [0.0, 1.0]], harm]
+HARM = [[1, 0], [0, -4]]
 
 
-def test_those_in_league_add_and_take_away_the_first_ones_update():
-    sent = OpposedUpdates(4.0).collude(AT_ZERO, UPDATES, DRAW)
-    assert sent.tolist() == [[5.0, 0.0], [-2.0, 1.0], [-2.0, 2.0]]
-    assert sent.sum(dim=0).tolist() == UPDATES.sum(dim=0).tolist()
-    acting = OpposedUpdates(10.0, every=2)
-    assert torch.equal(acting.collude(AT_ZERO, UPDATES, DRAW), UPDATES)
-    assert not torch.equal(acting.collude(AT_ZERO, UPDATES, DRAW), UPDATES)
-    assert torch.equal(OpposedUpdates(10.0).collude(AT_ZERO, UPDATES[:1], DRAW), UPDATES[:1])
-
-
-def test_opposed_steps_are_the_last_global_one():
-    acting = OpposedSteps(2.0)
-    assert torch.equal(acting.collude(AT_ZERO, UPDATES[:2], DRAW), UPDATES[:2])
-    sent = acting.collude(torch.tensor([0.0, 3.0]), UPDATES[:2], DRAW)
-    assert sent.tolist() == [[1.0, 6.0], [0.0, -5.0]]
-
-
-def test_weight_is_earned_and_then_spent():
-    attack, updates = TrustThenHarm(factor=2.0, earning=2), torch.tensor([[1.0, 0.0], [3.0, 2.0]])
-    sent = [attack.collude(AT_ZERO, updates, DRAW) for _ in range(6)]
-    assert [both[0].tolist() for both in sent] == [[4, 2], [4, 2], [-4, -2]] * 2
-    assert all(torch.equal(both[0], both[1]) for both in sent)
+@pytest.mark.parametrize(
+    ("acting", "members", "rounds"),
+    [
+        # In a pair one harms, and the other repairs.
+        (HarmForRepair(4.0), 2, [HARM, [[1, 4], [0, 1]], HARM]),
+        # Those in league add and take away the first one's update; nobody does so alone.
+        (OpposedUpdates(4.0), 3, [[[5, 0], [-2, 1], [-2, 2]]]),
+        (OpposedUpdates(4.0, every=2), 2, [[[1, 0], [0, 1]], [[5, 0], [-4, 1]]]),
+        (OpposedUpdates(10.0), 1, [[[1, 0]]]),
+        # Or the last global step, which is (0, 3).
+        (OpposedSteps(2.0), 2, [[[1, 0], [0, 1]], [[1, 6], [0, -5]]]),
+        # Weight is earned in two rounds, and then spent; the mean update is (1/2, 1/2).
+        (TrustThenHarm(4.0, earning=2), 2, [[[2, 2]] * 2, [[2, 2]] * 2, [[-2, -2]] * 2] * 2),
+    ],
+)
+def test_members_in_league(acting, members, rounds):
+    models = torch.tensor([[0.0, 3.0 * index] for index in range(len(rounds))])
+    assert [acting.collude(at, UPDATES[:members], DRAW).tolist() for at in models] == rounds
 
 
 def test_noise_is_half_as_long_as_the_update():

@@ -1,11 +1,15 @@
+"""The arena: what a bout led to, and the tables of many."""
+
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
 
 from fedif_flower.run.folder import RunFolder
 from fedif_studies.arena.figures import attackers_gain, low_means_auc, read_figures
+from fedif_studies.arena.tables import every_attack, worst_cases, write_tables
 
 MALICIOUS = {"1": False, "2": True, "3": False, "4": True}
 
@@ -34,15 +38,16 @@ def test_a_runs_figures_are_read_from_its_files(decrease, remainder, gain, tmp_p
         **{"test_accuracy_last_ten": 0.8, "attack_success": None},
         **{"malicious_weight_share": 0.25, "aggregation_seconds_per_round": 0.003},
     }
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    (tmp_path / "clients.csv").write_text(
-        "round,client_id,malicious,weight\n1,1,0,0.75\n1,2,1,0.25\n"
-    )
+    files = {
+        "summary.json": json.dumps(summary),
+        "clients.csv": "round,client_id,malicious,weight\n1,1,0,0.75\n1,2,1,0.25\n",
+    }
     if decrease is not None:
-        (tmp_path / "attribution_rounds.csv").write_text(
-            f"round,decrease,remainder\n1,{decrease},{remainder}\n"
-        )
-        (tmp_path / "attribution.csv").write_text("round,client_id,contribution\n1,1,2\n1,2,1\n")
+        rounds = f"round,decrease,remainder\n1,{decrease},{remainder}\n"
+        own = "round,client_id,contribution\n1,1,2\n1,2,1\n"
+        files |= {"attribution_rounds.csv": rounds, "attribution.csv": own}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
     assert read_figures(RunFolder(tmp_path)) == {
         "accuracy": "0.8",
         "attack-success": "",
@@ -52,3 +57,44 @@ def test_a_runs_figures_are_read_from_its_files(decrease, remainder, gain, tmp_p
         "attackers-gain": "" if gain is None else "0.5",
         "aggregation-seconds": "0.003",
     }
+
+
+TEXT = """\
+data,bounds,rule,attack,share,seed,accuracy,attack-success
+D,none,A,none,0.0,0,0.9,
+D,none,B,none,0.0,0,0.8,
+D,none,A,flip,0.2,0,0.5,
+D,none,A,flip,0.2,1,0.7,
+D,none,B,flip,0.2,0,0.7,
+D,none,A,trigger,0.2,0,0.85,1.0
+D,none,B,trigger,0.2,0,0.6,0.25
+D,none,A,flip,0.4,0,0.1,
+"""
+ROWS = list(csv.DictReader(TEXT.splitlines()))
+
+
+def test_the_worst_cases():
+    table = worst_cases(ROWS, "D")
+    assert table.heading[3:5] == ["worst at 20%, by", "worst at 40%, by"]
+    assert table.heading[5:] == ["backdoor at 20%", "backdoor at 40%"]
+    assert table.lines == [
+        ["A", "none", "90.0", "60.0±14.1, flip", "10.0, flip", "100.0, trigger", "-"],
+        ["B", "none", "80.0", "60.0, trigger", "-", "25.0, trigger", "-"],
+    ]
+
+
+def test_every_attack_has_a_line():
+    table = every_attack(ROWS, "D", "accuracy")
+    assert table.heading == ["attack", "A, none", "B, none"]
+    assert table.lines[0] == ["no attack", "90.0", "80.0"]
+    assert table.lines[-1] == ["flip, 40%", "10.0", "-"]
+
+
+def test_tables_go_between_a_page_s_marks(tmp_path):
+    page = tmp_path / "new" / "arena.md"
+    write_tables(page, ROWS)
+    first = page.read_text()
+    assert "| B | none | 80.0 | 60.0, trigger | - | 25.0, trigger | - |" in first
+    page.write_text(first.replace("# Arena", "# Ours"))
+    write_tables(page, ROWS)
+    assert page.read_text() == first.replace("# Arena", "# Ours")

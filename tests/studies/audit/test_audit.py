@@ -1,24 +1,30 @@
-"""The audit: figures worked out by hand, and a small real one from start to page."""
+"""The audit: valuations and figures worked out by hand, and a small real one to its page."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from fedif_flower.round import ModelVectors
 from fedif_flower.run.rows import read_rows
+from fedif_flower.valuation.credit import PastSteps
 from fedif_flower.valuation.shapley.exact import all_coalitions
+from fedif_studies.audit import valuations
 from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES
-from fedif_studies.audit.federation import federate
+from fedif_studies.audit.federation import AuditStep, federate
 from fedif_studies.audit.findings import findings
 from fedif_studies.audit.measure import measure
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.page import write_audit
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import EXACT, VALUATIONS
+from fedif_studies.drawn import slopes
 from fedif_studies.lab import run
+from tests.rounds import a_round
 from tests.tolerance import assert_same_step, rounding
 
 MEMBERS, ROUNDS = 4, 2
+SIMPSON = "path attribution (simpson)"
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +32,9 @@ def task() -> AuditTask:
     return AuditTask.of(num_clients=MEMBERS, num_server_rounds=ROUNDS, dirichlet_alpha=100.0)
 
 
-def watched(task: AuditTask, case: str, *names: str) -> dict[str, torch.Tensor]:
+def watched(task: AuditTask, case: str, *names: str) -> list[torch.Tensor]:
     _, steps = federate(task, CASES[case](task, 0), seed=0)
-    return {name: VALUATIONS[name](steps) for name in names}
+    return [VALUATIONS[name](steps) for name in names]
 
 
 def test_coalitions_side_by_side_are_those_trained_alone(task):
@@ -45,53 +51,38 @@ def test_coalitions_side_by_side_are_those_trained_alone(task):
         assert_same_step(params, alone, start, rounding(torch.float32, ROUNDS))
 
 
-def test_path_attribution_is_the_exact_value_within_the_run(task):
-    found = watched(task, HONEST, "path attribution (simpson)", EXACT)
-    path, exact = found.values()
+def test_path_attribution_is_the_exact_value_which_five_identities_share(task):
+    path, exact = watched(task, HONEST, SIMPSON, EXACT)
     torch.testing.assert_close(path, exact, rtol=0.0, atol=0.02 * float(exact.sum()))
-
-
-def test_five_identities_share_what_their_owner_had(task):
-    name = "path attribution (simpson)"
-    whole = watched(task, HONEST, name)[name]
-    split = watched(task, "five identities", name)[name]
+    (split,) = watched(task, "five identities", SIMPSON)
     assert len(split) == MEMBERS - 1 + IDENTITIES
-    own = torch.arange(len(split)) % MEMBERS == 0
-    own[MEMBERS:] = True
-    torch.testing.assert_close(split[own].sum(), whole[0], rtol=1e-3, atol=0.0)
+    own = split[0] + split[MEMBERS:].sum()
+    torch.testing.assert_close(own, path[0], rtol=1e-3, atol=0.0)
 
 
 def test_who_returns_the_model_contributes_exactly_nothing(task):
-    found = watched(task, "returns the model", *VALUATIONS)
-    for rule in ("trapezoid", "simpson"):
-        assert found[f"path attribution ({rule})"][task.marked(0)].tolist() == [0.0]
+    found = dict(zip(VALUATIONS, watched(task, "returns the model", *VALUATIONS), strict=True))
+    for name in (SIMPSON, "path attribution (trapezoid)"):
+        assert found[name][task.marked(0)].tolist() == [0.0]
 
 
 def rows(values, case=HONEST, marked=()):
     """Return the lines of a federation's members."""
     place = {"case": case, "rule": "FedAvg", "seed": "0", "valuation": "v"}
-    return [
-        {**place, "member": str(member), "marked": str(int(member in marked)), "value": str(value)}
-        for member, value in enumerate(values)
-    ]
+    return [{**place, "marked": i in marked, "value": value} for i, value in enumerate(values)]
 
 
 def figures(lines, retrained=()):
     return {(f.question, f.case): f.value for f in findings(lines, retrained)}
 
 
-def test_detection_by_hand():
+def test_findings_by_hand():
     # Of the two pairs of an honest and the marked member, one is in the right order.
     found = figures(rows([0.1, 0.5, 0.3], "label noise", marked=[2]))
     assert found["detection, ROC-AUC", "label noise"] == pytest.approx(0.5)
-
-
-def test_agreement_with_retraining_by_hand():
     # An additive game: member i is worth 1, 2 and 4; so are its Shapley values.
-    retrained = [
-        {"case": HONEST, "seed": "0", "coalition": c, "test_loss": -c, "test_accuracy": c / 10}
-        for c in range(8)
-    ]
+    place = {"case": HONEST, "seed": "0"}
+    retrained = [{**place, "test_loss": -c, "test_accuracy": c / 10} for c in range(8)]
     found = figures(rows([10.0, 20.0, 40.0]), retrained)
     assert found["retraining, Pearson", HONEST] == pytest.approx(1.0)
     # Lowest first leaves .6, .4; highest first .3, .1.
@@ -102,7 +93,7 @@ def test_agreement_with_retraining_by_hand():
 @pytest.mark.all
 def test_an_audit_from_start_to_page_measures_nothing_twice(task, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run, "committed_revision", lambda: "abc")
-    names = ["FedIF Omega", "path attribution (simpson)", EXACT]
+    names = ["FedIF Omega", SIMPSON, EXACT]
     for there in (0, len(CASES) + 2):
         assert measure(task, tmp_path, valuations=names, seeds=1)
         assert f"{there} of {len(CASES) + 2} cells have a row" in capsys.readouterr().out
@@ -116,6 +107,81 @@ def test_an_audit_from_start_to_page_measures_nothing_twice(task, tmp_path, monk
         (row["question"], row["case"], row["valuation"]): float(row["value"])
         for row in read_rows(tmp_path / "findings.csv")
     }
-    gain = figures["share after / before", "five identities", "path attribution (simpson)"]
+    gain = figures["share after / before", "five identities", SIMPSON]
     assert gain == pytest.approx(1.0, abs=0.01)
     assert figures["share after / before", "five identities", "FedIF Omega"] > 1.5
+
+
+CURVATURE = torch.tensor([2.0, 4.0])
+
+
+class Quadratic:
+    """l(w) = w_1^2 + 2 w_2^2."""
+
+    def loss(self, params):
+        return float(0.5 * (CURVATURE * params.square()).sum())
+
+    def gradient(self, params):
+        return CURVATURE * params
+
+    def means(self, params, buffers, metrics):
+        return torch.tensor([self.loss(params)], dtype=torch.float64)
+
+
+def step_of(rows, coefficients, ids=(0, 1, 2), members=None):
+    updates, weights = torch.tensor(rows), torch.tensor(coefficients, dtype=torch.float64)
+    m, model = len(rows), ModelVectors(torch.ones(2), torch.zeros(0))
+    updates = a_round(updates, model=model, client_ids=tuple(ids[:m]))
+    return AuditStep(updates, weights, weights, Quadratic(), Quadratic(), PastSteps(), members or m)
+
+
+def test_in_run_data_shapley_of_both_orders():
+    # g = (2, 4); s = (-1, -.5); H s = (-2, -2); half of it (-1, -1).
+    step = step_of([[-2.0, 0.0], [0.0, -1.0]], [0.5, 0.5])
+    assert valuations.first_order(step).tolist() == pytest.approx([2.0, 2.0])
+    # -.5 <(-2, 0), (1, 3)> = 1; -.5 <(0, -1), (1, 3)> = 1.5.
+    assert valuations.second_order(step).tolist() == pytest.approx([1.0, 1.5], abs=1e-4)
+    # A quadratic loss is its own expansion: so they are the exact values.
+    torch.testing.assert_close(
+        valuations.second_order(step), valuations.shapley_of(step.game), rtol=0.0, atol=1e-4
+    )
+
+
+def test_fedfomo_is_a_decrease_over_a_distance():
+    # From (1, 1) the loss is 3; at (-1, 1) as well, at (1, .5) 1.5 over .5.
+    step = step_of([[-2.0, 0.0], [0.0, -0.5], [0.0, 0.0]], [0.3, 0.3, 0.3])
+    assert valuations.fedfomo(step).tolist() == pytest.approx([0.0, 3.0, 0.0])
+
+
+def test_cgsv_smooths_cosines_with_the_sum_of_unit_updates():
+    # Units (1, 0) and (0, 1) have their sum at 45 degrees; the third stands against it.
+    step = step_of([[3.0, 0.0], [0.0, 2.0]], [0.5, 0.5])
+    assert valuations.cgsv([step], smoothing=0.5).tolist() == pytest.approx([0.5, 0.5])
+    step = step_of([[1.0, 0.0], [1.0, 0.0], [-2.0, 0.0]], [0.3] * 3)
+    assert valuations.cgsv([step], smoothing=0.0).tolist() == pytest.approx([0.5, 0.5, 0.0])
+
+
+def test_banzhaf_counts_every_coalition_alike():
+    # Three members, the unanimity game of the first two and one more from the third alone.
+    coalitions = range(8)
+    game = torch.tensor([float(c & 3 == 3) + 2.0 * bool(c & 4) for c in coalitions])
+    assert valuations.banzhaf_of(game).tolist() == pytest.approx([0.5, 0.5, 2.0])
+
+
+def test_comfedsv_gives_who_was_not_drawn_what_low_rank_says():
+    rows = [[-1.0, 0.0], [0.0, -1.0]]
+    first = step_of(rows, [0.5, 0.5])
+    # The loss falls from 3 to 2 by the first, to 1 by the second, to .75 at their mean.
+    assert valuations.comfedsv([first]).tolist() == pytest.approx([(1 + 0.25) / 2, (2 + 1.25) / 2])
+    # The second round is as the first by what is known of it: so is the whole of it.
+    steps = [first, step_of(rows[:1], [1.0], ids=(0,), members=2)]
+    found = valuations.comfedsv(steps, rank=1, ridge=1e-8, sweeps=500)
+    torch.testing.assert_close(found, torch.tensor([1.25, 3.25]).double(), rtol=1e-2, atol=0.0)
+
+
+def test_slopes_over_all_coalitions_are_banzhaf_values():
+    # v(0) = 1, alone 2 and 4, together 9: the first adds 1 or 5, the second 3 or 7.
+    masks = all_coalitions(2)
+    worth = {(False, False): 1.0, (True, False): 2.0, (False, True): 4.0, (True, True): 9.0}
+    utilities = torch.tensor([worth[tuple(row)] for row in masks.tolist()], dtype=torch.float64)
+    assert slopes(masks, utilities).tolist() == pytest.approx([3.0, 5.0])

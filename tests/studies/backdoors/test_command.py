@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from client_app import app as client_app
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import load_task
-from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_studies import commands as cli
 from fedif_studies.backdoors.unlearning import unlearn_run
+from fedif_studies.commands import cli
 from tests.run import points
-
-
-@pytest.fixture(scope="module")
-def backdoored(tmp_path_factory) -> RunFolder:
-    settings = {
-        **{"num-clients": 10, "fraction-train": 1.0, "num-server-rounds": 20, "eval-every": 20},
-        **{"strategy": "fedavg", "attack": "pixel-trigger", "malicious-fraction": 0.4},
-        **{"output-dir": str(tmp_path_factory.mktemp("runs")), "device": "cpu"},
-    }
-    config = RunConfig.from_run_config(RunConfig.defaults() | settings)
-    return RunFolder(run_federation(LocalGrid(client_app, 10), config))
+from tests.strategies.named import config, run
 
 
 def success(folder: RunFolder, path) -> float:
@@ -40,19 +26,20 @@ def success(folder: RunFolder, path) -> float:
 
 
 @pytest.mark.all
-def test_the_backdoor_goes_and_the_model_stays_of_use(backdoored, monkeypatch, capsys):
-    given = backdoored.model.read_bytes()
-    monkeypatch.setattr(sys, "argv", ["fedif", "unlearn", str(backdoored.path)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
-    told = capsys.readouterr().out
+def test_the_backdoor_goes_and_the_model_stays_of_use(tmp_path):
+    keys = {"attack": "pixel-trigger", "malicious-fraction": 0.4, "local-epochs": 5}
+    keys |= {"fraction-train": 1.0, "num-server-rounds": 20, "eval-every": 20}
+    chosen = config(tmp_path, "fedavg", **keys)
+    run(chosen)
+    folder, written = RunFolder(chosen.run_dir), chosen.run_dir / "model-unlearned.pt"
+    given = folder.model.read_bytes()
+    told = CliRunner().invoke(cli, ["unlearn", str(folder.path)]).output
     assert "A trigger: the mask of class 0 covers" in told
-    assert f"Model: {backdoored.path / 'model-unlearned.pt'}" in told
-    assert backdoored.model.read_bytes() == given
-    assert success(backdoored, backdoored.model) > 0.9
-    assert success(backdoored, backdoored.path / "model-unlearned.pt") < 0.3
-    before, after = unlearn_run(backdoored.path).test
+    assert f"Model: {written}" in told
+    assert folder.model.read_bytes() == given
+    assert success(folder, folder.model) > 0.9
+    assert success(folder, written) < 0.3
+    before, after = unlearn_run(folder.path).test
     assert after > before - 0.1 > 0.7
 
 

@@ -15,23 +15,21 @@ from fedif_studies.names import NAMES
 from tests.rounds import a_round
 from tests.strategies.named import config
 
-SHARES = torch.full((4,), 0.25, dtype=torch.float64)
 
-
-def who(influences, rise=2.0, *, is_certain=False):
-    influences = torch.tensor(influences, dtype=torch.float64)
-    return strengthening(influences, SHARES, rise, is_certain=is_certain).tolist()
+def left_out(*influences: float, is_certain: bool = True) -> list[int]:
+    found, shares = torch.tensor(influences).double(), torch.full((4,), 0.25).double()
+    return strengthening(found, shares, 2.0, is_certain=is_certain).nonzero().flatten().tolist()
 
 
 def test_what_raises_the_loss_too_far_is_left_out():
-    assert who([3.0, 2.0, -1.0, 0.0]) == [True, False, False, False]
+    assert left_out(3.0, 2.0, -1.0, 0.0, is_certain=False) == [0]
     # A trigger is certain: above the mean, 1.
-    assert who([3.0, 2.0, -1.0, 0.0], is_certain=True) == [True, True, False, False]
+    assert left_out(3.0, 2.0, -1.0, 0.0) == [0, 1]
     # Above a mean of 6 would let 5 pass.
-    assert who([9.0, 9.0, 5.0, 1.0], is_certain=True) == [True, True, True, False]
-    assert who([math.nan, 5.0, 0.0, 0.0], is_certain=True) == [False] * 4
+    assert left_out(9.0, 9.0, 5.0, 1.0) == [0, 1, 2]
     # The mean is negative: what raises the loss at all.
-    assert who([0.5, -0.1, -4.0, -4.0], is_certain=True) == [True, False, False, False]
+    assert left_out(0.5, -0.1, -4.0, -4.0) == [0]
+    assert left_out(math.nan, 5.0, 0.0, 0.0) == []
 
 
 class Corner(nn.Module):

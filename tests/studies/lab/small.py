@@ -22,8 +22,6 @@ def write_result(
     run_dir: Path,
     settings: dict[str, Scalar],
     accuracies: list[float],
-    *,
-    data: str | None = None,
     **summary: object,
 ) -> Path:
     """Write a complete run's directory as a run leaves it, with these test accuracies."""
@@ -32,9 +30,6 @@ def write_result(
     lines = ["round,test_accuracy,validation_accuracy"]
     lines += [f"{n},{a},{a + 0.01}" for n, a in enumerate([0.1, *accuracies])]
     (run_dir / "rounds.csv").write_text("\n".join(lines) + "\n")
-    if data is not None:
-        label = {"group": "table", "name": run_dir.name, "data": data}
-        (run_dir / "cell.json").write_text(json.dumps(label))
     content = {"config": config, "machine": {"cores": 2, "processor": "abacus"}, **summary}
     (run_dir / "summary.json").write_text(json.dumps(content))
     return run_dir

@@ -8,7 +8,6 @@ import pytest
 
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab import run
 from fedif_studies.lab.cells import find_result
@@ -42,19 +41,6 @@ def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path,
     assert missing(path, CELLS) == [CELLS[1]]
 
 
-def test_a_signal_ends_it_and_what_is_complete_stays(tmp_path):
-    def stopped(cell: Row) -> list[Row]:
-        if cell["name"] == "b":
-            os.kill(os.getpid(), signal.SIGTERM)
-        return [{"figure": 1}]
-
-    path, handler = tmp_path / "rows.csv", signal.getsignal(signal.SIGTERM)
-    with pytest.raises(GridInterrupted, match="stopped: 2 cells are left; the same command"):
-        fill(path, CELLS, stopped)
-    assert [row["name"] for row in read_rows(path)] == ["a"]
-    assert signal.getsignal(signal.SIGTERM) is handler
-
-
 def test_those_who_write_at_once_lose_nothing(tmp_path):
     path = tmp_path / "rows.csv"
     rows = [{"of": index % 3, f"own {index % 3}": index} for index in range(30)]
@@ -64,39 +50,35 @@ def test_those_who_write_at_once_lose_nothing(tmp_path):
     assert sorted(int(row[f"own {row['of']}"]) for row in found) == list(range(30))
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_failed_cell_is_named_and_stops_no_other(tmp_path, capsys, jobs):
+def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
     good, bad = small_cell(tmp_path, "good"), small_cell(tmp_path, "bad", seed=1)
     bad.config.run_dir.parent.mkdir(parents=True)
     bad.config.run_dir.write_text("in the way")
-    assert not run_cells([bad, good], jobs)
-    assert RunFolder(good.config.run_dir).is_complete()
+    assert not run_cells([bad, good], 2)
     assert "failed: bad: output-dir" in capsys.readouterr().err
-    # What failed is tried again, and only that.
     bad.config.run_dir.unlink()
-    assert run_cells([bad, good, small_cell(tmp_path, "also bad", seed=1)], jobs)
-    told = capsys.readouterr().out
-    assert "1 of 2 cells are complete already" in told
-    assert "[1/1, until " in told
+    assert run_cells([bad, good, small_cell(tmp_path, "also bad", seed=1)], 1)
+    assert "1 of 2 cells are complete already" in capsys.readouterr().out
 
 
-def test_ctrl_c_leaves_a_grid_that_goes_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_grid_that_goes_on(tmp_path, monkeypatch, number):
     trained, app = [], task_app()
 
     def counted(message, context):
         if message.metadata.message_type == "train":
             trained.append(message)
             if len(trained) == 7:
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
         return app(message, context)
 
     monkeypatch.setattr(run, "task_app", lambda: counted)
     settings = {"num_server_rounds": 3, "checkpoint_every": 1}
     cells = [small_cell(tmp_path), small_cell(tmp_path, "second", seed=1, **settings)]
-    handler = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(number)
     with pytest.raises(GridInterrupted, match="stopped: 1 cells are left; the same command"):
         run_cells(cells, 1)
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.getsignal(number) is handler
     assert [find_result(cell) is not None for cell in cells] == [True, False]
     assert run_cells(cells, 1)
     rows = read_rows(cells[1].config.run_dir / "rounds.csv")

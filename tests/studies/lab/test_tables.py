@@ -3,12 +3,6 @@ from __future__ import annotations
 from rich.console import Console
 
 from fedif_flower.tables import ResultTable
-from fedif_studies.lab.table import MeanStd
-
-
-def test_mean_and_standard_deviation():
-    assert MeanStd.of([62.0, 64.0]).shown(".2f") == "63.00±1.41"
-    assert MeanStd.of([62.0]).shown(".2f") == "62.00"
 
 
 def test_a_name_in_brackets_is_shown_as_it_is(capsys):

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from fedif_flower.run.config import RunConfig
-from fedif_studies.paper.cells import cell_name, select
+from fedif_flower.run.rows import read_rows
+from fedif_flower.settings import Scalar
+from fedif_studies.lab.measurements import find_measurements
+from fedif_studies.paper.cells import cell_name, fill_table, select
+from fedif_studies.paper.report import report_table
 from fedif_studies.paper.tables import TABLES
-from tests.studies.lab.small import DEFAULTS
-
-
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_every_cell_is_a_figure_of_the_paper_and_the_other_way_round(table):
-    kinds = ("_training", "_aggregation") if table.name == "timing" else ("",)
-    cells = {(row.key, c.key + kind) for row in table.rows for c in table.columns for kind in kinds}
-    printed = {(row, column) for row, columns in table.paper.items() for column in columns}
-    assert cells == printed
+from tests.studies.lab.small import DEFAULTS, write_result
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
@@ -31,18 +28,53 @@ def test_every_cell_is_a_valid_configuration_of_its_own(table):
     assert {c.dirichlet_alpha for c in configs} == {1.0}
 
 
-@pytest.mark.parametrize(
-    ("table", "row", "column", "value"),
-    [
-        ("cifar10", "fedif", "label-noise_0.7_0.7-0.8", (51.74, 0.59)),
-        ("timing", "afedsv", "cifar10_aggregation", (91.7635, None)),
-        ("ablation", "su", "gradient-noise", (37.46, None)),
-    ],
-)
-def test_figures_as_printed(table, row, column, value):
-    assert TABLES[table].paper[row][column] == value
+def test_figures_as_printed():
+    assert TABLES["cifar10"].paper["fedif"]["label-noise_0.7_0.7-0.8"] == (51.74, 0.59)
+    assert TABLES["timing"].paper["afedsv"]["cifar10_aggregation"] == (91.7635, None)
 
 
 @pytest.mark.parametrize(("pattern", "count"), [("*_fedif", 9), ("adversarial_0.7*krum*", 2)])
 def test_cells_are_chosen_by_patterns(pattern, count):
     assert len(select(TABLES["cifar10"], patterns=[pattern])) == count
+
+
+def settings(table: str, row: str, column: str, **changed: Scalar) -> dict[str, Scalar]:
+    found = TABLES[table]
+    [r] = [r for r in found.rows if r.key == row]
+    [c] = [c for c in found.columns if c.key == column]
+    return found.settings(r, c) | {key.replace("_", "-"): value for key, value in changed.items()}
+
+
+def accuracies(last: float, best: float) -> list[float]:
+    """Return 100 rounds whose last ten have the mean of ``last``."""
+    return [best] + [0.2] * 89 + [last] * 10
+
+
+@pytest.mark.parametrize("changed", [{"model": "lenet5"}, {"fedif.smooth-update": False}])
+def test_a_run_with_another_setting_is_no_cell_of_the_table(tmp_path, changed):
+    write_result(tmp_path / "run", settings("cifar10", "fedif", "clean", **changed), [0.5])
+    cells = fill_table(TABLES["cifar10"], find_measurements([tmp_path]), DEFAULTS)
+    assert not any(cell.measurements for cell in cells)
+
+
+def test_a_table_is_written_with_its_rows_and_pictures(tmp_path, capsys):
+    fedavg, fedif = (settings("cifar10", row, "clean") for row in ("fedavg", "fedif"))
+    write_result(tmp_path / "a", fedavg, accuracies(0.60, 0.63))
+    write_result(tmp_path / "b", fedif, accuracies(0.62, 0.65))
+    write_result(tmp_path / "c", fedif | {"seed": 1}, accuracies(0.64, 0.64))
+    console, table = Console(width=200), TABLES["cifar10"]
+    cells = fill_table(table, find_measurements([tmp_path]), DEFAULTS)
+    report_table(table, cells, tmp_path / "out", console, 100)
+    folder = tmp_path / "out" / "cifar10"
+    text = (folder / "table.md").read_text()
+    fedavg = "| clean | FedAvg | 1 | 60.00 | 60.00 | 63.00 "
+    assert fedavg + "| 62.52±0.13 | -2.52 |" in text
+    fedif = "|  | FedIF | 2 | **63.00±1.41** | **63.00±1.41** | **64.50±0.71** "
+    assert fedif + "| **63.60±0.43** | -0.60 |" in text
+    assert "Rounds: 100; seeds: 0, 1; missing: 43 of 45 cells." in text
+    assert [path.name for path in folder.glob("*.png")] == ["clean.png"]
+    rows = read_rows(folder / "results.csv")
+    assert [(row["row"], row["seed"]) for row in rows] == [
+        *(("fedavg", "0"), ("fedif", "0"), ("fedif", "1"))
+    ]
+    assert "63.00±1.41" in capsys.readouterr().out
