@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from fedif_consortium.federation.folder import FederationFolder
+    from fedif_consortium.federation.records import FederationFolder
 
 federation_cli = typer.Typer(
     add_completion=False,
@@ -36,7 +36,7 @@ def init(
     folder: Folder = _HERE,
 ) -> None:
     """Make a federation's keys, certificates and settings; what is there already stays."""
-    from fedif_consortium.federation.folder import FederationSettings
+    from fedif_consortium.federation.records import FederationSettings
     from fedif_consortium.federation.server import initialize
 
     wanted = FederationSettings(
@@ -126,7 +126,7 @@ def status(
     import json
 
     from fedif_consortium.federation import server
-    from fedif_consortium.federation.status import look
+    from fedif_consortium.federation.server import look
 
     found = _folder(folder)
     seen = look(found, server.flower_of(found))
@@ -148,7 +148,7 @@ def keeper_client(folder: Folder = _HERE) -> None:
 
 
 def _folder(path: Path) -> FederationFolder:
-    from fedif_consortium.federation.folder import FederationFolder
+    from fedif_consortium.federation.records import FederationFolder
 
     return FederationFolder(path.expanduser().absolute())
 

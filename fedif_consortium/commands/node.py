@@ -42,7 +42,7 @@ def join(
     """Make this host's key, settings and the answer to an invitation; what is there stays."""
     from fedif_consortium.federation import certificates, node
     from fedif_consortium.federation.files import read_document
-    from fedif_consortium.federation.invitation import Invitation
+    from fedif_consortium.federation.records import Invitation
     from fedif_flower.settings import parse_overrides
 
     found, given = _folder(folder), parse_overrides(" ".join(config or []))
@@ -110,19 +110,19 @@ def node_check(
     It is about the node of `fedif node join`. Ends with status 1 if this host cannot take part.
     """
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     from fedif_consortium.federation.host_check import check_host
     from fedif_flower.messages.preflight import ADVICE, Status
     from fedif_flower.settings import parse_overrides
+    from fedif_flower.tables import ResultTable
 
     found = check_host(_folder(folder), parse_overrides(" ".join(config or [])))
-    table = Table("check", "status", "found", "to do")
-    for one in found:
-        advice = "" if one.status is Status.OK else ADVICE[one.check]
-        table.add_row(one.check, one.status, escape(one.words), advice)
-    Console().print(table)
+    heading = ["check", "status", "found", "to do"]
+    lines = [
+        [one.check, one.status, one.words, "" if one.status is Status.OK else ADVICE[one.check]]
+        for one in found
+    ]
+    ResultTable("", heading, lines, num_labels=len(heading)).print(Console())
     if any(one.status is Status.FAILED for one in found):
         raise typer.Exit(1)
 

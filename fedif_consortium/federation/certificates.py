@@ -8,7 +8,6 @@ import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 from cryptography import x509
@@ -27,17 +26,12 @@ SECONDS = 10.0  # For an answer.
 _BEFORE = timedelta(days=1)  # A member's clock may be slow.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.(?!-)[A-Za-z0-9-]{1,63})*")
-_SIGNS = x509.KeyUsage(
-    digital_signature=True,
-    content_commitment=False,
-    key_encipherment=False,
-    data_encipherment=False,
-    key_agreement=False,
-    key_cert_sign=True,
-    crl_sign=False,
-    encipher_only=False,
-    decipher_only=False,
+_OTHER_USES = (
+    *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("crl_sign", "encipher_only", "decipher_only"),
 )
+_NONE = dict.fromkeys(_OTHER_USES, False)
+_SIGNS = x509.KeyUsage(digital_signature=True, key_cert_sign=True, **_NONE)
 
 
 class UnreachableError(FedIFError):
@@ -115,15 +109,8 @@ def certificate_fingerprint(pem: str) -> str:
     return content_fingerprint(found.public_bytes(Encoding.DER))
 
 
-class Reached(NamedTuple):
-    """A server as this host sees it: its certificate, and the date that it tells."""
-
-    certificate: x509.Certificate
-    date: str
-
-
-def reach(address: str, authority: Path) -> Reached:
-    """Connect to a SuperLink as a member does.
+def reach(address: str, authority: Path) -> tuple[x509.Certificate, str]:
+    """Connect to a SuperLink as a member does; return its certificate, and the date that it tells.
 
     Raises
     ------
@@ -143,7 +130,7 @@ def reach(address: str, authority: Path) -> Reached:
         ) from error
     if status not in (200, 403):  # A proxy tells other hosts only that it is there.
         raise UnreachableError(f"the server at {address} is not well: status {status}")
-    return Reached(shown, date)
+    return shown, date
 
 
 def _named(name: str) -> x509.Name:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import tomli_w
 import typer
 
+from fedif_flower import storage
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
 from fedif_flower.settings import Settings, setting
-from fedif_flower.storage import (
-    make_folder,
-    require_private,
-    write_atomically,
-    write_private,
-    writing,
-)
 
 MOST_BYTES = 2**16
 _Document = TypeVar("_Document", bound=Settings)
@@ -27,10 +21,10 @@ _Document = TypeVar("_Document", bound=Settings)
 def secret(path: Path, purpose: str, make: Callable[[], bytes]) -> None:
     """Make a private key's file, for its owner alone, unless there is one."""
     if path.exists():
-        require_private(path, "the key")
+        storage.require_private(path, "the key")
         typer.echo(f"kept {path}")
     else:
-        write_private(path, make())
+        storage.write_private(path, make())
         typer.echo(f"made {path}, secret: {purpose}")
 
 
@@ -39,19 +33,19 @@ def new(path: Path, purpose: str, make: Callable[[], bytes | str]) -> None:
     if path.exists():
         typer.echo(f"kept {path}")
     else:
-        replace(path, purpose, make())
+        write(path, purpose, make())
 
 
-def replace(path: Path, purpose: str, content: bytes | str) -> None:
+def write(path: Path, purpose: str, content: bytes | str) -> None:
     """Write a file that may be there with other content."""
-    make_folder(path.parent)
-    write_atomically(path, content, 0o644)
+    storage.make_folder(path.parent)
+    storage.write_atomically(path, content, 0o644)
     typer.echo(f"wrote {path}: {purpose}")
 
 
 def private_folder(path: Path) -> None:
     """Make a folder that is its owner's alone, unless there is one."""
-    with writing(path):
+    with storage.writing(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
@@ -78,31 +72,22 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def to_toml(comment: str, values: Mapping[str, object]) -> str:
-    """Return values as TOML under a comment; a mapping among them becomes a table at the end."""
-    lines = [f"# {line}" for line in comment.splitlines()]
-    tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
-    lines += [f"{key} = {_value(v)}" for key, v in values.items() if key not in tables]
-    for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in table.items())]
-    return "\n".join(lines) + "\n"
+def to_toml(comment: str, values: Mapping[str, Any]) -> str:
+    """Return values as TOML under a comment."""
+    lines = [f"# {line}\n" for line in comment.splitlines()]
+    return "".join(lines) + tomli_w.dumps(values, multiline_strings=True)
 
 
-def _value(value: object) -> str:
-    if isinstance(value, str) and value.startswith("-----BEGIN "):
-        return f'"""\n{value}"""'  # PEM: its own lines.
-    # Of text, numbers, truth values and lists, TOML writes as JSON does.
-    return json.dumps(value, ensure_ascii=False)
-
-
-def read_document(path: Path, kind: type[_Document]) -> _Document:
+def read_document(path: Path, kind: type[_Document], otherwise: str = "") -> _Document:
     """Read a TOML file with the settings of a class.
 
     Raises
     ------
     ConfigError
-        Naming the file, the key, and what is allowed.
+        Naming the file, the key, and what is allowed; or, if there is no file, what to do.
     """
+    if otherwise and not path.is_file():
+        raise ConfigError(f"{path.parent} has no {path.name}: {otherwise}")
     content = read_toml(path, MOST_BYTES)
     try:
         return kind(**content)

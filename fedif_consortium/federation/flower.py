@@ -7,11 +7,9 @@ import os
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -64,10 +62,9 @@ def become(module: str, options: Sequence[str], folder: Path, **more: str) -> No
     **more : str
         Of its environment.
     """
-    environment = {**flower_environment(), **more}
     # From a checkout that is not installed, too.
-    paths = [str(PROJECT), *filter(None, [environment.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**flower_environment(), **more, "PYTHONPATH": os.pathsep.join(paths)}
     os.chdir(folder)
     os.umask(0o077)
     sys.stdout.flush()
@@ -82,14 +79,14 @@ def connect(name: str, address: str, authority: Path) -> None:
     ConfigError
         If the name is another SuperLink's already.
     """
-    home = os.environ.get("FLWR_HOME")
-    path = (Path(home) if home else Path.home() / ".flwr") / "config.toml"
+    home = os.environ.get("FLWR_HOME") or Path.home() / ".flwr"
+    path = Path(home) / "config.toml"
     wanted = {"address": address, "root-certificates": str(authority.absolute())}
-    known = (read_toml(path) if path.exists() else {}).get("superlink", {}).get(name)
+    written = path.read_text() if path.exists() else ""
+    known = (read_toml(path) if written else {}).get("superlink", {}).get(name)
     if known is None:
-        written = path.read_text() if path.exists() else ""
         make_folder(path.parent)
-        section = to_toml("", {f"superlink.{json.dumps(name)}": wanted})
+        section = to_toml("", {"superlink": {name: wanted}})
         write_atomically(path, f"{written}\n{section}", 0o644)
     elif known != wanted:
         raise ConfigError(
@@ -109,15 +106,11 @@ class Flower:
 
     def __init__(self, connection: str) -> None:
         self.connection = connection
-        self.environment = flower_environment()
 
-    def register(self, public_key: str, name: str) -> str:
-        """Let the node with this key, in a line as OpenSSH writes it, in; return its id."""
-        with tempfile.NamedTemporaryFile("w", suffix=".pub") as file:
-            file.write(f"{public_key}\n")
-            file.flush()
-            given = ("register", file.name, self.connection, "--name", name)
-            return str(self._call("supernode", *given)["node-id"])
+    def register(self, key: Path, name: str) -> str:
+        """Let the node with this public key, a file as OpenSSH writes it, in; return its id."""
+        found = self._call("supernode", "register", key, self.connection, "--name", name)
+        return str(found["node-id"])
 
     def unregister(self, node_id: str) -> None:
         """End a node's registration: its key opens nothing any more."""
@@ -139,24 +132,11 @@ class Flower:
 
     def follow(self, run_id: int) -> None:
         """Show a run's log until it ends or the connection is lost, which :meth:`runs` tells."""
-        subprocess.run(
-            ["flwr", "log", str(run_id), self.connection, "--stream"],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
+        _flwr("log", run_id, self.connection, "--stream", stderr=subprocess.DEVNULL)
 
     def _call(self, *arguments: object) -> dict[str, Any]:
         """Return the JSON that a command answers with."""
-        done = subprocess.run(
-            ["flwr", *map(str, arguments), "--format", "json"],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = _flwr(*arguments, "--format", "json", capture_output=True)
         reason = ""
         with suppress(ValueError):
             answer = json.loads(done.stdout[done.stdout.index("{") :])
@@ -166,6 +146,12 @@ class Flower:
         reason = " ".join(str(reason or done.stderr or done.stdout).split())
         words = " ".join(map(str, arguments[:2]))
         raise FlowerCommandError(f"`flwr {words}` failed: {reason or 'it said nothing'}")
+
+
+def _flwr(*arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run Flower's command to its end; ``how`` says where its output goes."""
+    own: dict[str, Any] = {"env": flower_environment(), "stdin": subprocess.DEVNULL, "text": True}
+    return subprocess.run(["flwr", *map(str, arguments)], check=False, **own, **how)
 
 
 def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
@@ -224,14 +210,16 @@ def _require_known_keys(app: Path, run_config: str) -> None:
     given = read_toml(Path(run_config)) if is_file else parse_overrides(run_config)
     project = read_toml(app / "pyproject.toml")
     with refused_as(ConfigError, f"{app} is no app of Flower; name its folder with --app"):
-        known = _keys(project["tool"]["flwr"]["app"].get("config", {}))
+        known = list(_keys(project["tool"]["flwr"]["app"].get("config", {})))
         for key in _keys(given):
             if key not in known:
                 raise ConfigError(unknown_key(key, known))
 
 
-def _keys(config: Mapping[str, Any], before: str = "") -> list[str]:
-    """Return the keys of a run config as Flower has them: those of a table after its name."""
-    tables = {key: value for key, value in config.items() if isinstance(value, Mapping)}
-    nested = [_keys(table, f"{before}{name}.") for name, table in tables.items()]
-    return [*(before + key for key in config if key not in tables), *chain(*nested)]
+def _keys(config: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """Yield the keys of a run config as Flower has them: those of a table after its name."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{before}{key}.")
+        else:
+            yield before + key

@@ -51,8 +51,8 @@ def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Fin
     ConfigError
         If there is no node, or a key is wrong.
     """
-    settings, own = folder.read()
-    node = NodeConfig.from_node_config(own)
+    settings = folder.settings()
+    node = NodeConfig.from_node_config(settings.config)
     clients = {} if node.num_partitions is None else {"num-clients": node.num_partitions}
     config = RunConfig.from_run_config({**clients, **run_config}, server_parts())
 
@@ -87,9 +87,9 @@ def check_server(address: str, ca: Path) -> list[Finding]:
         The federation's certificate, which alone is trusted.
     """
     try:
-        found = reach(address, ca)
-        ahead = datetime.now(UTC) - parsedate_to_datetime(found.date)
-        end = min(c.not_valid_after_utc for c in (found.certificate, read_certificate(ca)))
+        shown, date = reach(address, ca)
+        ahead = datetime.now(UTC) - parsedate_to_datetime(date)
+        end = min(c.not_valid_after_utc for c in (shown, read_certificate(ca)))
     except (FedIFError, ValueError) as error:
         return [Finding("certificate", Status.FAILED, str(error))]
     status = Status.WARNING if end < datetime.now(UTC) + SOON else Status.OK

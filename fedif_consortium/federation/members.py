@@ -8,11 +8,16 @@ from pathlib import Path
 import typer
 
 from fedif_consortium.evidence.keys import key_digest, read_public_key
+from fedif_consortium.federation import files
 from fedif_consortium.federation.certificates import certificate_fingerprint
-from fedif_consortium.federation.files import new, read_document, replace, to_toml
 from fedif_consortium.federation.flower import Flower, FlowerCommandError
-from fedif_consortium.federation.folder import FederationFolder, Member
-from fedif_consortium.federation.invitation import Answer, Invitation, key_fingerprint
+from fedif_consortium.federation.records import (
+    Answer,
+    FederationFolder,
+    Invitation,
+    Member,
+    key_fingerprint,
+)
 from fedif_consortium.federation.server import statement_fingerprint
 from fedif_flower.errors import ConfigError
 from fedif_flower.storage import exclusive_lock, writing
@@ -48,8 +53,8 @@ def invite(folder: FederationFolder, name: str) -> Path:
             certificate=folder.authority.read_text(),
         )
         _save(folder, member)
-        text = to_toml(_ABOUT_INVITATION, invitation.to_mapping())
-        replace(path, f"send it to {name}, number {member.number}", text)
+        text = files.to_toml(_ABOUT_INVITATION, invitation.to_mapping())
+        files.write(path, f"send it to {name}, number {member.number}", text)
     return path
 
 
@@ -74,21 +79,17 @@ def add(folder: FederationFolder, given: Path, flower: Flower) -> Member:
         If the SuperLink does not take the key.
     """
     with exclusive_lock(folder.lock):
-        answer = read_document(given, Answer)
-        try:
-            member = _answering(folder, answer)
-        except ConfigError as error:
-            raise ConfigError(f"{given}: {error}") from error
+        answer = files.read_document(given, Answer)
+        member = _answering(folder, answer)
         if member.node_id:
-            typer.echo(
-                f"kept {member.name}: registered on {member.registered}, node {member.node_id}"
-            )
+            since = f"registered on {member.registered}, node {member.node_id}"
+            typer.echo(f"kept {member.name}: {since}")
             return member
         again, member = bool(member.key), member.replace(key=member.key or answer.key)
         # First: whoever is interrupted after the registration can be found again.
         _save(folder, member)
         try:
-            node_id = flower.register(member.key, member.name)
+            node_id = flower.register(folder.public_key(member.name), member.name)
         except FlowerCommandError:
             # It may be there from an attempt that was interrupted: the one node that is nobody's.
             nobodys = _live(flower) - {other.node_id for other in folder.members().values()}
@@ -151,17 +152,15 @@ def _answering(folder: FederationFolder, answer: Answer) -> Member:
         raise ConfigError(f"{who} was not invited: `fedif federation invite`")
     if member.removed:
         raise ConfigError(f"{member.name} was removed on {member.removed}: invite another name")
-    known = {name: _digest(one.key) for name, one in members.items() if one.key}
-    digest = _digest(answer.key)
-    if known.get(member.name, digest) != digest:
+    digest, ours = _digest(answer.key), key_fingerprint(answer.key)
+    if member.key and _digest(member.key) != digest:
         raise ConfigError(
-            f"{member.name} has another key, {key_fingerprint(member.key)}, not "
-            f"{key_fingerprint(answer.key)}: a member that lost its key is removed, and "
-            "invited under another name"
+            f"{member.name} has another key, {key_fingerprint(member.key)}, not {ours}: a member "
+            "that lost its key is removed, and invited under another name"
         )
-    for name, other in known.items():
-        if name != member.name and other == digest:
-            raise ConfigError(f"{member.name} has the key of {name}: each needs its own")
+    for other in members.values():
+        if other.key and other.name != member.name and _digest(other.key) == digest:
+            raise ConfigError(f"{member.name} has the key of {other.name}: each needs its own")
     return member
 
 
@@ -175,12 +174,11 @@ def _live(flower: Flower) -> set[str]:
 
 
 def _save(folder: FederationFolder, member: Member) -> None:
-    path = folder.member_file(member.name)
-    text = to_toml(_ABOUT_MEMBER, member.to_mapping())
-    replace(path, f"{member.name}, {member.state}", text)
-    if member.node_id:
-        key = path.with_name(f"{member.name}.pub")
-        new(key, "for `fedif verify --members`", lambda: f"{member.key}\n")
+    text = files.to_toml(_ABOUT_MEMBER, member.to_mapping())
+    files.write(folder.member_file(member.name), f"{member.name}, {member.state}", text)
+    if member.key:
+        path = folder.public_key(member.name)
+        files.new(path, "for `fedif verify --members`", lambda: f"{member.key}\n")
 
 
 def _now() -> str:

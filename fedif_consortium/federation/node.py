@@ -5,31 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
 from fedif_consortium.evidence.keys import load_key
+from fedif_consortium.federation import files, records
 from fedif_consortium.federation.certificates import certificate_fingerprint
-from fedif_consortium.federation.files import (
-    a_name,
-    an_address,
-    new,
-    private_folder,
-    secret,
-    to_toml,
-)
 from fedif_consortium.federation.flower import become
-from fedif_consortium.federation.invitation import (
-    Invitation,
-    key_fingerprint,
-    make_answer,
-    make_node_key,
-    public_line,
-)
+from fedif_consortium.federation.records import Invitation
 from fedif_flower.errors import ConfigError
-from fedif_flower.foreign import read_toml
-from fedif_flower.settings import Scalar, Settings, parse_overrides, setting, take_section
+from fedif_flower.settings import Scalar, Settings, parse_overrides, setting
 
 SUPERNODE = "fedif_flower.runtime.supernode"
 GUARDED_SUPERNODE = "fedif_consortium.member.guarded_supernode"
@@ -41,11 +27,12 @@ This host's node, written by `fedif node join`; `fedif node start` reads it.
 class NodeSettings(Settings):
     """Where a node connects to, and as whom; paths are relative to the node's folder."""
 
-    federation: str = a_name("The federation.")
-    member: str = a_name("This member there.")
-    superlink: str = an_address("Where the server is.")
+    federation: str = files.a_name("The federation.")
+    member: str = files.a_name("This member there.")
+    superlink: str = files.an_address("Where the server is.")
     port: int = setting(9094, "A port of this host, for the node's own use.", ge=1, le=65535)
     policy: str = setting("", "What this host lets apps do; empty: no guard.")
+    config: dict[str, Any] = setting({}, "What the node says of itself.", allowed="a section")
 
 
 class NodeFolder:
@@ -67,34 +54,20 @@ class NodeFolder:
         """Return where the answer to an invitation lies."""
         return self.path / f"{member}.answer.toml"
 
-    def read(self) -> tuple[NodeSettings, dict[str, Scalar]]:
-        """Return the node's settings, and what it says of itself.
+    def settings(self) -> NodeSettings:
+        """Read the node's settings.
 
         Raises
         ------
         ConfigError
             If there is no node, or something in its file is wrong.
         """
-        if not self.configuration.is_file():
-            raise ConfigError(
-                f"{self.path} has no node.toml: name the node's folder with --in, or make it with "
-                "`fedif node join INVITATION`"
-            )
-        content = read_toml(self.configuration)
-        try:
-            config = take_section(content, "config")
-            return NodeSettings(**content), config
-        except ConfigError as error:
-            raise ConfigError(f"{self.configuration}: {error}") from error
+        otherwise = "name the node's folder with --in, or make it with `fedif node join INVITATION`"
+        return files.read_document(self.configuration, NodeSettings, otherwise)
 
 
 def join(
-    folder: NodeFolder,
-    invitation: Invitation,
-    *,
-    config: Mapping[str, Scalar],
-    port: int,
-    policy: str,
+    folder: NodeFolder, invited: Invitation, *, config: Mapping[str, Scalar], port: int, policy: str
 ) -> None:
     """Make what a node needs to take part, and the answer to its invitation.
 
@@ -102,7 +75,7 @@ def join(
     ----------
     folder : NodeFolder
         Where everything goes; what is there already stays.
-    invitation : Invitation
+    invited : Invitation
         The operator's.
     config : mapping
         What the node says of itself beside its number, or instead of a default.
@@ -116,42 +89,43 @@ def join(
     ConfigError
         If the invitation is damaged, or the folder is another federation's or member's.
     """
-    certificate = certificate_fingerprint(invitation.certificate)  # Before anything is made.
-    _require_same(folder, invitation)
-    masked = {"signing-key": str(folder.key), "keeper-key": invitation.keeper_key}
+    certificate = certificate_fingerprint(invited.certificate)  # Before anything is made.
+    _require_same(folder, invited)
+    masked = {"signing-key": str(folder.key), "keeper-key": invited.keeper_key}
     own = {
-        "partition-id": invitation.number,
+        "partition-id": invited.number,
         "statement-dir": str(folder.path / "statements"),
         "receipts-dir": str(folder.path / "receipts"),
-        **(masked if invitation.keeper_key else {}),
+        **(masked if invited.keeper_key else {}),
         **config,
     }
     node_config_text(own)
     settings = NodeSettings(
-        federation=invitation.federation,
-        member=invitation.member,
-        superlink=invitation.address,
+        federation=invited.federation,
+        member=invited.member,
+        superlink=invited.address,
         port=port,
         policy=policy,
+        config=own,
     )
-    private_folder(folder.path)
-    secret(folder.key, "it never leaves this host", make_node_key)
+    files.private_folder(folder.path)
+    files.secret(folder.key, "it never leaves this host", records.make_node_key)
     key = load_key(folder.key)
-    public = folder.path / "node.key.pub"
-    new(public, "the same, to show", lambda: public_line(key, invitation.member) + "\n")
-    new(folder.authority, "the server is known by it", lambda: invitation.certificate)
-    text = to_toml(_ABOUT, {**settings.to_mapping(), "config": own})
-    new(folder.configuration, "where this node connects to, and as whom", lambda: text)
-    answer = make_answer(invitation, key)
-    reply = to_toml("To the operator: `fedif federation add-member FILE`.", answer.to_mapping())
+    public, line = folder.path / "node.key.pub", records.public_line(key, invited.member)
+    files.new(public, "the same, to show", lambda: f"{line}\n")
+    files.new(folder.authority, "the server is known by it", lambda: invited.certificate)
+    text = files.to_toml(_ABOUT, settings.to_mapping())
+    files.new(folder.configuration, "where this node connects to, and as whom", lambda: text)
+    answer = records.make_answer(invited, key).to_mapping()
+    reply = files.to_toml("To the operator: `fedif federation add-member FILE`.", answer)
     # A signature differs each time, for the same key and invitation.
-    new(folder.answer(invitation.member), "send it to the operator", lambda: reply)
-    typer.echo(f"this node's key: {key_fingerprint(answer.key)}; read it to the operator")
+    files.new(folder.answer(invited.member), "send it to the operator", lambda: reply)
+    typer.echo(f"this node's key: {records.key_fingerprint(line)}; read it to the operator")
     typer.echo("ask the operator, not by the way the invitation came, whether these are right:")
     typer.echo(f"certificate's fingerprint: {certificate}")
-    typer.echo(f"statement key's fingerprint: {invitation.statement_key}")
-    if invitation.keeper_key:
-        typer.echo(f"and the keeper's operator: public key {invitation.keeper_key}")
+    typer.echo(f"statement key's fingerprint: {invited.statement_key}")
+    if invited.keeper_key:
+        typer.echo(f"and the keeper's operator: public key {invited.keeper_key}")
 
 
 def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoReturn:
@@ -162,13 +136,13 @@ def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoRet
     ConfigError
         If the node's file is wrong, or others may read its key.
     """
-    settings, config = folder.read()
+    settings = folder.settings()
     load_key(folder.key)
     policy = policy or (str(folder.path / settings.policy) if settings.policy else "")
     given = [
         *("--superlink", settings.superlink, "--root-certificates", str(folder.authority)),
         *("--auth-supernode-private-key", str(folder.key)),
-        *("--node-config", node_config_text(config), "--port", str(settings.port)),
+        *("--node-config", node_config_text(settings.config), "--port", str(settings.port)),
         *options,
     ]
     if policy:
@@ -184,23 +158,23 @@ def node_config_text(config: Mapping[str, Scalar]) -> str:
     ConfigError
         If a value is of a type, or has quotes, that Flower cannot take there.
     """
-    pairs = {key: json.dumps(value, ensure_ascii=False) for key, value in config.items()}
-    text = " ".join(f"{key}={value}" for key, value in pairs.items())
+    pairs = (f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in config.items())
+    text = " ".join(pairs)
     parse_overrides(text)
     return text
 
 
-def _require_same(folder: NodeFolder, invitation: Invitation) -> None:
+def _require_same(folder: NodeFolder, invited: Invitation) -> None:
     """Raise ConfigError if a folder is another federation's or member's."""
     if folder.configuration.exists():
-        there, _ = folder.read()
-        found, wanted = (f"{x.member!r} of {x.federation!r}" for x in (there, invitation))
+        of = folder.settings(), invited
+        found, wanted = (f"{one.member!r} of {one.federation!r}" for one in of)
         if found != wanted:
             raise ConfigError(
                 f"{folder.configuration} is of member {found}, not {wanted}: name another folder "
                 "with --in"
             )
-    if folder.authority.exists() and folder.authority.read_text() != invitation.certificate:
+    if folder.authority.exists() and folder.authority.read_text() != invited.certificate:
         raise ConfigError(
             f"{folder.authority} is another certificate than the invitation's: ask the operator "
             "which is right, and move the wrong one away"

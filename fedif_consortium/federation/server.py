@@ -1,31 +1,37 @@
-"""The server's part: keys, certificates and settings, and its SuperLink."""
+"""The server's part: keys, certificates and settings, its SuperLink, and how a federation is."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
-from fedif_consortium.evidence.keys import fingerprint, load_key, load_or_make_key, public_of
+from fedif_consortium.evidence.keys import fingerprint, load_key, load_or_make_key
+from fedif_consortium.federation import files
 from fedif_consortium.federation.certificates import (
-    AUTHORITY_DAYS,
-    SERVER_DAYS,
     certificate_fingerprint,
     make_key,
     own_certificate,
+    reach,
+    read_certificate,
     server_certificate,
 )
-from fedif_consortium.federation.files import new, private_folder, secret, split_address, to_toml
 from fedif_consortium.federation.flower import Flower, become, connect
-from fedif_consortium.federation.folder import FederationFolder, FederationSettings
+from fedif_consortium.federation.records import FederationFolder, FederationSettings, Member
 from fedif_consortium.superlink.proxy import nginx_settings
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, FedIFError
 
 GUARDED_SUPERLINK = "fedif_consortium.superlink.guarded_superlink"
 _ABOUT = "The federation's settings, written by `fedif federation init`."
+RENEW_DAYS = 30  # A certificate that ends sooner is worth a warning.
+LEAST_FREE = 2**30
+RUNS = 5
+RUN_COLUMNS = ("run-id", "status", "running-at", "finished-at", "status-details")
 
 
 def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
@@ -38,32 +44,22 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
     """
     if folder.configuration.exists() and folder.settings() != wanted:
         raise ConfigError(f"{folder.configuration} is there and says otherwise: edit it")
+    files.private_folder(folder.path)
     signing, authority = folder.authority_key, folder.authority
-    for key, certificate in ((signing, authority), (folder.server_key, folder.certificate)):
-        if certificate.exists() and not key.exists():
-            raise ConfigError(
-                f"{certificate} is there, but {key.name} is not: restore it from a backup, or move "
-                f"{certificate.name} away too"
-            )
-    private_folder(folder.path)
-    secret(signing, "signs the server's certificates", make_key)
-    purpose = f"goes to every member, in its invitation; good for {AUTHORITY_DAYS} days"
-    new(authority, purpose, lambda: own_certificate(signing, f"{wanted.name} CA"))
-    secret(folder.server_key, "of the SuperLink", make_key)
-    new(
-        folder.certificate,
-        f"for {', '.join(wanted.hosts)}; good for {SERVER_DAYS} days",
-        lambda: server_certificate(folder.server_key, signing, authority, wanted.hosts),
-    )
+    purposes = "signs the server's certificates", "goes to every member, in its invitation"
+    _pair(signing, authority, purposes, lambda: own_certificate(signing, f"{wanted.name} CA"))
+    key, hosts = folder.server_key, wanted.hosts
+    purposes = "of the SuperLink", f"for {', '.join(hosts)}"
+    made = partial(server_certificate, key, signing, authority, hosts)
+    _pair(key, folder.certificate, purposes, made)
     load_or_make_key(folder.statement_key)
     typer.echo(f"{folder.statement_key}, secret: signs statements of contributions")
-    new(folder.configuration, "the settings", lambda: to_toml(_ABOUT, wanted.to_mapping()))
+    text = files.to_toml(_ABOUT, wanted.to_mapping())
+    files.new(folder.configuration, "the settings", lambda: text)
     if wanted.proxy:
-        new(
-            folder.nginx,
-            f"nginx -e stderr -p {folder.nginx.parent} -c nginx.conf",
-            lambda: nginx_settings(wanted.listen, wanted.superlink, folder.path.owner()),
-        )
+        proxy = nginx_settings(wanted.listen, wanted.superlink, folder.path.owner())
+        run = f"nginx -e stderr -p {folder.nginx.parent} -c nginx.conf"
+        files.new(folder.nginx, run, lambda: proxy)
         if shutil.which("nginx") is None:
             typer.echo("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
     else:
@@ -72,6 +68,19 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
     typer.echo(f"Flower's commands know it as {wanted.name!r}, at {wanted.local_address}")
     typer.echo(f"certificate's fingerprint: {certificate_fingerprint(authority.read_text())}")
     typer.echo(f"statement key's fingerprint: {statement_fingerprint(folder)}")
+
+
+def _pair(
+    key: Path, certificate: Path, purposes: tuple[str, str], make: Callable[[], bytes]
+) -> None:
+    """Make a key and a certificate; what is there stays."""
+    if certificate.exists() and not key.exists():
+        raise ConfigError(
+            f"{certificate} is there, but {key.name} is not: restore it from a backup, or move "
+            f"{certificate.name} away too"
+        )
+    files.secret(key, purposes[0], make_key)
+    files.new(certificate, purposes[1], make)
 
 
 def flower_of(folder: FederationFolder) -> Flower:
@@ -83,7 +92,7 @@ def flower_of(folder: FederationFolder) -> Flower:
 
 def statement_fingerprint(folder: FederationFolder) -> str:
     """Return the fingerprint of the key that signs statements."""
-    return fingerprint(public_of(load_key(folder.statement_key)))
+    return fingerprint(load_key(folder.statement_key).public_key())
 
 
 def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoReturn:
@@ -94,7 +103,7 @@ def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoRetur
     ConfigError
         If there is no federation, or its statement key is missing.
     """
-    host, port = split_address(folder.settings().bind)
+    host, port = files.split_address(folder.settings().bind)
     load_key(folder.statement_key)
     own = [
         *("--host", host, "--port", str(port)),
@@ -110,5 +119,74 @@ def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoRetur
 def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> None:
     """Make a key and a certificate that one peer is to have a copy of; what is there stays."""
     key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
-    secret(key, f"of {certificate.name}", make_key)
-    new(certificate, f"goes to {goes_to}", lambda: own_certificate(key, name, hosts))
+    purposes = f"of {certificate.name}", f"goes to {goes_to}"
+    _pair(key, certificate, purposes, lambda: own_certificate(key, name, hosts))
+
+
+def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
+    """Ask everything that can be asked; what does not answer is a warning, not an error.
+
+    Returns
+    -------
+    dict
+        As JSON has it: ``federation`` and ``address``; ``superlink``, empty if it answers, else why
+        it does not; ``members``, each with
+        ``online`` and ``last_seen`` null where the SuperLink did not say; the latest ``runs``;
+        ``certificate_ends`` and ``authority_ends``; ``free_bytes``; ``warnings``, what to do about.
+
+    Raises
+    ------
+    ConfigError
+        If the folder has no federation, or a file of it is wrong.
+    """
+    settings, unreachable = folder.settings(), ""
+    warnings: list[str] = []
+    nodes: Mapping[str, Mapping[str, Any]] = {}
+    runs: list[dict[str, Any]] = []
+    certificate, authority = map(read_certificate, (folder.certificate, folder.authority))
+    try:
+        warnings += [
+            f"{address} does not serve {folder.certificate} yet: restart it"
+            for address in dict.fromkeys([settings.local_address, settings.proxy_address])
+            if reach(address, folder.authority)[0] != certificate
+        ]
+        nodes, runs = flower.nodes(), flower.runs("--limit", RUNS)
+    except FedIFError as error:
+        unreachable = str(error)
+        warnings.append(unreachable)
+    for what, one in (("server", certificate), ("authority", authority)):
+        if (days := (one.not_valid_after_utc - datetime.now(UTC)).days) < RENEW_DAYS:
+            warnings.append(f"the {what}'s certificate ends in {days} days")
+    free = shutil.disk_usage(folder.path).free
+    if free < LEAST_FREE:
+        warnings.append(f"{free / 2**20:.0f} MiB are free in {folder.path}")
+    members = [_status_of(member, nodes) for member in folder.members().values()]
+    registered = [member for member in members if member["state"] == "registered"]
+    gone = [member["name"] for member in registered if member["online"] is None]
+    if gone and not unreachable:
+        warnings.append(f"the SuperLink does not know {', '.join(gone)}: was its database lost?")
+    known = [member["online"] for member in registered if member["online"] is not None]
+    if 2 * sum(known) < len(known):
+        warnings.append(f"{sum(known)} of {len(known)} members are online")
+    return {
+        "federation": settings.name,
+        "address": settings.address,
+        "superlink": unreachable,
+        "members": members,
+        "runs": [{key: str(run.get(key, "")) for key in RUN_COLUMNS} for run in runs],
+        "certificate_ends": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
+        "authority_ends": f"{authority.not_valid_after_utc:%Y-%m-%d}",
+        "free_bytes": free,
+        "warnings": warnings,
+    }
+
+
+def _status_of(member: Member, nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a member as the operator and the SuperLink know it."""
+    online, last_seen = None, None
+    if (node := nodes.get(member.node_id)) is not None:
+        online = node.get("status") == "online"
+        left = str(node.get("offline-at", "N/A"))
+        last_seen = "now" if online else "never" if left == "N/A" else left
+    told = {name: getattr(member, name) for name in ("name", "number", "state", "node_id")}
+    return {**told, "online": online, "last_seen": last_seen}

@@ -23,7 +23,7 @@ from flwr.cli.build import build_fab_from_disk
 from client_app import app as client_app
 from fedif_consortium.evidence.chained_log import Entry, last_hash, read_log
 from fedif_consortium.evidence.keys import load_or_make_key, read_members
-from fedif_consortium.federation.invitation import make_node_key
+from fedif_consortium.federation.records import make_node_key
 from fedif_consortium.member.apps import bundle_digest
 from fedif_consortium.member.node_log import FILE
 from fedif_consortium.member.outgoing import LeavesSettings, rounded

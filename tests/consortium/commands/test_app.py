@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedif_consortium.evidence.keys import read_key_file
-from fedif_consortium.federation.invitation import make_node_key, public_line
+from fedif_consortium.federation.records import make_node_key, public_line
 from fedif_consortium.member.apps import bundle_digest
 from fedif_flower.errors import ConfigError
 from tests.consortium.commands.typed import call

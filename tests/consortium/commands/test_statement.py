@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, key_id, read_key_file
-from fedif_consortium.federation.invitation import make_node_key, public_line
+from fedif_consortium.federation.records import make_node_key, public_line
 from fedif_flower.storage import write_private
 from tests.consortium.commands.typed import call
 from tests.consortium.statement.runs import make_run

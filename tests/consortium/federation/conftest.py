@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedif_consortium.federation.folder import FederationFolder
+from fedif_consortium.federation.records import FederationFolder
 from tests.consortium.federation.folders import make_federation
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from fedif_consortium.federation.files import read_document
 from fedif_consortium.federation.flower import FlowerCommandError
-from fedif_consortium.federation.folder import FederationFolder, FederationSettings
-from fedif_consortium.federation.invitation import Invitation
 from fedif_consortium.federation.members import invite
 from fedif_consortium.federation.node import NodeFolder, join
+from fedif_consortium.federation.records import FederationFolder, FederationSettings, Invitation
 from fedif_consortium.federation.server import initialize
 
 SETTINGS = FederationSettings(
@@ -27,8 +26,8 @@ class Registry:
     names: dict[str, str] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
 
-    def register(self, public_key: str, name: str) -> str:
-        key = " ".join(public_key.split()[:2])
+    def register(self, public_key: Path, name: str) -> str:
+        key = " ".join(public_key.read_text().split()[:2])
         if key in self.keys.values():
             raise FlowerCommandError("refused")
         node_id = str(1000 + len(self.keys))

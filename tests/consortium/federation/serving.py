@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from fedif_consortium.federation.files import to_toml
-from fedif_consortium.federation.folder import FederationFolder
+from fedif_consortium.federation.records import FederationFolder
 
 
 class _Health(BaseHTTPRequestHandler):

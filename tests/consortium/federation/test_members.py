@@ -5,8 +5,8 @@ import pytest
 from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.federation.files import read_document, to_toml
 from fedif_consortium.federation.flower import FlowerCommandError
-from fedif_consortium.federation.invitation import Answer
 from fedif_consortium.federation.members import add, invite, remove
+from fedif_consortium.federation.records import Answer
 from fedif_flower.errors import ConfigError
 from tests.consortium.federation.folders import Registry, answer_of, content, make_federation
 
@@ -58,8 +58,8 @@ def refused(folder, answer, registry, match):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"member": "hospital-b"}, "signature is not that of key"),
-        ({"certificate-fingerprint": "0000"}, "signature is not that of key"),
+        ({"member": "hospital-b"}, "hospital-b did not sign its answer"),
+        ({"certificate-fingerprint": "0000"}, "hospital-a did not sign its answer"),
         ({"signature": "?"}, "signature is no base64"),
         ({"key": "ssh-rsa AAAA"}, "key is no public key"),
     ],

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from fedif_consortium.federation.members import add, invite, remove
-from fedif_consortium.federation.status import look
+from fedif_consortium.federation.server import look
 from tests.consortium.federation.folders import Registry, answer_of
 from tests.consortium.federation.serving import serving
 

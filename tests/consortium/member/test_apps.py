@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_consortium.evidence.dsse import Envelope
-from fedif_consortium.federation.invitation import public_line
+from fedif_consortium.federation.records import public_line
 from fedif_consortium.member import apps
 from fedif_consortium.member.apps import (
     AppRules,

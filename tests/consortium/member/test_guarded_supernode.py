@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from fedif_consortium.federation.invitation import make_node_key
+from fedif_consortium.federation.records import make_node_key
 from fedif_consortium.member.guarded_supernode import install, main
 from fedif_consortium.member.policy import read_member_policy
 from fedif_flower.errors import ConfigError

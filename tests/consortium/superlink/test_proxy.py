@@ -23,7 +23,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
 from fedif_consortium.federation.files import split_address
-from fedif_consortium.federation.folder import FederationFolder, FederationSettings
+from fedif_consortium.federation.records import FederationFolder, FederationSettings
 from fedif_consortium.federation.server import initialize
 from tests.integration.deployed import free_port
 

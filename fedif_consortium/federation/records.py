@@ -1,0 +1,206 @@
+"""What an operator and a member keep, and send to each other before the first connection.
+
+The invitation says where the server is and how to know it. The answer has the member's public key,
+signed by its private half together with the fingerprint of the certificate that the member was
+given. Both hold no secret, and both are worth comparing aloud: whoever can change them on their
+way could take either's place.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import MinLen
+from cryptography.hazmat.primitives import serialization as to
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedif_consortium.evidence import keys
+from fedif_consortium.federation import files
+from fedif_consortium.federation.certificates import certificate_fingerprint
+from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import refused_as
+from fedif_flower.settings import Settings, setting
+
+
+class FederationSettings(Settings):
+    """What a federation is called and where it is, from ``federation.toml``."""
+
+    name: str = files.a_name("Its name, also that of the connection in Flower's commands.")
+    hosts: Annotated[list[str], MinLen(1)] = setting(
+        ..., "Names or addresses by which members reach the server.", allowed="one or more names"
+    )
+    listen: str = files.an_address("Where members connect to.", "0.0.0.0:9092")
+    proxy: bool = setting(True, "Whether nginx stands in front of the SuperLink.")
+    superlink: str = files.an_address("Where the SuperLink listens behind nginx.", "127.0.0.1:9095")
+    keeper_key: str = files.a_keeper_key(
+        "The public key of the keeper of masks, where there is one."
+    )
+
+    @property
+    def bind(self) -> str:
+        """Where the SuperLink listens."""
+        return self.superlink if self.proxy else self.listen
+
+    @property
+    def address(self) -> str:
+        """Where members reach the server: the first of its hosts."""
+        return _host_and_port(self.hosts[0], files.split_address(self.listen)[1])
+
+    @property
+    def local_address(self) -> str:
+        """Where the server itself reaches it."""
+        return _from_here(self.bind)
+
+    @property
+    def proxy_address(self) -> str:
+        """Where this host reaches what members do."""
+        return _from_here(self.listen)
+
+
+class Member(Settings):
+    """What the operator knows of a member, from ``members/<name>.toml``."""
+
+    name: str = files.a_name("What it is called.")
+    number: int = setting(..., "Its own number (`partition-id`).", ge=0)
+    invited: str = setting("", "When it was invited.")
+    key: str = setting("", "Its public key, once it is known.")
+    node_id: str = setting("", "Its id at the SuperLink, once its key is registered there.")
+    registered: str = setting("", "When that was.")
+    removed: str = setting("", "When its registration was ended.")
+
+    @property
+    def state(self) -> str:
+        """How far it has come: ``invited``, ``registered`` or ``removed``."""
+        if self.removed:
+            return "removed"
+        return "registered" if self.node_id else "invited"
+
+
+class FederationFolder:
+    """Everything that a federation's server keeps, in one folder.
+
+    Parameters
+    ----------
+    path : Path
+        The folder, absolute.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.configuration = path / "federation.toml"  # Its settings.
+        self.authority_key = path / "ca.key"  # Signs the server's certificates.
+        self.authority = path / "ca.crt"  # What members know the federation by.
+        self.server_key, self.certificate = path / "server.key", path / "server.crt"
+        self.statement_key = path / "statement-key.pem"  # Signs statements of contributions.
+        self.database = path / "superlink.db"
+        self.nginx = path / "nginx" / "nginx.conf"
+        self.lock = path / ".lock"  # Held while members' numbers are given out.
+
+    def invitation(self, name: str) -> Path:
+        """Return where a member's invitation lies."""
+        return self.path / "invitations" / f"{name}.invitation.toml"
+
+    def member_file(self, name: str) -> Path:
+        """Return where a member's record lies."""
+        return self.path / "members" / f"{name}.toml"
+
+    def public_key(self, name: str) -> Path:
+        """Return where a member's public key lies, once it is known."""
+        return self.path / "members" / f"{name}.pub"
+
+    def settings(self) -> FederationSettings:
+        """Read the federation's settings.
+
+        Raises
+        ------
+        ConfigError
+            If there is no federation, or a setting is wrong.
+        """
+        otherwise = (
+            "name the federation's folder with --in, or make one with `fedif federation init`"
+        )
+        return files.read_document(self.configuration, FederationSettings, otherwise)
+
+    def members(self) -> dict[str, Member]:
+        """Return everyone who was ever invited or registered, by name, in order of numbers."""
+        paths = (self.path / "members").glob("*.toml")
+        found = [files.read_document(path, Member) for path in paths]
+        return {member.name: member for member in sorted(found, key=lambda m: m.number)}
+
+
+def _host_and_port(host: str, port: int) -> str:
+    """Return ``host:port``, with brackets round an address of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _from_here(address: str) -> str:
+    """Return where this host connects to what listens at an address."""
+    host, port = files.split_address(address)
+    return _host_and_port("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
+
+
+class Membership(Settings):
+    """Who takes part in which federation."""
+
+    federation: str = files.a_name("The federation's name.")
+    member: str = files.a_name("The member's name there.")
+    number: int = setting(..., "The member's own number (`partition-id`).", ge=0)
+
+
+class Invitation(Membership):
+    """What a member has to know to join."""
+
+    address: str = files.an_address("Where members reach the server.")
+    statement_key: str = setting(..., "Fingerprint of the key that signs statements.")
+    keeper_key: str = files.a_keeper_key("The keeper's public key, to compare with its operator.")
+    certificate: str = setting(..., "Of the federation's authority, in PEM.")
+
+
+class Answer(Membership):
+    """A member's public key, on its way to the operator."""
+
+    certificate_fingerprint: str = setting(..., "Of the certificate that the member was given.")
+    key: str = setting(..., "The member's public key, in a line as OpenSSH writes it.")
+    signature: str = setting("", "Of all the above by the member's key, in base64.")
+
+    def check(self) -> None:
+        """Raise ConfigError unless the key signed this."""
+        with refused_as(ConfigError, "signature is no base64"):
+            signature = base64.b64decode(self.signature, validate=True)
+        key = keys.read_public_key(self.key.encode(), "key")
+        if not keys.is_signed(key, signature, self._signed()):
+            raise ConfigError(f"{self.member} did not sign its answer: it was changed on its way")
+
+    def _signed(self) -> bytes:
+        values = {k: v for k, v in self.to_mapping().items() if k != "signature"}
+        return json.dumps(values, sort_keys=True).encode()
+
+
+def make_answer(invitation: Invitation, key: keys.SigningKey) -> Answer:
+    """Return the answer to an invitation, signed."""
+    answer = Answer(
+        **invitation.part(Membership).model_dump(),
+        certificate_fingerprint=certificate_fingerprint(invitation.certificate),
+        key=public_line(key, invitation.member),
+    )
+    return answer.replace(signature=base64.b64encode(keys.sign(key, answer._signed())).decode())
+
+
+def make_node_key() -> bytes:
+    """Return a new private key of the curve P-384 in OpenSSH's format, as SuperNodes need it."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    return key.private_bytes(to.Encoding.PEM, to.PrivateFormat.OpenSSH, to.NoEncryption())
+
+
+def public_line(key: keys.SigningKey, comment: str) -> str:
+    """Return a key's public half in a line, as OpenSSH writes it."""
+    public = key.public_key().public_bytes(to.Encoding.OpenSSH, to.PublicFormat.OpenSSH)
+    return f"{public.decode()} {comment}"
+
+
+def key_fingerprint(public: str) -> str:
+    """Return what people compare of a public key in a line, as OpenSSH writes it."""
+    return keys.fingerprint(keys.read_public_key(public.encode(), "key"))
