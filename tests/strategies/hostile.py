@@ -70,6 +70,10 @@ def _raw(data: bytes | None = None, stype: str = "numpy.ndarray") -> Spoil:
     return spoil
 
 
+def _extra(name: str) -> Spoil:
+    return lambda arrays, metrics: arrays.update({name: pack_array(np.ones(1))})
+
+
 def _metric(value: object) -> Spoil:
     def spoil(arrays, metrics):
         metrics["num-examples"] = value
@@ -99,7 +103,7 @@ HOSTILE: dict[str, Spoil] = {
     "truncated bytes": _raw(data=pack_array(np.ones(5, np.float32)).data[:-3]),
     "unknown serialisation": _raw(stype="pickle"),
     "missing array": lambda arrays, metrics: arrays.pop(_first(arrays)) and None,
-    "extra array": lambda arrays, metrics: arrays.update(more=pack_array(np.ones(1))),
+    "extra array": _extra("more"),
     "renamed array": lambda arrays, metrics: arrays.update(renamed=arrays.pop(_first(arrays))),
     "no arrays": lambda arrays, metrics: arrays.clear(),
     "nan examples": _metric(float("nan")),
@@ -112,13 +116,9 @@ HOSTILE: dict[str, Spoil] = {
     "no metrics": _records(lambda a, m: {"arrays": a}),
     "no array record": _records(lambda a, m: {"metrics": m}),
     "two array records": _records(lambda a, m: {"arrays": a, "again": a, "metrics": m}),
-    "half a surrogate pair": lambda arrays, metrics: arrays.update(
-        {"\ud800": pack_array(np.ones(1))}
-    ),
-    "name of 100 kB": lambda arrays, metrics: arrays.update(
-        {"x" * (100_000): pack_array(np.ones(1))}
-    ),
-    "escape sequence": lambda arrays, metrics: arrays.update({"\x1b[2J\n": pack_array(np.ones(1))}),
+    "half a surrogate pair": _extra("\ud800"),
+    "name of 100 kB": _extra("x" * 100_000),
+    "escape sequence": _extra("\x1b[2J\n"),
     "empty reply": _records(lambda a, m: {}),
 }
 

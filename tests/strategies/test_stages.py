@@ -8,9 +8,9 @@ import pytest
 
 from fedif_flower import FedAvg, FedIF
 from fedif_flower.errors import ConfigError
-from fedif_flower.stages import Clip, FedAvgM, LossBound, Stage
+from fedif_flower.stages import Stage
 from fedif_flower.strategies.config import configured_stages
-from tests.strategies.lines import BASE, Movers, Threshold, play, point, threshold_validation
+from tests.strategies.lines import BASE, Movers, play, point, threshold_validation
 from tests.strategies.named import config
 
 
@@ -69,20 +69,6 @@ OWN_SCREEN = {"screen": "fedif_flower.stages:FedAvgM", "FedAvgM.momentum": 0.5}
 )
 def test_keys_of_a_run_config_stand_for_stages(tmp_path, strategy, keys, expected):
     assert repr(configured_stages(config(tmp_path, strategy, **keys))) == expected
-
-
-def test_the_validation_loss_bounds_the_model_with_momentum_and_not_the_step_alone():
-    bound, momentum = LossBound(), FedAvgM(0.5, 0.5)
-    strategy = FedIF(threshold_validation(), stages=[Clip(2.0), bound, momentum], **BASE)
-    play(strategy, Threshold(), Movers([[1.0], [1.0]]), rounds=2)
-    assert momentum.shares == [0.5, 0.25]
-    assert bound.validation is strategy.validation
-    # No model keeps such a loss.
-    bound.load_state_dict({"first": 1.0, "least": -10.0, "held": 0})
-    model = Threshold()
-    model.load_state_dict(strategy.model.record.to_torch_state_dict())
-    play(strategy, model, Movers([[1.0], [1.0]]), rounds=1)
-    assert momentum.shares == [0.5]
 
 
 def test_a_run_config_that_cannot_be_attributed_is_refused(tmp_path):
