@@ -1,9 +1,8 @@
-"""Stages: what happens to a round before and after it is weighed, one class in one file each."""
+"""Stages: what happens to a round before and after it is weighed."""
 
 from fedif_flower.stages.bucketing import Bucketing
-from fedif_flower.stages.clip import Clip
+from fedif_flower.stages.clip import Clip, MaxLength
 from fedif_flower.stages.loss_bound import LossBound
-from fedif_flower.stages.max_length import MaxLength
 from fedif_flower.stages.nearest_neighbours import NearestNeighbours
 from fedif_flower.stages.server_optimizer import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fedif_flower.stages.stage import Destination, Proposal, ServerOptimizer, Stage, Stages

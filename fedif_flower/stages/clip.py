@@ -1,7 +1,8 @@
-"""Clipping: no update counts for more than a few times the usual length."""
+"""Clipping: no update counts for more than a few times the usual length, or a fixed one."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -75,3 +76,27 @@ class Clip(Stage):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self._seen = {i: (int(t), float(norm)) for i, (t, norm) in state["seen"].items()}
+
+
+@dataclass(eq=False)
+class MaxLength(Stage):
+    r"""Shortens longer updates to a fixed length, each as it arrives.
+
+    .. math:: \Delta_i \leftarrow \min\left(1, \frac{L}{\lVert \Delta_i \rVert}\right) \Delta_i
+
+    Parameters
+    ----------
+    max_length : float
+        L > 0, in the parameters' own unit.
+    """
+
+    needs_lengths_alone = True  # In masked rounds members shorten their updates themselves.
+
+    max_length: Annotated[float, Setting("longer updates are shortened to it", gt=0)]
+
+    def arrive(self, update: Tensor, squared_norm: float) -> float:
+        """Shorten an update ``[d]`` in place; return its squared norm."""
+        if squared_norm <= self.max_length**2:
+            return squared_norm
+        update.mul_(self.max_length / math.sqrt(squared_norm))
+        return self.max_length**2

@@ -14,8 +14,6 @@ from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import ServerOptimizer
 
 LearningRate = Annotated[float, Setting("eta, of the server's steps", gt=0)]
-Beta1 = Annotated[float, Setting("of the mean of the steps, how much goes on", ge=0, lt=1)]
-Beta2 = Annotated[float, Setting("of the mean of their squares, how much goes on", ge=0, lt=1)]
 Tau = Annotated[float, Setting("the larger, the less the steps adapt to each parameter", gt=0)]
 
 
@@ -83,8 +81,10 @@ class FedAdam(ServerOptimizer):
     """
 
     learning_rate: LearningRate = 0.01
-    beta1: Beta1 = 0.9
-    beta2: Beta2 = 0.99
+    beta1: Annotated[float, Setting("of the mean of the steps, how much goes on", ge=0, lt=1)] = 0.9
+    beta2: Annotated[
+        float, Setting("of the mean of their squares, how much goes on", ge=0, lt=1)
+    ] = 0.99
     tau: Tau = 1e-3
 
     def _stepped(self, before: Tensor, after: Tensor) -> tuple[Tensor, dict[str, Any]]:
