@@ -45,6 +45,8 @@ class MaskingTerms(BaseModel):
     ----------
     run : int
         The run as the keeper knows it, drawn anew for each process of a run.
+    server_round : int
+        The round.
     keys : list of str
         The trained parameters, in the order of the vector [d].
     max_length : float
@@ -56,6 +58,7 @@ class MaskingTerms(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
     run: int
+    server_round: int = 0
     keys: list[str]
     max_length: float = math.inf
     trial_secret: str = ""
@@ -119,9 +122,7 @@ def mask_update(
     update: NDArray[np.floating],
     keeper: X25519PublicKey,
     key: SigningKey,
-    *,
-    run: int,
-    server_round: int,
+    terms: MaskingTerms,
     node: int,
     instructions: bytes = bytes(32),
 ) -> MaskedUpdate:
@@ -135,8 +136,10 @@ def mask_update(
         Of the keeper whom the member trusts.
     key : SigningKey
         The member's own.
-    run, server_round, node : int
-        What the box is bound to.
+    terms : MaskingTerms
+        To whose run and round the box is bound,
+    node : int
+        and to the member's node.
     instructions : bytes
         SHA-256 of what the server sent, model and settings: the keeper opens no box of a member who
         got another one than most. Zeros say nothing.
@@ -155,7 +158,8 @@ def mask_update(
     seed = secrets.token_bytes(SEED_BYTES)
     encoded += ring.mask_of(seed, len(encoded))
     digest, signer = ring.digest(encoded), keys.key_digest(keys.public_of(key))
-    header = BoxHeader(run, server_round, node, len(encoded), digest, instructions, signer)
+    bound = terms.run, terms.server_round, node, len(encoded)
+    header = BoxHeader(*bound, digest, instructions, signer)
     return MaskedUpdate(encoded, seal(header, seed, keeper, key), length)
 
 
@@ -182,10 +186,9 @@ def read_header(box: bytes) -> BoxHeader:
 def header_for(box: bytes, run: int, server_round: int, node: int, length: int) -> BoxHeader:
     """Return a box's header, or raise ReplyError: it is for another run, round, node or length."""
     header = read_header(box)
-    wanted = {"run": run, "round": server_round, "node": node, "length": length}
-    for (name, value), found in zip(wanted.items(), header, strict=False):
-        if found != value:
-            raise ReplyError(f"the box is for {name} {found}, not {value}")
+    found, wanted = header[:4], (run, server_round, node, length)
+    if found != wanted:
+        raise ReplyError(f"the box is for run, round, node, length {found}, not {wanted}")
     return header
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,14 +32,7 @@ from fedif_consortium.masking.ring import Ring, SignSketch, mask_of
 from fedif_flower.errors import KeeperError, ReplyError
 
 MOST_PARAMETERS, MOST_MEMBERS = 200_000_000, 10_000
-# What a keeper beside the server guards against is the server itself: it may ask what it likes.
-TRIAL_POLICY = KeeperPolicy(
-    least_members=2,
-    largest_share=1.0,
-    least_effective_members=1.0,
-    largest_entry=1.0,
-    largest_known_share=1e9,
-)
+TRIAL_POLICY = KeeperPolicy(least_members=2, largest_share=1.0, least_effective_members=1.0)
 
 
 class _Travels(BaseModel):
@@ -133,6 +127,8 @@ class Keeper:
         The lines that the log has already, of an earlier keeper of the same key.
     """
 
+    trial_secret = ""  # What all keys are made of, in a trial.
+
     def __init__(
         self,
         policy: KeeperPolicy,
@@ -223,8 +219,7 @@ class Keeper:
         """Return the sum ``[d]`` of the masks times weights ``[m]``; a round has one."""
         with self._logged("sum", run, server_round) as entry:
             kept = self._find(run, server_round)
-            each = f"a weight for each of {len(kept.seeds)} members"
-            allow(len(weights) == len(kept.seeds), each, str(len(weights)))
+            allow(len(weights) == len(kept.seeds), "a weight for each member", str(len(weights)))
             entry["weights"] = weights.tolist()
             self.policy.check_weights(weights, [*kept.seeds])
             allow(not kept.is_summed, "a round has one sum", "two")
@@ -236,9 +231,9 @@ class Keeper:
             entry["answer"] = ring.digest(total).hex()
         return total
 
-    def close_run(self, run: int) -> str:
-        """Delete the seeds of its open round; return the log's last hash, in hex."""
-        if self._round is not None and self._round.place[0] == run:
+    def close(self) -> str:
+        """Delete the seeds of the round that is open; return the log's last hash, in hex."""
+        if self._round is not None:
             with self._logged("close", *self._round.place):
                 self._round = None
         return self.log.head
@@ -279,8 +274,9 @@ class Keeper:
 class TrialKeeper(Keeper):
     """A keeper in the server's own process, whose members have one key between them."""
 
-    def __init__(self, secret: str) -> None:
-        key, own = trial_keys(secret)
+    def __init__(self) -> None:
+        self.trial_secret = secrets.token_hex(32)
+        key, own = trial_keys(self.trial_secret)
         super().__init__(TRIAL_POLICY, {}, key)
         self._public = own.public_key()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from fedif_consortium.masking.keeper import OpenedRound, RoundBoxes
+from fedif_consortium.masking.keeper import Keeper, OpenedRound, RoundBoxes
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import Ring, to_bytes, to_ring
 from fedif_flower.errors import ConfigError, KeeperError
@@ -70,18 +70,18 @@ class HttpKeeper:
         Of :func:`trusting`.
     seconds : float
         For one answer, tries and all, > 0.
+
+    Attributes
+    ----------
     on_answer : callable
         Called with what was asked and the seconds that the answer took, tries and all.
     """
 
-    def __init__(
-        self,
-        url: str,
-        context: ssl.SSLContext,
-        seconds: float,
-        on_answer: Callable[[str, float], object] = lambda *_: None,
-    ) -> None:
-        self.url, self._seconds, self._on_answer = url.rstrip("/"), seconds, on_answer
+    trial_secret = ""
+
+    def __init__(self, url: str, context: ssl.SSLContext, seconds: float) -> None:
+        self.url, self._seconds = url.rstrip("/"), seconds
+        self.on_answer: Callable[[str, float], object] = lambda *_: None
         # Each request has a connection of its own: none was closed meanwhile by a keeper at rest.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.Client(verify=context, trust_env=False, limits=limits)
@@ -120,9 +120,9 @@ class HttpKeeper:
         """Return the sum ``[d]`` of the masks times weights ``[m]``; a round has one."""
         return self._numbers(f"sum/{run}/{server_round}", weights, self._shape[1])
 
-    def close_run(self, run: int) -> str:
+    def close(self) -> str:
         """Let the keeper delete the last round's seeds; return its log's last hash, in hex."""
-        return self._ask(f"close/{run}/0").decode(errors="replace")
+        return self._ask("close/0/0").decode(errors="replace")
 
     def _numbers(self, path: str, given: Ring, count: int) -> Ring:
         """Return an answer of so many numbers."""
@@ -150,7 +150,7 @@ class HttpKeeper:
                         f"both certificates is not the one that is expected: {error!r}"
                     ) from error
                 time.sleep(PAUSE)
-        self._on_answer(path.split("/")[0], time.monotonic() - began)
+        self.on_answer(path.split("/")[0], time.monotonic() - began)
         return answer
 
     def _ask_once(self, path: str, body: bytes, most: int, end: float) -> bytes:
@@ -167,3 +167,6 @@ class HttpKeeper:
             return bytes(content)
         reason = content.decode(errors="replace")
         raise KeeperError(f"the keeper at {self.url}: status {response.status_code}: {reason}")
+
+
+AnyKeeper = Keeper | HttpKeeper

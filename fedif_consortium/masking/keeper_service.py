@@ -30,7 +30,7 @@ from fedif_consortium.masking.keeper import MOST_MEMBERS, Keeper, RoundBoxes
 from fedif_consortium.masking.keeper_client import trusting
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import to_bytes, to_ring
-from fedif_flower.errors import ConfigError, FedIFError, KeeperError, StorageError, require
+from fedif_flower.errors import ConfigError, KeeperError, StorageError, require
 from fedif_flower.foreign import read_toml, read_whole, refused_as
 from fedif_flower.run.logs import FORMATS
 from fedif_flower.settings import Settings, setting, take_section
@@ -51,17 +51,10 @@ class KeeperSettings(Settings):
     certificate: str = setting("keeper.crt", "Its certificate for TLS, a file in PEM.")
     certificate_key: str = setting("keeper.key", "The certificate's private key.")
     server_certificate: str = setting(
-        "keeper-client.crt", "With which the one shows who it is that is answered: the server."
+        "keeper-client.crt", "Of the server, which alone is answered."
     )
-    health_address: str = setting(
-        "",
-        "Where `/health` answers, without TLS and to whoever asks; empty: nowhere.",
-        pattern=r"^(.+:\d{1,5})?$",
-        allowed="HOST:PORT, or empty",
-    )
-    log_format: str = setting(
-        "text", "How its log looks: `json` is a line of JSON for each message.", choices=FORMATS
-    )
+    health_address: str = setting("", "Where /health answers, without TLS; empty: nowhere.")
+    log_format: str = setting("text", "How its log looks.", choices=FORMATS)
 
 
 class KeeperConfig(NamedTuple):
@@ -112,15 +105,12 @@ def keeper_key(folder: Path) -> X25519PrivateKey:
     ConfigError
         If its file has something else, or others may read it.
     """
-    make_folder(folder)
     path = folder / "box-key"
     if not path.exists():
         write_private(path, X25519PrivateKey.generate().private_bytes_raw().hex().encode())
     require_private(path, "the keeper's key")
-    try:
+    with refused_as(ConfigError, f"{path} has no key of a keeper"):
         key = X25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} has no key of a keeper: {error}") from error
     write_atomically(folder / "box-key.pub", key.public_key().public_bytes_raw().hex() + "\n")
     return key
 
@@ -151,13 +141,10 @@ def keeper_app(keeper: Keeper) -> Starlette:
         return Response(answered(keeper, await request.body(), **request.path_params))
 
     async def refused(_: Request, error: Exception) -> Response:
-        status = 409 if isinstance(error, KeeperError) else 500
-        if status == 500:
-            logger.error("The keeper cannot answer: %s", error)
-        return PlainTextResponse(str(error), status, headers={"connection": "close"})
+        return PlainTextResponse(str(error), 409, headers={"connection": "close"})
 
     route = Route("/{asked}/{run:int}/{server_round:int}", ask, methods=["POST"])
-    return Starlette(routes=[route], exception_handlers={FedIFError: refused})
+    return Starlette(routes=[route], exception_handlers={KeeperError: refused})
 
 
 def answered(keeper: Keeper, body: bytes, asked: str, run: int, server_round: int) -> bytes:
@@ -176,7 +163,7 @@ def answered(keeper: Keeper, body: bytes, asked: str, run: int, server_round: in
             opened = keeper.open_round(run, server_round, given.length, given.boxes)
             return opened.model_dump_json().encode()
         if asked == "close":
-            return keeper.close_run(run).encode()
+            return keeper.close().encode()
         answer = {"products": keeper.products, "sum": keeper.weighted_sum}[asked]
         return to_bytes(answer(run, server_round, to_ring(body)))
 

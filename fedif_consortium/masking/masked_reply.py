@@ -24,10 +24,9 @@ from fedif_flower.client.app import ClientPart
 from fedif_flower.client.preflight import tried
 from fedif_flower.client.reply import model_of
 from fedif_flower.client.trust import agreed
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.local_methods import LocalMethod, build_local_method
 from fedif_flower.messages.arrays import pack_array, view_array
-from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import Finding
 from fedif_flower.tasks.modules import tied_names, trainable_names
@@ -59,17 +58,12 @@ def check_masking(node: NodeConfig, mode: str) -> str:
     ConfigError
         If the run is masked and the node names no keeper, or the other way.
     """
-    if node.keeper_key is None and mode == "keeper":
-        raise ConfigError(
-            "this run is masked: the node config needs keeper-key, the public key of the keeper "
-            "whom this member trusts, and signing-key"
-        )
-    if node.keeper_key is not None and mode != "keeper":
-        raise ConfigError(
-            f"masking = {mode!r}: this node names a keeper (keeper-key), and takes part in runs "
-            "with masking = 'keeper' alone"
-        )
-    return f"masking = {mode!r}" if node.keeper_key is None else "a keeper of this member's choice"
+    names_one = node.keeper_key is not None
+    allowed = (
+        "'keeper' where the node config has keeper-key and signing-key, else 'off' and 'trial'"
+    )
+    require(names_one == (mode == "keeper"), "masking.mode", mode, allowed)
+    return "a keeper of this member's choice" if names_one else f"masking = {mode!r}"
 
 
 def masked_round(
@@ -87,7 +81,7 @@ def masked_round(
     MaskingError
         If the update is not finite, or too long.
     """
-    received, node_id = message.content, message.metadata.dst_node_id
+    received = message.content
     settings = cast(ConfigRecord, received["config"])
     terms, node = MaskingTerms.read(settings), NodeConfig.from_node_config(context.node_config)
     check_masking(node, "off" if terms is None else "trial" if terms.trial_secret else "keeper")
@@ -101,24 +95,17 @@ def masked_round(
         key = read_key_file(Path(str(node.signing_key)), "signing-key")
         keeper = X25519PublicKey.from_public_bytes(bytes.fromhex(node.keeper_key))
     config, task = agreed(settings, node, task)
-    if type(build_local_method(config, task, config.seed)) is not LocalMethod:
-        raise ConfigError(f"masking: local-method = {config.local_method!r}; allowed: sgd")
-    if config.attack != "none" and not terms.trial_secret:
-        raise ConfigError(f"masking: attack = {config.attack!r}; allowed: none")
+    is_plain = type(build_local_method(config, task, config.seed)) is LocalMethod
+    require(is_plain, "local-method", config.local_method, "'sgd' in masked rounds")
+    is_honest = config.attack == "none" or bool(terms.trial_secret)
+    require(is_honest, "attack", config.attack, "'none' in masked rounds")
     arrays, instructions = cast(ArrayRecord, received["arrays"]), content_hash(received)
     reply = call_next(message, context)
     if more := reply.content.keys() - {"metrics", "arrays"}:
         raise ConfigError(f"masking: {min(more)!r} would leave without a mask")
     trained = cast(ArrayRecord, reply.content["arrays"])
-    sent = mask_update(
-        trained_update(arrays, trained, model_of(task), terms),
-        keeper,
-        key,
-        run=terms.run,
-        server_round=int(cast(int, settings[ROUND_KEY])),
-        node=node_id,
-        instructions=instructions,
-    )
+    update = trained_update(arrays, trained, model_of(task), terms)
+    sent = mask_update(update, keeper, key, terms, message.metadata.dst_node_id, instructions)
     reply.content["arrays"] = ArrayRecord({boxes.VECTOR: pack_array(sent.vector)})
     mask = ConfigRecord({boxes.BOX: sent.box, boxes.LENGTH: sent.length})
     reply.content[boxes.MASK_RECORD] = mask
@@ -130,19 +117,18 @@ def content_hash(received: RecordDict) -> bytes:
 
     Those are each member's own, and nothing that trains reads them.
     """
-    said = [
-        (name, sorted((key, _said(value)) for key, value in record.items()))
-        for name, record in sorted(received.items())
-        if name != RECEIPTS_RECORD
-    ]
-    return hashlib.sha256(repr(said).encode()).digest()
-
-
-def _said(value: object) -> str:
-    if not isinstance(value, Array):
-        return repr(value)
-    digest = hashlib.sha256(value.data).digest()
-    return repr((value.dtype, list(value.shape), value.stype, digest))
+    said = hashlib.sha256()
+    for name, record in sorted(received.items()):
+        if name == RECEIPTS_RECORD:
+            continue
+        said.update(repr(name).encode())
+        for key, value in sorted(record.items()):
+            found: object = value
+            if isinstance(value, Array):
+                digest = hashlib.sha256(value.data).digest()
+                found = value.dtype, list(value.shape), value.stype, digest
+            said.update(repr((key, found)).encode())
+    return said.digest()
 
 
 def trained_update(

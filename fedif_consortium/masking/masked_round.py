@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_consortium.masking import boxes, ring
-from fedif_consortium.masking.keeper import Keeper, OpenedRound
-from fedif_consortium.masking.keeper_client import HttpKeeper
+from fedif_consortium.masking.keeper import OpenedRound
+from fedif_consortium.masking.keeper_client import AnyKeeper
 from fedif_consortium.masking.ring import ROUNDED_BITS, UPDATE_BITS, VECTOR_BITS, Ring, SignSketch
 from fedif_flower.errors import KeeperError, MaskingError, ReplyError
 from fedif_flower.messages.arrays import ArraySpec, arrays_of
@@ -52,28 +52,28 @@ class MaskedWorkspace(Workspace):
     ----------
     layout : ParameterLayout
         The model's.
-    keeper : Keeper or HttpKeeper
+    keeper : AnyKeeper
         Answers for the masks.
     terms : MaskingTerms
         What members are told.
     """
 
     def __init__(
-        self, layout: ParameterLayout, keeper: Keeper | HttpKeeper, terms: boxes.MaskingTerms
+        self, layout: ParameterLayout, keeper: AnyKeeper, terms: boxes.MaskingTerms
     ) -> None:
         super().__init__(layout)
-        self._keeper, self._terms = keeper, terms
+        self._keeper, self._terms, self._place = keeper, terms, (terms.run, 0)  # And round.
         self._spec = ArraySpec.of(boxes.VECTOR, np.empty(layout.num_params, np.uint64))
         self._vectors: Ring = np.empty((0, layout.num_params), np.uint64)  # [m, d]
         self._boxes: dict[int, bytes] = {}  # By row.
-        self._place = terms.run, 0  # And round.
         self._kept: list[int] = []  # The rows whose boxes were opened, in this order.
         self._opened: MaskedRound | KeeperError
 
     def instruct(self, config: ConfigRecord, server_round: int) -> None:
         """Send the round's terms."""
         self._place = self._terms.run, server_round
-        config[boxes.TERMS_KEY] = self._terms.model_dump_json()
+        terms = self._terms.model_copy(update={"server_round": server_round})
+        config[boxes.TERMS_KEY] = terms.model_dump_json()
 
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` clients; the last round's replies are forgotten."""
@@ -122,8 +122,6 @@ class MaskedWorkspace(Workspace):
 
     def unfit(self, accepted: Mapping[int, AcceptedReply]) -> dict[int, str]:
         """Have the boxes opened; return whose are refused, and whose lengths are not as stated."""
-        if not accepted:
-            return {}
         rows = {reply.node.node_id: row for row, reply in accepted.items()}
         given = {node: self._boxes[row] for node, row in rows.items()}
         try:
@@ -159,7 +157,7 @@ class MaskedRound:
 
     Parameters
     ----------
-    keeper : Keeper or HttpKeeper
+    keeper : AnyKeeper
         Answers for the masks.
     place : (int, int)
         Run and round, as the keeper knows them.
@@ -175,7 +173,7 @@ class MaskedRound:
 
     def __init__(
         self,
-        keeper: Keeper | HttpKeeper,
+        keeper: AnyKeeper,
         place: tuple[int, int],
         opened: OpenedRound,
         vectors: Sequence[Ring],
@@ -189,6 +187,9 @@ class MaskedRound:
         self.vectors, self.lengths = vectors, lengths
         self.sketches = ring.decode(found, UPDATE_BITS)  # Of the updates.
         self.places: Sequence[int] = range(len(vectors))
+        # 22 % for k = 256, 11 % for k = 1,024. A member that understates its length gains at most
+        # that in a score that is divided by it.
+        self._tolerance = STANDARD_ERRORS / float(np.sqrt(2 * self.sketch.size))
         self._asked: list[tuple[Ring, Ring]] = []  # [d], and the answer, [n].
         self._sum: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
@@ -206,7 +207,7 @@ class MaskedRound:
         The sum of squares is not linear, so nobody can compute it on masked vectors.
         """
         told, stated = np.linalg.norm(self.sketches, axis=1), self.lengths
-        is_true = np.abs(told - stated) <= length_tolerance(self.sketch.size) * stated
+        is_true = np.abs(told - stated) <= self._tolerance * stated
         return {
             place: f"its update is not what it says: length {told[place]:.4g} by its sketch, "
             f"{stated[place]:.4g} stated"
@@ -216,7 +217,7 @@ class MaskedRound:
     @property
     def _longest(self) -> NDArray[np.float64]:
         """The longest, ``[m]``, that sketches allow the updates to be."""
-        return self.lengths * (1 + length_tolerance(self.sketch.size))
+        return self.lengths * (1 + self._tolerance)
 
     def products(self, vector: Tensor) -> Tensor:
         """Return the inner products ``[m]``, float64, of the updates with a vector ``[d]``.
@@ -325,15 +326,6 @@ class MaskedRound:
         scale = np.divide(self.lengths, found, out=np.zeros_like(found), where=found > 0)
         gram = sketches @ sketches.T * np.outer(scale, scale)
         return torch.from_numpy(gram), torch.from_numpy(shares * scale[:, None])
-
-
-def length_tolerance(size: int) -> float:
-    """Return by which share a stated length may differ from a sketch's of ``size`` buckets.
-
-    5 standard errors: 22 % for k = 256, 11 % for k = 1,024. A member that understates its length
-    gains at most that in a score that is divided by it.
-    """
-    return STANDARD_ERRORS / float(np.sqrt(2 * size))
 
 
 def _apart(one: Ring, other: Ring) -> NDArray[np.float64]:

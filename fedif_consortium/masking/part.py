@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import secrets
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Self
 
-import numpy as np
 from flwr.app import ArrayRecord
 from pydantic import model_validator
 
 from fedif_consortium.masking.boxes import MaskingTerms
-from fedif_consortium.masking.keeper import Keeper, TrialKeeper
-from fedif_consortium.masking.keeper_client import HttpKeeper, trusting
+from fedif_consortium.masking.keeper import TrialKeeper
+from fedif_consortium.masking.keeper_client import AnyKeeper, HttpKeeper, trusting
 from fedif_consortium.masking.masked_reply import MASKING_KEY
 from fedif_consortium.masking.masked_round import MaskedWorkspace
 from fedif_consortium.masking.policy import KeeperPolicy
@@ -25,6 +24,7 @@ from fedif_flower.messages.arrays import is_statistic
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.folder import JsonFile
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.settings import RefusedValueError, Settings, in_section, quiet_setting, setting
 from fedif_flower.strategies.base import ScreenedStrategy
@@ -33,12 +33,6 @@ from fedif_flower.strategies.callbacks import Callback
 logger = logging.getLogger(__name__)
 
 MOST_KEEPER_SECONDS = 600.0  # For one answer.
-TRIAL = "beside the server, for trial"
-EXPERIMENTAL = (
-    "masked rounds are experimental: a server that follows the protocol sees no update; one that "
-    "does not can come by updates, and one in league with the keeper sees them"
-)
-_OF_KEEPER = ("keeper_url", "keeper_certificate", "client_certificate", "client_key")
 
 
 class MaskingSettings(Settings, alias_generator=in_section("masking")):
@@ -71,7 +65,7 @@ class MaskingSettings(Settings, alias_generator=in_section("masking")):
     @model_validator(mode="after")
     def _has_a_keeper(self) -> Self:
         words = "needed with" if self.mode == "keeper" else "empty without"
-        for name in _OF_KEEPER:
+        for name in ("keeper_url", "keeper_certificate", "client_certificate", "client_key"):
             if bool(getattr(self, name)) != (self.mode == "keeper"):
                 raise RefusedValueError(name, f"{words} mode 'keeper'")
         return self
@@ -79,54 +73,35 @@ class MaskingSettings(Settings, alias_generator=in_section("masking")):
 
 @dataclass(frozen=True)
 class Masking:
-    """Who keeps the masks of a run: the ``intake`` of a strategy that sees no update.
+    """The ``intake`` of a strategy that sees no update; ``keeper`` answers for the masks."""
 
-    Attributes
-    ----------
-    keeper : Keeper or HttpKeeper
-        Answers for the masks.
-    trial_secret : str
-        See :class:`~fedif_consortium.masking.boxes.MaskingTerms`.
-    run : int
-        What the keeper knows the run by.
-    """
-
-    keeper: Keeper | HttpKeeper
-    trial_secret: str = field(default="", repr=False)
-    run: int = field(default_factory=lambda: secrets.randbits(63), repr=False)
+    keeper: AnyKeeper
 
     def require(self, strategy: ScreenedStrategy, initial_arrays: ArrayRecord) -> None:
         """Raise ConfigError where updates, or more than parameters, would have to be seen."""
-        name, method = type(strategy).__name__, type(strategy.setup.local_method)
+        method, name = type(strategy.setup.local_method), type(strategy).__name__
         obstacles = [
             "" if strategy.can_mask else f"{name} weighs by the updates themselves",
             strategy.stages.needs_sight(),
             *(callback.needs_sight(strategy) for callback in strategy.callbacks),
-        ]
-        if method is not LocalMethod:
-            obstacles.append(f"members train by SGD alone, not by {method.__name__}")
-        if strategy.setup.pace.late_rounds:
-            obstacles.append("late replies cannot be discounted; late_rounds = 0 is needed")
-        for key, array in initial_arrays.items():
-            if is_statistic(key):
-                obstacles.append(f"{key!r} is a statistic, which no mask covers")
+            "" if method is LocalMethod else f"{method.__name__}: members train by SGD alone",
+            "late replies cannot be discounted" if strategy.setup.pace.late_rounds else "",
+            *(f"{key!r} is a statistic" for key in initial_arrays if is_statistic(key)),
             # Of 8 bytes each, a masked reply must not be taken for a flood.
-            elif np.dtype(array.dtype) == np.float16:
-                obstacles.append(f"{key!r} is of float16: masked replies need float32")
+            *(f"{k!r} is of float16" for k, a in initial_arrays.items() if a.dtype == "float16"),
+        ]
         if found := next(filter(None, obstacles), ""):
             raise ConfigError(f"masking: {found}")
 
     def workspace(self, layout: ParameterLayout, max_length: float) -> MaskedWorkspace:
         """Return what takes in a round's masked replies."""
-        keys, secret = [spec.name for spec in layout.trainable], self.trial_secret
-        terms = MaskingTerms(run=self.run, keys=keys, max_length=max_length, trial_secret=secret)
+        terms = MaskingTerms(
+            run=secrets.randbits(63),
+            keys=[spec.name for spec in layout.trainable],
+            max_length=max_length,
+            trial_secret=self.keeper.trial_secret,
+        )
         return MaskedWorkspace(layout, self.keeper, terms)
-
-
-def trial_masking() -> Masking:
-    """Return masks for trial, with keys made for this run."""
-    secret = secrets.token_hex(32)
-    return Masking(TrialKeeper(secret), secret)
 
 
 class MaskedRounds(RunPart):
@@ -154,21 +129,26 @@ class MaskedRounds(RunPart):
         own = run.config.section(MaskingSettings)
         if own.mode == "off":
             return NOTHING
-        logger.warning(EXPERIMENTAL)
+        logger.warning(
+            "masked rounds are experimental: docs/methods/masked-rounds.md has the limits"
+        )
+        keeper: AnyKeeper
         if own.mode == "trial":
             logger.warning("masked for trial: a keeper beside the server protects nobody")
-            masking = trial_masking()
+            keeper = TrialKeeper()
         else:
             files = own.keeper_certificate, own.client_certificate, own.client_key
             keys = "masking.keeper-certificate, client-certificate, client-key"
             context = trusting(ssl.PROTOCOL_TLS_CLIENT, *files, keys)
             seconds = min(run.config.pace.timeout, MOST_KEEPER_SECONDS)
-            masking = Masking(HttpKeeper(own.keeper_url, context, seconds, run.waited))
-        _require_answers(masking.keeper.policy, run.config, run.loaded.validation.num_params)
-        logger.info("masked: who has the masks is %s", own.keeper_url or TRIAL)
+            keeper = HttpKeeper(own.keeper_url, context, seconds)
+            keeper.on_answer = run.waited
+        name = own.keeper_url or "beside the server, for trial"
+        logger.info("masked: who has the masks is %s", name)
+        _require_answers(keeper.policy, run.config, run.loaded.validation.num_params)
         return Built(
-            setup={"intake": masking},
-            callbacks=[KeeperRecord(run, masking, own.keeper_url or TRIAL)],
+            setup={"intake": Masking(keeper)},
+            callbacks=[KeeperRecord(run.folder.masking, keeper, name)],
             asked={MASKING_KEY: own.mode},
         )
 
@@ -186,11 +166,9 @@ def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -
     least += " and the one whom FedIF gives no weight" * more + f": a round has {members}"
     enough = members >= policy.least_members + more
     require(enough, "fraction-train", config.fraction_train, least)
-    vectors = more + (config.attribution != "off")
-    allowed = f"'off' with the keeper's vectors = {policy.vectors}"
-    require(vectors <= policy.vectors, "attribution", config.attribution, allowed)
+    vectors = config.num_server_rounds * (more + (config.attribution != "off"))
     try:
-        policy.check_known(vectors * config.num_server_rounds, num_params)
+        policy.check_known(vectors, num_params)
     except KeeperError as error:
         raise ConfigError(f"num-server-rounds = {config.num_server_rounds}: {error}") from error
 
@@ -198,14 +176,14 @@ def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -
 class KeeperRecord(Callback):
     """Writes who keeps a run's masks, and where the keeper's log ended, into ``masking.json``."""
 
-    def __init__(self, run: RunContext, masking: Masking, keeper: str) -> None:
-        self._file, self._masking, self._keeper = run.folder.masking, masking, keeper
+    def __init__(self, file: JsonFile, keeper: AnyKeeper, name: str) -> None:
+        self._file, self._keeper, self._name = file, keeper, name
 
     def on_end(self) -> None:
         """Let the keeper forget the last round, and write down its log's last hash."""
         last_hash = ""
         try:
-            last_hash = self._masking.keeper.close_run(self._masking.run)
+            last_hash = self._keeper.close()
         except KeeperError as error:
             logger.error("the keeper's last hash is not in the records: %s", error)
-        self._file.write({"keeper": self._keeper, "log": last_hash})
+        self._file.write({"keeper": self._name, "log": last_hash})

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from fedif_consortium.masking.boxes import MaskedUpdate, mask_update
+from fedif_consortium.masking.boxes import MaskedUpdate, MaskingTerms, mask_update
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import SignSketch, digest, encode_vector, mask_of, products
 from fedif_studies.benchmarks.common import Figure, alone, beside, repeat, report
@@ -37,7 +37,7 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
     seed = secrets.token_bytes(32)
 
     def masked() -> MaskedUpdate:
-        return mask_update(update, keeper, key, run=1, server_round=1, node=1)
+        return mask_update(update, keeper, key, MaskingTerms(run=1, keys=[]), node=1)
 
     vector = masked().vector
     encoded, _ = encode_vector(direction)

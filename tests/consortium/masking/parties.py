@@ -6,7 +6,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedif_consortium.masking.boxes import MaskedUpdate, mask_update
+from fedif_consortium.masking.boxes import MaskedUpdate, MaskingTerms, mask_update
 from fedif_consortium.masking.keeper import Keeper, OpenedRound
 from fedif_consortium.masking.masked_round import MaskedRound
 from fedif_consortium.masking.policy import KeeperPolicy
@@ -28,9 +28,12 @@ class Parties:
         known = {f"member {i}": key.public_key() for i, key in enumerate(self.keys)}
         return Keeper(self.policy, known, self.key, **options)
 
-    def mask(self, member: int, update, server_round: int = 1, **other) -> MaskedUpdate:
-        bound = {"run": RUN, "server_round": server_round, "node": 100 + member, **other}
-        return mask_update(np.asarray(update), self.key.public_key(), self.keys[member], **bound)
+    def mask(
+        self, member: int, update, server_round: int = 1, *, run=RUN, node=0, **other
+    ) -> MaskedUpdate:
+        terms = MaskingTerms(run=run, server_round=server_round, keys=[])
+        keys, node = (self.key.public_key(), self.keys[member]), node or 100 + member
+        return mask_update(np.asarray(update), *keys, terms, node, **other)
 
     def mask_all(self, updates, server_round: int = 1) -> dict[int, MaskedUpdate]:
         return {100 + i: self.mask(i, update, server_round) for i, update in enumerate(updates)}

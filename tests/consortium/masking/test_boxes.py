@@ -8,7 +8,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedif_consortium.evidence.keys import key_digest
 from fedif_consortium.masking import boxes, ring
-from fedif_consortium.masking.boxes import BoxHeader, mask_update, open_box, read_header
+from fedif_consortium.masking.boxes import (
+    BoxHeader,
+    MaskingTerms,
+    mask_update,
+    open_box,
+    read_header,
+)
 from fedif_flower.errors import MaskingError, ReplyError
 
 SEED = bytes(range(32))
@@ -74,8 +80,8 @@ def test_what_is_no_box_of_this_member_for_this_keeper_is_refused(box, member, r
 
 
 def test_an_update_is_the_vector_less_the_mask_of_the_seed_in_the_box():
-    place = {"run": 5, "server_round": 3, "node": 77}
-    sent = mask_update(np.full(4, 0.5), KEEPER.public_key(), KEY, **place, instructions=SEED)
+    terms = MaskingTerms(run=5, server_round=3, keys=[])
+    sent = mask_update(np.full(4, 0.5), KEEPER.public_key(), KEY, terms, 77, SEED)
     signer, digest = key_digest(KEY.public_key()), ring.digest(sent.vector)
     assert read_header(sent.box) == (5, 3, 77, 4, digest, SEED, signer)
     mask = ring.mask_of(open_box(sent.box, KEY.public_key(), KEEPER), 4)
@@ -86,4 +92,4 @@ def test_an_update_is_the_vector_less_the_mask_of_the_seed_in_the_box():
 @pytest.mark.parametrize("value", [float("nan"), 3e20, 1024.0])
 def test_an_update_that_no_mask_fits_is_an_error_that_tells_nothing_of_it(value):
     with pytest.raises(MaskingError, match=r"^the update is not finite, or not shorter than 1024$"):
-        mask_update(np.array([value]), KEEPER.public_key(), KEY, run=1, server_round=1, node=1)
+        mask_update(np.array([value]), KEEPER.public_key(), KEY, MaskingTerms(run=1, keys=[]), 1)

@@ -13,40 +13,26 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
-from fedif_consortium.masking.boxes import VECTOR
-from fedif_consortium.masking.keeper import TRIAL_POLICY
+from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import UPDATE_BITS, SignSketch, decode
-from fedif_flower import FedIF, Validation
-from fedif_flower.strategies.callbacks import Callback
-from tests.consortium.masking import masked
-from tests.consortium.masking.masked import Members, play
+from tests.consortium.masking.parties import Parties
 
-IMAGES = load_digits().data.astype(np.float32) / 16 + 0.1  # [n, 64]
-DIGITS = load_digits().target
-CENTRED = IMAGES - IMAGES.mean(axis=0)
-MEMBERS = 20
+IMAGES = torch.from_numpy(load_digits().data.astype(np.float32) / 16 + 0.1)  # [n, 64]
+DIGITS = torch.from_numpy(load_digits().target)
+CENTRED = (IMAGES - IMAGES.mean(dim=0)).numpy()
+PLACES = range(1, 700, 37)  # Of the images, one for each member.
 D = 64 * 10 + 10
 
 
-def model() -> nn.Module:
+def gradient(*places: int) -> np.ndarray:
+    """Return the first model's gradient [d] at these images."""
     torch.manual_seed(0)
-    return nn.Linear(64, 10)
+    model, of = nn.Linear(64, 10), list(places)
+    functional.cross_entropy(model(IMAGES[of]), DIGITS[of]).backward()
+    return nn.utils.parameters_to_vector([p.grad for p in model.parameters()]).numpy()
 
 
-class OneImage(Members):
-    """Member p takes one step of gradient descent on image 37 p + round."""
-
-    def update_of(self, server_round: int, partition_id: int, received) -> np.ndarray:
-        own = model()
-        own.load_state_dict({k: torch.from_numpy(a.numpy().copy()) for k, a in received.items()})
-        place = 37 * partition_id + 1
-        loss = functional.cross_entropy(
-            own(torch.from_numpy(IMAGES[place : place + 1])),
-            torch.from_numpy(DIGITS[place : place + 1]),
-        )
-        loss.backward()
-        step = nn.utils.parameters_to_vector([p.grad for p in own.parameters()])
-        return -0.1 * step.numpy()
+UPDATES = {place: -0.1 * gradient(place) for place in PLACES}
 
 
 def inverted(update: np.ndarray) -> np.ndarray:
@@ -58,87 +44,39 @@ def inverted(update: np.ndarray) -> np.ndarray:
 
 def rank(found: np.ndarray, place: int) -> int:
     """Return how many of all images are more like what was found than the true one is."""
-    own = found - IMAGES.mean(axis=0)
+    own = found - IMAGES.mean(dim=0).numpy()
     alike = CENTRED @ own / (np.linalg.norm(CENTRED, axis=1) * np.linalg.norm(own) + 1e-12)
     return int((alike > alike[place] + 1e-6).sum())
 
 
-class Holding(Callback):
-    """Remembers what the server holds of each member's update after a round."""
-
-    def needs_sight(self, strategy) -> str:
-        return ""
-
-    def on_step(self, step) -> None:
-        self.plain = step.updates.client_updates.clone()
-        self.step = (step.after.params - step.before.params).numpy()
-
-
-@pytest.fixture(scope="module")
-def sent():
-    """The members of a plain and of a masked round, and what the server held."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masked, "model", model)
-        found = {}
-        for is_masked in (False, True):
-            judged = Validation(
-                model(), torch.from_numpy(IMAGES[900:1000]), torch.from_numpy(DIGITS[900:1000])
-            )
-            members, holding = OneImage(), Holding()
-            play(
-                lambda judged=judged, **base: FedIF(judged, stages=(), **base),
-                members,
-                is_masked=is_masked,
-                rounds=1,
-                num_members=MEMBERS,
-                callbacks=[holding],
-            )
-            holding.gradient = judged.gradient(
-                nn.utils.parameters_to_vector(model().parameters()).detach(), {}
-            ).numpy()
-            found[is_masked] = members, holding
-    return found
-
-
-def places() -> list[int]:
-    return [37 * p + 1 for p in range(MEMBERS)]
-
-
-def test_a_plain_update_is_the_image(sent):
-    _, holding = sent[False]
-    for place, update in zip(places(), holding.plain.numpy(), strict=True):
+def test_a_plain_update_is_the_image():
+    for place, update in UPDATES.items():
         found = inverted(update)
-        assert found == pytest.approx(IMAGES[place], abs=1e-3)
+        assert found == pytest.approx(IMAGES[place].numpy(), abs=1e-3)
         assert rank(found, place) == 0
 
 
-def test_a_masked_update_is_noise(sent):
-    members, _ = sent[True]
-    ranks = []
-    for p, place in enumerate(places()):
-        vector = members.contents[p]["arrays"][VECTOR].numpy()
-        ranks.append(rank(inverted(decode(vector, UPDATE_BITS)), place))
+def test_a_masked_update_is_noise():
+    masked = {place: Parties(1).mask(0, update).vector for place, update in UPDATES.items()}
+    ranks = [rank(inverted(decode(vector, UPDATE_BITS)), p) for p, vector in masked.items()]
     # Of 1,797 images; by chance the median is near 900.
     assert np.median(ranks) > 100
 
 
-def test_products_and_sketches_do_not_show_the_image_either(sent):
+def test_products_and_sketches_do_not_show_the_image_either():
     """The update of least length that has all products and sums that the server knows."""
-    members, holding = sent[True]
-    size, ranks = TRIAL_POLICY.sketch_for(D), []
+    size = KeeperPolicy().sketch_for(D)
     sketch = SignSketch(bytes(32), size, D)  # Of a seed that is drawn otherwise.
     rows = np.array([decode(sketch.of(e), 0) for e in np.eye(D, dtype=np.uint64)]).T  # [k, d]
-    known = np.concatenate([rows, [holding.gradient]])
-    for p, place in enumerate(places()):
-        true = members.updates[1, p].astype(np.float64)
-        best = np.linalg.pinv(known) @ (known @ true)
-        ranks.append(rank(inverted(best), place))
+    known = np.concatenate([rows, [gradient(*range(900, 1000))]])
+    fitted = np.linalg.pinv(known) @ known
+    ranks = [rank(inverted(fitted @ update), place) for place, update in UPDATES.items()]
     assert size == D // 16
     assert np.median(ranks) > 100
 
 
-def test_the_sum_of_single_images_still_shows_some(sent):
+def test_the_sum_of_single_images_still_shows_some():
     """What masks do not give: the aggregate speaks. Members need more than one image each."""
-    step = sent[True][1].step
+    step = sum(UPDATES.values())
     shown = step[:640].reshape(10, 64) / step[640:, None]  # [10, 64]
-    assert any(rank(image, place) == 0 for image in shown for place in places())
+    assert any(rank(image, place) == 0 for image in shown for place in PLACES)

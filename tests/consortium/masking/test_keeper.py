@@ -199,12 +199,13 @@ def test_boxes_that_are_not_this_members_for_this_round_are_refused_and_the_othe
     boxes[109] = changed[:-1] + bytes([changed[-1] ^ 1])
     found = parties.keeper.open_round(RUN, 1, 200, boxes)
     assert found.nodes == (100, 101, 102)
+    bound = "the box is for run, round, node, length"
     assert found.refused == {
-        103: "the box is for round 2, not 1",
-        104: f"the box is for run 5, not {RUN}",
-        105: "the box is for node 100, not 105",
+        103: f"{bound} ({RUN}, 2, 103, 200), not ({RUN}, 1, 103, 200)",
+        104: f"{bound} (5, 1, 104, 200), not ({RUN}, 1, 104, 200)",
+        105: f"{bound} ({RUN}, 1, 100, 200), not ({RUN}, 1, 105, 200)",
         106: "the box is the second one of member 0",
-        107: "the box is for length 199, not 200",
+        107: f"{bound} ({RUN}, 1, 107, 199), not ({RUN}, 1, 107, 200)",
         108: "the keeper knows no member with this key",
         109: "the box is not signed by the member that it names",
         110: "the box was not sealed for this keeper",
@@ -241,7 +242,7 @@ def test_each_answer_and_refusal_is_a_line_of_the_log():
     with pytest.raises(KeeperError):
         found.summed(torch.eye(5)[0])
     found.summed(torch.ones(5))
-    head = parties.keeper.close_run(RUN)
+    head = parties.keeper.close()
     entries = verified(lines, "log")
     assert entries[-1]["hash"] == head
     assert [entry["asked"] for entry in entries] == ["open", "products", "sum", "sum", "close"]

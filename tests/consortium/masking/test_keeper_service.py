@@ -7,7 +7,6 @@ import itertools
 import re
 import socket
 import ssl
-import threading
 import time
 
 import httpx
@@ -18,6 +17,7 @@ import torch
 from fedif_consortium.evidence.chained_log import read_log
 from fedif_consortium.masking.boxes import open_box
 from fedif_consortium.masking.keeper import OpenedRound
+from fedif_consortium.masking.keeper_client import HttpKeeper
 from fedif_consortium.masking.keeper_service import MOST_BOXES, read_keeper_config
 from fedif_consortium.masking.masked_round import MaskedRound
 from fedif_consortium.masking.policy import KeeperPolicy
@@ -62,7 +62,7 @@ def test_a_whole_round(keeping, served, opened):
     np.testing.assert_allclose(scores, UPDATES @ VECTORS[0], atol=1e-3)
     weights = torch.arange(1.0, 6.0, dtype=torch.float64)
     np.testing.assert_allclose(found.summed(weights), weights.numpy() @ UPDATES, atol=1e-4)
-    head = served.close_run(RUN)
+    head = served.close()
     entries = read_log(keeping.state / "log.txt")
     assert head == entries[-1]["hash"]
     assert [entry["asked"] for entry in entries[-4:]] == ["open", "products", "sum", "close"]
@@ -178,104 +178,67 @@ def test_a_file_without_settings_has_its_paths_beside_it(tmp_path):
 # -- a keeper that is slow, lies about sizes, or talks nonsense
 
 
-@contextlib.contextmanager
-def answering(keeping, pieces, pause):
-    """Be a keeper that sends these bytes to whoever asks; give a client of it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(keeping.folder / "keeper.crt", keeping.folder / "keeper.key")
-    over = threading.Event()
-
-    def answer(listening):
-        while not over.is_set():
-            with contextlib.suppress(OSError), context.wrap_socket(
-                listening.accept()[0], server_side=True
-            ) as connection:  # fmt: skip
-                connection.recv(100_000)
-                for piece in pieces:
-                    connection.sendall(piece)
-                    if over.wait(pause):
-                        return
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=answer, args=(listening,), daemon=True).start()
-        client = keeping.client(seconds=1.0)
-        client.url = f"https://127.0.0.1:{listening.getsockname()[1]}"
-        yield client
-        over.set()
+def of_nodes(*nodes, sums=62, seed=bytes(32)) -> bytes:
+    told = {"nodes": nodes, "refused": {}, "seed": seed, "packed": bytes(8 * len(nodes) * sums)}
+    return OpenedRound.model_construct(**told).model_dump_json().encode()
 
 
-def said(content: bytes, status: str = "200 OK") -> list[bytes]:
-    return [f"HTTP/1.1 {status}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content]
+NODES = (100, 101, 102, 103, 104)
+WELL = {
+    "policy": KeeperPolicy().model_dump_json(by_alias=True).encode(),
+    "open": of_nodes(*NODES),
+    "products": bytes(40),
+    "sum": bytes(8000),
+}
 
 
-CHUNK = b"100000\r\n" + bytes(2**20) + b"\r\n"
+def ask_all(status=200, **answers) -> None:
+    """Ask a keeper everything that answers so, by what it is asked."""
+
+    def answer(request):
+        if isinstance(found := (WELL | answers)[request.url.path.split("/")[1]], Exception):
+            raise found
+        return httpx.Response(status, content=iter([found] if isinstance(found, bytes) else found))
+
+    client = HttpKeeper("https://keeper", ssl.create_default_context(), 1.0)
+    client._client = httpx.Client(transport=httpx.MockTransport(answer))
+    client.open_round(RUN, 1, 1000, dict.fromkeys(NODES, b"box"))
+    client.products(RUN, 1, np.zeros(1000, np.uint64))
+    client.weighted_sum(RUN, 1, np.zeros(5, np.uint64))
 
 
 @pytest.mark.parametrize(
-    ("pieces", "pause", "reason"),
+    ("answers", "reason"),
     [
-        pytest.param([b""], 60.0, r"gave no answer in 1 s", id="says nothing"),
-        pytest.param([said(b" " * 90)[0][:-90], *[b" "] * 90], 0.2, "slow", id="drips"),
-        pytest.param([b"nonsense"] * 9, 0.0, "gave no answer in 1 s", id="no HTTP"),
-        pytest.param(said(b"{,"), 60.0, "not readable", id="no JSON"),
-        pytest.param(said(b'{"vectors": -1}'), 60.0, "vectors = -1", id="policy"),
-        pytest.param(said(b"{}", "500 No"), 60.0, "status 500", id="no reason"),
-        pytest.param(
-            [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", *[CHUNK] * 20],
-            0.0, "longer than 1048576 bytes", id="no end",
-        ),
-    ],
-)  # fmt: skip
-def test_a_keeper_that_answers_badly_costs_a_bounded_time(keeping, pieces, pause, reason):
-    with answering(keeping, pieces, pause) as client:
-        before = time.monotonic()
-        with pytest.raises(KeeperError, match=reason):
-            client.policy  # noqa: B018
-        assert time.monotonic() - before < 30
-
-
-def of_nodes(*nodes, sums=62, seed=bytes(32)):
-    packed = bytes(8 * len(nodes) * sums)
-    return OpenedRound.model_construct(nodes=nodes, refused={}, seed=seed, packed=packed)
-
-
-ROUND = of_nodes(100, 101, 102, 103, 104)
-NUMBERS = np.zeros(1000, np.uint64)
-
-
-class Lying:
-    """Answers what it was made with."""
-
-    length, policy = 1000, KeeperPolicy()
-
-    def __init__(self, **answers):
-        for name, answer in {
-            "open_round": ROUND,
-            "products": 0,
-            "weighted_sum": 0,
-            **answers,
-        }.items():
-            setattr(self, name, lambda *_, answer=answer: answer)
-
-
-@pytest.mark.parametrize(
-    ("name", "answer", "reason"),
-    [
-        ("open_round", of_nodes(100, 101), "not about the boxes"),
-        ("open_round", of_nodes(*[100] * 5), "not about the boxes"),
-        ("open_round", of_nodes(*ROUND.nodes, sums=61), "have 61 sums, not 62"),
-        ("open_round", of_nodes(*ROUND.nodes, seed=bytes(31)), "not readable"),
-        ("products", NUMBERS[:4], "has 32 bytes"),
-        ("weighted_sum", np.zeros(2**18, np.uint64), "longer than"),
-        ("weighted_sum", NUMBERS[1:], "has 7992 bytes"),
+        ({"policy": (time.sleep(0.2) or b" " for _ in range(90))}, "too slow"),
+        ({"policy": (bytes(2**20) for _ in range(20))}, "longer than 1048576 bytes"),
+        ({"policy": httpx.RemoteProtocolError("no HTTP")}, "gave no answer in 1 s"),
+        ({"policy": httpx.ConnectError("nobody")}, "gave no answer in 1 s"),
+        ({"policy": b"{,"}, "not readable"),
+        ({"policy": b'{"vectors": -1}'}, "vectors = -1"),
+        ({"status": 500}, "status 500"),
+        ({"open": of_nodes(100, 101)}, "not about the boxes"),
+        ({"open": of_nodes(*[100] * 5)}, "not about the boxes"),
+        ({"open": of_nodes(*NODES, sums=61)}, "have 61 sums, not 62"),
+        ({"open": of_nodes(*NODES, seed=bytes(31))}, "not readable"),
+        ({"products": bytes(32)}, "has 32 bytes"),
+        ({"sum": bytes(2**21)}, "longer than"),
+        ({"sum": bytes(7992)}, "has 7992 bytes"),
     ],
 )
-def test_answers_of_another_size_are_not_taken(tmp_path, name, answer, reason):
-    with Keeping(tmp_path).serving(Lying(**{name: answer})) as client:
+def test_a_keeper_that_answers_badly_is_not_believed_and_costs_a_bounded_time(answers, reason):
+    ask_all()
+    before = time.monotonic()
+    with pytest.raises(KeeperError, match=reason):
+        ask_all(**answers)
+    assert time.monotonic() - before < 30
 
-        def ask():
-            client.open_round(RUN, 1, 1000, dict.fromkeys(ROUND.nodes, b"box"))
-            getattr(client, name)(RUN, 1, NUMBERS)
 
-        with pytest.raises(KeeperError, match=reason):
-            ask()
+def test_a_keeper_that_says_nothing_costs_a_bounded_time(keeping):
+    before = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        client = keeping.client(seconds=1.0)
+        client.url = f"https://127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(KeeperError, match="gave no answer in 1 s"):
+            client.policy  # noqa: B018
+    assert time.monotonic() - before < 30

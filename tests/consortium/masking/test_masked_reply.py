@@ -30,14 +30,10 @@ from fedif_flower.messages import instructions as instructed
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.models import model_arrays, tensor_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.tasks.task import Task
+from tests.consortium.masking.masked import TASK, model
 
 KEEPER = X25519PrivateKey.generate()
 NODE_ID = 1000
-DATA = dict.fromkeys(
-    ("client_data", "validation_data", "test_data"), lambda site: (torch.eye(2), torch.arange(2))
-)
-TASK = Task(name="tiny", model=lambda: nn.Linear(2, 2), num_classes=2, **DATA)
 
 
 def terms(keys, **changes) -> MaskingTerms:
@@ -60,9 +56,10 @@ def ask(node, beside: RecordDict | None = None, told_terms=True, secret="", **co
     told = instructed.instructions(settings, TASK, run="r")
     told[instructed.ROUND_KEY] = 3
     if told_terms:
-        told[TERMS_KEY] = terms(["weight", "bias"], trial_secret=secret).model_dump_json()
-    torch.manual_seed(0)
-    content = {"config": told, "arrays": model_arrays(nn.Linear(2, 2)), **(beside or {})}
+        told[TERMS_KEY] = terms(
+            ["weight", "bias"], trial_secret=secret, server_round=3
+        ).model_dump_json()
+    content = {"config": told, "arrays": model_arrays(model()), **(beside or {})}
     node_configs = {0: {"partition-id": 0, "num-partitions": 2, **node}}
     grid = LocalGrid(task_app(TASK, parts=client_parts()), 1, node_configs=node_configs)
     (reply,) = grid.send_and_receive([Message(RecordDict(content), NODE_ID, MessageType.TRAIN)])
@@ -70,7 +67,7 @@ def ask(node, beside: RecordDict | None = None, told_terms=True, secret="", **co
 
 
 def vector_beside(value: float) -> RecordDict:
-    arrays = tensor_arrays({instructed.VECTOR_KEY: torch.full((6,), value)})
+    arrays = tensor_arrays({instructed.VECTOR_KEY: torch.full((2020,), value)})
     return RecordDict({instructed.VECTOR_RECORD: arrays})
 
 
@@ -83,23 +80,23 @@ def test_a_masked_reply_is_the_vector_its_box_for_the_nodes_own_keeper_and_three
         "metrics": ["num-examples", "train-loss", "train-seconds"],
     }
     box = content[MASK_RECORD][BOX]
-    assert read_header(box)[:4] == (5, 3, NODE_ID, 6)
+    assert read_header(box)[:4] == (5, 3, NODE_ID, 2020)
     assert len(open_box(box, key.public_key(), KEEPER)) == 32
 
 
 @pytest.mark.parametrize(
     ("named", "asked", "reason"),
     [
-        (True, {"told_terms": False}, "masking = 'off': this node names a keeper"),
-        (True, {"secret": "01" * 32}, "masking = 'trial': this node names a keeper"),
-        (False, {}, "the node config needs keeper-key"),
+        (True, {"told_terms": False}, "masking.mode = 'off'; allowed: 'keeper' where"),
+        (True, {"secret": "01" * 32}, "masking.mode = 'trial'; allowed"),
+        (False, {}, "masking.mode = 'keeper'; allowed"),
         # SCAFFOLD's change of its control variate is the update, and leaves without a mask.
-        (True, {"local_method": "scaffold"}, "masking: "),
+        (True, {"local_method": "scaffold"}, "local-method = 'scaffold'"),
         # Remembers rounds in which members may have got other models.
-        (True, {"local_method": "moon"}, "masking: "),
-        (True, {"local_method": "fedif_studies.local_methods.fedcorr:FedCorr"}, "masking: "),
+        (True, {"local_method": "moon"}, "local-method = 'moon'"),
+        (True, {"local_method": "fedif_studies.local_methods.fedcorr:FedCorr"}, "local-method = "),
         # Malicious by their partition, all but one member would send what the server knows.
-        (True, {"attack": "sign-flip", "malicious_fraction": 0.5}, "masking: "),
+        (True, {"attack": "sign-flip", "malicious_fraction": 0.5}, "attack = 'sign-flip'"),
     ],
 )
 def test_a_member_sends_nothing_unmasked_and_trains_honestly_by_sgd(member, named, asked, reason):
@@ -134,12 +131,12 @@ KEYS = ["first.weight"]
 
 
 def trained(by: float, table: float = 0.0, **changes) -> np.ndarray:
-    model = Net()
-    received = model_arrays(model)
+    net = Net()
+    received = model_arrays(net)
     with torch.no_grad():
-        model.first.weight += by
-        model.table += table
-    return trained_update(received, model_arrays(model), model, terms(KEYS, **changes))
+        net.first.weight += by
+        net.table += table
+    return trained_update(received, model_arrays(net), net, terms(KEYS, **changes))
 
 
 def test_an_update_is_shortened_to_the_runs_bound():
@@ -153,7 +150,7 @@ def test_training_that_changes_more_than_parameters_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("model", "keys"),
+    ("net", "keys"),
     [
         pytest.param(Net(), [*KEYS, "third.weight"], id="one that the model does not have"),
         pytest.param(Net(), KEYS * 4, id="one four times"),
@@ -161,6 +158,6 @@ def test_training_that_changes_more_than_parameters_is_an_error():
         pytest.param(nn.Linear(2, 2), ["bias", "weight"], id="another order"),
     ],
 )
-def test_a_server_that_names_other_parameters_gets_nothing(model, keys):
+def test_a_server_that_names_other_parameters_gets_nothing(net, keys):
     with pytest.raises(ConfigError, match="other parameters than this client's model trains"):
-        trained_update(model_arrays(model), model_arrays(model), model, terms(keys))
+        trained_update(model_arrays(net), model_arrays(net), net, terms(keys))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from client_app import app as client_app
-from fedif_consortium.masking import keeper, masked_reply
+from fedif_consortium.masking import masked_reply
 from fedif_consortium.parts import run_parts
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
@@ -46,11 +46,6 @@ def masked(tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
         return run(masked_config(tmp_path_factory.mktemp("masked"))), updates
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Path:
-    return run(masked_config(tmp_path_factory.mktemp("plain"), **{"masking.mode": "off"}))
-
-
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -66,27 +61,21 @@ def plain(tmp_path_factory) -> Path:
         ({"strategy": "afedsv"}, "masking: AFedSV weighs by the updates themselves"),
         ({"neighbour_mixing": True}, "masking: NearestNeighbours looks at each update"),
         ({"pace.late-rounds": 1}, "masking: late replies cannot be discounted"),
-        ({"local_method": "scaffold"}, "masking: members train by SGD alone"),
-        (
-            {"num_clients": 2},
-            "fraction-train = 1.0; .*-members = 2 and the one whom FedIF gives no",
-        ),
+        ({"local_method": "scaffold"}, "masking: Scaffold: members train by SGD alone"),
+        ({"num_clients": 2}, "fraction-train = 1.0; .* = 2 and the one whom FedIF gives no"),
         # The digits' perceptron has 4,810 parameters: 256 sums, and two products a round.
         ({"num_server_rounds": 1075}, r"num-server-rounds = 1075: .* asked: 2406 numbers"),
     ],
 )
-def test_what_cannot_be_masked_is_refused_before_anything_starts(
-    tmp_path, monkeypatch, settings, reason
-):
-    policy = keeper.TRIAL_POLICY.replace(largest_known_share=0.5)
-    monkeypatch.setattr(keeper, "TRIAL_POLICY", policy)
+def test_what_cannot_be_masked_is_refused_before_anything_starts(tmp_path, settings, reason):
     with pytest.raises(ConfigError, match=f"^{reason}"):
         run(masked_config(tmp_path, **settings))
     assert not any(tmp_path.iterdir())
 
 
-def test_a_masked_run_is_the_plain_one(masked, plain):
+def test_a_masked_run_is_the_plain_one(masked, tmp_path):
     """FedIF under label noise on digits: 1e-5 of weights, 1e-4 of contributions."""
+    plain = run(masked_config(tmp_path, **{"masking.mode": "off"}))
     for name, columns in (
         ("clients.csv", {"weight": 1e-5, "weight_score": 1e-5, "score": 1e-5, "num_examples": 0}),
         ("attribution.csv", {"coefficient": 1e-5, "contribution": 1e-4}),
@@ -106,12 +95,6 @@ def test_the_records_say_who_kept_the_masks(masked):
     said = json.loads((masked[0] / "masking.json").read_text())
     assert said["keeper"] == "beside the server, for trial"
     assert len(bytes.fromhex(said["log"])) == 32
-
-
-def test_a_trial_is_logged_as_one(tmp_path, caplog):
-    run(masked_config(tmp_path, num_server_rounds=1))
-    assert "masked rounds are experimental: a server that follows the protocol" in caplog.text
-    assert "masked for trial: a keeper beside the server protects nobody" in caplog.text
 
 
 def written(run_dir: Path) -> bytes:
