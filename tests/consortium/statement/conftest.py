@@ -1,10 +1,31 @@
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedif_consortium.statement.bundle import make_statement
+from tests.consortium.statement.runs import make_run
 
 
 @pytest.fixture(scope="session")
 def key() -> Ed25519PrivateKey:
     """A key that signs statements."""
     return Ed25519PrivateKey.generate()
+
+
+@pytest.fixture(scope="session")
+def stated(tmp_path_factory, key) -> Path:
+    """A run of three members with a statement; who changes a file puts it back."""
+    rounds = [{0: 0.5, 1: 0.25, 2: -0.125}, {0: 0.25, 2: 0.125}, {1: 0.5, 2: 0.0}] * 2
+    run_dir = make_run(tmp_path_factory.mktemp("runs") / "run", rounds, names={1: "hospital-2"})
+    make_statement(run_dir, key, budget_cents=1000_00, contact="Ada Holm \N{EN DASH} room 7")
+    return run_dir
+
+
+@pytest.fixture
+def copy(stated, tmp_path) -> Path:
+    """A copy of that run."""
+    return shutil.copytree(stated, tmp_path / "run")

@@ -11,19 +11,16 @@ from types import SimpleNamespace
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import Context, Message
 
 from client_app import app as client_app
 from fedif_consortium.evidence.keys import SigningKey, read_key_file
+from fedif_consortium.federation.invitation import public_line
 from fedif_consortium.member.own_replies import OwnReplies, app_config
-from fedif_consortium.parts import server_parts
+from fedif_consortium.parts import run_parts, server_parts
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import Table
 from fedif_flower.runtime.local_grid import ClientCall, LocalGrid
 
@@ -39,19 +36,16 @@ class NamedGrid(LocalGrid):
         return [SimpleNamespace(node_id=i, name=n, public_key=b"") for i, n in names.items()]
 
 
-def write_keys(folder: Path) -> None:
+def write_keys(folder: Path) -> Path:
     """Write ``NAME`` and ``NAME.pub`` for each member; the last one's is Ed25519."""
     folder.mkdir(parents=True)
     for name in NAMES:
-        key = ec.generate_private_key(ec.SECP384R1())
-        if name == NAMES[-1]:
-            key = Ed25519PrivateKey.generate()
-        (folder / name).write_bytes(
-            key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-        )
-        (folder / f"{name}.pub").write_bytes(
-            key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        )
+        is_last = name == NAMES[-1]
+        key = Ed25519PrivateKey.generate() if is_last else ec.generate_private_key(ec.SECP384R1())
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        (folder / name).write_bytes(private)
+        (folder / f"{name}.pub").write_text(public_line(key, name))
+    return folder
 
 
 def guarded(client: ClientCall, keys: Mapping[int, SigningKey]) -> ClientCall:
@@ -95,6 +89,12 @@ def config(output_dir: Path, **overrides) -> RunConfig:
     return RunConfig.from_run_config(RunConfig.defaults() | settings | overrides, server_parts())
 
 
+def run(grid: LocalGrid, output_dir: Path, on_row=None, parts=None, **overrides) -> Path:
+    """Run a federation and return its folder."""
+    settings = config(output_dir, **overrides)
+    return run_federation(grid, settings, on_row, parts=parts or run_parts())
+
+
 def copied(run_dir: Path, target: Path) -> Path:
     """Return a copy of a run without its statement."""
     shutil.copytree(run_dir, target, ignore=shutil.ignore_patterns("statement"))
@@ -103,12 +103,10 @@ def copied(run_dir: Path, target: Path) -> Path:
 
 def rewrite(table: Table, change) -> None:
     """Let a server rewrite a table: ``change`` takes and returns its lines."""
-    rows: list[Mapping[str, str]] = change(table.read())
-    columns = list(table.read()[0])
+    before = table.read()
+    rows = [before[0].keys(), *(row.values() for row in change(before))]
     with table.path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def altered(where: Mapping[str, str], **values: str):

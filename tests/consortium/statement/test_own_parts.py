@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array
 
 from client_app import app as client_app
-from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.own_parts import SIZE, alike, sketch
 from fedif_consortium.statement.records import read_run
-from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
-from tests.consortium.statement.test_replay import config
+from tests.consortium.statement import signed_runs as of
 from tests.run.resuming import Killed
 
 
@@ -58,18 +58,13 @@ def same_data(tmp_path, **overrides):
                 sent[name] = Array(after + scale * noise)
         return reply
 
-    def run(on_row=None, **more):
-        grid = LocalGrid(client, 5)
-        settings = config(tmp_path, fraction_train=1.0, **overrides, **more)
-        return run_federation(grid, settings, on_row, parts=run_parts())
-
-    return run
+    more = {"num_clients": 5, "attribution": "simpson", "num_server_rounds": 6, **overrides}
+    return partial(of.run, LocalGrid(client, 5), tmp_path, **more)
 
 
 def test_two_nodes_with_the_same_data_are_to_be_looked_at(tmp_path):
-    records = read_run(same_data(tmp_path, num_server_rounds=12)())
-    found = {m.client_id: m.verdict for m in settle(records).members}
-    assert {i for i, v in found.items() if "the same own part" in v.reason} == {1001, 1003}
+    found = settle(read_run(same_data(tmp_path, num_server_rounds=12)())).members
+    assert {m.client_id for m in found if "same own part" in m.verdict.reason} == {1001, 1003}
 
 
 def test_a_run_that_goes_on_has_the_same_sums(tmp_path):
@@ -81,6 +76,6 @@ def test_a_run_that_goes_on_has_the_same_sums(tmp_path):
             raise Killed
 
     with pytest.raises(Killed):
-        run(killed)
+        run(on_row=killed)
     again = run(resume="auto") / "own_parts.csv"
     assert again.read_text() == whole.read_text()

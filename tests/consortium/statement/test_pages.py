@@ -4,6 +4,7 @@ import pytest
 
 from fedif_consortium.page import refuse_page
 from fedif_consortium.statement.bundle import make_statement
+from fedif_consortium.statement.pages import open_games
 from fedif_consortium.statement.verify import verify
 from tests.consortium.statement.runs import make_run
 from tests.consortium.watch.test_page import Outline
@@ -130,3 +131,18 @@ def test_pages_say_what_a_run_was_like(tmp_path, key, case):
         is_own = said[1] == ":"  # On the page of a member.
         page = pages[f"00{said[0]}.html" if is_own else "statement.html"]
         assert said[3 * is_own :] in text_of(page)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"credit.length": 0.0},
+        {"credit.secret-validation": False},
+        {"strategy": "influence-descent", "influence-descent.relative": False},
+    ],
+)
+def test_each_game_that_settings_leave_open_is_named(change):
+    safe = {"credit.length": 1.25, "credit.borrowed": 1.6, "credit.weight": 2.0}
+    found = open_games({**safe, "credit.secret-validation": True, **change})
+    assert [words.partition(" =")[0] for words in found] == list(change)[-1:]

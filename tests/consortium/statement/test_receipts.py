@@ -19,10 +19,10 @@ from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.part import deliver
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
-from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.signed_runs import NAMES, ROUNDS, altered, rewrite, without
+from tests.run.resuming import Killed
 
 
 def grid(folder, **more):
@@ -37,8 +37,8 @@ def grid(folder, **more):
 
 
 def run(of_grid, folder, key, on_row=None, **more):
-    settings = of.config(folder / "runs", **{"evidence.receipts": True}, **more)
-    return run_federation(of_grid, settings, on_row, parts=run_parts(Evidence(lambda: key)))
+    parts, more = run_parts(Evidence(lambda: key)), {"evidence.receipts": True, **more}
+    return of.run(of_grid, folder / "runs", on_row, parts, **more)
 
 
 def run_and_deliver(of_grid, folder, key, **more):
@@ -94,13 +94,12 @@ def rebuilt(run: RunFolder, key) -> None:
     parts = {(r["round"], r["client_id"]): r for r in run.attribution.read()}
 
     def leaves(rows):
-        kept = [row for row in rows if (row["round"], row["client_id"]) in weights]
-        for row in kept:
+        for row in rows:
             place = row["round"], row["client_id"]
-            for name in ("contribution", "credited"):
-                row[name] = parts[place][name] if place in parts else ""
-            row |= {name: weights[place][name] for name in ("weight", "status")}
-        return kept
+            if place in weights:
+                own = {name: weights[place][name] for name in ("weight", "status")}
+                part = parts.get(place, {"contribution": "", "credited": ""})
+                yield row | own | {name: part[name] for name in ("contribution", "credited")}
 
     rewrite(run.receipts, leaves)
     lines, chain = run.receipts.path.read_text().splitlines()[1:], RoundChain()
@@ -134,8 +133,8 @@ def change_update(run: RunFolder) -> str:
 
 def drop_round(run: RunFolder) -> str:
     """Leave out the last round."""
-    of_rounds = (run.clients, run.attribution, run.attributed_rounds, run.signatures, run.receipts)
-    for table in of_rounds:
+    tables = (run.clients, run.attribution, run.attributed_rounds, run.signatures, run.receipts)
+    for table in tables:
         rewrite(table, without(round="3"))
     return r"round 3: history was rewritten: ada has a receipt .* the records have 'nothing'"
 
@@ -254,9 +253,6 @@ def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, caplog, 
     caplog.set_level(logging.WARNING, "fedif_flower")
     settings = {"num_server_rounds": 5, "checkpoint_every": 2}
     of_grid = grid(tmp_path)
-
-    class Killed(BaseException):
-        pass
 
     def on_row(row):
         if row.round == 4:

@@ -21,31 +21,20 @@ from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.secret_validation import commitment_of, salt_of
 from fedif_flower.runtime.local_grid import LocalGrid
-from tests.consortium.statement.signed_runs import rewrite
+from tests.consortium.statement import signed_runs as of
 
 ROUNDS = 6
 
 
 def config(output_dir: Path, **overrides) -> RunConfig:
-    settings = {
-        "num-clients": 5,
-        "fraction-train": 0.8,
-        "num-server-rounds": ROUNDS,
-        "output-dir": str(output_dir),
-        "run-name": "run",
-        "device": "cpu",
-        "local-epochs": 1,
-        "attribution": "simpson",
-        "updates.keep": True,
-    }
-    given = {key.replace("_", "-"): value for key, value in overrides.items()}
-    return RunConfig.from_run_config(RunConfig.defaults() | settings | given)
+    own = {"num_clients": 5, "fraction_train": 0.8, "num_server_rounds": ROUNDS}
+    own |= {"attribution": "simpson", "updates.keep": True}
+    return of.config(output_dir, **{**own, **overrides})
 
 
-def run(config: RunConfig, **grid) -> Path:
-    return run_federation(
-        LocalGrid(client_app, config.num_clients, **grid), config, parts=run_parts()
-    )
+def run(config: RunConfig, grid: LocalGrid | None = None, **more) -> Path:
+    grid = grid or LocalGrid(client_app, config.num_clients, **more)
+    return run_federation(grid, config, parts=run_parts())
 
 
 @pytest.fixture(scope="module")
@@ -75,15 +64,11 @@ def test_a_changed_update_or_record_is_found_by_its_round_and_client(copy):
     with pytest.raises(StatementError, match=r"round 2, client 1003: .*\(relative difference"):
         replay(copy)
     torch.save(content, path)
-    rewrite(
-        RunFolder(copy).attribution,
-        lambda rows: [
-            row | {"contribution": repr(float(row["contribution"]) * (1 + 2**-52))}
-            if (row["round"], row["client_id"]) == ("3", "1000")
-            else row
-            for row in rows
-        ],
-    )
+    table = RunFolder(copy).attribution
+    place = {"round": "3", "client_id": "1000"}
+    (row,) = (row for row in table.read() if place.items() <= row.items())
+    nearly = repr(float(row["contribution"]) * (1 + 2**-52))
+    of.rewrite(table, of.altered(place, contribution=nearly))
     with pytest.raises(StatementError, match="round 3, client 1000"):
         replay(copy)
 
@@ -125,7 +110,7 @@ def test_a_round_that_failed_kept_nothing_and_is_passed_over(tmp_path):
             return super().send_and_receive(sent, timeout=timeout)
 
     settings = config(tmp_path, num_server_rounds=4)
-    run_dir = run_federation(Fickle(client_app, 5), settings, parts=run_parts())
+    run_dir = run(settings, Fickle(client_app, 5))
     assert list(files_of_rounds(run_dir / "updates")) == [1, 3, 4]
     assert replay(run_dir).rounds == 4
 
@@ -138,7 +123,7 @@ def test_a_step_that_was_taken_back_is_recomputed_as_such(tmp_path):
         return client_app(message, context)
 
     settings = config(tmp_path, num_server_rounds=5, fraction_train=1.0)
-    run_dir = run_federation(LocalGrid(failing, 5), settings, parts=run_parts())
+    run_dir = run(settings, LocalGrid(failing, 5))
     assert list(files_of_rounds(run_dir / "updates")) == [1, 2, 4, 5]
     records = read_run(run_dir)
     undone = {p.client_id: p.contribution for p in records.parts if p.round == 3}

@@ -9,35 +9,22 @@ import torch
 from fedif_consortium.evidence.check_signatures import SignedMember
 from fedif_consortium.evidence.keys import read_members, read_private_key
 from fedif_consortium.evidence.signed import SignedUpdate
-from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
-from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement import signed_runs as of
-from tests.consortium.statement.signed_runs import (
-    NAMES,
-    ROUNDS,
-    altered,
-    config,
-    nodes,
-    rewrite,
-    swapped,
-    without,
-)
+from tests.consortium.statement.signed_runs import NAMES, ROUNDS, altered, rewrite, swapped, without
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("keys") / "keys"
-    of.write_keys(folder)
-    return folder
+    return of.write_keys(tmp_path_factory.mktemp("keys") / "keys")
 
 
 @pytest.fixture(scope="module")
 def signed_run(tmp_path_factory, keys):
-    return run_federation(nodes(keys), config(tmp_path_factory.mktemp("signed")), parts=run_parts())
+    return of.run(of.nodes(keys), tmp_path_factory.mktemp("signed"))
 
 
 @pytest.fixture
@@ -61,14 +48,14 @@ def repeat_round_1(rows):
     return [*without(round="2", node_id="1000")(rows), {**first, "round": "2"}]
 
 
-def sent_another_model(rows, run: RunFolder, keys):
+def got_another_model(run: RunFolder, keys):
     """Let bob sign, truly, that it got another model than the others in round 2."""
-    row = next(r for r in rows if (r["round"], r["client_id"]) == ("2", "1001"))
+    where = {"round": "2", "client_id": "1001"}
+    (row,) = (row for row in run.signatures.read() if where.items() <= row.items())
     was = SignedUpdate.read(str(run.provenance.read()["run_id"]), row)
     said = was.model_dump(exclude={"key", "signature"}) | {"received": b"x" * 32}
     told = SignedUpdate.by(read_private_key((keys / "bob").read_bytes(), "bob"), **said)
-    other = {"received": told.received.hex(), "signature": told.signature.hex()}
-    return [{**r, **other} if r is row else r for r in rows]
+    return altered(where, received=told.received.hex(), signature=told.signature.hex())
 
 
 ADA_2, BOB_3 = {"round": "2", "node_id": "1000"}, {"round": "3", "client_id": "1001"}
@@ -80,18 +67,14 @@ ATTACKS = [
     ("signatures", repeat_round_1, "round 2: the update of ada .* that it signed for round 1"),
     ("signatures", without(**ADA_2), "round 2: the update of ada is not signed, though this mem"),
     ("signatures", without(node_id="1001"), "round 1: the update of bob is not signed, though"),
-    (
-        "signatures",
-        swapped("client_id", "1000", "1001"),
-        "round 1: the update of bob is the one that ada signed",
-    ),
+    ("signatures", swapped("client_id", "1000", "1001"), "of bob is the one that ada signed"),
     ("signatures", lambda rows: [*rows, rows[0]], "signatures.csv, line 11: .*it is there twice"),
-    ("signatures", sent_another_model, "round 2: members were sent different models"),
+    ("signatures", None, "round 2: members were sent different models"),
     ("clients", altered(BOB_3, **AWAY), "of bob was signed, and clients.csv has no such reply"),
     (
         "clients",
-        altered({"client_id": "1002"}, num_examples="5000"),
-        "round 1: the update of cyd was signed with .* examples, and clients.csv has 5000",
+        altered({"client_id": "1002"}, num_examples="5"),
+        "examples, and clients.csv has",
     ),
     ("names", swapped("name", "ada", "bob"), "round 1: the update of bob .* with the key of ada"),
 ]
@@ -101,19 +84,14 @@ ATTACKS = [
 def test_a_changed_update_is_named_though_the_operator_signs_again(
     copied, keys, key, table, change, found
 ):
-    if change is sent_another_model:
-        rewrite(copied.signatures, lambda rows: change(rows, copied, keys))
-    else:
-        rewrite(getattr(copied, table), change)
+    rewrite(getattr(copied, table), change or got_another_model(copied, keys))
     make_statement(copied.path, key)
     with pytest.raises(StatementError, match=found):
         verify(copied.path, members=read_members(keys))
 
 
 def test_masked_updates_are_signed_too(keys, key, tmp_path):
-    run_dir = run_federation(
-        nodes(keys), config(tmp_path, **{"masking.mode": "trial"}), parts=run_parts()
-    )
+    run_dir = of.run(of.nodes(keys), tmp_path, **{"masking.mode": "trial"})
     make_statement(run_dir, key)
     assert [m.signed for m in verify(run_dir, members=read_members(keys)).members] == [ROUNDS] * 3
 
@@ -121,11 +99,9 @@ def test_masked_updates_are_signed_too(keys, key, tmp_path):
 @pytest.fixture(scope="module")
 def kept_run(tmp_path_factory, keys):
     """Two rounds, their replies kept; bob's update is far too long, and was shortened."""
-    configs = {1: {"attack": "honest-scaling"}}
-    settings = config(
-        tmp_path_factory.mktemp("kept"), num_server_rounds=2, **{"updates.keep": True}
-    )
-    return run_federation(nodes(keys, configs=configs), settings, parts=run_parts())
+    nodes = of.nodes(keys, configs={1: {"attack": "honest-scaling"}})
+    folder = tmp_path_factory.mktemp("kept")
+    return of.run(nodes, folder, num_server_rounds=2, **{"updates.keep": True})
 
 
 def change_reply(path):
@@ -156,10 +132,10 @@ def test_a_kept_update_that_is_not_the_signed_one_is_named(
     run = RunFolder(of.copied(kept_run, tmp_path / "run"))
     change(run.updates / file)
     make_statement(run.path, key)
-    if not found:
+    if found:
+        with pytest.raises(StatementError, match=f"round 1: .*{found}"):
+            verify(run.path)
+    else:
         checked = verify(run.path, members=read_members(keys))
         assert [m.signed for m in checked.members] == [2] * 3
         assert {"updates/round-000001.pt", f"updates/{file}"} <= set(checked.manifest.files)
-        return
-    with pytest.raises(StatementError, match=f"round 1: .*{found}"):
-        verify(run.path)

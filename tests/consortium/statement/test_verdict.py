@@ -14,8 +14,8 @@ def facts(contribution, equal_part, interval, taken_part, refused, **more):
     """A member of whom this is known."""
     own = dict.fromkeys((field.name for field in dataclasses.fields(MemberAccount)), 0)
     own |= {"contribution": contribution, "credited": contribution, "equal_part": equal_part}
-    own |= {"taken_part": taken_part, "refused": refused}
-    own["intervals"] = () if interval is None else (Between("luck", *interval),)
+    intervals = () if interval is None else (Between("luck", *interval),)
+    more |= {"taken_part": taken_part, "refused": refused, "intervals": intervals}
     return MemberAccount(**(own | more))
 
 

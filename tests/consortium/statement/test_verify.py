@@ -23,23 +23,7 @@ from fedif_consortium.statement.manifest import (
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import ConfigError, FedIFError, StatementError
 from fedif_flower.run.folder import RunFolder
-from tests.consortium.statement.runs import make_run
 from tests.consortium.statement.signed_runs import rewrite
-
-ROUNDS = [{0: 0.5, 1: 0.25, 2: -0.125}, {0: 0.25, 2: 0.125}, {1: 0.5, 2: 0.0}] * 2
-
-
-@pytest.fixture(scope="module")
-def signed(tmp_path_factory, key) -> Path:
-    """A run with a statement."""
-    run_dir = make_run(tmp_path_factory.mktemp("runs") / "run", ROUNDS, names={1: "hospital-2"})
-    make_statement(run_dir, key, budget_cents=1000_00)
-    return run_dir
-
-
-@pytest.fixture
-def copy(signed, tmp_path) -> Path:
-    return shutil.copytree(signed, tmp_path / "run")
 
 
 def sign_again(run_dir: Path, key: SigningKey, **changes: object) -> None:
@@ -47,10 +31,8 @@ def sign_again(run_dir: Path, key: SigningKey, **changes: object) -> None:
     folder = run_dir / "statement"
     manifest = read_signed(folder).statement.predicate
     files = {name: file_hash(run_dir / name) for name in manifest.files}
-    again = statement_of(
-        *("model.pt", file_hash(run_dir / "model.pt")),
-        manifest.model_copy(update={"files": files, **changes}),
-    )
+    changed = manifest.model_copy(update={"files": files, **changes})
+    again = statement_of("model.pt", file_hash(run_dir / "model.pt"), changed)
     (folder / ENVELOPE).write_bytes(again.envelope().signed_by(key).to_bytes())
 
 
@@ -74,8 +56,8 @@ def test_a_statement_of_the_later_rounds_alone_is_verified(copy, key):
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_any_changed_bit_of_any_file_is_found(signed, data):
-    files = sorted(path for path in signed.rglob("*") if path.is_file())
+def test_any_changed_bit_of_any_file_is_found(stated, data):
+    files = sorted(path for path in stated.rglob("*") if path.is_file())
     path = data.draw(st.sampled_from(files), label="file")
     content = path.read_bytes()
     at = data.draw(st.integers(0, len(content) - 1), label="byte")
@@ -83,7 +65,7 @@ def test_any_changed_bit_of_any_file_is_found(signed, data):
     try:
         path.write_bytes(content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :])
         with pytest.raises(StatementError) as caught:
-            verify(signed)
+            verify(stated)
     finally:
         path.write_bytes(content)
     said = str(caught.value)
@@ -126,25 +108,20 @@ def more(name: str):
 
 
 def credited_more(run_dir: Path) -> None:
-    rewrite(
-        RunFolder(run_dir).attribution, lambda rows: [{**rows[0], "credited": "9.0"}, *rows[1:]]
-    )
+    rewrite(RunFolder(run_dir).attribution, lambda rows: [{**rows[0], "credited": "9"}, *rows[1:]])
 
 
 def remake(run_dir: Path, key: SigningKey) -> None:
     make_statement(run_dir, key, again=True)
 
 
+PAGES = "statement/members/00"
 UNEVEN = edited("attribution_rounds.csv", "0.625,0.625,0.0", "0.625,0.5,0.125")
 MONEY = ("cents", "share", "credited", "contribution")
 # What is changed, what the operator does then, and what is found.
 TAMPERED = [
-    (
-        lambda run_dir: (run_dir / "statement/members/001.html").unlink(),
-        None,
-        "statement/members/001.html is missing",
-    ),
-    (written("statement/members/004.html", "me too"), None, "members/004.html is no part of the"),
+    (lambda run_dir: (run_dir / f"{PAGES}1.html").unlink(), None, f"{PAGES}1.html is missing"),
+    (written(f"{PAGES}4.html", "me too"), None, f"{PAGES}4.html is no part of the statement"),
     (written("quarantine.csv", "round\n"), None, "^quarantine.csv is no part of the statement"),
     (piped("signatures.csv"), None, "no regular file"),
     (piped(f"statement/{ENVELOPE}"), None, "no regular file"),
@@ -155,12 +132,9 @@ TAMPERED = [
     (UNEVEN, sign_again, "round 1 does not add up"),
     (UNEVEN, remake, "round 1 does not add up"),
     (credited_more, remake, "is credited with more than it gave"),
-    *(
-        (more(name), sign_again, rf"members\[0\]: {name} is .*, but the records give")
-        for name in MONEY
-    ),
+    *((more(of), sign_again, rf"members\[0\]: {of} is .*, but the records give") for of in MONEY),
     (
-        edited("statement/members/003.html", "quarantine", "accept"),
+        edited(f"{PAGES}3.html", "quarantine", "accept"),
         sign_again,
         "members/003.html does not show",
     ),
@@ -203,9 +177,8 @@ def test_a_manifest_names_files_of_the_run_alone(copy, key, name, words):
 def test_a_key_that_is_there_twice_is_found_though_signed(copy, key, written):
     path = copy / "statement" / ENVELOPE
     payload = read_signed(copy / "statement").envelope.payload.decode().replace(*written, 1)
-    envelope = Envelope(payload_type=PAYLOAD_TYPE, payload=payload.encode())
-    text = envelope.signed_by(key).to_bytes().decode()
-    path.write_text(text.replace(*written, 1))
+    envelope = Envelope(payload_type=PAYLOAD_TYPE, payload=payload.encode()).signed_by(key)
+    path.write_text(envelope.to_bytes().decode().replace(*written, 1))
     with pytest.raises(StatementError, match="there twice"):
         verify(copy)
 
@@ -224,9 +197,9 @@ def test_a_manifest_with_another_hash_than_the_records_is_found_though_signed(co
         verify(copy)
 
 
-def test_a_member_checks_its_own_page(signed, tmp_path):
+def test_a_member_checks_its_own_page(stated, tmp_path):
     for name in (ENVELOPE, "members/002.html"):
-        shutil.copy(signed / "statement" / name, tmp_path)
+        shutil.copy(stated / "statement" / name, tmp_path)
     page = tmp_path / "002.html"
     assert verify(page).manifest.run == "run"
     page.write_text(page.read_text().replace("+0", "+9", 1))
@@ -234,6 +207,7 @@ def test_a_member_checks_its_own_page(signed, tmp_path):
         verify(page)
 
 
-def test_no_statement_is_named(tmp_path):
+def test_no_statement_is_named(copy):
+    shutil.rmtree(copy / "statement")
     with pytest.raises(ConfigError, match="holds no statement"):
-        verify(make_run(tmp_path / "run", ROUNDS))
+        verify(copy)
