@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from fedif_consortium.member.apps import MemberApps
 
-app_cli = typer.Typer(add_completion=False, no_args_is_help=True)
+app_cli = typer.Typer(name="app", add_completion=False, no_args_is_help=True)
 
 App = Annotated[str, typer.Argument(help="a bundle, an app's folder, or a digest's beginning")]
 Policy = Annotated[Path, typer.Option(help="the member's file, which names its folders")]

@@ -6,20 +6,14 @@ import typer
 
 from fedif_consortium.commands.app import app_cli
 from fedif_consortium.commands.federation import federation_cli
-from fedif_consortium.commands.inspect import inspect_cli
-from fedif_consortium.commands.keeper import keeper_cli
-from fedif_consortium.commands.node import node_cli
-from fedif_consortium.commands.statement import statement_cli
-from fedif_consortium.commands.verify import verify_cli
-from fedif_consortium.commands.watch import watch_cli
+from fedif_consortium.commands.node import inspect, keeper_cli, node_cli
+from fedif_consortium.commands.statement import replay, statement_cli, verify
+from fedif_consortium.commands.watch import runs, watch
 
 
 def add_commands(cli: typer.Typer) -> None:
     """Add them."""
-    cli.add_typer(app_cli, name="app")
-    cli.add_typer(keeper_cli, name="keeper")
-    cli.add_typer(federation_cli, name="federation")
-    cli.add_typer(node_cli, name="node")
-    cli.add_typer(statement_cli, name="statement")
-    for commands in (watch_cli, inspect_cli, verify_cli):
-        cli.add_typer(commands)
+    for group in (app_cli, keeper_cli, federation_cli, node_cli, statement_cli):
+        cli.add_typer(group)
+    for command in (watch, runs, inspect, verify, replay):
+        cli.command()(command)

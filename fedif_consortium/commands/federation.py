@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedif_consortium.federation.records import FederationFolder
 
 federation_cli = typer.Typer(
+    name="federation",
     add_completion=False,
     no_args_is_help=True,
     help="A federation on real hosts: its server's keys, members and SuperLink.",

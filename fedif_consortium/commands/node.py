@@ -1,4 +1,4 @@
-"""``fedif node``: what a member does on its own host."""
+"""``fedif node``, ``inspect``, ``keeper``: what members and a keeper of masks do on their hosts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedif_flower.cli import Config
+
 if TYPE_CHECKING:
     from fedif_consortium.federation.node import NodeFolder
 
 node_cli = typer.Typer(
+    name="node",
     add_completion=False,
     no_args_is_help=True,
     help="A member's own host: joining a federation, what may leave, and what went in and out.",
 )
+keeper_cli = typer.Typer(name="keeper", add_completion=False)
 Folder = Annotated[
     Path, typer.Option("--in", envvar="FEDIF_MEMBER", help="the node's folder on this host")
 ]
@@ -98,13 +102,7 @@ def show_log(path: Path, head: str = "") -> None:
 
 
 @node_cli.command("check")
-def node_check(
-    config: Annotated[
-        list[str] | None,
-        typer.Option("-c", "--run-config", help="KEY=VALUE ... of the run, as for flwr run"),
-    ] = None,
-    folder: Folder = _HERE,
-) -> None:
+def node_check(config: Config = None, folder: Folder = _HERE) -> None:
     """Check data, a batch of training, disk, keys and app; the server's certificate and the clock.
 
     It is about the node of `fedif node join`. Ends with status 1 if this host cannot take part.
@@ -125,6 +123,110 @@ def node_check(
     ResultTable("", heading, lines, num_labels=len(heading)).print(Console())
     if any(one.status is Status.FAILED for one in found):
         raise typer.Exit(1)
+
+
+def inspect(
+    node_config: Annotated[
+        str, typer.Option("--node-config", help="KEY=VALUE ..., as for flower-supernode")
+    ],
+    output: Annotated[Path, typer.Option(help="the table of all examples")] = Path(
+        "inspection.csv"
+    ),
+    show: Annotated[int, typer.Option(min=1, help="so many examples are shown")] = 20,
+    task: Annotated[
+        str, typer.Option(help="MODULE:OBJECT here, where the run was about an app's own task")
+    ] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda ...")] = "auto",
+) -> None:
+    """Find your own examples that are most likely mislabelled or harmful; nothing leaves this host.
+
+    The run must publish its gradients (gradients.publish=true), and your node keep them
+    (gradients-dir in the node config). It makes no connection.
+    """
+    from rich.console import Console
+
+    from fedif_consortium.evidence.kept_gradients import kept_rounds, read_kept
+    from fedif_consortium.member import inspection
+    from fedif_flower.errors import ConfigError
+    from fedif_flower.messages.node_config import NodeConfig
+    from fedif_flower.messages.text import printable
+    from fedif_flower.run.rows import csv_text
+    from fedif_flower.settings import parse_overrides
+    from fedif_flower.storage import make_folder, write_atomically
+    from fedif_flower.tables import ResultTable
+
+    node = NodeConfig.from_node_config(parse_overrides(node_config))
+    if not node.gradients_dir:
+        raise ConfigError("the node config has no gradients-dir: nothing to judge by")
+    paths = kept_rounds(Path(node.gradients_dir).expanduser())
+    last = read_kept(paths[-1])
+    own_task, data = inspection.member_data(last, node, task)
+    files = inspection.files_of(last, node)
+    lines = inspection.inspect_examples(own_task, data, map(read_kept, paths), files, device)
+    make_folder(output.absolute().parent)
+    write_atomically(output, csv_text([inspection.Line._fields, *lines]), 0o600)
+    shown = [
+        {
+            "rank": line.rank,
+            "example": printable(line.file, 400) or line.example,
+            "class": printable(line.label),
+            "loss": f"{line.loss:.3g}",
+            "influence": f"{line.influence:.3g}",
+            "agreement": "" if line.agreement is None else f"{line.agreement:.0%}",
+        }
+        for line in lines[:show]
+    ]
+    ResultTable.of_records(shown).print(Console())
+    typer.echo(
+        f"{len(lines)} examples, by the model of {len(paths)} rounds. The first labels "
+        "are the likeliest wrong ones; a rare example has a large loss, too, and an influence "
+        "below 0 alone says little about a label.\n"
+        f"All examples: {output.absolute()}. Nothing was sent."
+    )
+
+
+@keeper_cli.callback(invoke_without_command=True)
+def keeper(
+    context: typer.Context,
+    policy: Annotated[
+        Path, typer.Option(help="TOML: where it listens, whom it knows, what it answers")
+    ] = Path("keeper.toml"),
+) -> None:
+    """Keep the masks of a federation whose server sees no update; see also: fedif keeper log."""
+    if context.invoked_subcommand is None:
+        from fedif_consortium.masking.keeper_service import read_keeper_config, serve
+        from fedif_flower.run.logs import show_logs
+
+        config = read_keeper_config(policy)
+        show_logs(config.settings.log_format)
+        serve(config)
+
+
+@keeper_cli.command("log")
+def keeper_log(
+    file: Annotated[Path, typer.Argument(help="log.txt in the keeper's folder")],
+) -> None:
+    """Show what a keeper answered and refused, and check that its log is whole."""
+    show_log(file)
+
+
+@keeper_cli.command("init")
+def keeper_init(
+    folder: Annotated[Path, typer.Argument(help="the keeper's folder")],
+    hosts: Annotated[list[str], typer.Argument(help="names or addresses the server reaches it by")],
+) -> None:
+    """Make a keeper's keys and certificate; what is there already stays."""
+    from fedif_consortium.federation.files import private_folder
+    from fedif_consortium.federation.server import make_pair
+    from fedif_consortium.masking.keeper_service import KeeperSettings, keeper_key
+
+    found = folder.expanduser().absolute()
+    private_folder(found)
+    make_pair(found, "keeper", hosts, "the operator of the server")
+    state = found / KeeperSettings().state
+    public = keeper_key(state).public_key().public_bytes_raw().hex()
+    typer.echo(f"{state / 'box-key.pub'}: goes to every member; its private half stays")
+    typer.echo(f"public key of this keeper: {public}")
 
 
 def _folder(path: Path) -> NodeFolder:

@@ -1,4 +1,4 @@
-"""``fedif statement``: made by the operator, signed by members, collected by the operator."""
+"""``fedif statement``, ``verify``, ``replay``: a statement is made, checked, signed, collected."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.cli import RunDir, require_directories
 
 DEFAULT = "make"
 
@@ -24,6 +24,7 @@ class DefaultCommand(TyperGroup):
 
 
 statement_cli = typer.Typer(
+    name="statement",
     cls=DefaultCommand,
     add_completion=False,
     no_args_is_help=True,
@@ -41,7 +42,7 @@ Stated = Annotated[
 
 @statement_cli.command(DEFAULT)
 def make(
-    run_dir: Annotated[Path, typer.Argument(help="a run's folder")],
+    run_dir: RunDir,
     budget: Annotated[str, typer.Option(help="an amount to share out, such as 1000")] = "",
     names: Annotated[
         Path | None,
@@ -71,21 +72,15 @@ def make(
 
     The word make may be left out: fedif statement RUN_DIR.
     """
-    if not run_dir.is_dir():
-        raise ConfigError(f"{str(run_dir)!r} is no directory")
-    from fedif_consortium.evidence.keys import (
-        default_key_path,
-        fingerprint,
-        load_or_make_key,
-        public_of,
-    )
+    require_directories([run_dir])
+    from fedif_consortium.evidence import keys
     from fedif_consortium.statement.bundle import make_statement, parse_budget, read_account
-    from fedif_consortium.statement.manifest import ACCOUNT
+    from fedif_consortium.statement.manifest import ACCOUNT, PAGE
     from fedif_consortium.statement.pages import open_games
     from fedif_consortium.statement.records import read_names
     from fedif_flower.run.folder import RunFolder
 
-    signer = load_or_make_key(key or default_key_path())
+    signer = keys.load_or_make_key(key or keys.default_key_path())
     folder = make_statement(
         *(run_dir, signer),
         budget_cents=parse_budget(budget) if budget else None,
@@ -96,13 +91,13 @@ def make(
         ties=ties,
         again=again,
     )
-    typer.echo(f"Statement: {(folder / 'statement.html').absolute()}")
+    typer.echo(f"Statement: {(folder / PAGE).absolute()}")
     account = read_account((folder / ACCOUNT).read_text())
     if account.unpaid:
         typer.secho(f"No shares: {account.unpaid}", fg="yellow")
     for warning in open_games(RunFolder(run_dir).config.read()):
         typer.secho(f"Left open: {warning}", fg="yellow")
-    typer.echo(f"Signed by: {fingerprint(public_of(signer))}")
+    typer.echo(f"Signed by: {keys.fingerprint(signer.public_key())}")
 
 
 @statement_cli.command()
@@ -118,13 +113,13 @@ def sign(
 
     Send manifest.intoto.json to the operator afterwards. Nothing is signed that does not verify.
     """
-    from fedif_consortium.evidence.keys import fingerprint, load_key, public_of, read_members
+    from fedif_consortium.evidence import keys
     from fedif_consortium.statement.verify import sign_statement
 
-    signer = load_key(key)
-    known = None if members is None else read_members(members)
+    signer = keys.load_key(key)
+    known = keys.read_members(members) if members else None
     target = sign_statement(path, signer, operator, known)
-    typer.echo(f"Signed by: {fingerprint(public_of(signer))}")
+    typer.echo(f"Signed by: {keys.fingerprint(signer.public_key())}")
     typer.echo(f"Send this to the operator: {target.absolute()}")
 
 
@@ -140,3 +135,50 @@ def merge(
 
     for name, is_new in merge_signatures(path, files, read_members(members)).items():
         typer.echo(f"{'Added' if is_new else 'Was there'}: {name}")
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(help="a run's folder, or a member's page")],
+    key: Annotated[str, typer.Option(help="fingerprint of the key that must have signed")] = "",
+    members: Members = None,
+    receipts: Annotated[
+        list[Path] | None,
+        typer.Option(help="a member's receipts-dir; several: they are compared with each other"),
+    ] = None,
+) -> None:
+    """Check that a statement is as it was signed, and follows from the run's records."""
+    from fedif_consortium.evidence.keys import read_members
+    from fedif_consortium.statement.verify import verify as check
+
+    known = read_members(members) if members else None
+    found = check(path, key, known, receipts or ())
+    typer.echo(f"Unchanged: {path}, made {found.manifest.made}")
+    for signer in found.signed.signers:
+        unknown = f"Not checked: a signature with key {signer.key}; --members says whose it is"
+        typer.echo(f"Signed by: {signer.key}, {signer.name}" if signer.name else unknown)
+    for name in found.not_here:
+        typer.echo(f"Not here, so not checked: {name}")
+    for member in found.members:
+        signed = f"{member.signed} of {member.accepted} updates"
+        typer.echo(f"Signed by {member.name}: {signed}")
+    for held in found.receipts:
+        kept = f"{len(held.lines)} lines, {len(held.rounds)} heads"
+        typer.echo(f"As {held.name} was told: {kept}")
+    if found.redone:
+        rounds = ", ".join(map(str, found.redone))
+        typer.echo(f"Done again after the run was resumed: rounds {rounds}")
+
+
+def replay(
+    run_dir: RunDir,
+    import_from: Annotated[
+        list[str] | None,
+        typer.Option(help="a package whose code the run's settings may name, module:object"),
+    ] = None,
+) -> None:
+    """Recompute what each member contributed from the updates that a run kept, bit for bit."""
+    require_directories([run_dir])
+    from fedif_consortium.statement.replay import replay as recompute
+
+    found = recompute(run_dir, import_from=import_from or ())
+    typer.echo(f"The same bits: {found.contributions} contributions in {found.rounds} rounds")

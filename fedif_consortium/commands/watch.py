@@ -10,10 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-watch_cli = typer.Typer(add_completion=False)
 
-
-@watch_cli.command()
 def watch(
     run_dir: Annotated[Path, typer.Argument(help="a run's folder, also one copied from elsewhere")],
     to: Annotated[
@@ -40,7 +37,6 @@ def watch(
         keep_page(folder, page)
 
 
-@watch_cli.command()
 def runs(
     directory: Annotated[Path, typer.Argument(help="where runs are, at any depth")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, for programs")] = False,
