@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from fedif_consortium.evidence.check_receipts import last_head
-from fedif_consortium.evidence.keys import SigningKey, public_der, public_of
+from fedif_consortium.evidence.keys import SigningKey, public_der
 from fedif_consortium.evidence.signed import first_of
 from fedif_consortium.statement.account import Account, settle
 from fedif_consortium.statement.manifest import (
@@ -116,7 +116,7 @@ def _signed_files(
         run=run.path.name,
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         contact=contact,
-        public_key=base64.b64encode(public_der(public_of(key))).decode(),
+        public_key=base64.b64encode(public_der(key.public_key())).decode(),
         head=last_head(run),
         **hashes_of(records.provenance),
         made_with=made_with(),
@@ -165,14 +165,10 @@ def account_csv(account: Account) -> str:
     for member in account.members:
         values, verdict = vars(member), member.verdict
         row = {k: v for k, v in values.items() if not isinstance(v, tuple | Verdict)}
-        row["amount"] = "" if member.cents is None else amount(member.cents)
+        cents = member.cents
+        row["amount"] = "" if cents is None else f"{cents // 100}.{cents % 100:02}"
         for name in ("intervals", "draw_intervals", "share_intervals"):
             last = vars(values[name][-1]) if values[name] else {}
             row |= {name.replace("intervals", end): last.get(end) for end in ("low", "high")}
         rows.append(row | {"verdict": verdict.level, "reason": verdict.reason})
     return csv_text([rows[0], *(row.values() for row in rows)])
-
-
-def amount(cents: int) -> str:
-    """Return cents as an amount: ``1234.50``."""
-    return f"{cents // 100}.{cents % 100:02}"

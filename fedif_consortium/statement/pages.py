@@ -130,12 +130,6 @@ def made_with() -> str:
     return digest.hexdigest()
 
 
-def nats(value: float, decimals: int) -> str:
-    """Return a contribution with its sign, a true minus, and no sign for 0."""
-    text = f"{abs(value):.{decimals}f}"
-    return "0" if value == 0 else f"{MINUS if value < 0 else '+'}{text}"
-
-
 def decimals_for(values: Sequence[float]) -> int:
     """Return with how many decimals the largest of them has four digits."""
     largest = max(map(abs, values), default=0.0)
@@ -169,8 +163,9 @@ def _templates() -> Environment:
 
 @pass_context
 def _nats(context: Context, value: float) -> str:
-    """Return a contribution with as many decimals as the page's others."""
-    return nats(value, context["decimals"])
+    """Return a contribution with its sign, a true minus, and as many decimals as the others."""
+    text = f"{abs(value):.{context['decimals']}f}"
+    return "0" if value == 0 else f"{MINUS if value < 0 else '+'}{text}"
 
 
 def _grouped(number: int) -> str:

@@ -16,7 +16,7 @@ from flwr.app import Context, Message
 
 from client_app import app as client_app
 from fedif_consortium.evidence.keys import SigningKey, read_key_file
-from fedif_consortium.federation.invitation import public_line
+from fedif_consortium.federation.records import public_line
 from fedif_consortium.member.own_replies import OwnReplies, app_config
 from fedif_consortium.parts import run_parts, server_parts
 from fedif_flower.run.config import RunConfig

@@ -18,9 +18,9 @@ from tests.consortium.statement.runs import make_run
 NATS = st.floats(-10, 10, allow_nan=False)
 
 
-def account(tmp_path, contributions, budget_cents=None, pay_by="sum", ties="apart", **more):
-    records = read_run(make_run(tmp_path / "run", contributions, **more))
-    return settle(records, budget_cents, pay_by, ties)
+def account(folder, contributions, cents=None, by="sum", ties="apart", from_round=1, **more):
+    records = read_run(make_run(folder / "run", contributions, **more))
+    return settle(records, cents, by, ties, from_round)
 
 
 def by_name(found):
@@ -32,12 +32,12 @@ def test_a_run_worked_out_by_hand(tmp_path):
     found = account(tmp_path, rounds, 1000_00, remainder=0.0625, names={1: "hospital-2"})
     assert (found.rounds, found.loss_before, found.loss_after) == (2, 2.0, 0.875)
     assert (found.decrease, found.attributed, found.remainder) == (1.125, 1.0, 0.125)
-    assert [m.name for m in found.members] == ["client 0", "hospital-2", "client 2"]
-    first, second, third = found.members
-    assert (first.contribution, second.contribution, third.contribution) == (1.0, 0.25, -0.25)
-    assert (first.share, second.share, third.share) == (0.8, 0.2, 0.0)
-    assert (first.cents, second.cents, third.cents) == (800_00, 200_00, 0)
-    assert (first.taken_part, second.taken_part) == (2, 1)
+    assert [(m.name, m.contribution, m.share, m.cents, m.taken_part) for m in found.members] == [
+        ("client 0", 1.0, 0.8, 800_00, 2),
+        ("hospital-2", 0.25, 0.2, 200_00, 1),
+        ("client 2", -0.25, 0.0, 0, 2),
+    ]
+    first, second, _ = found.members
     assert (first.examples, first.weight_score) == (100.0, 0.5)
     # A third of 0.625, and half of 0.375.
     assert first.equal_part == pytest.approx(0.625 / 3 + 0.375 / 2)
@@ -56,8 +56,10 @@ def test_what_lies_beyond_the_bounds_is_paid_to_nobody():
 def test_two_members_that_cancel_take_nobodys_pay(tmp_path):
     # The pair gains 100 and loses 100; of the 100 it is credited with as much as the others.
     rounds = [{0: 1.0, 1: 1.0, 2: 100.0, 3: -100.0}]
-    found = by_name(account(tmp_path, rounds, 90_00, credited={2: 0.01}))
-    assert [found[f"client {i}"].cents for i in range(4)] == [30_00, 30_00, 30_00, 0]
+    found = account(tmp_path, rounds, 90_00, credited={2: 0.01})
+    credited = {m.name: (m.credited, m.cents) for m in found.members}
+    paid = {f"client {i}": (1.0, 30_00) for i in range(3)}
+    assert credited == paid | {"client 3": (-100.0, 0)}
 
 
 def test_one_step_that_cannot_be_attributed_takes_nobodys_pay(tmp_path):
@@ -73,17 +75,6 @@ def test_one_step_that_cannot_be_attributed_takes_nobodys_pay(tmp_path):
     # A loss that never comes back leaves all later rounds out.
     found = account(tmp_path / "late", rounds[:4], 100_00, remainders={3: 30.0, 4: -1.0})
     assert (found.left_out, found.decrease) == ((3, 4), 1.5)
-
-
-def test_credit_is_read_from_the_records(tmp_path):
-    rounds = [{0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.25}]
-    run_dir = make_run(tmp_path / "run", rounds, credited={0: 0.5})
-    found = settle(read_run(run_dir), 100_00)
-    first, second = found.members
-    assert (first.contribution, first.credited, second.credited) == (1.0, 0.5, 0.5)
-    assert (found.nobody_cents,) == (33_33,)
-    assert (first.cents, second.cents) == (33_34, 33_33)
-    assert found.decrease == found.attributed + found.remainder
 
 
 def test_refusals_and_absence_are_told_apart(tmp_path):
@@ -105,9 +96,7 @@ def test_a_round_that_decided_is_named_and_left_out_for_comparison(tmp_path):
     rounds = [{0: 0.125, 1: 0.125}, {0: 2.5, 1: -0.5}, *[{0: 0.125, 1: 0.125}] * 3]
     found = account(tmp_path, rounds)
     assert (found.decisive_round, found.decisive, found.attributed) == (2, 2.0, 3.0)
-    members = by_name(found)
-    assert members["client 0"].other_rounds == 0.5
-    assert members["client 1"].other_rounds == 0.5
+    assert [member.other_rounds for member in found.members] == [0.5, 0.5]
     # Half of it does not decide, nor do four rounds, or rounds that gained nothing.
     for attributed in ([0.5, *[0.125] * 4], [1.0, -3.0, 0.5, 0.5, 0.5], [1.0, 0, 0, 0], [0.0] * 9):
         assert decisive_row(attributed) is None
@@ -115,15 +104,11 @@ def test_a_round_that_decided_is_named_and_left_out_for_comparison(tmp_path):
 
 def test_rounds_before_the_first_that_counts_count_for_nothing(tmp_path):
     rounds = [{0: 2.0, 2: 1.0}, {0: 0.25, 1: 0.75}, {1: 0.5}]
-    run_dir = make_run(tmp_path / "run", rounds, remainder=0.125)
-    found = settle(read_run(run_dir), 100_00, from_round=2)
+    found = account(tmp_path, rounds, 100_00, from_round=2, remainder=0.125)
     assert (found.first_round, found.last_round, found.rounds) == (2, 3, 2)
     assert (found.loss_before, found.decrease, found.remainder) == (-1.125, 1.75, 0.25)
-    assert [(m.contribution, m.cents) for m in found.members] == [
-        (1.25, 83_33),
-        (0.25, 16_67),
-        (0.0, 0),
-    ]
+    figures = [(m.contribution, m.cents) for m in found.members]
+    assert figures == [(1.25, 83_33), (0.25, 16_67), (0.0, 0)]
     # Half of round 2, and nothing of the first; who was in that alone is still told of.
     assert by_name(found)["client 0"].equal_part == 0.5
     assert by_name(found)["client 2"].asked == 0

@@ -6,18 +6,19 @@ from fedif_consortium.page import refuse_page
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.pages import open_games
 from fedif_consortium.statement.verify import verify
+from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement.runs import make_run
 from tests.consortium.watch.test_page import Outline
 
 NAMES = {0: "hospital-2", 1: "St. <b>Mary's</b> & Co", 2: "Klinikum"}
 
 
-def stated(folder, key, rounds, of_statement=None, config="", **of_run) -> dict[str, str]:
+def stated(folder, key, rounds, of_statement, config=None, **of_run) -> dict[str, str]:
     """The pages of a statement by file."""
     run_dir = make_run(folder / "run", rounds, **of_run)
     if config:
-        (run_dir / "config.json").write_text(config)
-    folder = make_statement(run_dir, key, **of_statement or {})
+        RunFolder(run_dir).config.write(config)
+    folder = make_statement(run_dir, key, **of_statement)
     verify(run_dir)
     return {path.name: path.read_text() for path in folder.rglob("*.html")}
 
@@ -79,14 +80,14 @@ SILENT = {(t, 2): "no reply before the deadline" for t in range(1, 7)}
 SAID = {
     "a round that decided, and bounds": (
         ([{0: 4.0, 1: 2.0}, *[{0: 0.5, 1: -0.25}] * 5], {"contact": "Ada <a@b.org>"}),
-        {"config": '{"strategy": "fedif", "credit.length": 1.25}'},
+        {"config": {"strategy": "fedif", "credit.length": 1.25}},
         "counts for at most 1.25 times the usual length",
         "Round 1 alone brought +6.000 of +7.250.",
         "Questions. Ada <a@b.org>.",
         "2: Of your +0.750 it gave +2.000, the other rounds \u22121.250.",
     ),
     "an incomplete run": (
-        ([{0: 0.5, 1: 0.25}] * 6,),
+        ([{0: 0.5, 1: 0.25}] * 6, {}),
         {"names": NAMES, "rejections": SILENT, "statuses": dict.fromkeys(SILENT, "away")},
         "Incomplete. 1 of 3 members",
         "less than 50 % of their turns: Klinikum (never answered",
@@ -99,20 +100,14 @@ SAID = {
         "1: the validation loss did not fall",
     ),
     "another held-out set": (
-        ([{0: 0.5, 1: 0.5}] * 5,),
+        ([{0: 0.5, 1: 0.5}] * 5, {}),
         {"blocks": {0: [0.2] * 5, 1: [0.15, 0.25, 0.2, 0.2, 0.2]}},
         "The least certain one is known to \u00b1 ",
         "1: With another held-out set of the same size, your share would be between 45 and 55 %.",
     ),
     "members that were drawn": (
-        (
-            [{0: 0.5, 1: 0.5}, {0: 0.5, 2: 0.25}] * 3,
-            {"pay_by": "draw", "ties": "alike", "budget_cents": 1000_00},
-        ),
-        {
-            "blocks": {i: [0.2, 0.3, 0.25, 0.25] for i in range(3)},
-            "names": {1: "Nord", 9: "Ost"},
-        },
+        ([{0: 0.5, 1: 0.5}, {0: 0.5, 2: 0.25}] * 3, {"pay_by": "draw", "ties": "alike"}),
+        {"blocks": dict.fromkeys(range(3), (0.2, 0.3, 0.25, 0.25)), "names": {1: "Nord", 9: "Ost"}},
         "drawn in 3 of 6",
         "Never drawn. Ost: nothing is known",
         "and they are paid alike",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,16 +75,15 @@ def test_a_changed_update_or_record_is_found_by_its_round_and_client(copy):
 
 
 def test_a_run_of_others_imports_what_the_user_allows(copy, tmp_path, monkeypatch):
-    path = copy / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"strategy": "planted:Strategy"}))
-    (tmp_path / "planted.py").write_text("import json\njson.planted = True\n")
+    config = RunFolder(copy).config
+    config.write(config.read() | {"strategy": "planted:Strategy"})
+    (tmp_path / "planted.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"imports 'planted'.*--import-from planted"):
         replay(copy)
-    assert not hasattr(json, "planted")
+    assert "planted" not in sys.modules
     with pytest.raises(ConfigError, match=r"has no .*'Strategy'"):
         replay(copy, import_from=["planted"])
-    del json.planted
 
 
 def test_another_validation_set_is_named(copy):
