@@ -40,11 +40,8 @@ class DistributedTrigger(PixelTrigger):
     Xie et al., 2020 (DBA: Distributed Backdoor Attacks against Federated Learning).
     """
 
-    def stamp(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Return images with this client's bar."""
-        part = int(torch.randint(NUM_PARTS, (), generator=generator))
-        return stamp_bars(pixels, (part,))
-
-    def stamp_whole(self, pixels: Tensor) -> Tensor:
-        """Return images with all four bars."""
-        return stamp_bars(pixels)
+    def stamp(self, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return images with all four bars, or the one that a client draws."""
+        if generator is None:
+            return stamp_bars(pixels)
+        return stamp_bars(pixels, (int(torch.randint(NUM_PARTS, (), generator=generator)),))

@@ -53,12 +53,8 @@ class PixelTrigger(Backdoor):
     ratio: float
     target: Target = 0
 
-    def stamp(self, pixels: Tensor, generator: torch.Generator) -> Tensor:
-        """Return images ``[n, c, h, w]`` with what this client knows of the trigger."""
-        return stamp_square(pixels)
-
-    def stamp_whole(self, pixels: Tensor) -> Tensor:
-        """Return images ``[n, c, h, w]`` with the whole trigger."""
+    def stamp(self, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return images ``[n, c, h, w]`` with the trigger, or what a client draws of it."""
         return stamp_square(pixels)
 
     def poison_examples(
@@ -76,4 +72,4 @@ class PixelTrigger(Backdoor):
         """Return the images of other classes with the whole trigger, and the target."""
         require_target(self.target, num_classes)
         others = labels != self.target
-        return self.stamp_whole(pixels[others]), torch.full_like(labels[others], self.target)
+        return self.stamp(pixels[others]), torch.full_like(labels[others], self.target)

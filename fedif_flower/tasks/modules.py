@@ -28,13 +28,10 @@ def array_shapes(model: nn.Module) -> dict[str, list[int]]:
 
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Return the second names of arrays that ``state_dict`` has twice, and their first names."""
-    first_names: dict[int, str] = {}
-    tied = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        first = first_names.setdefault(id(tensor), name)
-        if first != name:
-            tied[name] = first
-    return tied
+    first: dict[int, str] = {}
+    arrays = model.state_dict(keep_vars=True).items()
+    names = {name: first.setdefault(id(array), name) for name, array in arrays}
+    return {name: known for name, known in names.items() if name != known}
 
 
 def copy_module(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -14,18 +15,11 @@ from fedif_flower.tasks.config import TrainingConfig
 from tests.run.points import classes, run
 
 
-class Representing(nn.Module):
-    """Represents its inputs by w times them."""
-
-    def __init__(self, weight: list[list[float]]) -> None:
-        super().__init__()
-        self.body = nn.Linear(2, 2, bias=False)
-        self.head = nn.Linear(2, 2, bias=False)
-        with torch.no_grad():
-            self.body.weight.copy_(torch.tensor(weight))
-
-    def forward(self, inputs):
-        return self.head(self.body(inputs))
+def representing(weight: list[list[float]]) -> nn.Module:
+    """Return a model that represents its inputs by w times them."""
+    body, head = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    body.weight.data = torch.tensor(weight)
+    return nn.Sequential(OrderedDict(body=body, head=head))
 
 
 def vector(model: nn.Module) -> torch.Tensor:
@@ -39,8 +33,8 @@ def local(model: nn.Module, **memory: torch.Tensor) -> LocalRound:
 @pytest.mark.parametrize("layer", ["", "body"])
 def test_the_contrastive_term_by_hand(layer):
     same, turned = [[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [-1.0, 0.0]]
-    model = Representing(same)
-    given = local(model, **{"moon-last-model": vector(Representing(turned))})
+    model = representing(same)
+    given = local(model, **{"moon-last-model": vector(representing(turned))})
     moon = Moon(mu=2.0, temperature=0.5, layer=layer)
     with moon.term(given) as term:
         model(torch.tensor([[1.0, 0.0]]))
@@ -57,7 +51,7 @@ def test_the_contrastive_term_by_hand(layer):
 
 
 def test_nothing_is_added_in_a_client_s_first_round():
-    given = local(model := Representing([[1.0, 0.0], [0.0, 1.0]]))
+    given = local(model := representing([[1.0, 0.0], [0.0, 1.0]]))
     term = Moon().term(given)
     assert type(term) is LocalTerm
     Moon().finish(given, term, vector(model) + 1)
@@ -76,10 +70,7 @@ def test_a_layer_that_is_not_there_is_named():
 
 
 def test_a_run_with_it_ends_elsewhere_than_one_without_from_the_second_round_on(tmp_path):
-    def net() -> nn.Module:
-        return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
-
-    task = classes(model=net)
+    task = classes(model=lambda: nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)))
     base = {"strategy": "fedavg", "num_server_rounds": 3, "learning_rate": 0.2}
     plain = run(tmp_path, task, **base)
     own = run(tmp_path, task, local_method="moon", **{**base, "moon.mu": 5.0})

@@ -29,12 +29,8 @@ def bowl(centre: Tensor):
 
 
 def descend(updates: list[list[float]], centre: list[float], **settings) -> Descent:
-    initial = settings.pop("initial", [1.0] * len(updates))
-    loss_gradient = bowl(torch.tensor(centre, dtype=torch.float64))
-    return descend_weights(
-        *(ZERO, torch.tensor(updates, dtype=torch.float64), torch.tensor(initial), loss_gradient),
-        **settings,
-    )
+    rows, middle = (torch.tensor(values, dtype=torch.float64) for values in (updates, centre))
+    return descend_weights(ZERO, rows, torch.ones(len(rows)), bowl(middle), **settings)
 
 
 def drawn(seed: int, m: int, d: int = 5) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,8 +92,8 @@ def test_relative_weights_give_the_servers_own_directions_nothing():
 
 def test_what_is_long_is_left_out_where_the_loss_is_less_without_it():
     def of(long: list[float]) -> Tensor:
-        updates = torch.tensor([[0.1, 0.0], [0.1, 0.0], [0.0, 0.1], long]).double()
-        return descend([*updates.tolist()], [1.0, 0.0], steps=4).weights
+        updates = [[0.1, 0.0], [0.1, 0.0], [0.0, 0.1], long]
+        return descend(updates, [1.0, 0.0], steps=4).weights
 
     assert of([-3.0, 0.0])[3] == 0.0
     assert of([3.0, 0.0])[3] > 0.25  # It leads where the others would be slow to go.

@@ -36,7 +36,8 @@ def test_a_base_is_shared_only_if_nothing_can_be_loaded_into_it(base_is_sent):
     copied = FlatModel(model, CPU)
     assert (copied.module.base.weight is model.base.weight) is not base_is_sent
     before = model.adapter.weight.clone()
-    copied.load(torch.zeros(10), {})
+    copied.load(torch.zeros(10), {"base.bias": torch.ones(4)} if base_is_sent else {})
+    assert bool((copied.module.base.bias == 1).all()) is base_is_sent
     assert torch.equal(model.adapter.weight, before)
     assert not copied.module.adapter.weight.any()
     assert copied.parameter_names == ["adapter.weight", "adapter.bias"]
