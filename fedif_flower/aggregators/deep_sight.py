@@ -8,7 +8,7 @@ from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn.utils import vector_to_parameters
 
 from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.aggregators.flame import cosine_distances, density_clusters
@@ -17,7 +17,7 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import describe, read_batches
-from fedif_flower.tasks.modules import copy_module, module_mode, trainable_names
+from fedif_flower.tasks.modules import copy_module, module_mode, output_layer
 from fedif_flower.tasks.task import Data
 
 _LEAST_FACTOR = 0.01
@@ -70,42 +70,20 @@ class DeepSight(CheckedFields):
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range, or does not fit; find the output layer."""
         super().__post_init__()
-        self._model = copy_module(self.model)
-        self._names = trainable_names(self.model)
-        named = dict(self._model.named_parameters())
-        self._shapes = [named[name].shape for name in self._names]
-        self._find_output_layer()
+        self._model, self._layer = copy_module(self.model), output_layer(self.model, "DeepSight")
         self._shape, self._low, self._high = _kind_of_input(self.root_data)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
-        sent = updates.client_updates
-        weights = sent[:, self._weight].view(-1, *self._layer)  # [m, classes, features]
+        sent, bias = updates.client_updates, self._layer.bias
+        weights = sent[:, self._layer.weight].view(-1, *self._layer.shape)  # [m, classes, features]
         # Without a bias, what stands for it is the layer itself.
-        directions = weights.flatten(1) if self._bias is None else sent[:, self._bias]
-        biases = weights.new_zeros(weights.shape[:2]) if self._bias is None else directions
-        energies = output_energies(weights, biases)
-        labels = deep_sight_clusters(
-            cosine_distances(directions), energies, self._ratios(updates).cpu()
-        )
-        norms = updates.squared_norms.double().cpu().sqrt()
-        coefficients = deep_sight_coefficients(
-            labels, is_suspicious(energies), norms, self.tolerated
-        )
-        return Aggregation(weights=coefficients)
-
-    def _find_output_layer(self) -> None:
-        """Find where weights and bias of the output layer lie in the vector ``[d]``."""
-        last = [k for k, shape in enumerate(self._shapes) if len(shape) == 2]
-        if not last:
-            raise ConfigError("the model has no fully connected layer, which DeepSight looks at")
-        weight = last[-1]
-        start = sum(shape.numel() for shape in self._shapes[:weight])
-        end = start + self._shapes[weight].numel()
-        self._layer, self._weight = self._shapes[weight], slice(start, end)
-        owner, after = self._names[weight].rpartition(".")[0], self._names[weight + 1 :]
-        has_bias = bool(after) and after[0].rpartition(".")[0] == owner
-        self._bias = slice(end, end + self._shapes[weight + 1].numel()) if has_bias else None
+        directions = weights.flatten(1) if bias is None else sent[:, bias]
+        biases = weights.new_zeros(weights.shape[:2]) if bias is None else directions
+        energies, ratios = output_energies(weights, biases), self._ratios(updates).cpu()
+        labels = deep_sight_clusters(cosine_distances(directions), energies, ratios)
+        norms, suspicious = updates.squared_norms.double().cpu().sqrt(), is_suspicious(energies)
+        return Aggregation(deep_sight_coefficients(labels, suspicious, norms, self.tolerated))
 
     def _ratios(self, updates: RoundUpdates) -> Tensor:
         """Return the mean ratios of probabilities on random inputs, ``[draws, m, classes]``."""
@@ -127,14 +105,11 @@ class DeepSight(CheckedFields):
         self, params: Tensor, buffers: Mapping[str, Tensor], inputs: Tensor
     ) -> Tensor:
         """Return what a model answers, ``[n, classes]``, float64."""
-        pieces = torch.split(params, [shape.numel() for shape in self._shapes])
-        arrays = {n: p.view(s) for n, p, s in zip(self._names, pieces, self._shapes, strict=True)}
         model = self._model.to(params.device)
+        vector_to_parameters(params.clone(), [p for p in model.parameters() if p.requires_grad])
+        model.load_state_dict(dict(buffers), strict=False)
         with module_mode(model, training=False):
-            logits = [
-                functional_call(model, {**arrays, **buffers}, (part,))
-                for part in torch.split(inputs, _AT_ONCE)
-            ]
+            logits = [model(part) for part in torch.split(inputs, _AT_ONCE)]
         return torch.cat(logits).double().log_softmax(dim=1)
 
 

@@ -10,12 +10,11 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from fedif_flower.errors import ConfigError
 from fedif_flower.round import RoundUpdates
 from fedif_flower.stages import Clip, Stage
 from fedif_flower.strategies.scored import RoundNormalization, ScoredStrategy, Weighting
 from fedif_flower.strategies.setup import BaseArguments, require_kind
-from fedif_flower.tasks.modules import array_shapes, tied_names, trainable_names
+from fedif_flower.tasks.modules import array_shapes, output_layer, tied_names, trainable_names
 from fedif_flower.valuation.ledger import Gamma, Scores
 from fedif_flower.valuation.shapfed import shapfed_contributions
 
@@ -35,28 +34,15 @@ class ShapFedValuation:
     def __init__(self, model: nn.Module) -> None:
         self.parameter_names = trainable_names(model)
         self.tied_names = tied_names(model)
-        named, start = dict(model.named_parameters()), 0
-        self._layer: tuple[int, int, int] | None = None
-        for name in self.parameter_names:
-            if named[name].dim() == 2:
-                classes, features = named[name].shape
-                self._layer = (start, classes, features)
-            start += named[name].numel()
-        if self._layer is None:
-            raise ConfigError("the model has no fully connected layer, which ShapFed compares")
+        self._layer = output_layer(model, "ShapFed")
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Do nothing: there is no validation set to look at."""
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Return mean cosines ``[m]``, in [-1, 1]."""
-        assert self._layer is not None  # checked at construction
-        start, classes, features = self._layer
-        rows = slice(start, start + classes * features)
-        layer = updates.client_updates[:, rows]
-        values = shapfed_contributions(
-            layer.view(-1, classes, features), updates.num_examples.to(layer.device)
-        )
+        layer = updates.client_updates[:, self._layer.weight].view(-1, *self._layer.shape)
+        values = shapfed_contributions(layer, updates.num_examples.to(layer.device))
         # In float64: of rounding there is that of the updates themselves.
         return Scores(values.cpu(), resolution=4 * torch.finfo(layer.dtype).eps)
 

@@ -6,11 +6,13 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedif_flower.errors import ConfigError
 
 # Torch's own generators belong to the process: one thread at a time may seed them.
 _randomness = RLock()
@@ -32,6 +34,37 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     arrays = model.state_dict(keep_vars=True).items()
     names = {name: first.setdefault(id(array), name) for name, array in arrays}
     return {name: known for name, known in names.items() if name != known}
+
+
+class OutputLayer(NamedTuple):
+    """Where a layer ``[classes, features]`` lies in the vector ``[d]`` of what is trained."""
+
+    shape: torch.Size
+    weight: slice
+    bias: slice | None = None
+
+
+def output_layer(model: nn.Module, user: str) -> OutputLayer:
+    """Return the last trainable parameter of two dimensions, and the bias that follows it.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, for who looks at it.
+    """
+    found, owner, end = None, "", 0
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        place, module = slice(end, end + parameter.numel()), name.rpartition(".")[0]
+        if parameter.dim() == 2:
+            found, owner = OutputLayer(parameter.shape, place), module
+        elif found and found.weight.stop == end and module == owner:
+            found = found._replace(bias=place)
+        end = place.stop
+    if found is None:
+        raise ConfigError(f"the model has no fully connected layer, which {user} looks at")
+    return found
 
 
 def copy_module(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:

@@ -87,9 +87,9 @@ def test_a_round_leaves_out_who_moved_one_class_alone():
 
 def test_the_output_layer_is_found_with_its_bias_or_without():
     deep = DeepSight(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3)), INPUTS)
-    assert (deep._weight, deep._bias) == (slice(12, 24), slice(24, 27))
+    assert deep._layer[1:] == (slice(12, 24), slice(24, 27))
     bare = DeepSight(nn.Sequential(nn.Linear(2, 3, bias=False), nn.LayerNorm(3)), INPUTS)
-    assert (bare._weight, bare._bias) == (slice(0, 6), None)
+    assert bare._layer[1:] == (slice(0, 6), None)
     model = nn.Linear(2, 3, bias=False)
     rule = RobustRule(DeepSight(model, INPUTS, samples=5), **BASE)
     _, (report,) = play(rule, model, Movers([[0.1 * k] * 6 for k in (1, 2, 3)]))
