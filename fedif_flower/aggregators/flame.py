@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.clipping import bounded_mean
-from fedif_flower.aggregators.linear_algebra import gram_matrix, product_error
+from fedif_flower.aggregators.linear_algebra import cosines, gram_matrix, product_error
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
@@ -55,11 +55,9 @@ class Flame(CheckedFields):
 
 def cosine_distances(points: Tensor) -> Tensor:
     """Return 1 - cos between the rows of ``[m, d]``, ``[m, m]``, float64, >= 0, on the CPU."""
-    gram = gram_matrix(points).cpu()
-    lengths = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
-    distances = 1 - gram / lengths / lengths[:, None]
+    distances = 1 - cosines(gram_matrix(points).cpu())
     # A cluster's scale is its own distances: it would be that of rounding where all are equal.
-    distances[distances <= product_error(gram.dtype, points.shape[1])] = 0.0
+    distances[distances <= product_error(distances.dtype, points.shape[1])] = 0.0
     return distances.fill_diagonal_(0)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fedif_flower.aggregators.linear_algebra import gram_matrix
+from fedif_flower.aggregators.linear_algebra import cosines, gram_matrix
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
@@ -57,13 +57,11 @@ class FoolsGold(CheckedFields):
             before = self.sums.get(client)
             self.sums[client] = update.clone() if before is None else before + update
         sums = torch.stack([self.sums[client] for client in updates.client_ids])  # [m, d]
-        gram = gram_matrix(sums).cpu()
-        lengths = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
-        cosines = (gram / lengths / lengths[:, None]).fill_diagonal_(0)  # [m, m]
-        most = cosines.amax(dim=1).clamp_min(0)  # [m]
+        alike = cosines(gram_matrix(sums).cpu()).fill_diagonal_(0)  # [m, m]
+        most = alike.amax(dim=1).clamp_min(0)  # [m]
         # Who is like another less than that one is like a third is not held to it.
         pardon = torch.where(most[:, None] < most, most[:, None] / most, 1.0)  # [m, m]
-        alpha = (1 - (cosines * pardon).amax(dim=1)).clamp(0, 1)
+        alpha = (1 - (alike * pardon).amax(dim=1)).clamp(0, 1)
         if not bool((alpha > 1e-9).any()):  # Rounding makes nobody an only child.
             return Aggregation(weights=torch.zeros_like(alpha))
         alpha = (alpha / alpha.max()).clamp_max(0.99)

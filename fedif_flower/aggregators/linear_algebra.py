@@ -92,6 +92,12 @@ def gram_matrix(points: Tensor) -> Tensor:
     return gram
 
 
+def cosines(gram: Tensor) -> Tensor:
+    """Return the cosines between vectors from their inner products ``[m, m]``; 0 where one is 0."""
+    lengths = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).sqrt()
+    return gram / lengths / lengths[:, None]
+
+
 def inner_products(points: Tensor, vector: Tensor) -> InnerProducts:
     """Return <x_i, y>, ||x_i||^2 and ||y||^2 for the rows x_i of ``points`` and y = ``vector``.
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedif_flower.aggregators.linear_algebra import orthonormal
+from fedif_flower.aggregators.linear_algebra import cosines, orthonormal
 from fedif_flower.client_table import ClientTable
 from fedif_flower.errors import require
 from fedif_flower.valuation.influence import project_updates
@@ -264,18 +264,17 @@ def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
     nothing = squared <= 1e-9 * gram.diagonal()
     if m < ENOUGH_MEMBERS:
         return torch.where(nothing, 0.0, squared.sqrt())
-    lengths = squared.sqrt().clamp_min(1e-300)
-    cosines = residual / torch.outer(lengths, lengths)
-    cosines[nothing] = cosines[:, nothing] = 0.0
+    likeness = cosines(residual)
+    likeness[nothing] = likeness[:, nothing] = 0.0
     own = torch.zeros(m, dtype=torch.float64)
     for i in (~nothing).nonzero().squeeze(1).tolist():
-        alike = cosines[i].abs()
+        alike = likeness[i].abs()
         alike[i] = math.inf
         others = alike.argsort(stable=True)[: m - 1 - int(COALITION * m)]
-        matrix = cosines[others][:, others] + _RIDGE * torch.eye(len(others), dtype=torch.float64)
-        target = cosines[others, i]
+        matrix = likeness[others][:, others] + _RIDGE * torch.eye(len(others)).double()
+        target = likeness[others, i]
         explained = float(target @ torch.linalg.solve(matrix, target))
-        own[i] = lengths[i] * math.sqrt(min(max(explained, 0.0), 1.0))
+        own[i] = squared[i].sqrt() * math.sqrt(min(max(explained, 0.0), 1.0))
     return own
 
 
@@ -293,9 +292,7 @@ def opposition(gram: Tensor) -> Tensor:
     gram : Tensor
         ``[m, m]``: the updates' products with each other.
     """
-    m = len(gram)
-    lengths = gram.double().diagonal().clamp_min(0.0).sqrt()
-    against = -gram.double() / torch.outer(lengths, lengths).clamp_min(1e-300)
+    m, against = len(gram), -cosines(gram.double())
     others = torch.zeros_like(against)  # [i, j]: how far j is turned against those beside i.
     if m > 2:
         rows = against.clone().fill_diagonal_(torch.inf)  # Oneself comes last.
