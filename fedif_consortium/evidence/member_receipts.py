@@ -1,7 +1,7 @@
 """A member checks what the server tells of its records, and keeps it.
 
-What it sent in which round, and the heads that it saw, lie in the node's state for as long as the
-run goes on, and in the ``receipts-dir`` of its own config for good. Nothing that the server tells
+What it sent in which round, and the last head, lie in the node's state for as long as the run goes
+on; all of it in the ``receipts-dir`` of its own config for good. Nothing that the server tells
 stops the member's work: what does not hold is a warning in its log.
 """
 
@@ -35,20 +35,21 @@ if TYPE_CHECKING:
 SIGNATURES_KEY = "require-signatures"  # In the question before a run.
 UNSIGNED = "it has no guard that signs: fedif node start --policy"
 MOST_RUNS, MOST_FILES = 100, 20_000  # In a receipts-dir, and in a run's folder there.
-_REMEMBERED = 64  # Rounds, and heads, in the node's state.
+_REMEMBERED = 64  # Rounds, in the node's state.
 _RUN = re.compile(r"[0-9a-f]{32}")
 logger = logging.getLogger(__name__)
 
 
 class _Memory(BaseModel):
-    """What is remembered of a run: roots by size, who signs heads, what was sent by round.
+    """What is remembered of a run: the last head that held, its signer, what was sent by round.
 
     Beside what was sent stands of how many lines the records were then.
     """
 
-    heads: dict[int, Hex] = {}
-    sent: dict[int, tuple[Hex, int]] = {}
+    size: int = 0
+    root: Hex = b""
     signer: Hex = b""
+    sent: dict[int, tuple[Hex, int]] = {}
 
 
 class ReceiptKeeper:
@@ -82,14 +83,9 @@ class ReceiptKeeper:
             self._folder = Path(node.receipts_dir).expanduser().absolute() / run
 
     @property
-    def last_size(self) -> int:
-        """The size of the largest head that held; 0: none."""
-        return max(self._memory.heads, default=0)
-
-    @property
     def last_root(self) -> bytes:
-        """The chain's end at that head, which the next signature includes; empty: none."""
-        return self._memory.heads.get(self.last_size, b"")
+        """The chain's end, as far as it held, which the next signature includes; empty: none."""
+        return self._memory.root
 
     def take(self, rounds: Sequence[ToldRound]) -> None:
         """Check what the server told, warn of what does not hold, and keep it."""
@@ -103,7 +99,7 @@ class ReceiptKeeper:
 
     def note_sent(self, server_round: int, sent: bytes, signed: SignedUpdate | None) -> None:
         """Remember what goes out in a round."""
-        self._memory.sent[server_round] = (sent, self.last_size)
+        self._memory.sent[server_round] = (sent, self._memory.size)
         about = {} if signed is None else signed.cells()
         about |= {"round": server_round, "node_id": self._node_id, "sent": sent.hex()}
         self._write(f"sent-{server_round:06d}-{sent.hex()[:8]}.json", about)
@@ -124,14 +120,14 @@ class ReceiptKeeper:
                 return "the head is signed with another key than before"
             before = told.root
         memory.signer = last.key
-        if last.size < self.last_size:
-            return f"the records have {last.size} lines; there were {self.last_size} before"
+        if last.size < memory.size:
+            return f"the records have {last.size} lines; there were {memory.size} before"
         ends = {first.start: first.before, **{told.size: told.root for told in rounds}}
-        known = {size: root for size, root in memory.heads.items() if size >= first.start}
-        if any(ends.get(size) != root for size, root in known.items()):
-            return f"history was rewritten: the records told before, of {self.last_size} lines"
-        is_proven = bool(known) or not memory.heads
-        memory.heads |= ends
+        goes_on = first.start <= memory.size
+        if memory.size and goes_on and ends.get(memory.size) != memory.root:
+            return f"history was rewritten: the records told before, of {memory.size} lines"
+        is_proven = goes_on or not memory.size
+        memory.size, memory.root = last.size, last.root
         return "" if is_proven else "the server does not prove that its records go on from before"
 
     def _wrong_lines(self, rounds: Sequence[ToldRound]) -> Iterator[str]:
@@ -167,9 +163,8 @@ class ReceiptKeeper:
 
     def _save(self) -> None:
         """Put what is remembered into the node's state."""
-        for of in (self._memory.heads, self._memory.sent):
-            for number in sorted(of)[:-_REMEMBERED]:
-                del of[number]
+        for number in sorted(self._memory.sent)[:-_REMEMBERED]:
+            del self._memory.sent[number]
         self._state[self._key] = ConfigRecord({"memory": self._memory.model_dump_json()})
 
 
