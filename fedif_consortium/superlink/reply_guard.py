@@ -28,6 +28,7 @@ from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
 from flwr.supercore.inflatable.inflatable_object import (
     get_object_body,
     get_object_head_values_from_object_content,
+    get_object_id,
     iterate_object_tree,
 )
 from starlette.exceptions import HTTPException
@@ -104,9 +105,9 @@ class Upload:
         """Return whether the reply is within its bounds with one more object."""
         try:
             self._weigh(object_id, content)
-            if self.is_heavy() or self.pending != {object_id}:
+            if self.is_heavy() or not self.pending <= self.sizes.keys():
                 return not self.is_heavy()
-            # The rest of it is there already: others have sent the same.
+            # All has come. The rest of it is there already: others have sent the same.
             for other in set(self.objects) - self.sizes.keys():
                 if there := state.get_object(self.run_id, other):
                     self._weigh(other, there)
@@ -199,14 +200,16 @@ class ReplyGuard:
 
     def upload(self, handler: Handler, request: Any, state: Any) -> Any:
         """Let a member upload what it has announced, as long as it is not too much."""
+        own, content = request.object_id, request.object_content
+        is_true = get_object_id(content) == own  # Else one would be weighed for another.
         with self._lock:
             answered = self._sessions.get(request.session_id, "")
-            upload, own = self._uploads.get(answered), request.object_id
+            upload = self._uploads.get(answered)
             if upload is None or upload.node_id != request.node.node_id:
                 return PushObjectResponse(stored=False)
-            if own not in upload.pending:
+            if own not in upload.pending or not is_true:
                 return PushObjectResponse(stored=False)
-            is_accepted = upload.accepts(own, request.object_content, state)
+            is_accepted = upload.accepts(own, content, state)
         if not is_accepted:
             # The ServerApp is told at once that there will be no reply.
             with self._handing_on:

@@ -36,7 +36,9 @@ class Flower:
         self.deleted: set[str] = set()
         self.pulled: list[str] = []
         self.sessions = 0
-        self.fleet = SimpleNamespace(push_messages=self._announce, push_object=self._store)
+        self.fleet = SimpleNamespace(
+            push_messages=self._announce, push_object=lambda **asked: self._store(**asked)
+        )
         self.runtime = SimpleNamespace(
             push_messages=lambda request, state, task: None,
             push_object=lambda request, state, task: self._store(request, state),
@@ -172,6 +174,7 @@ def test_an_upload_belongs_to_the_node_that_announced_it(message):
     object_id = response.objects_to_push[0]
     assert not flower.upload(response.session_id, object_id, contents[object_id], node_id=OTHER)
     assert not flower.upload("", object_id, contents[object_id])
+    assert not flower.upload(response.session_id, object_id, b"something lighter")
     assert not flower.upload(response.session_id, "f" * 64, b"not announced")
     assert flower.upload(response.session_id, object_id, contents[object_id])
 
@@ -201,7 +204,8 @@ def test_too_many_objects_are_refused_before_flower_sees_them(message):
     assert flower.sessions == 0
 
 
-ROOT = "a" * 64
+ROOT_CONTENT = packed_object("Message", [], b"")
+ROOT = get_object_id(ROOT_CONTENT)
 
 
 def announced(flower: Flower, message: Message, *objects: bytes):
@@ -222,7 +226,7 @@ def test_chunks_count_as_often_as_they_are_repeated(message, order, chunk_first)
     array = packed_object("Array", [get_object_id(chunk)], body.encode())
     session = announced(flower, message, chunk, array).session_id
     contents = {get_object_id(one): one for one in (chunk, array)}
-    contents[ROOT] = packed_object("Message", [], b"")
+    contents[ROOT] = ROOT_CONTENT
 
     def upload() -> None:
         for object_id in contents if chunk_first else reversed(contents):
@@ -237,6 +241,25 @@ def test_chunks_count_as_often_as_they_are_repeated(message, order, chunk_first)
         assert flower.deleted == {message.metadata.message_id}
 
 
+def test_objects_that_come_at_once_are_weighed_together(message):
+    flower = Flower()
+    flower.send(message)
+    chunk = packed_object("ArrayChunk", [], bytes(SPARE_BYTES - 1000))
+    array = packed_object("Array", [get_object_id(chunk)], b'{"arraychunk_ids": [0, 0]}')
+    session, store = announced(flower, message, chunk, array).session_id, flower._store
+    contents = {get_object_id(one): one for one in (chunk, array)}
+    left = iter([*contents.items(), (ROOT, ROOT_CONTENT)])
+
+    def at_once(request, state):
+        for object_id, content in left:  # The next comes before this one is there.
+            flower.upload(session, object_id, content)
+        return store(request, state)
+
+    flower._store = at_once
+    with pytest.raises(HTTPException, match="413"):
+        flower.upload(session, *next(left))
+
+
 def test_chunks_that_are_there_already_count_too(message):
     flower = Flower()
     flower.send(message)
@@ -246,7 +269,7 @@ def test_chunks_that_are_there_already_count_too(message):
     response = announced(flower, message, chunk, array)
     assert list(response.objects_to_push) == [ROOT]
     with pytest.raises(HTTPException, match="413"):
-        flower.upload(response.session_id, ROOT, packed_object("Message", [], b""))
+        flower.upload(response.session_id, ROOT, ROOT_CONTENT)
 
 
 @pytest.mark.parametrize("count", [0, 2])
