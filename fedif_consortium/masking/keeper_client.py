@@ -154,9 +154,10 @@ class HttpKeeper:
         return answer
 
     def _ask_once(self, path: str, body: bytes, most: int, end: float) -> bytes:
-        left = httpx.Timeout(max(0.01, end - time.monotonic()), connect=CONNECT_SECONDS)
+        left = max(0.01, end - time.monotonic())
+        limits = httpx.Timeout(left, connect=min(left, CONNECT_SECONDS))
         url, content = f"{self.url}/{path}", bytearray()
-        with self._client.stream("POST", url, content=body, timeout=left) as response:
+        with self._client.stream("POST", url, content=body, timeout=limits) as response:
             for piece in response.iter_raw():
                 content += piece
                 if len(content) > most:

@@ -130,7 +130,8 @@ class MaskedRounds(RunPart):
         if own.mode == "off":
             return NOTHING
         logger.warning(
-            "masked rounds are experimental: docs/methods/masked-rounds.md has the limits"
+            "masked rounds are experimental: a server that does not follow the protocol, or one in "
+            "league with the keeper, can come by updates (docs/methods/masked-rounds.md)"
         )
         keeper: AnyKeeper
         if own.mode == "trial":

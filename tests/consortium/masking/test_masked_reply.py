@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
 
+from fedif_consortium.evidence.keys import load_or_make_key
 from fedif_consortium.evidence.receipts import RECEIPTS_RECORD
 from fedif_consortium.masking.boxes import (
     BOX,
@@ -43,9 +42,8 @@ def terms(keys, **changes) -> MaskingTerms:
 @pytest.fixture
 def member(tmp_path):
     """A node's config that names a keeper, and the key that it signs with."""
-    key = Ed25519PrivateKey.generate()
     path = tmp_path / "member.pem"
-    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    key = load_or_make_key(path)
     keeper = KEEPER.public_key().public_bytes_raw().hex()
     return {"keeper-key": keeper, "signing-key": str(path)}, key
 
