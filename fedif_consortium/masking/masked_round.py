@@ -40,7 +40,6 @@ from fedif_flower.round import ModelVectors, RoundUpdates
 logger = logging.getLogger(__name__)
 STANDARD_ERRORS = 5.0  # An honest member is refused once in some million rounds.
 ROUNDING = 1e-4  # Of a bound: what encoding may add to it.
-_LONGER = 1e-6  # Of a length, by which the ring may make it longer.
 # Of the sum's rounding, as its masks are random: an honest one is beyond it once in 1e31 sums.
 _DEVIATIONS = 6.0 * 2.0**ROUNDED_BITS
 
@@ -114,7 +113,7 @@ class MaskedWorkspace(Workspace):
         header = boxes.header_for(box, *self._place, node.node_id, self.layout.num_params)
         if header.digest != ring.digest(vector):
             raise ReplyError("its box is for another vector")
-        longest = min(self._terms.max_length * (1 + _LONGER), ring.LONGEST)
+        longest = min(self._terms.max_length * (1 + ROUNDING), ring.LONGEST)
         if not 0 <= length <= longest:
             raise ReplyError(f"its update has length {length:g}; allowed: at most {longest:g}")
         self._vectors[row], self._boxes[row] = vector, box

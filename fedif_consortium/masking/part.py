@@ -113,8 +113,7 @@ class MaskedRounds(RunPart):
         """Raise ConfigError for accomplices, who look at each other's updates."""
         mode = config.section(MaskingSettings).mode
         alone = mode == "off" or not needs_collusion(config, config.seed)
-        allowed = f"no accomplices with masking.mode = {mode!r}"
-        require(alone, "attack", config.attack, allowed)
+        require(alone, "attack", config.attack, f"no accomplices with masking.mode = {mode!r}")
 
     def build(self, run: RunContext) -> Built:
         """Return who keeps the masks, and the record of what is asked.
@@ -165,8 +164,7 @@ def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -
     members, more = config.clients_per_round, int(config.strategy == "fedif")
     least = f"enough for the keeper's least-members = {policy.least_members}"
     least += " and the one whom FedIF gives no weight" * more + f": a round has {members}"
-    enough = members >= policy.least_members + more
-    require(enough, "fraction-train", config.fraction_train, least)
+    require(members >= policy.least_members + more, "fraction-train", config.fraction_train, least)
     vectors = config.num_server_rounds * (more + (config.attribution != "off"))
     try:
         policy.check_known(vectors, num_params)

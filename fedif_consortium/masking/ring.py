@@ -40,8 +40,7 @@ Ring = NDArray[np.uint64]
 """Elements of the ring; all operations of NumPy on them are modulo 2**64."""
 UPDATE_BITS = 28
 """Bits after the point of an update."""
-VECTOR_BITS = 24
-WEIGHT_BITS = 24
+VECTOR_BITS = WEIGHT_BITS = 24
 LONGEST = 2.0**10
 """What an update's length must stay below."""
 SEED_BYTES = 32

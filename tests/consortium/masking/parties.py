@@ -43,10 +43,11 @@ class Parties:
         boxes = {node: one.box for node, one in masked.items()}
         return self.keeper.open_round(RUN, server_round, length, boxes)
 
-    def opened(self, updates, spoil=lambda vectors: None) -> MaskedRound:
-        """Return what a server knows of round 1, all of whose updates ``[m, d]`` count."""
-        masked = self.mask_all(updates)
+    def opened(self, updates, spoil=lambda vectors: None, server_round: int = 1) -> MaskedRound:
+        """Return what a server knows of a round, all of whose updates ``[m, d]`` count."""
+        masked = self.masked = self.mask_all(updates, server_round)
         vectors = [one.vector for one in masked.values()]
         spoil(vectors)
         lengths = np.array([one.length for one in masked.values()])
-        return MaskedRound(self.keeper, (RUN, 1), self.open(masked), vectors, lengths)
+        answer = self.open(masked, server_round)
+        return MaskedRound(self.keeper, (RUN, server_round), answer, vectors, lengths)

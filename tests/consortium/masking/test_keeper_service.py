@@ -19,7 +19,6 @@ from fedif_consortium.masking.boxes import open_box
 from fedif_consortium.masking.keeper import OpenedRound
 from fedif_consortium.masking.keeper_client import HttpKeeper
 from fedif_consortium.masking.keeper_service import MOST_BOXES, read_keeper_config
-from fedif_consortium.masking.masked_round import MaskedRound
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import encode_weights
 from fedif_flower.errors import ConfigError, KeeperError
@@ -45,23 +44,15 @@ def served(keeping):
 
 @pytest.fixture
 def opened(keeping, served):
-    """Give a round that is open, what members sent, and the keeper's answer."""
-    server_round = next(ROUNDS)
-    masked = keeping.mask_all(UPDATES, server_round)
-    answer = keeping.open(masked, server_round)
-    assert answer.nodes == tuple(masked)
-    return server_round, masked, answer
+    """Give a round that is open."""
+    return keeping.opened(UPDATES, server_round=next(ROUNDS))
 
 
 def test_a_whole_round(keeping, served, opened):
-    server_round, masked, answer = opened
-    vectors = [one.vector for one in masked.values()]
-    lengths = np.array([one.length for one in masked.values()])
-    found = MaskedRound(served, (RUN, server_round), answer, vectors, lengths)
-    scores = found.products(torch.from_numpy(VECTOR)).numpy()
+    scores = opened.products(torch.from_numpy(VECTOR)).numpy()
     np.testing.assert_allclose(scores, UPDATES @ VECTOR, atol=1e-3)
     weights = torch.arange(1.0, 6.0, dtype=torch.float64)
-    np.testing.assert_allclose(found.summed(weights), weights.numpy() @ UPDATES, atol=1e-4)
+    np.testing.assert_allclose(opened.summed(weights), weights.numpy() @ UPDATES, atol=1e-4)
     head = served.close()
     entries = read_log(keeping.state / "log.txt")
     assert head == entries[-1]["hash"]
@@ -105,7 +96,7 @@ def test_nobody_else_is_answered_or_believed(keeping, served):
     ],
 )
 def test_what_is_no_request_is_refused_and_the_keeper_goes_on(served, opened, path, body, status):
-    url = served.url + path.replace("ROUND", f"{RUN}/{opened[0]}")
+    url = served.url + path.replace("ROUND", "{}/{}".format(*opened.place))
     answer = served._client.post(url, content=body)
     assert answer.status_code == status
     assert answer.text
@@ -119,7 +110,7 @@ def test_only_the_owner_can_read_what_is_kept_and_seeds_are_not_written(keeping,
     for file in ("log.txt", "box-key"):
         assert (keeping.state / file).stat().st_mode & 0o777 == 0o600
     written = b"".join(file.read_bytes() for file in keeping.state.iterdir())
-    for one, own in zip(opened[1].values(), keeping.keys, strict=True):
+    for one, own in zip(keeping.masked.values(), keeping.keys, strict=True):
         seed = open_box(one.box, own.public_key(), keeping.key)
         assert seed not in written
         assert seed.hex().encode() not in written

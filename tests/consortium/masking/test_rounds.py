@@ -176,7 +176,7 @@ def test_an_update_beyond_the_runs_bound_is_refused():
     bounded = lambda **base: fedif(stages=[MaxLength(1.0)], **base)  # noqa: E731
     _, _, (report,) = play(bounded, {ILL: _told(max_length=1.001)}, scale=0.1, rounds=1)
     rejections = {p: client.rejection for p, client in of_members(report).items()}
-    assert rejections.pop(ILL) == "its update has length 1.001; allowed: at most 1"
+    assert rejections.pop(ILL).startswith("its update has length 1.001; allowed: at most 1")
     assert not any(rejections.values())  # Shortened to it.
 
 
