@@ -28,12 +28,12 @@ def secret(path: Path, purpose: str, make: Callable[[], bytes]) -> None:
         typer.echo(f"made {path}, secret: {purpose}")
 
 
-def new(path: Path, purpose: str, make: Callable[[], bytes | str]) -> None:
+def new(path: Path, purpose: str, content: bytes | str) -> None:
     """Write a file unless there is one."""
     if path.exists():
         typer.echo(f"kept {path}")
     else:
-        write(path, purpose, make())
+        write(path, purpose, content)
 
 
 def write(path: Path, purpose: str, content: bytes | str) -> None:

@@ -178,7 +178,7 @@ def _save(folder: FederationFolder, member: Member) -> None:
     files.write(folder.member_file(member.name), f"{member.name}, {member.state}", text)
     if member.key:
         path = folder.public_key(member.name)
-        files.new(path, "for `fedif verify --members`", lambda: f"{member.key}\n")
+        files.new(path, "for `fedif verify --members`", f"{member.key}\n")
 
 
 def _now() -> str:

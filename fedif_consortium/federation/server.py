@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,20 +45,19 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
         raise ConfigError(f"{folder.configuration} is there and says otherwise: edit it")
     files.private_folder(folder.path)
     signing, authority = folder.authority_key, folder.authority
-    purposes = "signs the server's certificates", "goes to every member, in its invitation"
-    _pair(signing, authority, purposes, lambda: own_certificate(signing, f"{wanted.name} CA"))
-    key, hosts = folder.server_key, wanted.hosts
-    purposes = "of the SuperLink", f"for {', '.join(hosts)}"
-    made = partial(server_certificate, key, signing, authority, hosts)
-    _pair(key, folder.certificate, purposes, made)
+    _secret(signing, authority, "signs the server's certificates")
+    own = own_certificate(signing, f"{wanted.name} CA")
+    files.new(authority, "goes to every member, in its invitation", own)
+    _secret(folder.server_key, folder.certificate, "of the SuperLink")
+    own = server_certificate(folder.server_key, signing, authority, wanted.hosts)
+    files.new(folder.certificate, f"for {', '.join(wanted.hosts)}", own)
     load_or_make_key(folder.statement_key)
     typer.echo(f"{folder.statement_key}, secret: signs statements of contributions")
-    text = files.to_toml(_ABOUT, wanted.to_mapping())
-    files.new(folder.configuration, "the settings", lambda: text)
+    files.new(folder.configuration, "the settings", files.to_toml(_ABOUT, wanted.to_mapping()))
     if wanted.proxy:
         proxy = nginx_settings(wanted.listen, wanted.superlink, folder.path.owner())
         run = f"nginx -e stderr -p {folder.nginx.parent} -c nginx.conf"
-        files.new(folder.nginx, run, lambda: proxy)
+        files.new(folder.nginx, run, proxy)
         if shutil.which("nginx") is None:
             typer.echo("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
     else:
@@ -70,17 +68,14 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
     typer.echo(f"statement key's fingerprint: {statement_fingerprint(folder)}")
 
 
-def _pair(
-    key: Path, certificate: Path, purposes: tuple[str, str], make: Callable[[], bytes]
-) -> None:
-    """Make a key and a certificate; what is there stays."""
+def _secret(key: Path, certificate: Path, purpose: str) -> None:
+    """Make a certificate's key, unless it is there, or was lost."""
     if certificate.exists() and not key.exists():
         raise ConfigError(
             f"{certificate} is there, but {key.name} is not: restore it from a backup, or move "
             f"{certificate.name} away too"
         )
-    files.secret(key, purposes[0], make_key)
-    files.new(certificate, purposes[1], make)
+    files.secret(key, purpose, make_key)
 
 
 def flower_of(folder: FederationFolder) -> Flower:
@@ -119,8 +114,8 @@ def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoRetur
 def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> None:
     """Make a key and a certificate that one peer is to have a copy of; what is there stays."""
     key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
-    purposes = f"of {certificate.name}", f"goes to {goes_to}"
-    _pair(key, certificate, purposes, lambda: own_certificate(key, name, hosts))
+    _secret(key, certificate, f"of {certificate.name}")
+    files.new(certificate, f"goes to {goes_to}", own_certificate(key, name, hosts))
 
 
 def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:

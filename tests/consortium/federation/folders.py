@@ -1,12 +1,17 @@
-"""A federation in a folder, without a process, and what stands for Flower's command."""
+"""A federation in a folder, without a process, and what stands for Flower and for its server."""
 
 from __future__ import annotations
 
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedif_consortium.federation.files import read_document
+from fedif_consortium.federation.files import read_document, to_toml
 from fedif_consortium.federation.flower import FlowerCommandError
 from fedif_consortium.federation.members import invite
 from fedif_consortium.federation.node import NodeFolder, join
@@ -23,7 +28,6 @@ class Registry:
     """Nodes that are let in, as a SuperLink keeps them."""
 
     keys: dict[str, str] = field(default_factory=dict)
-    names: dict[str, str] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
 
     def register(self, public_key: Path, name: str) -> str:
@@ -31,7 +35,7 @@ class Registry:
         if key in self.keys.values():
             raise FlowerCommandError("refused")
         node_id = str(1000 + len(self.keys))
-        self.keys[node_id], self.names[node_id] = key, name
+        self.keys[node_id] = key
         return node_id
 
     def unregister(self, node_id: str) -> None:
@@ -66,3 +70,40 @@ def content(folder: Path) -> dict[str, bytes]:
     """Return every file below a folder but a lock, to be compared later."""
     files = [p for p in folder.rglob("*") if p.is_file() and p.name != ".lock"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+class _Health(BaseHTTPRequestHandler):
+    status = 200
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def https(certificate: Path, key: Path, status: int = 200) -> Iterator[str]:
+    """Serve on a free port of this host; yield its address."""
+    handler = type("Health", (_Health,), {"status": status})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def serving(folder: FederationFolder, status: int = 200) -> Iterator[str]:
+    """Serve on a free port; yield the federation's settings with that port."""
+    with https(folder.certificate, folder.server_key, status) as address:
+        changed = folder.settings().replace(listen=address, superlink=address)
+        yield to_toml("", changed.to_mapping())

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from fedif_consortium.federation.certificates import (
-    make_key,
-    own_certificate,
-    read_certificate,
-    server_certificate,
-)
+from fedif_consortium.federation import certificates
+from fedif_consortium.federation.certificates import UnreachableError, reach, read_certificate
+from fedif_consortium.federation.host_check import check_server
 from fedif_flower.errors import ConfigError
+from tests.consortium.federation.folders import https, serving
 
 HOSTS = ["fl.example.org", "192.0.2.7", "2001:db8::7"]
 
@@ -21,25 +19,31 @@ HOSTS = ["fl.example.org", "192.0.2.7", "2001:db8::7"]
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     """An authority, and a server at three hosts."""
-    for name in ("ca", "server"):
-        (tmp_path / f"{name}.key").write_bytes(make_key())
-    (tmp_path / "ca.crt").write_bytes(own_certificate(tmp_path / "ca.key", "consortium CA"))
+    (tmp_path / "server.key").write_bytes(certificates.make_key())
+    make_authority(tmp_path)
     (tmp_path / "server.crt").write_bytes(of_server(tmp_path, HOSTS))
     return tmp_path
 
 
+def make_authority(files: Path) -> None:
+    key = files / "ca.key"
+    key.write_bytes(certificates.make_key())
+    (files / "ca.crt").write_bytes(certificates.own_certificate(key, "consortium CA"))
+
+
 def of_server(files: Path, hosts: list[str]) -> bytes:
-    return server_certificate(files / "server.key", files / "ca.key", files / "ca.crt", hosts)
+    own, signing, authority = (files / name for name in ("server.key", "ca.key", "ca.crt"))
+    return certificates.server_certificate(own, signing, authority, hosts)
 
 
 def shake(files: Path, host: str) -> None:
     """Connect as a member does, with the strictest check: newer Pythons have it by default."""
     asking = ssl.create_default_context(cafile=files / "ca.crt")
     asking.verify_flags |= ssl.VERIFY_X509_STRICT
-    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    serving.load_cert_chain(files / "server.crt", files / "server.key")
+    answering = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    answering.load_cert_chain(files / "server.crt", files / "server.key")
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = serving.wrap_bio(to_server, to_client, server_side=True)
+    server = answering.wrap_bio(to_server, to_client, server_side=True)
     client = asking.wrap_bio(to_client, to_server, server_hostname=host)
     for side in (client, server):
         with pytest.raises(ssl.SSLWantReadError):
@@ -52,10 +56,11 @@ def test_a_member_trusts_the_server_at_each_of_its_hosts_and_under_its_authority
         shake(files, host)
     with pytest.raises(ssl.SSLCertVerificationError):
         shake(files, "other.example.org")
-    (files / "ca.key").write_bytes(make_key())
-    (files / "ca.crt").write_bytes(own_certificate(files / "ca.key", "consortium CA"))
+    make_authority(files)
     with pytest.raises(ssl.SSLCertVerificationError):
         shake(files, "localhost")
+    with pytest.raises(ConfigError, match="'a b' is neither a host's name nor an address"):
+        of_server(files, ["a b"])
 
 
 def test_a_server_s_certificate_signs_no_other_and_ends_before_its_authority(files):
@@ -69,6 +74,29 @@ def test_a_server_s_certificate_signs_no_other_and_ends_before_its_authority(fil
         assert found.not_valid_before_utc < now - timedelta(hours=1)
 
 
-def test_a_host_that_is_none_is_refused(files):
-    with pytest.raises(ConfigError, match="'a b' is neither a host's name nor an address"):
-        of_server(files, ["a b"])
+@pytest.mark.parametrize(("days", "status"), [(100, "ok"), (10, "warning"), (-0.5, "failed")])
+def test_a_server_s_certificate_and_clock_are_looked_at(files, monkeypatch, days, status):
+    monkeypatch.setattr(certificates, "AUTHORITY_DAYS", days)
+    key, certificate = files / "server.key", files / "ca.crt"
+    certificate.write_bytes(certificates.own_certificate(key, "test", ["127.0.0.1"]))
+    with https(certificate, key) as address:
+        found, *clock = check_server(address, certificate)
+    assert found.status == status
+    assert ("expired" if status == "failed" else "valid until 20") in found.words
+    assert [one.status for one in clock] == ([] if status == "failed" else ["ok"])
+
+
+def test_a_member_reaches_the_server_that_its_invitation_means(folder, files):
+    with serving(folder, status=403) as settings:  # As a proxy answers other hosts.
+        folder.configuration.write_text(settings)
+        address = folder.settings().address
+        assert reach(address, folder.authority)[0] == read_certificate(folder.certificate)
+        with pytest.raises(UnreachableError, match=r"known by .*ca\.crt answers"):
+            reach(address, files / "ca.crt")
+    with pytest.raises(UnreachableError, match=f"answers at {address}"):
+        reach(address, folder.authority)
+    with (
+        https(folder.certificate, folder.server_key, 500) as address,
+        pytest.raises(UnreachableError, match="is not well: status 500"),
+    ):
+        reach(address, folder.authority)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from flwr.common.config import parse_config_args
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
@@ -38,12 +40,8 @@ def test_a_host_makes_its_key_and_an_answer_without_it(node, invitation, capsys)
     public = (node.path / "node.key.pub").read_text()
     assert answer.key == public.strip()
     told = capsys.readouterr().out
-    for compared in (
-        certificate_fingerprint(invitation.certificate),
-        invitation.statement_key,
-        key_fingerprint(public),
-    ):
-        assert compared in told
+    known = certificate_fingerprint(invitation.certificate)
+    assert all(text in told for text in (known, invitation.statement_key, key_fingerprint(public)))
 
 
 def test_what_a_node_says_of_itself(node, invitation):
@@ -67,12 +65,10 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(node, invitation, monk
     start_node(node, "", more)
     module, words = started[0]
     assert module == "fedif_flower.runtime.supernode"
-    for option, value in (
-        ("--superlink", "localhost:9092"),
-        ("--root-certificates", str(node.authority)),
-        ("--auth-supernode-private-key", str(node.key)),
-    ):
-        assert words[words.index(option) + 1] == value
+    given = dict(pairwise(words))
+    assert given["--superlink"] == "localhost:9092"
+    assert given["--root-certificates"] == str(node.authority)
+    assert given["--auth-supernode-private-key"] == str(node.key)
     assert "--insecure" not in words
     assert words[-4:] == more
     start_node(node, "policy.toml", [])
@@ -80,18 +76,11 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(node, invitation, monk
     assert started[1] == guarded
 
 
-@pytest.mark.parametrize(
-    ("changes", "config", "match"),
-    [
-        ({"certificate": "none"}, {}, "certificate is no certificate in PEM"),
-        ({}, {"data-dir": 'a "b"'}, "cannot read 'data-dir="),
-    ],
-)
-def test_what_is_damaged_is_refused_before_anything_is_made(
-    node, invitation, changes, config, match
-):
-    with pytest.raises(ConfigError, match=match):
-        join_as(node.path, invitation.replace(**changes), config=config)
+def test_what_is_damaged_is_refused_before_anything_is_made(node, invitation):
+    with pytest.raises(ConfigError, match="certificate is no certificate in PEM"):
+        join_as(node.path, invitation.replace(certificate="none"))
+    with pytest.raises(ConfigError, match="cannot read 'data-dir="):
+        join_as(node.path, invitation, config={"data-dir": 'a "b"'})
     assert not node.path.exists()
 
 
