@@ -217,6 +217,8 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     parts = _parse(folder.attribution, Part, split)
     if not rounds or [row.round for row in rounds] != list(range(1, len(rounds) + 1)):
         raise ConfigError(f"{folder.attributed_rounds.path}: its rounds are not 1, 2, 3 ...")
+    if len({(part.round, part.client_id) for part in parts}) < len(parts):  # Receipts have one.
+        raise ConfigError(f"{folder.attribution.path}: a client is there twice in a round")
     held = {part.client_id: part.partition_id for part in parts}
     held |= {reply.client_id: reply.partition_id for reply in replies}
     return RunRecords(

@@ -149,10 +149,14 @@ class RoundAttributor:
 
     def _clients(self, taken: TakenRound, decrease: float) -> tuple[ClientAttribution, ...]:
         """Return what each client contributed; one that also sent earlier updates has one sum."""
+        # Under the partition that it claimed last: a claim may change.
+        claimed = {member[1]: member for part in taken.parts[::-1] for member in part.members}
         sums: dict[Member, Tensor] = {}  # Coefficient, credited, contribution, and its splits.
         for part, rows in zip(taken.parts, self._of_parts(taken, decrease), strict=True):
             applied = part.applied if part is taken.parts[0] else torch.zeros(len(rows))
-            for member, row in zip(part.members, torch.column_stack([applied, rows]), strict=True):
+            columns = torch.column_stack([applied, rows])
+            for (_, client_id), row in zip(part.members, columns, strict=True):
+                member = claimed[client_id]
                 sums[member] = sums[member] + row if member in sums else row
         usual: dict[Member, list[float]] = {}
         newest, clients, c = taken.parts[0], [], len(self.classes)

@@ -93,6 +93,12 @@ ROW = "\n1,0,0,0.5,0.5,"
         ("attribution", "0.25,0.25\n1,1", "0.25,0.25,7\n1,1", "attribution.csv, line 2"),
         ("clients", "accepted", "absent", "clients.csv, line 2: status = 'absent'"),
         ("attributed_rounds", "\n1,", "\n5,", "are not 1, 2, 3"),
+        (
+            "attribution",
+            "\n1,1,1",
+            "\n1,9,0",
+            "attribution.csv: a client is there twice in a round",
+        ),
     ],
 )
 def test_a_line_that_is_not_as_it_should_be_is_named(split_run, name, old, new, said):
