@@ -19,7 +19,6 @@ from fedif_flower.run.live_state import SECONDS_PER_SIGN
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.strategies.reports import headline
 
-RunState = Literal["running", "finished", "stopped", "failed"]
 # In the order in which a page lists them: who needs a look comes first.
 STATE_WORDS = {
     "refused": "its last reply was refused",
@@ -139,7 +138,7 @@ class Watched:
         return found if isinstance(found, int) and found > 0 else self.last_round
 
     @cached_property
-    def state(self) -> RunState:
+    def state(self) -> Literal["running", "finished", "stopped", "failed"]:
         """Whether it goes on: it does while it gives signs of life, or is about to begin."""
         if self.summary:
             return "failed" if self.summary.get("last_round_failed") else "finished"
