@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextvars import Context
 from datetime import datetime, timedelta
 
 import pytest
@@ -20,12 +21,16 @@ def lines(capsys) -> list[dict[str, object]]:
 
 def test_json_has_time_level_logger_message_run_and_round(shown_as_json, capsys):
     logger = logging.getLogger("fedif_flower.run.federation")
-    logger.info("before")
-    with about(run="october"):
-        logger.info("no round yet")
-        note(round=3)
-        logger.warning("%s is away", "ada")
-    logger.info("afterwards")
+
+    def log() -> None:
+        logger.info("before")
+        with about(run="october"):
+            logger.info("no round yet")
+            note(round=3)
+            logger.warning("%s is away", "ada")
+        logger.info("afterwards")
+
+    Context().run(log)  # Where nobody noted anything before.
     found = lines(capsys)
     times = [datetime.fromisoformat(line.pop("time")) for line in found]
     assert all(when.utcoffset() == timedelta(0) for when in times)
