@@ -21,7 +21,7 @@ import typer
 from fedif_flower.run.rows import read_rows
 from fedif_studies.rows import RESULTS, Row, add_rows
 from tests.integration.siege import Phase, Siege
-from tests.integration.strangers import ATTACKS, FIREWALLS
+from tests.integration.strangers import ATTACKS
 
 QUIET = 0.5  # Of an attack's seconds: a span in which nobody attacks.
 
@@ -51,7 +51,7 @@ def main(
     write: Annotated[bool, typer.Option(help="write docs/results")] = False,
 ) -> None:
     """Measure, and print a line for each attack."""
-    attacks = only.split(",") if only else [*ATTACKS, *FIREWALLS]
+    attacks = only.split(",") if only else list(ATTACKS)
     superlink = "Flower's" if flower else "behind nginx"
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, Siege(Path(name), guarded=not flower) as siege:

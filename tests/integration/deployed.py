@@ -14,7 +14,6 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -38,6 +37,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
 
 
 def wait_for(
@@ -68,7 +72,7 @@ class Deployment:
         self.quick = quick
         self.path = search_path()
         self.port = free_port()
-        self.proxy = ("--superlink", f"127.0.0.1:{free_port()}") if proxy else ("--no-proxy",)
+        self.proxy = ("--superlink", f"{HOST}:{free_port()}") if proxy else ("--no-proxy",)
         self.nginx: subprocess.Popen[bytes] | None = None
         self.server = directory / "server"
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -197,8 +201,12 @@ class Deployment:
         )
         wait_for("SuperLink", lambda: starts() > before)
         if "--superlink" in self.proxy and self.nginx is None:
-            words = ("-e", "stderr", "-p", self.server / "nginx", "-c", "nginx.conf")
-            self.nginx = self.start("nginx", "nginx", *words)
+            self.start_nginx()
+
+    def start_nginx(self) -> None:
+        words = ("-e", "stderr", "-p", self.server / "nginx", "-c", "nginx.conf")
+        self.nginx = self.start("nginx", "nginx", *words)
+        wait_for("nginx", lambda: is_open(self.port))
 
     def kill_superlink(self) -> None:
         """Kill the SuperLink and the processes of its runs at once, as a host that goes down does.
@@ -235,11 +243,6 @@ class Deployment:
         path.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in run_config.items()))
         output = self.flwr("run", app, NAME, "--format", "json", "--run-config", path)
         return int(json.loads(output)["run-id"])
-
-    def status(self) -> dict[str, Any]:
-        """Return what ``fedif federation status`` says."""
-        found: dict[str, Any] = json.loads(self.federation("status", "--json", check=False).stdout)
-        return found
 
     def outcome(self, run_id: int, timeout: float = 600.0) -> tuple[str, str]:
         """Wait for a run's end; return its status and details."""

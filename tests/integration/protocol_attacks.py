@@ -7,7 +7,6 @@ truth: the attacks are given more than they could have. None of them raises.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 
@@ -19,6 +18,7 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.supercore.inflatable.inflatable_object import (
+    add_header_to_object_body,
     get_object_id,
     iterate_object_tree,
 )
@@ -106,62 +106,9 @@ def deletes_others(member: Member, message: Message, victim: Message) -> None:
             )
 
 
-def _send_objects(member: Member, message: Message, contents: list[bytes], root: bytes) -> None:
-    """Send a reply whose objects were put together by hand, root last, all its children flat."""
-    ids = {get_object_id(c): c for c in contents}
-    root_id = get_object_id(root)
-    reply = Message(RecordDict(), reply_to=message)
-    reply.metadata.__dict__["_message_id"] = root_id
-    tree = ObjectTree(object_id=root_id, children=[ObjectTree(object_id=i) for i in ids])
-    with refused():
-        response = member.announce(reply, tree)
-        for object_id in response.objects_to_push:
-            content = {**ids, root_id: root}[object_id]
-            run_id = message.metadata.run_id
-            member.upload(run_id, response.session_id, object_id, content)
-
-
 def packed_object(kind: str, children: list[str], body: bytes) -> bytes:
     """Return an object as Flower packs it, for better or worse."""
     return f"{kind} {','.join(children)} {len(body)}".encode() + b"\x00" + body
-
-
-def chunk_bombs(member: Member, message: Message, victim: Message) -> None:
-    """One chunk that an array is said to consist of many times: a megabyte, and a small one."""
-    _bomb(member, message, size=1024 * 1024, repeats=1500)
-    _bomb(member, message, size=100 * 1024, repeats=15_000)
-
-
-def _bomb(member: Member, message: Message, size: int, repeats: int) -> None:
-    chunk = packed_object("ArrayChunk", [], bytes(size))
-    metadata = {
-        "dtype": "float32",
-        "shape": [repeats * size // 4],
-        "stype": "numpy.ndarray",
-        "arraychunk_ids": [0] * repeats,
-    }
-    body = json.dumps(metadata)
-    array = packed_object("Array", [get_object_id(chunk)], body.encode())
-    arrays = packed_object(
-        "ArrayRecord",
-        [get_object_id(array)],
-        json.dumps({"w": get_object_id(array)}).encode(),
-    )
-    content = packed_object(
-        "RecordDict",
-        [get_object_id(arrays)],
-        json.dumps({"arrays": get_object_id(arrays)}).encode(),
-    )
-    reply = Message(RecordDict(), reply_to=message)
-    root = packed_object("Message", [get_object_id(content)], _message_body(reply))
-    _send_objects(member, message, [chunk, array, arrays, content], root)
-
-
-def _message_body(reply: Message) -> bytes:
-    proto = message_to_proto(reply)
-    proto.metadata.message_id = ""
-    proto.ClearField("content")
-    return bytes(proto.SerializeToString(deterministic=True))
 
 
 def heavy(member: Member, message: Message, victim: Message) -> None:
@@ -219,6 +166,18 @@ def odd_metadata(member: Member, message: Message, victim: Message) -> None:
             member.send(reply)
 
 
+class Garbage(MetricRecord):
+    def deflate(self) -> bytes:
+        return add_header_to_object_body(b"\xff garbage", MetricRecord())
+
+
+def garbage(member: Member, message: Message, victim: Message) -> None:
+    """Send metrics that nobody can read."""
+    reply = step_reply(message, 0.0)
+    reply.content["metrics"] = Garbage({"num-examples": 10})
+    member.send(reply)
+
+
 def sends_twice(member: Member, message: Message, victim: Message) -> None:
     for step in (1e6, -1e6):
         with refused():
@@ -231,7 +190,7 @@ ATTACKS: dict[str, Attack] = {
         guesses_ids,
         forges,
         deletes_others,
-        chunk_bombs,
+        garbage,
         heavy,
         wrong_tree,
         odd_metadata,

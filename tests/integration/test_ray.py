@@ -165,25 +165,19 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 def clone(folder: Path) -> Path:
-    """Copy the files of a clone that Flower reads, with fewer rounds."""
+    """Copy the files of a clone that Flower reads."""
     folder.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "server_app.py", "client_app.py"):
         shutil.copy(REPOSITORY / name, folder)
     unwanted = shutil.ignore_patterns("__pycache__")
     for package in ("fedif_flower", "fedif_consortium"):
         shutil.copytree(REPOSITORY / package, folder / package, ignore=unwanted)
-    manifest = folder / "pyproject.toml"
-    text = manifest.read_text()
-    assert "num-server-rounds = 100\n" in text
-    manifest.write_text(
-        text.replace("num-server-rounds = 100\n", f"num-server-rounds = {ROUNDS}\n")
-    )
     return folder
 
 
 def test_flwr_run_in_a_clone_simulates_flowers_two_nodes(shell, tmp_path):
     tree = clone(tmp_path / "fedif-flower")
-    printed = shell.flwr_run(tree)
+    printed = shell.flwr_run(tree, "--run-config", f"num-server-rounds={ROUNDS}")
     line = "num-clients = 2: the nodes that are simulated, 1 of them in a round; for more: "
     assert printed.count(f'fedif INFO: {line}--federation-config "num-supernodes=100"\n') == 1
     for server_round in range(ROUNDS + 1):

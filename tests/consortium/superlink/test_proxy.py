@@ -5,16 +5,14 @@ from __future__ import annotations
 import shutil
 import socket
 import ssl
-import subprocess
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing
 from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -23,9 +21,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
 from fedif_consortium.federation.files import split_address
-from fedif_consortium.federation.records import FederationFolder, FederationSettings
-from fedif_consortium.federation.server import initialize
-from tests.integration.deployed import free_port
+from tests.integration.deployed import HOST, Deployment
 
 FLEET = "/v1/fleet/"
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
@@ -44,30 +40,25 @@ class _Answers(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@dataclass
 class Proxy:
     """nginx at a port of this host."""
 
-    folder: Path
-    port: int
-
-    def context(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=self.folder / "ca.crt")
+    def __init__(self, deployment: Deployment) -> None:
+        self.port = deployment.port
+        self.context = ssl.create_default_context(cafile=deployment.server / "ca.crt")
 
     def ask(self, path: str, body: bytes = b"", method: str = "POST", **headers: str) -> int:
         """Return the status of an answer."""
-        connection = HTTPSConnection("127.0.0.1", self.port, timeout=20, context=self.context())
-        try:
+        connection = HTTPSConnection(HOST, self.port, timeout=20, context=self.context)
+        with closing(connection):
             connection.request(method, path, body, headers)
             return connection.getresponse().status
-        finally:
-            connection.close()
 
     def say(self, text: bytes) -> bytes:
         """Send bytes as they are; return the head of the answer."""
         with (
-            socket.create_connection(("127.0.0.1", self.port), 20) as raw,
-            self.context().wrap_socket(raw, server_hostname="localhost") as connection,
+            socket.create_connection((HOST, self.port), 20) as raw,
+            self.context.wrap_socket(raw, server_hostname="localhost") as connection,
         ):
             connection.sendall(text)
             found = b""
@@ -78,40 +69,20 @@ class Proxy:
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    directory = tmp_path_factory.mktemp("proxy")
-    folder = FederationFolder(directory / "server")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
-    settings = FederationSettings(
-        name="consortium",
-        hosts=["localhost"],
-        listen=f"127.0.0.1:{free_port()}",
-        superlink=f"127.0.0.1:{server.server_port}",
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLWR_HOME", str(directory / "flower"))
-        initialize(folder, settings)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder.certificate, folder.server_key)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    words = ["nginx", "-e", "stderr", "-p", folder.nginx.parent, "-c", "nginx.conf"]
-    nginx = subprocess.Popen(words, stderr=subprocess.DEVNULL)
-    found = Proxy(folder.path, split_address(settings.listen)[1])
-    try:
-        for _ in range(200):
-            try:
-                found.ask(FLEET + "get-run")
-                break
-            except OSError:
-                time.sleep(0.05)
-        yield found
-    finally:
-        nginx.terminate()
-        nginx.wait()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with Deployment(tmp_path_factory.mktemp("proxy"), proxy=True) as deployment:
+        server = ThreadingHTTPServer(split_address(deployment.proxy[1]), _Answers)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*(deployment.server / f"server.{end}" for end in ("crt", "key")))
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        deployment.start_nginx()
+        try:
+            yield Proxy(deployment)
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
 
 
 @pytest.mark.parametrize(
