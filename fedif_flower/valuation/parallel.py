@@ -22,6 +22,7 @@ from fedif_flower.valuation.objective import Batch, Objective, PairObjective
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+Buffers = Mapping[str, Tensor] | None  # And frozen parameters, by name.
 
 # Below this many parameters times examples, several threads are not faster.
 _WORTH_SHARING = 10_000_000
@@ -140,9 +141,7 @@ class SharedGradients:
         :meth:`~fedif_flower.valuation.validation.Validation.loss_and_gradient`.
     """
 
-    def __init__(
-        self, loss_and_gradient: Callable[[Tensor, Mapping[str, Tensor] | None], LossAndGradient]
-    ) -> None:
+    def __init__(self, loss_and_gradient: Callable[[Tensor, Buffers], LossAndGradient]) -> None:
         self._loss_and_gradient = loss_and_gradient
         # A thread starts with the number of torch threads that is set at that moment. Unless it
         # is fixed now, the gradient's last bits depend on what else runs.
@@ -150,9 +149,7 @@ class SharedGradients:
         # Of the last two models: a step leads from one to the other.
         self._begun: deque[tuple[Tensor, Future[LossAndGradient]]] = deque(maxlen=2)
 
-    def begin(
-        self, params: Tensor, buffers: Mapping[str, Tensor] | None
-    ) -> Future[LossAndGradient]:
+    def begin(self, params: Tensor, buffers: Buffers) -> Future[LossAndGradient]:
         """Begin with loss and gradient at a model, unless it is one of the last two begun with.
 
         Parameters
@@ -246,7 +243,7 @@ class Passes:
     def _go_through(
         self,
         params: Tensor,
-        buffers: Mapping[str, Tensor] | None,
+        buffers: Buffers,
         work: Callable[[Judge, Sequence[Batch]], Answer],
         metrics: Iterable[str],
     ) -> list[Answer]:

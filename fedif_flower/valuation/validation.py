@@ -17,7 +17,7 @@ from fedif_flower.tasks.modules import keep_freed_memory, without_trace
 from fedif_flower.tasks.task import BatchLoss, Data, LossFunction, ScoreFunction
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import objective_of
-from fedif_flower.valuation.parallel import Judge, LossAndGradient, Passes, SharedGradients
+from fedif_flower.valuation.parallel import Buffers, Judge, LossAndGradient, Passes, SharedGradients
 from fedif_flower.valuation.parts import draw_batches
 from fedif_flower.valuation.trial import try_batches
 
@@ -155,7 +155,7 @@ class Validation(Passes):
         """Return the parameters ``[d]`` last used (at first: the given model's own)."""
         return self.judge.model.params.detach().clone()
 
-    def gradient(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Tensor:
+    def gradient(self, params: Tensor, buffers: Buffers = None) -> Tensor:
         r"""Return :math:`\nabla \ell(w, D')`, the exact mean over all examples.
 
         Parameters
@@ -182,9 +182,7 @@ class Validation(Passes):
         """What takes :meth:`gradient` in the background for all who need it."""
         return SharedGradients(self.loss_and_gradient)
 
-    def loss_and_gradient(
-        self, params: Tensor, buffers: Mapping[str, Tensor] | None = None
-    ) -> LossAndGradient:
+    def loss_and_gradient(self, params: Tensor, buffers: Buffers = None) -> LossAndGradient:
         """Return loss and gradient ``[d]`` at ``params`` [d] from one pass; either may be NaN."""
         parts = self._go_through(
             *(params, buffers),
@@ -196,28 +194,24 @@ class Validation(Passes):
             gradient += part.gradient
         return LossAndGradient(sum(part.loss for part in parts), gradient)
 
-    def evaluate(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> Evaluation:
+    def evaluate(self, params: Tensor, buffers: Buffers = None) -> Evaluation:
         """Return loss, accuracy and score at ``params`` [d] from one pass over the data."""
         return Evaluation(*self.means(params, buffers, ("loss", "accuracy", "score")).tolist())
 
-    def measure(
-        self, params: Tensor, buffers: Mapping[str, Tensor] | None = None
-    ) -> dict[str, float]:
+    def measure(self, params: Tensor, buffers: Buffers = None) -> dict[str, float]:
         """Return loss, accuracy and ``measures`` at ``params`` [d], those that are defined."""
         names = sorted(self.metrics - {"score"})
         return dict(zip(names, self.means(params, buffers, names).tolist(), strict=True))
 
-    def loss(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> float:
+    def loss(self, params: Tensor, buffers: Buffers = None) -> float:
         """Return the mean loss at ``params`` [d]."""
         return float(self.means(params, buffers, ("loss",)))
 
-    def accuracy(self, params: Tensor, buffers: Mapping[str, Tensor] | None = None) -> float:
+    def accuracy(self, params: Tensor, buffers: Buffers = None) -> float:
         """Return the share of right answers at ``params`` [d], in [0, 1]."""
         return float(self.means(params, buffers, ("accuracy",)))
 
-    def means(
-        self, params: Tensor, buffers: Mapping[str, Tensor] | None, metrics: Sequence[str]
-    ) -> Tensor:
+    def means(self, params: Tensor, buffers: Buffers, metrics: Sequence[str]) -> Tensor:
         """Return means over the examples at ``params`` [d]: of losses, right answers, scores.
 
         Returns
