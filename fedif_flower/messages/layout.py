@@ -9,7 +9,7 @@ was sent. Nothing outside this file knows how they lie in a record.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -240,22 +240,28 @@ class ParameterLayout:
 
     def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
         """Return ``buffers`` [..., b] as named views ``[..., *shape]``."""
-        named, start = {}, 0
-        for spec in self.buffers:
-            piece = buffers[..., start : start + spec.size]
-            named[spec.name] = piece.view(*buffers.shape[:-1], *spec.shape)
-            start += spec.size
-        return named
+        leading = buffers.shape[:-1]
+        return {
+            spec.name: buffers[..., place].view(*leading, *spec.shape)
+            for spec, place in _places(self.buffers)
+        }
+
+
+def _places(specs: Iterable[ArraySpec]) -> Iterator[tuple[ArraySpec, slice]]:
+    """Yield where each array lies in a vector."""
+    start = 0
+    for spec in specs:
+        yield spec, slice(start, start + spec.size)
+        start += spec.size
 
 
 def _pack(specs: Iterable[ArraySpec], vector: Tensor) -> dict[str, Array]:
     """Copy the pieces of a vector into arrays by name."""
-    values, start, packed = vector.detach().cpu().numpy(), 0, {}
-    for spec in specs:
-        piece = values[start : start + spec.size].reshape(spec.shape)
-        packed[spec.name] = pack_array(piece.astype(spec.dtype, copy=False))
-        start += spec.size
-    return packed
+    values = vector.detach().cpu().numpy()
+    return {
+        spec.name: pack_array(values[place].reshape(spec.shape).astype(spec.dtype, copy=False))
+        for spec, place in _places(specs)
+    }
 
 
 def _subtract(
@@ -266,16 +272,14 @@ def _subtract(
     max_magnitude: float,
 ) -> float:
     """Write what is viewed less ``reference`` into ``target``; return its squared norm."""
-    old, new, total, start = reference.numpy(), target.numpy(), 0.0, 0
+    old, new, total = reference.numpy(), target.numpy(), 0.0
     with np.errstate(all="ignore"):  # what overflows is refused below
-        for spec in specs:
-            values = views[spec.name].reshape(-1)
+        for spec, place in _places(specs):
+            values, own_old, own_new = views[spec.name].reshape(-1), old[place], new[place]
             for first in range(0, spec.size, _BLOCK):
-                piece = values[first : first + _BLOCK]
-                place = slice(start + first, start + first + len(piece))
-                np.subtract(piece, old[place], out=new[place])
-                total += float(np.dot(new[place], new[place]))
-            start += spec.size
+                block = slice(first, first + _BLOCK)
+                np.subtract(values[block], own_old[block], out=own_new[block])
+                total += float(np.dot(own_new[block], own_new[block]))
     # NaN and Inf show in the norm, and so does any value that is too large.
     if not (math.isfinite(total) and total <= max_magnitude**2):
         for spec in specs:

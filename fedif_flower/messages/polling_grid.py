@@ -306,22 +306,18 @@ class Attendance:
     def __init__(self) -> None:
         self._labels: dict[int, str] = {}
         self._online: set[int] | None = None
-        self._looked = 0.0
-        self._left: dict[int, float] = {}
+        self._seen: dict[int, float] = {}  # When a look last found it.
 
     def look(self, nodes: Iterable[Any]) -> None:
         """Log who went away and who came since the last look; the first one logs nothing."""
         online = {node.node_id: label(node.node_id, node.name) for node in nodes}
         earlier, self._online = self._online, set(online)
-        looked, self._looked = self._looked, time.time()
         known = set(self._labels)
         self._labels |= online
+        self._seen |= dict.fromkeys(online, time.time())
         if earlier is None:
             return
-        for node_id in self._online & self._left.keys():
-            del self._left[node_id]
         for node_id in sorted(earlier - self._online):
-            self._left[node_id] = looked
             logger.warning("%s is offline: %s", self._labels[node_id], self._count())
         for node_id in sorted(self._online - earlier):
             returned = "back" if node_id in known else "there"
@@ -329,7 +325,7 @@ class Attendance:
 
     def last_seen(self, node_id: int) -> float | None:
         """Return when a look last found a node, in seconds since 1970; ``None``: none did."""
-        return self._looked if node_id in (self._online or ()) else self._left.get(node_id)
+        return self._seen.get(node_id)
 
     def waiting(self, node_ids: Iterable[int], seconds: float) -> None:
         """Log who has not answered for so long."""

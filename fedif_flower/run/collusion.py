@@ -30,11 +30,8 @@ class Collusion(RunPart):
         if not needs_collusion(run.config, run.config.seed):
             return Built(told={COLLUSION_KEY: False})
         names, tied = run.loaded.validation.parameter_names, run.loaded.validation.tied_names
-
-        def wire(grid: Grid) -> Grid:
-            return ColludingGrid(grid, run.config, names, tied)
-
-        return Built(wires=[wire], told={COLLUSION_KEY: True})
+        wires = [lambda grid: ColludingGrid(grid, run.config, names, tied)]
+        return Built(wires=wires, told={COLLUSION_KEY: True})
 
 
 class ColludingGrid(ForwardingGrid):
