@@ -32,7 +32,7 @@ from fedif_flower.storage import make_folder, write_atomically
 if TYPE_CHECKING:
     from fedif_flower.tasks.task import Task
 
-SIGNATURES_KEY = "require-signatures"  # In the question before a run.
+SIGNATURES_KEY = "require-signatures"  # In a run's instructions.
 UNSIGNED = "it has no guard that signs: fedif node start --policy"
 MOST_RUNS, MOST_FILES = 100, 20_000  # In a receipts-dir, and in a run's folder there.
 _REMEMBERED = 64  # Rounds, in the node's state.

@@ -90,8 +90,7 @@ class Evidence(RunPart):
             callbacks.append(book)
         return Built(
             setup={"look": witness.look},
-            told={RECEIPTS_KEY: own.receipts},
-            asked={SIGNATURES_KEY: own.require_signatures},
+            told={RECEIPTS_KEY: own.receipts, SIGNATURES_KEY: own.require_signatures},
             callbacks=callbacks,
             kept={"signatures": witness},
             stays=[folder.receipts.path, folder.round_heads.path] if chain.rounds else [],

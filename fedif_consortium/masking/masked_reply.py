@@ -32,7 +32,7 @@ from fedif_flower.messages.preflight import Finding
 from fedif_flower.tasks.modules import tied_names, trainable_names
 from fedif_flower.tasks.task import Task
 
-MASKING_KEY = "masking-mode"  # In the question before a run.
+MASKING_KEY = "masking-mode"  # In a run's instructions.
 
 
 class MaskedReplies(ClientPart):

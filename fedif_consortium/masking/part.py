@@ -149,7 +149,7 @@ class MaskedRounds(RunPart):
         return Built(
             setup={"intake": Masking(keeper)},
             callbacks=[KeeperRecord(run.folder.masking, keeper, name)],
-            asked={MASKING_KEY: own.mode},
+            told={MASKING_KEY: own.mode},
         )
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:

@@ -13,8 +13,6 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.checkpoint import CheckpointFolder
@@ -134,20 +132,13 @@ def _run_rounds(
         arrays = recorder.restore(run.checkpoint, grid)
     # Evaluation may take a model back: the recorder is the first to look at it.
     strategy.callbacks += [recorder, *run.callbacks, *callbacks]
-    told = instructions(
-        config.part(ClientConfig),
-        run.loaded.task,
-        run=config.digest(),
-        run_id=run.run_id,
-        more=run.joined("told"),
-    )
     try:
         result = strategy.start(
             grid=grid,
             initial_arrays=arrays,
             num_rounds=recorder.rounds_left,
             timeout=config.pace.timeout,
-            train_config=told,
+            train_config=run.instructions,
         )
     except BaseException as error:
         recorder.stopped(error)

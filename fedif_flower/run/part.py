@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.instructions import instructions
 from fedif_flower.run.checkpoint import Checkpoint
 from fedif_flower.run.config import ConfiguredPart, RunConfig
 from fedif_flower.run.folder import RunFolder
@@ -60,9 +63,8 @@ class Built:
     setup : mapping
         Arguments of :class:`~fedif_flower.strategies.setup.Setup`.
     told : mapping
-        What clients are told beside their settings.
-    asked : mapping
-        What they are told when they are asked, before the first round, whether they can take part.
+        What clients are told beside their settings, also when they are asked, before the first
+        round, whether they can take part.
     callbacks : sequence of Callback
         Told of each round, after the run's own records.
     kept : mapping of str to Kept
@@ -80,7 +82,6 @@ class Built:
     wires: Sequence[Wire] = ()
     setup: Mapping[str, Any] = field(default_factory=dict)
     told: Mapping[str, Scalar] = field(default_factory=dict)
-    asked: Mapping[str, Scalar] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
     kept: Mapping[str, Kept] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -134,6 +135,12 @@ class RunContext:
     def done(self) -> int:
         """The rounds that are behind it."""
         return self.checkpoint.server_round if self.checkpoint else 0
+
+    @property
+    def instructions(self) -> ConfigRecord:
+        """What clients are told beside the model."""
+        own, run, more = self.config.part(ClientConfig), self.config.digest(), self.joined("told")
+        return instructions(own, self.loaded.task, run=run, run_id=self.run_id, more=more)
 
     @property
     def callbacks(self) -> list[Callback]:

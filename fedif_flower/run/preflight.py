@@ -13,9 +13,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import ConfigError, TrainingFailedError
-from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
-from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.polling_grid import NODE_UNAVAILABLE
 from fedif_flower.messages.preflight import (
     ADVICE,
@@ -159,14 +157,11 @@ def ask_members(grid: Grid, run: RunContext, directory: NodeDirectory) -> None:
     if is_reliable(run.grid) or is_simulated(run.grid):
         return
     config, replies = run.config, dict[int, tuple[float, Message]]()
-    settings = instructions(
-        config.part(ClientConfig), run.loaded.task, run=config.digest(), more=run.joined("asked")
-    )
     timeout, asked = min(PREFLIGHT_TIMEOUT, config.pace.timeout), time.time()
     nodes = identify_by_query(
         grid,
         sorted(grid.get_node_ids()),
-        RecordDict({QUESTION: settings}),
+        RecordDict({QUESTION: run.instructions}),
         timeout,
         lambda reply: replies.update({reply.metadata.src_node_id: (time.time(), reply)}),
     )
