@@ -114,11 +114,7 @@ def test_a_signal_may_interrupt_a_save_at_any_line(tmp_path):
 
         def trace(frame, event, _):
             nonlocal lines
-            if Path(frame.f_code.co_filename).name not in {
-                "recorder.py",
-                "checkpoint.py",
-                "journal.py",
-            }:
+            if Path(frame.f_code.co_filename).name not in SAVING:
                 return None
             lines += event == "line"
             if lines == interrupted_at:
