@@ -28,8 +28,6 @@ from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
 
 OnRow = Callable[[RoundReport], object]
-# What a model was measured by, how long it took, and why there is nothing where it failed.
-_NOT_EVALUATED: tuple[Mapping[str, float], float, str] = ({}, 0.0, "")
 logger = logging.getLogger(__name__)
 
 
@@ -105,7 +103,7 @@ class RunWriter(Callback):
         self._report = RoundReport(0)
         self._roll = RollCall()
         self._news: list[Change] = []
-        self._evaluated = _NOT_EVALUATED
+        self._evaluated = 0.0, ""  # In so many seconds, and why it failed.
 
     @property
     def run_dir(self) -> Path:
@@ -161,14 +159,15 @@ class RunWriter(Callback):
         started = time.perf_counter()
         try:
             metrics = model.examined(lambda record: self._measured(model, record))
-            self._evaluated = metrics, time.perf_counter() - started, ""
         except Exception as error:  # out of the model or the loss: the run goes on
             if not server_round:
                 raise
             reason = printable(f"the evaluation failed: {error!r}")
             logger.error("round %d: %s", server_round, reason)
-            self._evaluated = {}, 0.0, reason
-        return self._evaluated[0]
+            self._evaluated = 0.0, reason
+            return {}
+        self._evaluated = time.perf_counter() - started, ""
+        return metrics
 
     def _measured(self, model: GlobalModel, record: ArrayRecord) -> dict[str, float]:
         """Return what the server's splits say of a round's model, or of one before it."""
@@ -177,19 +176,17 @@ class RunWriter(Callback):
         buffers = model.layout.named_buffers(vectors)
         metrics: dict[str, float] = {}
         for split, judge in self._judges.items():
-            if judge is None:
-                continue
-            if split == "triggered":
+            if judge is not None and split == "triggered":
                 metrics["attack-success"] = judge.accuracy(vectors.params, buffers)
-                continue
-            found = judge.measure(vectors.params, buffers)
-            known = (key for key in self._keys if key in found)
-            metrics |= {f"{split}-{key.replace('_', '-')}": found[key] for key in known}
+            elif judge is not None:
+                found = judge.measure(vectors.params, buffers)
+                known = (key for key in self._keys if key in found)
+                metrics |= {f"{split}-{key.replace('_', '-')}": found[key] for key in known}
         return metrics
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Write a round's line, with the metrics of its model."""
-        (_, seconds, remark), self._evaluated = self._evaluated, _NOT_EVALUATED
+        (seconds, remark), self._evaluated = self._evaluated, (0.0, "")
         is_told = self._report.round == server_round
         report = self._report if is_told else RoundReport(server_round)
         found = {name.replace("-", "_"): value for name, value in metrics.items()}
