@@ -63,15 +63,6 @@ def test_a_backdoors_success_is_in_rounds_summary_and_report(tmp_path):
     assert "| attack success rate |" in folder.report.read_text()
 
 
-def test_clients_that_always_fail_end_the_run_with_an_error(tmp_path):
-    config = run_config(tmp_path, max_failed_rounds=2)
-    with pytest.raises(TrainingFailedError, match="2 rounds in a row"):
-        run(config, LocalGrid(client_app, CLIENTS, silent=range(CLIENTS)))
-    assert not (config.run_dir / "summary.json").exists()
-    rows = read_rows(config.run_dir / "rounds.csv")
-    assert rows[-1]["round_failed"] == "1"
-
-
 class Remote(LocalGrid):
     """As real nodes are: what they send has to be looked at."""
 
