@@ -34,13 +34,12 @@ from fedif_flower.messages.screening import Asked, Screening, Workspace, screen_
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.stages import Stage, Stages
-from fedif_flower.strategies.callbacks import Callback, Question
+from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.local_part import LocalPart
 from fedif_flower.strategies.nodes import NodeDirectory, sample_clients
 from fedif_flower.strategies.reports import History, round_report
-from fedif_flower.strategies.round_loop import RoundLoop
 from fedif_flower.strategies.setup import DEFAULTS, FlowerArguments, LateReplies, Setup
 from fedif_flower.strategies.steps import (
     Outcome,
@@ -57,7 +56,7 @@ from fedif_flower.valuation.ledger import ScoreLedger
 logger = logging.getLogger(__name__)
 
 
-class ScreenedStrategy(TellsSettings, RoundLoop):
+class ScreenedStrategy(TellsSettings, RunningStrategy):
     """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failures.
 
     A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;

@@ -1,47 +1,33 @@
-"""What goes on beside training: records, evaluation, checkpoints, and what a user adds."""
+"""The loop over rounds, and who is told of them: records, checkpoints, what a user adds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result
 
+from fedif_flower.errors import FedIFError, ValuationError
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
+from fedif_flower.messages.screened_grid import screened
 from fedif_flower.messages.screening import Asked, Screening, Workspace
 from fedif_flower.stages import Stages
+from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel
-from fedif_flower.strategies.nodes import NodeDirectory
-from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.strategies.nodes import NodeDirectory, sample_clients
+from fedif_flower.strategies.reports import History, RoundReport
 from fedif_flower.strategies.steps import Step
 from fedif_flower.strategies.summary import Scoring
 
-
-class RunningStrategy(Protocol):
-    """What a callback may look at of the strategy that it stands beside."""
-
-    combines_updates: bool
-    stages: Stages
-    nodes: NodeDirectory
-    model: GlobalModel
-    seed: int
-
-    @property
-    def workspace(self) -> Workspace:
-        """Room for what replies hold."""
-        ...
-
-    @property
-    def callbacks(self) -> Sequence[Callback]:
-        """Who is told of its rounds."""
-        ...
-
-    @property
-    def scoring(self) -> Scoring | None:
-        """How the scores come about that it reports as weight scores; ``None``: not smoothed."""
-        ...
+EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
+logger = logging.getLogger(__name__)
+_FLOWER = logging.getLogger("flwr")  # Which prints in any program, as Flower's strategies do.
 
 
 @dataclass(frozen=True)
@@ -147,3 +133,169 @@ class Callback:
 
     def on_end(self) -> None:
         """Be told that there are no more rounds, whether they ended in good order or not."""
+
+
+class RunningStrategy(FedAvg):
+    """Flower's ``FedAvg`` with rounds that are counted from the first process on, and told of.
+
+    After each round, clients drawn from the seed, the user's evaluation and callbacks look at the
+    global model. No error of an evaluation ends a run that has begun: a model that the user's
+    cannot bear is taken back.
+    """
+
+    combines_updates: bool  # Whether a step is a sum of updates times coefficients.
+    model: GlobalModel
+    history: History
+    stages: Stages
+    nodes: NodeDirectory
+    failures: MemberFailures
+    limits: ReplyLimits
+    callbacks: list[Callback]
+    own_callbacks: Sequence[Callback] = ()  # The strategy's; they are told first.
+    seed: int
+    completed_rounds = 0  # By earlier processes.
+    _evaluators: Sequence[int] = ()
+
+    @cached_property
+    def workspace(self) -> Workspace:
+        """Room for what replies hold."""
+        raise NotImplementedError
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """How the weight scores come about; ``None``: nothing is smoothed."""
+        return None
+
+    @property
+    def told(self) -> Sequence[Callback]:
+        """Who is told of rounds."""
+        return (*self.own_callbacks, *self.callbacks)
+
+    def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
+        """Take the model that a run begins with, and tell callbacks, before anybody is asked."""
+        raise NotImplementedError
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFunction | None = None,
+    ) -> Result:
+        """Run the rounds, as in Flower's ``Strategy``, over a grid on which no reply is believed.
+
+        See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid`.
+        """
+        grid, result, started = screened(grid), Result(), time.monotonic()
+        train_config = train_config or ConfigRecord()
+        evaluate_config = evaluate_config or ConfigRecord()
+        self.begin(grid, initial_arrays)
+        last_round = self.completed_rounds + num_rounds
+        _FLOWER.info("Starting %s strategy: %d rounds", type(self).__name__, num_rounds)
+        self.summary()
+        try:
+            if not self.completed_rounds:  # Else an earlier process has looked at its last model.
+                self._look(0, evaluate_fn, result)
+            for server_round in range(self.completed_rounds + 1, last_round + 1):
+                _FLOWER.info("[ROUND %d/%d]", server_round, last_round)
+                model = self.model.record
+                asked = self.configure_train(server_round, model, train_config, grid)
+                replies = grid.send_and_receive(asked, timeout=timeout)
+                made, metrics = self.aggregate_train(server_round, replies)
+                result.arrays = made or result.arrays
+                if metrics is not None:
+                    _FLOWER.info("\t└──> Aggregated MetricRecord: %s", metrics)
+                    result.train_metrics_clientapp[server_round] = metrics
+                model = self.model.record
+                asked = self.configure_evaluate(server_round, model, evaluate_config, grid)
+                if asked := list(asked):
+                    replies = grid.send_and_receive(asked, timeout=timeout)
+                    metrics = self.aggregate_evaluate(server_round, replies)
+                    if metrics is not None:
+                        _FLOWER.info("\t└──> Evaluated MetricRecord: %s", metrics)
+                        result.evaluate_metrics_clientapp[server_round] = metrics
+                self._look(server_round, evaluate_fn, result)
+            seconds = time.monotonic() - started
+            _FLOWER.info("Strategy execution finished in %.2fs\n%s", seconds, result)
+        except StopTraining as stop:
+            logger.info("stopped: %s", stop)
+        finally:
+            for callback in self.told:
+                callback.on_end()
+        for remark in filter(None, (stage.remark() for stage in self.stages)):
+            logger.info("%s", remark)
+        if result.arrays:
+            result.arrays = self.model.record  # The last may have been taken back.
+        return result
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the clients that evaluate the new model, by draws of their own, and send it."""
+        if self.fraction_evaluate == 0.0:
+            return []
+        needed = max(self.min_evaluate_nodes, 1)
+        nodes = self.nodes.online(grid, needed, "min_evaluate_nodes")
+        sampled = sample_clients(
+            self.failures.available(nodes, server_round, needed),
+            self.fraction_evaluate,
+            self.min_evaluate_nodes,
+            self.seed,
+            server_round,
+            purpose="sample-evaluators",
+            out_of=len(nodes),
+        )
+        self._evaluators = [node.node_id for node in sampled]
+        config["server-round"] = server_round
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return [Message(record, node_id, MessageType.EVALUATE) for node_id in self._evaluators]
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002 (Flower's signature)
+        replies: Iterable[Message],
+    ) -> MetricRecord | None:
+        """Average the metrics of every well-formed evaluation reply."""
+        records = screen_evaluations(replies, self._evaluators, self.limits)
+        return aggregate_metrics(records, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
+
+    def _look(
+        self, server_round: int, evaluate_fn: EvaluateFunction | None, result: Result
+    ) -> None:
+        """Let the user's evaluation and the callbacks look at the global model."""
+        metrics: dict[str, float] = {}
+        if evaluate_fn is not None:
+            metrics |= self._evaluated(server_round, evaluate_fn)
+        stop: StopTraining | None = None
+        try:
+            try:
+                for callback in self.told:
+                    metrics.update(callback.on_model(server_round, self.model) or {})
+            finally:
+                self.history.metrics[server_round] = dict(metrics)
+                for callback in self.told:
+                    callback.on_metrics(server_round, metrics)
+        except StopTraining as raised:
+            stop = raised  # The round is complete all the same.
+        for callback in self.told:
+            callback.on_round_end(server_round)
+        if stop is not None:
+            raise stop
+        if metrics:
+            _FLOWER.info("\t└──> Global evaluation: %s", metrics)
+            result.evaluate_metrics_serverapp[server_round] = MetricRecord(dict(metrics))
+
+    def _evaluated(self, server_round: int, evaluate_fn: EvaluateFunction) -> Mapping[str, float]:
+        """Return the metrics of the user's own evaluation; none where it fails."""
+        try:
+            found = self.model.examined(lambda arrays: evaluate_fn(server_round, arrays))
+        except Exception as error:
+            ours = isinstance(error, FedIFError) and not isinstance(error, ValuationError)
+            if ours or not server_round:
+                raise
+            logger.error("round %d: the evaluation failed: %r", server_round, error)
+            return {}
+        return {} if found is None else dict(found)  # type: ignore[arg-type]
