@@ -49,9 +49,8 @@ from fedif_flower.strategies.steps import (
     by_step,
     why_it_stands_still,
 )
-from fedif_flower.strategies.summary import Scoring, TellsSettings
+from fedif_flower.strategies.summary import TellsSettings
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.ledger import ScoreLedger
 
 logger = logging.getLogger(__name__)
 
@@ -83,8 +82,6 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
     """
 
     validation: Validation | None = None  # The held-out data by which steps are judged.
-    ledger: ScoreLedger | None = None  # Keeps a weight score of each client.
-    combines_updates = True  # Whether a step is a sum of updates times coefficients.
     takes_groups = False  # Whether it may be given the means of groups for clients.
     can_mask = False  # Whether its weights need no more than products, lengths and examples.
 
@@ -153,11 +150,6 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
         return {"nodes": self.nodes, "failures": self.failures, "stages": self.stages, **own}
 
     @property
-    def scoring(self) -> Scoring | None:
-        """How the weight scores come about; ``None``: nothing is smoothed."""
-        return None if self.ledger is None else Scoring.of(self.ledger)
-
-    @property
     def weight_scores(self) -> dict[str, float]:
         r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
         scores = {} if self.ledger is None else self.ledger.scores
@@ -198,9 +190,7 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
         if self.setup.intake is not None:
             self.setup.intake.require(self, initial_arrays)
         self.stages.begin(self.validation)
-        self.model.begin(initial_arrays)
-        for callback in self.told:
-            callback.on_start(self)
+        super().begin(grid, initial_arrays)
 
     def draw(
         self,

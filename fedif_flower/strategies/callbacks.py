@@ -24,6 +24,7 @@ from fedif_flower.strategies.nodes import NodeDirectory, sample_clients
 from fedif_flower.strategies.reports import History, RoundReport
 from fedif_flower.strategies.steps import Step
 from fedif_flower.strategies.summary import Scoring
+from fedif_flower.valuation.ledger import ScoreLedger
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger(__name__)
@@ -143,7 +144,8 @@ class RunningStrategy(FedAvg):
     cannot bear is taken back.
     """
 
-    combines_updates: bool  # Whether a step is a sum of updates times coefficients.
+    combines_updates = True  # Whether a step is a sum of updates times coefficients.
+    ledger: ScoreLedger | None = None  # Keeps a weight score of each client.
     model: GlobalModel
     history: History
     stages: Stages
@@ -164,16 +166,18 @@ class RunningStrategy(FedAvg):
     @property
     def scoring(self) -> Scoring | None:
         """How the weight scores come about; ``None``: nothing is smoothed."""
-        return None
+        return None if self.ledger is None else Scoring.of(self.ledger)
 
     @property
     def told(self) -> Sequence[Callback]:
         """Who is told of rounds."""
         return (*self.own_callbacks, *self.callbacks)
 
-    def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
+    def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:  # noqa: ARG002
         """Take the model that a run begins with, and tell callbacks, before anybody is asked."""
-        raise NotImplementedError
+        self.model.begin(initial_arrays)
+        for callback in self.told:
+            callback.on_start(self)
 
     def start(
         self,

@@ -15,7 +15,6 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
 from fedif_flower.messages.screening import Asked, Screening, Status
 from fedif_flower.messages.text import printable
-from fedif_flower.round import Aggregation
 from fedif_flower.strategies.steps import Outcome, RoundStatus
 
 if TYPE_CHECKING:
@@ -165,8 +164,15 @@ def round_report(
         for remark in filter(None, (report.rejection, report.note)):
             logger.warning("round %d: %s: %s", server_round, node.label, remark)
 
-    rows = _figures(found, len(screening.accepted))
-    for reply, figures in zip(screening.accepted, rows, strict=True):
+    columns = {
+        name: values.tolist()
+        for of, name in _FIGURES.items()
+        if (values := getattr(found, of, None)) is not None
+    }
+    for k, reply in enumerate(screening.accepted):
+        figures = {name: values[k] for name, values in columns.items()}
+        if math.isnan(figures.get("weight", 0.0)):
+            figures["weight"] = None
         reported, notes = reply.reported, (reply.node.note, *reply.reported.notes)
         add(
             reply.node,
@@ -180,19 +186,6 @@ def round_report(
     for gone in screening.refused:
         add(gone.node, status=gone.status, rejection=gone.reason, note=gone.node.note)
     return RoundReport(server_round, tuple(clients), outcome.status, outcome.reason, **measured)
-
-
-def _figures(found: Aggregation | None, num_clients: int) -> list[dict[str, Any]]:
-    """Return what a rule says of each accepted client, by field of its report."""
-    columns = {
-        name: values.tolist()
-        for of, name in _FIGURES.items()
-        if (values := getattr(found, of, None)) is not None
-    }
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    for row in rows:
-        row["weight"] = None if math.isnan(row["weight"]) else row["weight"]
-    return rows or [{} for _ in range(num_clients)]
 
 
 class History:
