@@ -15,26 +15,12 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from torch import nn
 
 import fedif_flower.strategies as of
-from fedif_flower import (
-    AFedSV,
-    CentredClipping,
-    FedAdp,
-    FedAvg,
-    FedIF,
-    FedProx,
-    InfluenceDescent,
-    PathAttribution,
-    SFedAvg,
-    ShapFed,
-    Validation,
-    model_arrays,
-)
+from fedif_flower import CentredClipping, FedAdp, PathAttribution, Validation, model_arrays
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, FedAvgM
-from fedif_flower.strategies import Pace, RobustRule, Setup, Weighting
 from fedif_flower.strategies.summary import Scoring
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.hostile import Clients, alike, one_more, reply_of
@@ -166,41 +152,41 @@ def test_two_rounds_and_two_after_a_restart_are_four_to_the_bit(kind, settings):
 
 
 REFUSED: list[tuple[type, dict[str, object], str]] = [
-    (Weighting, {"weight_scope": "all"}, "weight_scope = 'all'; allowed: participants, population"),
-    (FedIF, {"gamma": 1.5}, "gamma = 1.5; allowed: a number > 0 and <= 1"),
+    (of.Weighting, {"weight_scope": "all"}, "weight_scope = 'all'; allowed: participants, "),
+    (of.FedIF, {"gamma": 1.5}, "gamma = 1.5; allowed: a number > 0 and <= 1"),
     (ShapleyValuation, {"estimator": "guess"}, "estimator = 'guess'; allowed: "),
-    (Pace, {"quorum": 1.5}, "quorum = 1.5; allowed: 0, a share below 1, or a whole number"),
-    (FedAvg, {"setup": Setup(max_examples_ratio=0.5)}, "max_examples_ratio"),
-    (Setup, {"max_examples_ratio": float("nan")}, "max_examples_ratio = nan; allowed: "),
-    (Setup, {"min_valid_replies": 0}, "min_valid_replies = 0; allowed: an integer >= 1"),
-    (SFedAvg, {"alpha": 1.0}, "alpha = 1.0; allowed: a number >= 0 and < 1"),
-    (FedProx, {"proximal_mu": float("nan")}, "proximal_mu = nan; allowed: a number >= 0"),
-    (RobustRule, {"rule": 0.5}, "rule = 0.5; allowed: a callable, such as Median"),
+    (of.Pace, {"quorum": 1.5}, "quorum = 1.5; allowed: 0, a share below 1, or a whole number"),
+    (of.FedAvg, {"setup": of.Setup(max_examples_ratio=0.5)}, "max_examples_ratio"),
+    (of.Setup, {"max_examples_ratio": float("nan")}, "max_examples_ratio = nan; allowed: "),
+    (of.Setup, {"min_valid_replies": 0}, "min_valid_replies = 0; allowed: an integer >= 1"),
+    (of.SFedAvg, {"alpha": 1.0}, "alpha = 1.0; allowed: a number >= 0 and < 1"),
+    (of.FedProx, {"proximal_mu": float("nan")}, "proximal_mu = nan; allowed: a number >= 0"),
+    (of.RobustRule, {"rule": 0.5}, "rule = 0.5; allowed: a callable, such as Median"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "arguments", "message"), REFUSED)
 def test_a_refused_argument_is_named_as_it_is_passed(kind: Any, arguments, message):
-    needed = [threshold_validation()] if kind in (FedIF, ShapleyValuation, SFedAvg) else []
+    needed = [threshold_validation()] if kind in (of.FedIF, ShapleyValuation, of.SFedAvg) else []
     with pytest.raises(FedIFError) as caught:
         kind(*needed, **arguments)
     assert str(caught.value).startswith(message)
 
 
 def test_a_strategy_names_what_it_was_called_with():
-    class Own(FedProx):
+    class Own(of.FedProx):
         def __init__(self, first, second=2, **base):
             super().__init__(**base)
 
     own = Own(1, proximal_mu=0.5)
     assert own.settings.items() >= {"first": 1, "second": 2, "proximal_mu": 0.5}.items()
     assert repr(own) == "Own(first=1, proximal_mu=0.5)"
-    assert repr(FedIF(threshold_validation(), gamma=0.7, fraction_train=0.5)) == (
+    assert repr(of.FedIF(threshold_validation(), gamma=0.7, fraction_train=0.5)) == (
         f"FedIF(validation={threshold_validation()!r}, gamma=0.7, fraction_train=0.5, "
         "stages=[Clip(multiple=2.0), LossBound(tolerance=0.1)])"
     )
     with pytest.raises(TypeError, match="fraction_trian"):
-        FedIF(threshold_validation(), fraction_trian=0.5)
+        of.FedIF(threshold_validation(), fraction_trian=0.5)
 
 
 @pytest.mark.parametrize("name", ["fedif", "afedsv", "fedsv", "s-fedavg", "leave-one-out"])
@@ -213,23 +199,24 @@ def test_a_name_and_its_class_value_alike(tmp_path, name):
 
 def test_a_name_and_its_class_weigh_alike(tmp_path):
     named = build_strategy(load_task(config(tmp_path, "shapfed")))
-    assert named.scoring == ShapFed(nn.Linear(2, 2)).scoring
+    assert named.scoring == of.ShapFed(nn.Linear(2, 2)).scoring
 
 
-RAW = Weighting(round_normalization=False, bias_correction=True)
+ROUGH = of.Weighting(smooth_update=False)
+RAW = of.Weighting(round_normalization=False, bias_correction=True)
 
 
 @pytest.mark.parametrize(
     ("kind", "settings", "expected"),
     [
-        (FedIF, {"gamma": 0.4}, Scoring(0.4, 0.0, False, True)),
-        (FedIF, {"weighting": Weighting(smooth_update=False)}, Scoring(1.0, 0.0, False, True)),
-        (FedIF, {"weighting": RAW}, Scoring(0.3, 0.0, True, False)),
-        (AFedSV, {"gamma": 0.2}, Scoring(0.2, 0.5, False, True)),
-        (SFedAvg, {}, Scoring(0.25, 0.0, False, False)),
-        (ShapFed, {}, Scoring(0.5, 0.0, False, False)),
-        (InfluenceDescent, {"gamma": 0.1}, Scoring(0.1, 1.0, False, False)),
-        (FedAvg, {}, None),
+        (of.FedIF, {"gamma": 0.4}, Scoring(0.4, 0.0, False, True)),
+        (of.FedIF, {"weighting": ROUGH}, Scoring(1.0, 0.0, False, True)),
+        (of.FedIF, {"weighting": RAW}, Scoring(0.3, 0.0, True, False)),
+        (of.AFedSV, {"gamma": 0.2}, Scoring(0.2, 0.5, False, True)),
+        (of.SFedAvg, {}, Scoring(0.25, 0.0, False, False)),
+        (of.ShapFed, {}, Scoring(0.5, 0.0, False, False)),
+        (of.InfluenceDescent, {"gamma": 0.1}, Scoring(0.1, 1.0, False, False)),
+        (of.FedAvg, {}, None),
     ],
 )
 def test_a_strategy_tells_how_its_scores_come_about(kind, settings, expected):
