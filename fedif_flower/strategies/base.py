@@ -33,12 +33,13 @@ from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked, Screening, Workspace, screen_replies
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.seeding import numpy_generator
 from fedif_flower.stages import Stage, Stages
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_shapes
 from fedif_flower.strategies.local_part import LocalPart
-from fedif_flower.strategies.nodes import NodeDirectory, sample_clients
+from fedif_flower.strategies.nodes import NodeDirectory, sample_clients, share_of
 from fedif_flower.strategies.reports import History, round_report
 from fedif_flower.strategies.setup import DEFAULTS, FlowerArguments, LateReplies, Setup
 from fedif_flower.strategies.steps import (
@@ -199,15 +200,10 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
         probabilities: NDArray[np.float64] | None = None,
     ) -> list[ClientNode]:
         """Draw ``fraction_train`` of all nodes online, but only from ``nodes``."""
-        return sample_clients(
-            nodes,
-            self.fraction_train,
-            self.min_train_nodes,
-            self.seed,
-            server_round,
-            probabilities,
-            out_of=round(self.setup.pace.ask_more * max(len(self.online), len(nodes))),
-        )
+        out_of = round(self.setup.pace.ask_more * max(len(self.online), len(nodes)))
+        size = share_of(out_of, self.fraction_train, self.min_train_nodes)
+        generator = numpy_generator("sample-clients", self.seed, server_round)
+        return sample_clients(nodes, size, generator, probabilities)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

@@ -17,10 +17,11 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.messages.screening import Asked, Screening, Workspace
+from fedif_flower.seeding import numpy_generator
 from fedif_flower.stages import Stages
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel
-from fedif_flower.strategies.nodes import NodeDirectory, sample_clients
+from fedif_flower.strategies.nodes import NodeDirectory, sample_clients, share_of
 from fedif_flower.strategies.reports import History, RoundReport
 from fedif_flower.strategies.steps import Step
 from fedif_flower.strategies.summary import Scoring
@@ -243,15 +244,10 @@ class RunningStrategy(FedAvg):
             return []
         needed = max(self.min_evaluate_nodes, 1)
         nodes = self.nodes.online(grid, needed, "min_evaluate_nodes")
-        sampled = sample_clients(
-            self.failures.available(nodes, server_round, needed),
-            self.fraction_evaluate,
-            self.min_evaluate_nodes,
-            self.seed,
-            server_round,
-            purpose="sample-evaluators",
-            out_of=len(nodes),
-        )
+        free = self.failures.available(nodes, server_round, needed)
+        size = share_of(len(nodes), self.fraction_evaluate, self.min_evaluate_nodes)
+        generator = numpy_generator("sample-evaluators", self.seed, server_round)
+        sampled = sample_clients(free, size, generator)
         self._evaluators = [node.node_id for node in sampled]
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})

@@ -18,7 +18,6 @@ from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode, all_different, called
 from fedif_flower.messages.polling_grid import REPORT_SECONDS, label
 from fedif_flower.messages.text import enumerated, printable
-from fedif_flower.seeding import numpy_generator
 
 logger = logging.getLogger(__name__)
 
@@ -327,38 +326,31 @@ def _read_answer(node: ClientNode, content: RecordDict) -> ClientNode:
     return unknown
 
 
+def share_of(nodes: int, fraction: float, at_least: int) -> int:
+    """Return how many a share of some nodes is, in (0, 1], or the least if that is more."""
+    # 0.29 * 100 is 28.999...: the share is meant, not its rounding error.
+    return max(int(fraction * nodes + 1e-9), at_least)
+
+
 def sample_clients(
     nodes: Sequence[ClientNode],
-    fraction: float,
-    minimum: int,
-    seed: int,
-    server_round: int,
+    size: int,
+    generator: np.random.Generator,
     probabilities: NDArray[np.float64] | None = None,
-    purpose: str = "sample-clients",
-    out_of: int | None = None,
 ) -> list[ClientNode]:
-    """Draw a round's clients, without replacement, from (purpose, seed, round) alone.
+    """Draw a round's clients without replacement; all where there are no more.
 
     Parameters
     ----------
     nodes : sequence of ClientNode
         Who may be drawn, ordered by partition id.
-    fraction : float
-        Share to draw, in (0, 1].
-    minimum : int
-        Draw at least this many.
-    seed, server_round : int
-        What the draw depends on.
+    size : int
+        How many (see :func:`share_of`).
+    generator : numpy.random.Generator
+        Made for (purpose, seed, round): the draw depends on nothing else.
     probabilities : ndarray, optional
         ``[len(nodes)]``, > 0, sums to 1; ``None``: uniform.
-    purpose : str
-        What they are drawn for: each purpose has draws of its own.
-    out_of : int, optional
-        How many nodes ``fraction`` is a share of; default: those that may be drawn.
     """
-    # 0.29 * 100 is 28.999...: the share is meant, not its rounding error.
-    share = int(fraction * (out_of or len(nodes)) + 1e-9)
-    size = min(max(share, minimum), len(nodes))
-    generator = numpy_generator(purpose, seed, server_round)
-    chosen = generator.choice(len(nodes), size=size, replace=False, p=probabilities)
+    most = min(size, len(nodes))
+    chosen = generator.choice(len(nodes), size=most, replace=False, p=probabilities)
     return [nodes[index] for index in sorted(chosen)]

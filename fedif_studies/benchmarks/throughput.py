@@ -24,6 +24,7 @@ from torch import Tensor
 from fedif_flower.client.training import train_local
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
+from fedif_flower.seeding import numpy_generator
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.nodes import sample_clients
 from fedif_flower.tasks.config import TrainingConfig
@@ -66,7 +67,8 @@ class Workload:
     def sampled(self, server_round: int) -> list[int]:
         """Return the clients that our strategies draw in a round."""
         nodes = [ClientNode(i, i) for i in range(CLIENTS)]
-        return [node.partition_id for node in sample_clients(nodes, 0.1, 1, 0, server_round)]
+        drawn_by = numpy_generator("sample-clients", 0, server_round)
+        return [node.partition_id for node in sample_clients(nodes, CLIENTS // 10, drawn_by)]
 
     def steps(self, server_round: int) -> int:
         """Return the local steps of a round."""

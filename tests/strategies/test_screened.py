@@ -16,8 +16,9 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.seeding import numpy_generator
 from fedif_flower.strategies import ScreenedStrategy, Setup
-from fedif_flower.strategies.nodes import identify_by_query, sample_clients
+from fedif_flower.strategies.nodes import identify_by_query, sample_clients, share_of
 from tests.strategies.hostile import HOSTILE, Clients, alike, spoiled_reply, step_reply
 from tests.strategies.kinds import built
 from tests.strategies.lines import BASE, threshold_validation
@@ -93,12 +94,13 @@ def test_too_few_nodes_is_an_error_that_names_the_argument(key):
 def test_sampling_depends_on_seed_and_round_alone():
     grid = LocalGrid(Clients(), 20)
     nodes = sorted(identify_by_query(grid, grid.get_node_ids()))
-    first, second = (sample_clients(nodes, 0.29, 1, 3, r) for r in (1, 2))
-    assert first == sample_clients(nodes, 0.29, 1, 3, 1) == sorted(set(first))
+    first, again, second = (
+        sample_clients(nodes, 5, numpy_generator("sample-clients", 3, t)) for t in (1, 1, 2)
+    )
+    assert first == again == sorted(set(first))
     assert first != second
     assert len(first) == 5
-    assert len(sample_clients(nodes, 0.01, 2, 3, 1)) == 2
-    assert len(sample_clients(5 * nodes, 0.29, 1, 0, 1)) == 29  # 0.29 * 100 is 28.999...
+    assert [share_of(100, 0.29, 1), share_of(20, 0.01, 2)] == [29, 2]  # 0.29 * 100 is 28.999...
 
 
 def test_order_of_replies_does_not_change_a_bit():
