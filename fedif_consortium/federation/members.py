@@ -7,7 +7,6 @@ from pathlib import Path
 
 import typer
 
-from fedif_consortium.evidence.keys import key_digest, read_public_key
 from fedif_consortium.federation import files
 from fedif_consortium.federation.certificates import certificate_fingerprint
 from fedif_consortium.federation.flower import Flower, FlowerCommandError
@@ -82,8 +81,7 @@ def add(folder: FederationFolder, given: Path, flower: Flower) -> Member:
         answer = files.read_document(given, Answer)
         member = _answering(folder, answer)
         if member.node_id:
-            since = f"registered on {member.registered}, node {member.node_id}"
-            typer.echo(f"kept {member.name}: {since}")
+            typer.echo(f"kept {member.name}: node {member.node_id} since {member.registered}")
             return member
         again, member = bool(member.key), member.replace(key=member.key or answer.key)
         # First: whoever is interrupted after the registration can be found again.
@@ -152,20 +150,17 @@ def _answering(folder: FederationFolder, answer: Answer) -> Member:
         raise ConfigError(f"{who} was not invited: `fedif federation invite`")
     if member.removed:
         raise ConfigError(f"{member.name} was removed on {member.removed}: invite another name")
-    digest, ours = _digest(answer.key), key_fingerprint(answer.key)
-    if member.key and _digest(member.key) != digest:
+    own = key_fingerprint(answer.key)
+    known = {one.name: key_fingerprint(one.key) for one in members.values() if one.key}
+    if (there := known.pop(member.name, own)) != own:
         raise ConfigError(
-            f"{member.name} has another key, {key_fingerprint(member.key)}, not {ours}: a member "
-            "that lost its key is removed, and invited under another name"
+            f"{member.name} has another key, {there}, not {own}: a member that lost its key is "
+            "removed, and invited under another name"
         )
-    for other in members.values():
-        if other.key and other.name != member.name and _digest(other.key) == digest:
-            raise ConfigError(f"{member.name} has the key of {other.name}: each needs its own")
+    for name, theirs in known.items():
+        if theirs == own:
+            raise ConfigError(f"{member.name} has the key of {name}: each needs its own")
     return member
-
-
-def _digest(key: str) -> bytes:
-    return key_digest(read_public_key(key.encode(), "key"))
 
 
 def _live(flower: Flower) -> set[str]:

@@ -93,7 +93,8 @@ def compare(name: str, case: Case, quick: bool) -> Iterator[Figure]:
     ):
         here, there = ours.cpu.median, peer.cpu.median
         spread = f"{ours.cpu.low:.3g} to {ours.cpu.high:.3g} CPU s"
-        note = f"passes: {ours.passes}, peer {peer.passes}{', extrapolated' * quick}"
+        more = ", extrapolated" if quick and peer is authors else ""
+        note = f"passes: {ours.passes}, peer {peer.passes}{more}"
         of = f"{name}: {title} / {peer_name}"
         yield Figure(of, here, there, "CPU s", there / here, aim, spread, note)
 
