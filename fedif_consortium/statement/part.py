@@ -24,7 +24,6 @@ from fedif_consortium.statement.member_pages import UNWANTED, delivery, read_ans
 from fedif_consortium.statement.settings import CLIPPING, StatementSettings
 from fedif_flower.errors import FedIFError
 from fedif_flower.messages.screened_grid import screened
-from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.settings import Scalar
@@ -57,37 +56,32 @@ class Stated(RunPart):
         return NOTHING
 
     def finished(self, run: RunContext) -> None:
-        """Make the statement, and bring members their pages."""
-        state_and_deliver(run.grid, run.config, run.folder)
+        """Make the statement, and send every node that is online its pages.
+
+        Only where clients are real nodes, and contributions were attributed. Nothing that fails
+        here fails the run: the log says what, and pages stay to be delivered.
+        """
+        own, folder = run.config.section(StatementSettings), run.folder
+        if folder.attribution.path.is_file() and not is_simulated(run.grid):
+            try:
+                make_statement(
+                    *(folder.path, receipt_key()),
+                    budget_cents=parse_budget(own.budget) if own.budget else None,
+                    contact=own.contact,
+                    pay_by=own.pay_by or "sum",
+                    ties=own.ties or "apart",
+                    again=True,
+                )
+                folder.undelivered.write(_of_members(folder, "page"))
+                logger.info("Statement: %s", folder.statement)
+            except FedIFError as error:
+                logger.error("the run has no statement: %s", error)
+        deliver(run.grid, folder.path.parent)
 
 
 def receipt_key() -> Ed25519PrivateKey:
     """Return the key that signs what members are told of the records: the statements' own."""
     return load_or_make_key(default_key_path())
-
-
-def state_and_deliver(grid: Grid, config: RunConfig, run: RunFolder) -> None:
-    """Make a finished run's statement, and send every node that is online its pages.
-
-    Only where clients are real nodes, and contributions were attributed. Nothing that fails here
-    fails the run: the log says what, and pages stay to be delivered.
-    """
-    own = config.section(StatementSettings)
-    if run.attribution.path.is_file() and not is_simulated(grid):
-        try:
-            make_statement(
-                *(run.path, receipt_key()),
-                budget_cents=parse_budget(own.budget) if own.budget else None,
-                contact=own.contact,
-                pay_by=own.pay_by or "sum",
-                ties=own.ties or "apart",
-                again=True,
-            )
-            run.undelivered.write(_of_members(run, "page"))
-            logger.info("Statement: %s", run.statement)
-        except FedIFError as error:
-            logger.error("the run has no statement: %s", error)
-    deliver(grid, run.path.parent)
 
 
 def deliver(grid: Grid, output_dir: Path) -> None:

@@ -204,13 +204,9 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         the error names the file.
     """
     folder = RunFolder(run_dir)
-    for file, why in (
-        (folder.summary, "no complete run is there"),
-        (folder.attribution, "run it with attribution = 'simpson'"),
-        (folder.attributed_rounds, "run it with attribution = 'simpson'"),
-        (folder.clients, "it was taken away"),
-    ):
+    for file in (folder.summary, folder.attribution, folder.attributed_rounds, folder.clients):
         if not file.path.is_file():
+            why = "it takes a complete run with attribution = 'simpson'"
             raise ConfigError(f"{str(file.path)!r} is missing: {why}")
     rounds, replies = _parse(folder.attributed_rounds, RoundLoss), _parse(folder.clients, Reply)
     split = {"by_class": "contribution_class_", "by_block": BLOCK_COLUMN}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -186,6 +187,21 @@ def test_blocks_add_up_and_change_nothing_else():
         for client in ours.clients:
             assert sum(client.blocks) == pytest.approx(client.contribution, rel=1e-12, abs=1e-15)
         assert set(ours.clients[2].blocks) == {0.0}  # It sent the model back.
+
+
+def test_a_client_that_claims_another_partition_has_one_sum(monkeypatch):
+    on_step = PathAttribution.on_step
+
+    def claimed(callback, step):
+        of_round = step.updates.server_round
+        nodes = [replace(n, is_simulated=False, partition_id=of_round) for n in step.nodes]
+        on_step(callback, replace(step, nodes=nodes))
+
+    monkeypatch.setattr(PathAttribution, "on_step", claimed)
+    movers = Movers([[1.0, 0.0], [0.0, 1.0]])
+    _, second = attributed(with_stages(FedAvgM(0.5, 0.5)), movers, 2).rounds
+    assert [(c.partition_id, c.client_id) for c in second.clients] == [(2, 1000), (2, 1001)]
+    assert second.attributed == pytest.approx(second.decrease, rel=100 * ROUNDING)
 
 
 # -- with bounded credit

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -20,7 +21,7 @@ from fedif_consortium.statement.member_pages import (
     read_answer,
     write_statement,
 )
-from fedif_consortium.statement.part import deliver, state_and_deliver
+from fedif_consortium.statement.part import Stated, deliver
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StorageError
 from fedif_flower.run.config import RunConfig
@@ -105,7 +106,7 @@ def grid(tmp_path: Path, client=client_app, **more) -> LocalGrid:
 
 def state(grid: LocalGrid, run_dir: Path, **settings) -> None:
     config = RunConfig.from_run_config(RunConfig.defaults() | settings, server_parts())
-    state_and_deliver(grid, config, RunFolder(run_dir))
+    Stated().finished(SimpleNamespace(grid=grid, config=config, folder=RunFolder(run_dir)))
 
 
 def pages_of(tmp_path: Path, partition: int) -> list[Path]:
