@@ -69,21 +69,18 @@ def of_blocks(about: str, values: Iterable[Array], weights: Sequence[float]) -> 
 
 
 def of_draws(values: Array, draws: Array) -> Luck:
-    r"""Return the luck of means per draw; ``[T, n]`` each, and how often members were drawn.
+    r"""Return the luck of means per draw: ``[2, T, n]``, and how often members were drawn.
 
     A member drawn a times has the standard error :math:`\sqrt{\sum_t (c_t - \bar c)^2 / (a (a-1))}`
     with a - 1 degrees of freedom. Who was drawn once might as well have contributed nothing.
     """
-    rounds, more = len(values[0]), np.maximum(draws - 1, 1.0)
+    rounds, more = values.shape[1], np.maximum(draws - 1, 1.0)
     wider = np.array([quantile(degrees) for degrees in more]) / quantile(rounds - 1)
-
-    def errors(of: Array) -> Array:
-        mean = of.sum(axis=0) / draws
-        squares = np.maximum((of**2).sum(axis=0) - draws * mean**2, 0.0)
-        own = np.where(draws > 1, wider * np.sqrt(squares / (draws * more)), np.abs(mean))
-        return np.diag(own)
-
-    return Luck(DRAW, errors(values[0]), errors(values[1]), rounds - 1)
+    means = values.sum(axis=1) / draws  # [2, n]
+    squares = np.maximum((values**2).sum(axis=1) - draws * means**2, 0.0)
+    errors = np.where(draws > 1, wider * np.sqrt(squares / (draws * more)), np.abs(means))
+    contributed, credited = map(np.diag, errors)
+    return Luck(DRAW, contributed, credited, rounds - 1)
 
 
 def between(
