@@ -21,23 +21,6 @@ UPDATES = np.random.default_rng(0).normal(size=(5, 200)).astype(np.float32)
 UNITS = np.eye(200, dtype=np.uint64)
 
 
-@given(st.integers(2, 6), st.integers(1, 300), st.integers(0, 2**32))
-def test_a_masked_round_gives_what_a_plain_one_gives(members, length, seed):
-    rng = np.random.default_rng(seed)
-    updates = rng.normal(size=(members, length)) * 10.0 ** rng.integers(-3, 2, (members, 1))
-    policy = OPEN.replace(least_members=2, largest_share=1.0, least_effective_members=1.0)
-    found, norms = Parties(members, policy).opened(updates), np.linalg.norm(updates, axis=1)
-    assert not found.untrue()
-    for vector in rng.normal(size=(2, length)):
-        allowed = np.sqrt(length) * (2.0**-23 * norms + 2.0**-27) * np.linalg.norm(vector)
-        scores = found.products(torch.from_numpy(vector)).numpy()
-        assert np.all(np.abs(scores - updates @ vector) <= allowed)
-    weights = rng.random(members) + 0.1
-    step = found.summed(torch.from_numpy(weights)).numpy()
-    largest = np.sum(weights) * np.max(np.abs(updates))
-    assert np.all(np.abs(step - weights @ updates) <= members * (2.0**-23 * largest + 2.0**-28))
-
-
 PLACE = np.eye(1, 200, 7)[0]
 LIMITS = KeeperPolicy(largest_known_share=9.0)
 
@@ -223,17 +206,6 @@ def test_strangers_do_not_decide_what_most_members_got():
     assert parties.keeper.open_round(RUN, 1, 200, boxes).nodes == (101, 102, 103)
 
 
-def test_two_values_that_hide_from_the_sketch_do_not_get_through_the_step():
-    def spoil(vectors):  # Half of the ring in two entries of one bucket: their sum is 0.
-        vectors[0][:2] += np.uint64(2**63)
-
-    found = Parties(policy=OPEN.replace(sketch_share=0.01)).opened(np.ones((5, 3)), spoil)
-    assert np.all(np.linalg.norm(found.sketches, axis=1) <= 3)
-    weights = np.array([2**22 + 1, 2**22 - 1, 2**22, 2**22, 0]) / 2**24  # The first is odd.
-    with pytest.raises(MaskingError, match="a member's vector is not what its sketch says"):
-        found.summed(torch.from_numpy(weights))
-
-
 def test_each_answer_and_refusal_is_a_line_of_the_log():
     parties, lines = Parties(), []
     parties.keeper = parties.keeper_with(log=ChainedLog(write=lines.append))
@@ -251,3 +223,92 @@ def test_each_answer_and_refusal_is_a_line_of_the_log():
     assert entries[2]["refusal"].startswith("the keeper refuses: least-members = 3")
     assert "answer" not in entries[2]
     assert len(entries[3]["answer"]) == len(entries[1]["vectors"][0]) == 64
+
+
+# -- its policy alone
+
+POLICY = KeeperPolicy(least_members=3, largest_share=0.5, least_effective_members=2.5)
+NAMES = ["ada", "ben", "cleo", "dora"]
+
+
+def check(weights) -> None:
+    POLICY.check_weights(encode_weights(np.array(weights))[0], NAMES)
+
+
+def test_sums_that_hide_everyone():
+    for weights in ([1, 1, 1, 1], [0, 1, 1, 1], [2.0, 1.0, 1.0, 0.0], [9, 4, 4, 4]):
+        check(weights)
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ([0, 1, 0, 0], "least-members = 3; asked: 1 with weight"),
+        ([1, 1, 0, 0], "least-members = 3; asked: 2 with weight"),
+        # What is 0 once it is rounded has no weight.
+        ([1, 1, 1e-9, 0], "least-members = 3; asked: 2 with weight"),
+        ([1, 6, 1, 1], "largest-share = 0.5; asked: 0.667 for ben"),
+        ([1, 1, 1e-3, 1e-3], "least-effective-members = 2.5; asked: 2"),
+    ],
+)
+def test_sums_that_do_not_are_refused_with_the_policys_line(weights, reason):
+    with pytest.raises(KeeperError, match="^the keeper refuses: " + re.escape(reason)):
+        check(weights)
+
+
+@pytest.mark.parametrize("ring", [[2**63, 2**63, 2**20, 2**20], [0, 0, 0, 0], [2**64 - 1, 1, 1, 1]])
+def test_weights_beyond_the_ring_of_shares_are_refused(ring):
+    with pytest.raises(KeeperError, match="weights are shares"):
+        POLICY.check_weights(np.array(ring, np.uint64), NAMES)
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=4, max_size=4))
+def test_what_is_allowed_has_the_cover_that_the_policy_states(weights):
+    try:
+        ring, _ = encode_weights(np.array(weights))
+        POLICY.check_weights(ring, NAMES)
+    except (MaskingError, KeeperError):
+        return
+    shares = np.array(weights) / sum(weights)
+    assert max(shares) <= 0.5 + 1e-6
+    assert 1 / sum(shares**2) >= 2.5 - 1e-5
+    assert np.count_nonzero(shares > 2**-26) >= 3
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=4, max_size=4))
+def test_weights_are_cut_to_what_is_allowed_where_three_have_any(weights):
+    wanted = np.array(weights)
+    found = POLICY.capped(wanted)
+    assert found.sum() == pytest.approx(wanted.sum())
+    assert np.all(np.diff(found[np.argsort(wanted)]) >= 0)
+    if np.count_nonzero(wanted > 1e-12 * wanted.sum()) >= 3:
+        check(found)
+
+
+def share(*vectors) -> float:
+    """Return the share of one parameter that the policy names where it refuses vectors."""
+    numbers = np.array(vectors, float)
+    with pytest.raises(KeeperError, match="in one parameter") as caught:
+        KeeperPolicy(largest_entry=1e-9).check_vectors(numbers, np.linalg.norm(numbers, axis=1))
+    return float(re.search(r"with (\S+) of it", str(caught.value))[1])
+
+
+def test_what_a_combination_of_vectors_has_in_one_parameter_by_hand():
+    assert share([3.0, 4.0, 0.0, 0.0]) == 0.64
+    assert share([1.0, 1.0, 1.0, 1.0]) == 0.25
+    assert share([1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]) == 0.5
+    assert share([0.0, 1.0, 0.0]) == 1.0
+
+
+@given(st.integers(1, 4), st.integers(5, 60), st.integers(0, 2**32))
+def test_no_combination_has_more_in_one_parameter(count, length, seed):
+    rng = np.random.default_rng(seed)
+    vectors = rng.normal(size=(count, length)) * rng.exponential(size=length)
+    # The bound is reached: by the projection of the place onto the span.
+    projector = np.linalg.pinv(vectors) @ vectors
+    assert share(*vectors) == pytest.approx(np.max(np.diag(projector)), rel=0.01)
+
+
+def test_a_sketch_takes_its_share_of_the_parameters_at_most():
+    sizes = {1_000_000: 256, 4_096: 256, 650: 40, 20: 1, 1: 1}
+    assert {length: KeeperPolicy().sketch_for(length) for length in sizes} == sizes

@@ -11,16 +11,7 @@ from torch import nn
 
 from fedif_consortium.evidence.keys import load_or_make_key
 from fedif_consortium.evidence.receipts import RECEIPTS_RECORD
-from fedif_consortium.masking.boxes import (
-    BOX,
-    LENGTH,
-    MASK_RECORD,
-    TERMS_KEY,
-    VECTOR,
-    MaskingTerms,
-    open_box,
-    read_header,
-)
+from fedif_consortium.masking import boxes
 from fedif_consortium.masking.masked_reply import content_hash, trained_update
 from fedif_consortium.parts import client_parts
 from fedif_flower.client.app import task_app
@@ -35,8 +26,8 @@ KEEPER = X25519PrivateKey.generate()
 NODE_ID = 1000
 
 
-def terms(keys, **changes) -> MaskingTerms:
-    return MaskingTerms(run=5, keys=keys, **changes)
+def terms(keys, **changes) -> boxes.MaskingTerms:
+    return boxes.MaskingTerms(run=5, keys=keys, **changes)
 
 
 @pytest.fixture
@@ -54,7 +45,7 @@ def ask(node, beside: RecordDict | None = None, told_terms=True, secret="", **co
     told = instructed.instructions(settings, TASK, run="r")
     told[instructed.ROUND_KEY] = 3
     if told_terms:
-        told[TERMS_KEY] = terms(
+        told[boxes.TERMS_KEY] = terms(
             ["weight", "bias"], trial_secret=secret, server_round=3
         ).model_dump_json()
     content = {"config": told, "arrays": model_arrays(model()), **(beside or {})}
@@ -73,13 +64,13 @@ def test_a_masked_reply_is_the_vector_its_box_for_the_nodes_own_keeper_and_three
     node, key = member
     content = ask(node).content
     assert {name: sorted(record) for name, record in content.items()} == {
-        "arrays": [VECTOR],
-        MASK_RECORD: [BOX, LENGTH],
+        "arrays": [boxes.VECTOR],
+        boxes.MASK_RECORD: [boxes.BOX, boxes.LENGTH],
         "metrics": ["num-examples", "train-loss", "train-seconds"],
     }
-    box = content[MASK_RECORD][BOX]
-    assert read_header(box)[:4] == (5, 3, NODE_ID, 2020)
-    assert len(open_box(box, key.public_key(), KEEPER)) == 32
+    box = content[boxes.MASK_RECORD][boxes.BOX]
+    assert boxes.read_header(box)[:4] == (5, 3, NODE_ID, 2020)
+    assert len(boxes.open_box(box, key.public_key(), KEEPER)) == 32
 
 
 @pytest.mark.parametrize(
@@ -106,8 +97,11 @@ def test_a_member_sends_nothing_unmasked_and_trains_honestly_by_sgd(member, name
 def test_all_that_a_server_sends_is_in_the_hash_that_everybody_got_the_same(member):
     same, other = vector_beside(0.0), vector_beside(1e6)
     receipts = RecordDict({**same, RECEIPTS_RECORD: ConfigRecord({"head": b"1"})})  # A member's.
-    boxes = [ask(member[0], own).content[MASK_RECORD][BOX] for own in (same, same, receipts, other)]
-    first, again, with_receipts, another = (read_header(box).instructions for box in boxes)
+    given = [
+        ask(member[0], own).content[boxes.MASK_RECORD][boxes.BOX]
+        for own in (same, same, receipts, other)
+    ]
+    first, again, with_receipts, another = (boxes.read_header(box).instructions for box in given)
     assert first == again == with_receipts != another
     settings = [RecordDict({"config": ConfigRecord({"a": value})}) for value in (1.0, 2.0)]
     models = [RecordDict({"arrays": model_arrays(nn.Linear(n, n))}) for n in (2, 3)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedif_consortium.masking.ring import to_bytes
 from fedif_flower.errors import KeeperError, MaskingError
 from tests.consortium.masking.masked import Faulty
-from tests.consortium.masking.parties import Parties
+from tests.consortium.masking.parties import OPEN, Parties
 
 LIE = np.uint64(2**36)  # More than what a keeper rounds.
 D = 3_001
@@ -76,3 +76,31 @@ def test_a_product_and_a_step_are_at_most_as_long_as_stated(direction, reason):
     assert summed(1.22 * one, 1.0) == pytest.approx(12.2 * one, abs=1e-5)
     with pytest.raises(MaskingError, match=reason):
         summed(1.23 * one, 1.0)
+
+
+@given(st.integers(2, 6), st.integers(1, 300), st.integers(0, 2**32))
+def test_a_masked_round_gives_what_a_plain_one_gives(members, length, seed):
+    rng = np.random.default_rng(seed)
+    updates = rng.normal(size=(members, length)) * 10.0 ** rng.integers(-3, 2, (members, 1))
+    policy = OPEN.replace(least_members=2, largest_share=1.0, least_effective_members=1.0)
+    found, norms = Parties(members, policy).opened(updates), np.linalg.norm(updates, axis=1)
+    assert not found.untrue()
+    for vector in rng.normal(size=(2, length)):
+        allowed = np.sqrt(length) * (2.0**-23 * norms + 2.0**-27) * np.linalg.norm(vector)
+        scores = found.products(torch.from_numpy(vector)).numpy()
+        assert np.all(np.abs(scores - updates @ vector) <= allowed)
+    weights = rng.random(members) + 0.1
+    step = found.summed(torch.from_numpy(weights)).numpy()
+    largest = np.sum(weights) * np.max(np.abs(updates))
+    assert np.all(np.abs(step - weights @ updates) <= members * (2.0**-23 * largest + 2.0**-28))
+
+
+def test_two_values_that_hide_from_the_sketch_do_not_get_through_the_step():
+    def spoil(vectors):  # Half of the ring in two entries of one bucket: their sum is 0.
+        vectors[0][:2] += np.uint64(2**63)
+
+    found = Parties(policy=OPEN.replace(sketch_share=0.01)).opened(np.ones((5, 3)), spoil)
+    assert np.all(np.linalg.norm(found.sketches, axis=1) <= 3)
+    weights = np.array([2**22 + 1, 2**22 - 1, 2**22, 2**22, 0]) / 2**24  # The first is odd.
+    with pytest.raises(MaskingError, match="a member's vector is not what its sketch says"):
+        found.summed(torch.from_numpy(weights))
