@@ -56,5 +56,12 @@ def test_a_step_that_misses_the_bound_begins_a_new_mean():
     momentum = FedAvgM(0.5, 0.5)
     momentum.advance(torch.zeros(1), torch.tensor([-8.0]))
     assert momentum.moves_on
-    settle(Stages([LossBound(held_out()), momentum]), 0.0, -1.0)
+    bound = LossBound(held_out())
+    assert bound.remark() == ""
+    settle(Stages([bound, momentum]), 0.0, -1.0)
+    assert bound.remark().startswith("in 1 round the whole step would have raised the validation")
     assert not momentum.moves_on
+
+
+def test_without_a_validation_set_every_step_is_taken():
+    assert led_to(Stages([LossBound()]), 0.0, -4.0) == -4.0
