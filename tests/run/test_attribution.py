@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import stat
 
 import pytest
 import torch
+from scipy.stats import t
 
 from fedif_flower.errors import CheckpointError
+from fedif_flower.run.attribution import widest_share
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
+from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution
 from tests.run.resuming import run, run_config
 from tests.tolerance import rounding
 
@@ -74,3 +78,18 @@ def test_a_run_that_goes_on_keeps_its_salt_and_one_that_begins_has_a_new_one(tmp
     assert published() == first
     run(config(resume="").replace(overwrite=True))
     assert published() != first
+
+
+def test_how_well_shares_are_known_is_told_by_hand():
+    # Sums 4 and 4 of blocks (1, 3) and (3, 1): a share moves by a quarter, with one degree.
+    own = ((1.0, 3.0), (3.0, 1.0))
+    clients = tuple(ClientAttribution(i, i, 0.5, 4.0, blocks=own[i]) for i in (0, 1))
+    rounds = [RoundAttribution(1, 9.0, 1.0, clients)]
+    assert widest_share(rounds, [0.5, 0.5]) == pytest.approx(t.ppf(0.975, 1) / 4)
+    assert widest_share(rounds, [0.2] * 5) is None
+
+
+def test_a_run_of_ten_rounds_says_it_once(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "fedif_flower")
+    run(run_config(tmp_path, attribution="trapezoid", num_server_rounds=11))
+    assert caplog.text.count("each share is known to +-") == 1
