@@ -11,6 +11,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from fedif_consortium.evidence.kept_gradients import KeptGradient
+from fedif_consortium.member.example_influence import (
+    example_influence,
+    neighbour_agreement,
+    representations,
+)
 from fedif_flower.client.trust import client_site, require_trusted
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError
@@ -24,11 +29,6 @@ from fedif_flower.tasks.config import IMAGES, OWN, TaskConfig
 from fedif_flower.tasks.data.sources.image_folder import list_images
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Data, Task
-from fedif_flower.valuation.example_influence import (
-    example_influence,
-    neighbour_agreement,
-    representations,
-)
 from fedif_flower.valuation.objective import PairObjective, objective_of
 
 NEIGHBOURS = 10

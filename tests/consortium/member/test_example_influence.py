@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedif_flower.valuation.example_influence import (
+from fedif_consortium.member.example_influence import (
     example_influence,
     neighbour_agreement,
     representations,
