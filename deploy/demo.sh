@@ -122,12 +122,18 @@ address="127.0.0.1:$port"
 
 step "data: four folders, one per member"
 python -c 'import sys, pathlib
+from PIL import Image
 from fedif_flower.tasks.data.datasets import load_dataset
-from fedif_flower.tasks.data.export import export_split
 from fedif_flower.tasks.data.partition import dirichlet_partition
 digits = load_dataset("digits")
+images = (digits.train.images * (255 / digits.max_value)).round().astype("uint8")
 for i, part in enumerate(dirichlet_partition(digits, 4, 1.0, 0)):
-    export_split(digits, digits.train, part, pathlib.Path(sys.argv[1], f"partition-{i}", "train"))' "$home/data"
+    for name in digits.classes:
+        pathlib.Path(sys.argv[1], f"partition-{i}", "train", name).mkdir(parents=True)
+    for index in part.tolist():
+        name = digits.classes[digits.train.labels[index]]
+        path = pathlib.Path(sys.argv[1], f"partition-{i}", "train", name, f"{index:04}.png")
+        Image.fromarray(images[index, 0]).save(path)' "$home/data"
 
 step "the operator: keys, certificates, an invitation for each hospital"
 proxy=(--superlink "127.0.0.1:$inner")
