@@ -98,9 +98,9 @@ class KeptAttribution(Kept):
             width := widest_share(own.rounds, own.block_weights)
         ):
             logger.info(
-                "attribution: each share is known to +- %.1f points of a hundred at least (95 %%, "
-                "with another held-out set of the same size); with four times as many examples "
-                "to +- %.1f",
+                "attribution: so far each share is known to +- %.1f points of a hundred or better "
+                "(95 %%, with another held-out set of the same size); with four times as many "
+                "examples to +- %.1f",
                 *(100 * width, 50 * width),
             )
 
