@@ -97,9 +97,13 @@ class Upload:
     objects: Collection[str]
     limit: Weight
     pending: set[str] = field(default_factory=set)
-    sizes: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)  # Of what has come, in bytes.
     arrays: dict[str, list[str]] = field(default_factory=dict)  # The chunks that each consists of.
     touched: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        """Begin with what is announced: objects without content."""
+        self.weight = Weight(len(self.objects))
 
     def accepts(self, object_id: str, content: bytes, state: Any) -> bool:
         """Return whether the reply is within its bounds with one more object."""
@@ -112,23 +116,27 @@ class Upload:
                 if there := state.get_object(self.run_id, other):
                     self._weigh(other, there)
             chunks = (chunk for own in self.arrays.values() for chunk in own)
-            inflated = sum(self.sizes[chunk][0] for chunk in chunks)
+            inflated = sum(self.sizes[chunk] for chunk in chunks)
             return not self.is_heavy() and inflated <= self.limit.size
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return False
 
     def _weigh(self, object_id: str, content: bytes) -> None:
-        """Take an object into account."""
+        """Take an object into account, once: it may be sent again."""
+        if object_id in self.sizes:
+            return
         kind, children, _ = get_object_head_values_from_object_content(content)
-        self.sizes[object_id] = len(content), kind == "ArrayChunk"
+        objects, size, records = self.weight
+        records += 0 if kind == "ArrayChunk" else len(content)
+        self.sizes[object_id] = len(content)
+        self.weight = Weight(objects, size + len(content), records)
         if kind == "Array" and not self.is_heavy():
             order = json.loads(get_object_body(content, Array))["arraychunk_ids"]
             self.arrays[object_id] = [children[index] for index in order]
 
     def is_heavy(self) -> bool:
         """Return whether it weighs more than it may in one of the three respects."""
-        weight = Weight.of(self.objects, self.sizes)
-        return any(own > most for own, most in zip(weight, self.limit, strict=True))
+        return any(own > most for own, most in zip(self.weight, self.limit, strict=True))
 
     def is_fresh(self) -> bool:
         """Return whether Flower still waits for the rest of it."""
