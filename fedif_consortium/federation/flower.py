@@ -18,7 +18,7 @@ import typer
 from fedif_consortium.federation.files import to_toml
 from fedif_flower.errors import ConfigError, FedIFError, TrainingFailedError
 from fedif_flower.foreign import read_toml, refused_as
-from fedif_flower.settings import parse_overrides, unknown_key
+from fedif_flower.settings import Scalar, parse_overrides, unknown_key
 from fedif_flower.storage import make_folder, write_atomically
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -95,6 +95,20 @@ def connect(name: str, address: str, authority: Path) -> None:
         )
 
 
+def config_text(config: Mapping[str, Scalar]) -> str:
+    """Return settings of a run or a node as Flower's commands take them: strings quoted.
+
+    Raises
+    ------
+    ConfigError
+        If a value is of a type, or has quotes, that Flower cannot take there.
+    """
+    pairs = (f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in config.items())
+    text = " ".join(pairs)
+    parse_overrides(text)
+    return text
+
+
 class Flower:
     """``flwr``, with the name of a connection.
 
@@ -164,7 +178,7 @@ def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
     app : Path
         Folder of the app.
     run_config : str
-        As ``flwr run`` takes it.
+        As ``flwr run`` takes it; a shell may have taken the quotes of a word away.
 
     Raises
     ------
@@ -177,8 +191,8 @@ def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
     KeyboardInterrupt
         At Ctrl-C: the run goes on.
     """
-    _require_known_keys(app, run_config)
-    run_id, attempts = flower.submit(app.absolute(), run_config), ATTEMPTS
+    given = _checked_config(app, run_config)
+    run_id, attempts = flower.submit(app.absolute(), given), ATTEMPTS
     typer.echo(f"run {run_id}")
     sys.stdout.flush()
     try:
@@ -204,9 +218,12 @@ def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
         raise
 
 
-def _require_known_keys(app: Path, run_config: str) -> None:
-    """Raise ConfigError, naming the first key that an app's ``[tool.flwr.app.config]`` lacks."""
-    is_file = run_config.endswith(".toml")
+def _checked_config(app: Path, run_config: str) -> str:
+    """Return a run config as Flower reads it.
+
+    Raise ConfigError, naming the first key that an app's ``[tool.flwr.app.config]`` lacks.
+    """
+    is_file = run_config.endswith(".toml") and "=" not in run_config
     given = read_toml(Path(run_config)) if is_file else parse_overrides(run_config)
     project = read_toml(app / "pyproject.toml")
     with refused_as(ConfigError, f"{app} is no app of Flower; name its folder with --app"):
@@ -214,6 +231,7 @@ def _require_known_keys(app: Path, run_config: str) -> None:
         for key in _keys(given):
             if key not in known:
                 raise ConfigError(unknown_key(key, known))
+    return run_config if is_file else config_text(given)
 
 
 def _keys(config: Mapping[str, Any], before: str = "") -> Iterator[str]:

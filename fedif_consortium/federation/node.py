@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,10 +11,10 @@ import typer
 from fedif_consortium.evidence.keys import load_key
 from fedif_consortium.federation import files, records
 from fedif_consortium.federation.certificates import certificate_fingerprint
-from fedif_consortium.federation.flower import become
+from fedif_consortium.federation.flower import become, config_text
 from fedif_consortium.federation.records import Invitation
 from fedif_flower.errors import ConfigError
-from fedif_flower.settings import Scalar, Settings, parse_overrides, setting
+from fedif_flower.settings import Scalar, Settings, setting
 
 SUPERNODE = "fedif_flower.runtime.supernode"
 GUARDED_SUPERNODE = "fedif_consortium.member.guarded_supernode"
@@ -99,7 +98,7 @@ def join(
         **(masked if invited.keeper_key else {}),
         **config,
     }
-    node_config_text(own)
+    config_text(own)
     settings = NodeSettings(
         federation=invited.federation,
         member=invited.member,
@@ -142,26 +141,12 @@ def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoRet
     given = [
         *("--superlink", settings.superlink, "--root-certificates", str(folder.authority)),
         *("--auth-supernode-private-key", str(folder.key)),
-        *("--node-config", node_config_text(settings.config), "--port", str(settings.port)),
+        *("--node-config", config_text(settings.config), "--port", str(settings.port)),
         *options,
     ]
     if policy:
         become(GUARDED_SUPERNODE, [policy, *given], folder.path)
     become(SUPERNODE, given, folder.path)
-
-
-def node_config_text(config: Mapping[str, Scalar]) -> str:
-    """Return what a node says of itself, as ``flower-supernode --node-config`` takes it.
-
-    Raises
-    ------
-    ConfigError
-        If a value is of a type, or has quotes, that Flower cannot take there.
-    """
-    pairs = (f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in config.items())
-    text = " ".join(pairs)
-    parse_overrides(text)
-    return text
 
 
 def _require_same(folder: NodeFolder, invited: Invitation) -> None:

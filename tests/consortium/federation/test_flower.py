@@ -78,10 +78,10 @@ def test_a_key_that_the_app_lacks_is_named_before_anything_is_submitted(tmp_path
 
 def test_a_run_is_followed_to_its_end_by_a_superlink_that_may_not_answer_at_once(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)
-    config = "num-server-rounds=1"
+    config = 'num-server-rounds=1 resume="auto"'
     answers = "unavailable", "unavailable", "running", "unavailable", "finished:completed"
     runs = superlink(*answers)
-    run_to_end(runs, PROJECT, config)
+    run_to_end(runs, PROJECT, config.replace('"', ""))  # As a shell hands it on.
     runs.submit.assert_called_once_with(PROJECT, config)
     assert runs.follow.call_args_list == [call(9)] * len(answers)
     with pytest.raises(TrainingFailedError, match="run 9: finished:failed why"):

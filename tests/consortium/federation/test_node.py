@@ -10,8 +10,9 @@ from fedif_consortium.evidence.keys import load_key
 from fedif_consortium.federation import node as joining
 from fedif_consortium.federation.certificates import certificate_fingerprint
 from fedif_consortium.federation.files import read_document
+from fedif_consortium.federation.flower import config_text
 from fedif_consortium.federation.members import invite
-from fedif_consortium.federation.node import NodeFolder, node_config_text, start_node
+from fedif_consortium.federation.node import NodeFolder, start_node
 from fedif_consortium.federation.records import Answer, Invitation, key_fingerprint
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
@@ -48,7 +49,7 @@ def test_what_a_node_says_of_itself(node, invitation):
     said = {"data-dir": "/srv/our data's", "num-partitions": 9, "import-from": "wards"}
     join_as(node.path, invitation, config=said)
     config = node.settings().config
-    found = NodeConfig(**parse_config_args([node_config_text(config)]))
+    found = NodeConfig(**parse_config_args([config_text(config)]))
     assert (found.partition_id, found.num_partitions) == (0, 9)
     assert (found.data_dir, found.import_from) == ("/srv/our data's", "wards")
     assert found.statement_dir == str(node.path / "statements")
