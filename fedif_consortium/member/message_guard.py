@@ -159,6 +159,8 @@ class MessageGuard:
         """Return a run; RefusedByMemberError unless the member takes part in it."""
         apps, known = self.policy.apps, self._runs.get(run_id)
         run = known.run if known else self.connection.get_run(run_id)
+        # Flower keeps run configs and apps' states by series: another's would come past the policy.
+        run = replace(run, run_id=run_id, series_id=run_id)
         get_fab = partial(self.connection.get_fab, run.fab_hash, run_id)
         if not apps.approval(run.fab_hash):
             apps.keep_refused(run.fab_hash, lambda: get_fab().content)

@@ -70,7 +70,7 @@ class Member:
             NODE,
             receive=lambda: self.asked(),
             send=self._send,
-            get_run=lambda run_id: replace(self.run, run_id=run_id),
+            get_run=lambda _: self.run,
             get_fab=self._get_fab,
             pull_object=lambda _, name: self.objects[name],
             push_object=lambda _, session, name, content: self.pushed.update({name: content}),
@@ -214,6 +214,17 @@ def test_a_run_outside_the_policy_starts_no_app(tmp_path, changes, reason):
     assert member.tasks == 0
     member.serve(APP, override_config={"rounds": 9, "model.size": 2})
     assert member.ask() is not None
+
+
+def test_a_run_starts_with_its_own_config_whatever_run_or_series_the_server_says_it_is(tmp_path):
+    """Flower keeps a series' context, run config included, from one run to the next."""
+    member = Member(tmp_path, "[runs.config]\nrounds = [9, 10]")
+    for run_id, rounds in ((RUN, 10), (RUN + 1, 9), (RUN, 10)):
+        member.serve(APP, override_config={"rounds": rounds}, series_id=8)
+        assert member.ask(run_id=run_id) is not None
+        run = member.state.get_run(run_id)
+        context = member.state.get_run_series_context(run.series_id)
+        assert (context.run_id, context.run_config["rounds"]) == (run_id, rounds)
 
 
 @pytest.mark.parametrize("kind", ["train", "query"])
