@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -168,24 +169,17 @@ def test_a_model_keeps_its_memory_modes_and_frozen_parameters_and_inputs_are_not
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_a_lonely_last_example_does_not_stop_batch_norm_on_1x1_maps(count):
-    # The last layers of ResNet-18 on 8x8 images see 1x1 maps: torch refuses a batch of one there.
-    model = build_model("resnet18", (1, 8, 8), 10, seed=0)
-    inputs, labels = examples((1, 8, 8), count)
-    with pytest.raises(ValueError, match="more than 1 value per channel"):
-        model.train()(inputs[:1])
-    model = build_model("resnet18", (1, 8, 8), 10, seed=0)
-    before = flat(model)
+    # The last two see one value a channel: torch refuses a batch of one there.
+    model = nn.Sequential(
+        nn.BatchNorm2d(2), nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.BatchNorm1d(3)
+    )
+    before, data = flat(model), (torch.rand(count, 2, 2, 2), torch.zeros(count).long())
     config = TrainingConfig(local_epochs=1, batch_size=4)
-    loss = train_local(model, inputs, labels, config, generator())
-    assert torch.isfinite(torch.tensor(loss))
+    assert math.isfinite(train_local(model, *data, config, generator()))
     assert not torch.equal(flat(model), before)
-    assert batches_tracked(model.layer3) == {count // 4 + 1}  # 2x2 maps: every batch.
-    assert batches_tracked(model.layer4) == {count // 4}  # 1x1 maps: the full ones only.
-
-
-def batches_tracked(layer: nn.Module) -> set[int]:
-    norms = [module for module in layer.modules() if isinstance(module, nn.BatchNorm2d)]
-    return {int(norm.num_batches_tracked) for norm in norms}
+    full = count // 4
+    assert [int(model[i].num_batches_tracked) for i in (0, 2, 4)] == [full + 1, full, full]
+    assert not any(module._forward_pre_hooks for module in model)
 
 
 def test_bf16_moves_about_as_float32_does_and_keeps_float32_parameters():
@@ -207,25 +201,6 @@ def test_a_proximal_term_is_refused_where_a_task_trains_in_its_own_way():
     own = nn.Linear(2, 1), line(0), TrainingConfig()
     with pytest.raises(ConfigError, match="FedProx adds a term to the local loss, but task 'line'"):
         train_task(task, *own, generator(), proximal_mu=0.1)
-
-
-def test_examples_whose_target_is_ignored_are_left_out():
-    """A batch of them alone would make the model NaN."""
-    inputs, _ = line(0, 8)
-    targets = torch.tensor([0, -100, 1, -100, -100, -100, -100, 1])
-    training = TrainingConfig(local_epochs=2, batch_size=2)
-    torch.manual_seed(0)
-    model = nn.Linear(2, 2)
-    expected = copy.deepcopy(model)
-    found = train_task(classes(), model, (inputs, targets), training, generator())
-    kept = inputs[targets >= 0], targets[targets >= 0]
-    theirs = train_task(classes(), expected, kept, training, generator())
-    assert found == theirs
-    assert found.num_examples == 3
-    assert torch.equal(model.weight, expected.weight)
-    ignored = torch.full((8,), -100)
-    with pytest.raises(DataError, match="needs at least one example"):
-        train_task(classes(), model, (inputs, ignored), training, generator())
 
 
 CONFIG = TrainingConfig(local_epochs=2, batch_size=4, learning_rate=0.1, momentum=0.5)
@@ -254,22 +229,29 @@ def test_tensors_cut_as_they_come_train_as_prepared_ones():
 PAD = -100
 
 
-def test_a_batch_of_ignored_targets_is_left_out():
-    rows = torch.randn(6, 3, generator=generator())
-    labels = torch.tensor([PAD, PAD, 0, 1, PAD, 1])
+def by_task(model: nn.Module, *data: Tensor) -> Trained:
+    return train_task(classes(), model, data, CONFIG, generator())
+
+
+def by_batches(model: nn.Module, rows: Tensor, labels: Tensor) -> Trained:
     batches = list(zip(rows.split(2), labels.split(2), strict=True))
+    return train_batches(model, batches, objective_of(None, None), CONFIG, generator())
+
+
+@pytest.mark.parametrize("train", [by_task, by_batches])
+def test_examples_whose_target_is_ignored_are_left_out(train):
+    """A batch of them alone would make the model NaN."""
+    rows = torch.randn(6, 2, generator=generator())
+    labels = torch.tensor([PAD, PAD, 0, 1, PAD, 1])
     torch.manual_seed(0)
-    model = nn.Linear(3, 2)
+    model = nn.Linear(2, 2)
     expected = copy.deepcopy(model)
-    entropy = objective_of(None, None)
-    config = CONFIG.replace(local_epochs=1, momentum=0.0)
-    loss, count = train_batches(model, batches, entropy, config, generator())
-    theirs, _ = train_batches(expected, batches[1:], entropy, config, generator())
-    assert torch.equal(model.weight, expected.weight)
-    assert count == 3
-    assert loss == theirs  # A mean over the three targets, in batches of two and one.
+    theirs = train(expected, rows[labels != PAD], labels[labels != PAD])
+    assert train(model, rows, labels) == pytest.approx(theirs, rel=rounding(torch.float32))
+    assert theirs.num_examples == 3
+    assert_same_step(flat(model), flat(expected), torch.zeros(6), rounding(torch.float32))
     with pytest.raises(DataError, match="needs at least one example"):
-        train_batches(model, batches[:1], entropy, config, generator())
+        train(model, rows[:2], labels[:2])
 
 
 def test_a_mean_training_loss_is_weighed_as_the_loss_is():

@@ -10,7 +10,6 @@ from fedif_flower.errors import ReplyError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import load_arrays, model_arrays, tensor_arrays
-from fedif_flower.round import ModelVectors
 from fedif_flower.tasks.modules import tied_names, trainable_names
 
 
@@ -31,42 +30,11 @@ def test_layout_tells_parameters_buffers_and_counters_apart():
     assert (layout.num_params, layout.num_buffers) == (15, 6)
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda a: a.pop("0.bias"), "missing: 0.bias"),
-        (lambda a: a.update(more=pack_array(np.ones(1))), "unexpected arrays: more"),
-    ],
-)
-def test_check_names_what_does_not_fit(change, reason):
-    model = batch_norm_model()
-    arrays = dict(model_arrays(model))
-    change(arrays)
-    with pytest.raises(ReplyError, match=reason):
-        layout_of(model).views(arrays)
-
-
-@pytest.mark.parametrize("name", ["0.weight", "1.running_var"])
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_values_that_are_not_finite_are_named(name, value):
-    model = batch_norm_model()
-    arrays = dict(model_arrays(model))
-    bad = arrays[name].numpy()
-    bad.flat[-1] = value
-    arrays[name] = pack_array(bad)
-    with pytest.raises(ReplyError, match=f"'{name}' has NaN or Inf"):
-        layout_of(model).to_vectors(arrays)
-
-
-def test_large_finite_values_pass_in_the_model_and_not_in_a_reply():
+def test_the_model_itself_may_have_large_finite_values():
     values = np.array([3e38, -3e38], np.float32)
     arrays = ArrayRecord({"a": pack_array(values)})
-    layout = ParameterLayout.from_arrays(arrays)
-    vectors = layout.to_vectors(arrays)
+    vectors = ParameterLayout.from_arrays(arrays).to_vectors(arrays)
     assert vectors.params.tolist() == values.tolist()
-    zero, empty = ModelVectors(torch.zeros(2), torch.empty(0)), torch.empty(0)
-    with pytest.raises(ReplyError, match=r"'a' has 3e\+38, beyond 1e\+15"):
-        layout.unpack_update(arrays, zero, torch.empty(2), empty)
 
 
 def test_an_update_is_what_changed_and_its_norm():

@@ -45,21 +45,6 @@ def test_further_records_are_kept_as_they_came():
     assert screened.notes == ()
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (0, r"metric 'n' is 0; allowed: more than 0, at most 1000"),
-        (1000.5, "metric 'n' is 1000.5"),
-        (math.nan, "metric 'n' is nan, not a finite number"),
-        ([1.0], r"metric 'n' is \[1.0\]"),
-        (None, "metric 'n' is missing"),
-    ],
-)
-def test_other_weights_are_refused(value, reason):
-    with pytest.raises(ReplyError, match=reason):
-        screen(metrics=MetricRecord({} if value is None else {"n": value}))
-
-
 def test_what_cannot_be_is_left_out_and_noted():
     reported = {"n": 1, "loss": math.nan, "top": [0.5, math.inf], "b": 1e16, "train_seconds": 61.0}
     screened = screen(max_seconds=60.0, metrics=MetricRecord(reported))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Callable
 
@@ -32,9 +33,10 @@ def honest_parts(message: Message, step: float, num_examples: int = 10):
     return arrays, {"num-examples": num_examples, "train-loss": 1.0}
 
 
-def spoiled_reply(message: Message, spoil: Spoil) -> Message:
+def spoiled_reply(message: Message, kind: str) -> Message:
+    """An honest reply, spoiled as :data:`HOSTILE` says."""
     arrays, metrics = honest_parts(message, 1.0)
-    content = spoil(arrays, metrics)
+    content = HOSTILE[kind][0](arrays, metrics)
     if content is None:
         return reply_of(message, arrays, metrics)
     return Message(content, reply_to=message)
@@ -44,30 +46,36 @@ def _first(arrays: dict[str, Array]) -> str:
     return next(iter(arrays))
 
 
-def _with(change: Callable[[np.ndarray], np.ndarray]) -> Spoil:
+def _with(change: Callable[[np.ndarray], np.ndarray], name: str = "") -> Spoil:
     def spoil(arrays, metrics):
-        name = _first(arrays)
-        arrays[name] = pack_array(change(arrays[name].numpy()))
+        chosen = name or _first(arrays)
+        arrays[chosen] = pack_array(change(arrays[chosen].numpy()))
 
     return spoil
 
 
-def _fill(value: float) -> Spoil:
+def _fill(value: float, name: str = "") -> Spoil:
     def change(values: np.ndarray) -> np.ndarray:
-        values.flat[0] = value
+        values.flat[-1] = value
         return values
 
-    return _with(change)
+    return _with(change, name)
 
 
-def _raw(data: bytes | None = None, stype: str = "numpy.ndarray") -> Spoil:
+def _raw(change: Callable[[bytes], bytes], stype: str = "numpy.ndarray") -> Spoil:
     def spoil(arrays, metrics):
         name = _first(arrays)
         known = arrays[name]
-        kept = known.data if data is None else data
-        arrays[name] = Array(known.dtype, known.shape, stype=stype, data=kept)
+        arrays[name] = Array(known.dtype, known.shape, stype=stype, data=change(known.data))
 
     return spoil
+
+
+def _objects(data: bytes) -> bytes:
+    """An array that NumPy would have to unpickle."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    return buffer.getvalue()
 
 
 def _extra(name: str) -> Spoil:
@@ -85,41 +93,47 @@ def _records(build: Callable[[ArrayRecord, MetricRecord], dict[str, object]]) ->
     return lambda arrays, metrics: RecordDict(build(ArrayRecord(arrays), MetricRecord(metrics)))
 
 
-HOSTILE: dict[str, Spoil] = {
-    "nan": _fill(float("nan")),
-    "inf": _fill(float("inf")),
-    "minus inf": _fill(float("-inf")),
-    "absurdly large": _fill(3e38),
-    "other shape": _with(lambda v: np.zeros((*v.shape, 2), v.dtype)),
-    "transposed": _with(lambda v: np.zeros((*v.shape[::-1], 1), v.dtype)),
-    "empty array": _with(lambda v: v[:0]),
-    "float64 beyond float32": _with(lambda v: np.full(v.shape, 1e300)),
-    "int64": _with(lambda v: v.astype(np.int64)),
-    "complex": _with(lambda v: v.astype(np.complex64)),
-    "strings": _with(lambda v: v.astype(str)),
-    "garbage bytes": _raw(data=b"garbage"),
-    "no bytes": _raw(data=b""),
-    "pickled bytes": _raw(data=pickle.dumps([1.0, 2.0])),
-    "truncated bytes": _raw(data=pack_array(np.ones(5, np.float32)).data[:-3]),
-    "unknown serialisation": _raw(stype="pickle"),
-    "missing array": lambda arrays, metrics: arrays.pop(_first(arrays)) and None,
-    "extra array": _extra("more"),
-    "renamed array": lambda arrays, metrics: arrays.update(renamed=arrays.pop(_first(arrays))),
-    "no arrays": lambda arrays, metrics: arrays.clear(),
-    "nan examples": _metric(float("nan")),
-    "inf examples": _metric(float("inf")),
-    "negative examples": _metric(-5),
-    "zero examples": _metric(0),
-    "absurd examples": _metric(10**15),
-    "list of examples": _metric([10, 10]),
-    "no examples": lambda arrays, metrics: metrics.pop("num-examples") and None,
-    "no metrics": _records(lambda a, m: {"arrays": a}),
-    "no array record": _records(lambda a, m: {"metrics": m}),
-    "two array records": _records(lambda a, m: {"arrays": a, "again": a, "metrics": m}),
-    "half a surrogate pair": _extra("\ud800"),
-    "name of 100 kB": _extra("x" * 100_000),
-    "escape sequence": _extra("\x1b[2J\n"),
-    "empty reply": _records(lambda a, m: {}),
+# What a client may do to its reply, and what that is refused for.
+HOSTILE: dict[str, tuple[Spoil, str]] = {
+    "nan": (_fill(float("nan")), "array '0.weight' has NaN or Inf"),
+    "inf": (_fill(float("inf")), "has NaN or Inf"),
+    "minus inf in a buffer": (_fill(float("-inf"), "1.running_mean"), "_mean' has NaN or Inf"),
+    "absurdly large": (_fill(3e38), "has 3e+38, beyond 1e+15"),
+    "other shape": (_with(lambda v: np.zeros((*v.shape, 2), v.dtype)), "has shape (3, 2, 2), not"),
+    "transposed": (_with(lambda v: v.T), "has shape (2, 3), not (3, 2)"),
+    "empty array": (_with(lambda v: v[:0]), "has shape (0, 2)"),
+    "float64 beyond float32": (_with(lambda v: np.full(v.shape, 1e300)), "has NaN or Inf"),
+    "int64": (_with(lambda v: v.astype(np.int64)), "has dtype int64, not float32"),
+    "complex": (_with(lambda v: v.astype(np.complex64)), "has dtype complex64"),
+    "strings": (_with(lambda v: v.astype(str)), "has dtype <U32"),
+    "objects": (_raw(_objects), "dtype object is not allowed"),
+    "garbage bytes": (_raw(lambda data: b"garbage"), "'0.weight': not a NumPy array"),
+    "no bytes": (_raw(lambda data: b""), "not a NumPy array"),
+    "pickled bytes": (_raw(lambda data: pickle.dumps([1.0, 2.0])), "not a NumPy array"),
+    "truncated bytes": (_raw(lambda data: data[:-3]), "length of the data does not fit"),
+    "more bytes": (_raw(lambda data: data + b"more"), "length of the data does not fit"),
+    "unknown serialisation": (_raw(bytes, "pickle"), "serialisation 'pickle' is not"),
+    "missing array": (lambda a, m: a.pop(_first(a)) and None, "arrays missing: 0.weight"),
+    "extra array": (_extra("more"), "unexpected arrays: more"),
+    "renamed array": (lambda a, m: a.update(renamed=a.pop(_first(a))), "arrays missing: 0.weight"),
+    "no arrays": (lambda a, m: a.clear(), "arrays missing: 0.bias, 0.weight, 1.bias"),
+    "nan examples": (_metric(float("nan")), "'num-examples' is nan, not a finite number"),
+    "inf examples": (_metric(float("inf")), "'num-examples' is inf, not a finite number"),
+    "negative examples": (_metric(-5), "'num-examples' is -5; allowed: more than 0"),
+    "zero examples": (_metric(0), "'num-examples' is 0; allowed: more than 0"),
+    "absurd examples": (_metric(10**15), "is 1e+15; allowed: more than 0, at most 1e+07"),
+    "list of examples": (_metric([10, 10]), "is [10, 10], not a finite number"),
+    "no examples": (lambda a, m: m.pop("num-examples") and None, "'num-examples' is missing"),
+    "no metrics": (_records(lambda a, m: {"arrays": a}), "'num-examples' is missing"),
+    "no array record": (_records(lambda a, m: {"metrics": m}), "expected one ArrayRecord, got 0"),
+    "two array records": (
+        _records(lambda a, m: {"arrays": a, "again": a, "metrics": m}),
+        "expected one ArrayRecord, got 2",
+    ),
+    "half a surrogate pair": (_extra("\ud800"), "unexpected arrays: ?"),
+    "name of 100 kB": (_extra("x" * 100_000), "unexpected arrays: xxx"),
+    "escape sequence": (_extra("\x1b[2J\n"), "unexpected arrays: ?[2J?"),
+    "empty reply": (_records(lambda a, m: {}), "'num-examples' is missing"),
 }
 
 

@@ -14,7 +14,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.failures import MemberFailures
-from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply
+from tests.strategies.hostile import Clients, spoiled_reply
 
 
 def explode(message, context):
@@ -22,7 +22,7 @@ def explode(message, context):
 
 
 def nonsense(message, context):
-    return spoiled_reply(message, HOSTILE["nan"])
+    return spoiled_reply(message, "nan")
 
 
 def run(erring, num_nodes, rounds, kind=explode, **settings):

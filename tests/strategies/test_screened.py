@@ -64,13 +64,13 @@ def test_fedavg_by_hand():
 )
 def test_a_hostile_reply_is_refused_alone(kind, rule):
     strategy = of(rule)
-    clients = Clients({1: lambda message, _: spoiled_reply(message, HOSTILE[kind])})
+    clients = Clients({1: lambda message, _: spoiled_reply(message, kind)})
     result = start(strategy, clients, rounds=2)
     for report in strategy.history.rounds:
         assert report.counts == {"accepted": 2, "rejected": 1, "failed": 0, "late": 0}
         refused = report.clients[-1]
         assert (refused.node.node_id, refused.weight) == (1001, 0.0)
-        assert refused.rejection
+        assert HOSTILE[kind][1] in refused.rejection
     for array in result.arrays.values():
         assert torch.isfinite(torch.from_numpy(array.numpy())).all()
     if rule == "fedavg":
@@ -78,7 +78,7 @@ def test_a_hostile_reply_is_refused_alone(kind, rule):
 
 
 def test_old_model_stays_when_nothing_valid_came():
-    strategy, clients = FedAvg(**BASE), alike(lambda m, _: spoiled_reply(m, HOSTILE["nan"]))
+    strategy, clients = FedAvg(**BASE), alike(lambda m, _: spoiled_reply(m, "nan"))
     assert len(start(strategy, clients, rounds=2).arrays) == 0  # No round produced a model.
     assert [report.failed for report in strategy.history.rounds] == [True, True]
 

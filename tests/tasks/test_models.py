@@ -1,14 +1,18 @@
+"""The built-in models, and what is done to any module."""
+
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.tasks.models import MODELS, Dropout, build_model, default_model
+from fedif_flower.tasks.modules import image_format, module_mode, to_memory_format
 
 CIFAR10 = (3, 32, 32)
 FASHION_MNIST = (1, 28, 28)
@@ -102,3 +106,39 @@ def test_dropout_keeps_the_share_and_the_mean_and_is_off_in_eval_mode():
     assert float((outputs == 0).float().mean()) == pytest.approx(0.2, abs=0.007)
     assert dropout(inputs.bfloat16()).dtype == torch.bfloat16
     assert dropout.eval()(inputs) is inputs
+
+
+class Viewing(nn.Conv2d):
+    """As in Flower's quickstart: ``view`` on the maps of a convolution."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).view(-1, 12)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_get_channels_last_where_the_model_works_with_them(channels):
+    images = torch.rand(2, channels, 4, 5)
+    flattening = nn.Sequential(nn.Conv2d(channels, 2, 3), nn.Flatten(), nn.Linear(12, 2))
+    assert image_format(flattening, images) is torch.channels_last
+    laid_out = to_memory_format(images, torch.channels_last)
+    assert torch.equal(laid_out, images)
+    assert laid_out.stride() == (20 * channels, 1, 5 * channels, channels)
+    assert to_memory_format(laid_out, torch.channels_last) is laid_out  # nothing is copied twice
+    assert to_memory_format(laid_out, torch.contiguous_format).is_contiguous()
+
+
+def test_models_that_view_their_maps_or_have_none_and_other_examples_stay_contiguous():
+    rows, images = torch.rand(3, 4), torch.rand(2, 3, 4, 5)
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(60, 2))
+    for model, examples in ((Viewing(3, 2, 3), images), (nn.Linear(4, 1), rows), (flat, images)):
+        assert image_format(model, examples) is torch.contiguous_format
+    assert to_memory_format(rows, torch.channels_last) is rows
+
+
+def test_modes_return_to_what_each_had_also_after_an_error():
+    model = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
+    model[1].eval()
+    with suppress(RuntimeError), module_mode(model, training=False):
+        assert not any(module.training for module in model.modules())
+        raise RuntimeError
+    assert [module.training for module in model.modules()] == [True, True, False]
