@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedif_flower.errors import CheckpointError, ConfigError
-from fedif_flower.round import ModelVectors
-from fedif_flower.stages import (
-    Bucketing,
-    Clip,
-    Destination,
-    FedAdam,
-    FedAvgM,
-    LossBound,
-    MaxLength,
-    NearestNeighbours,
-    Stages,
-)
+from fedif_flower.errors import CheckpointError, ConfigError, ValuationError
+from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.stages import Clip, Destination, FedAvgM, LossBound, MaxLength, Stages
 from fedif_flower.valuation import Validation
 from tests.rounds import a_round
-
-
-class Point(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.weight * inputs
 
 
 def distance(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -42,7 +27,7 @@ def distance(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def held_out(loss_fn=distance) -> Validation:
     ones = torch.ones(2, 1)
-    return Validation(Point(), ones, 3 * ones, loss_fn=loss_fn, device="cpu")
+    return Validation(nn.Linear(1, 1, bias=False), ones, 3 * ones, loss_fn=loss_fn, device="cpu")
 
 
 def bounds() -> Stages:
@@ -54,18 +39,17 @@ def settle(
     start: float,
     *steps: float,
     weights: Sequence[float] = (),
-    server_round: int = 1,
-    **given: Any,
+    **more: Any,
 ) -> Destination:
     """Return where weights, equal ones by default, lead from ``start``."""
     model = ModelVectors(torch.tensor([start]), torch.zeros(0))
-    updates = a_round(torch.tensor(steps)[:, None], server_round=server_round, model=model, **given)
+    updates = a_round(torch.tensor(steps)[:, None], model=model, **more)
     chosen = weights or [1 / len(steps)] * len(steps)
     return stages.settle(stages.before(updates), torch.tensor(chosen, dtype=torch.float64))
 
 
-def led_to(*of: Any, **given: Any) -> float:
-    return settle(*of, **given).params.item()
+def led_to(*of: Any, **more: Any) -> float:
+    return settle(*of, **more).params.item()
 
 
 def test_updates_that_raise_the_loss_lose_their_weight():
@@ -115,19 +99,109 @@ def test_a_longer_update_is_shortened_in_place_as_it_arrives():
     assert Stages([MaxLength(5.0)]).arrive(update, 1.0) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("stage", "key", "value"),
-    [
-        (Bucketing, "size", 1),
-        (Clip, "multiple", 0),
-        (LossBound, "tolerance", math.inf),
-        (LossBound, "descent_steps", -1),
-        (MaxLength, "max_length", math.nan),
-        (NearestNeighbours, "malicious_fraction", 2.0),
-        (FedAvgM, "momentum", 1.0),
-        (FedAdam, "beta2", math.nan),
-    ],
+# -- clipping
+
+
+def three(**more: Any) -> RoundUpdates:
+    """Return a round of three, of parameters as long as 1, 1 and 8, of buffers 1, 1 and 10."""
+    buffers = torch.tensor([[1.0], [1.0], [10.0]])
+    return a_round(torch.tensor([[1.0], [1.0], [8.0]]), buffer_updates=buffers, **more)
+
+
+def test_parameters_and_buffers_are_held_to_the_multiple_of_their_own_lengths():
+    clipped = Clip(2.0).before(three())
+    assert clipped.shortening.tolist() == pytest.approx([1.0, 1.0, 2 / 8])
+    assert clipped.buffer_shortening.tolist() == pytest.approx([1.0, 1.0, 2 / 10])
+    assert clipped.client_updates.tolist() == [[1.0], [1.0], [8.0]]  # Scores see them whole.
+    # What an earlier stage shortened stays so short.
+    halved = torch.tensor([1.0, 0.5, 0.5], dtype=torch.float64)
+    clipped = Clip(2.0).before(three(factors=halved, buffer_factors=halved.flip(0)))
+    assert clipped.shortening.tolist() == pytest.approx([1.0, 0.5, 0.5 * 2 / 8])
+    assert clipped.buffer_shortening.tolist() == pytest.approx([0.5, 0.5, 2 / 10])
+
+
+def squares(*norms: float) -> torch.Tensor:
+    return torch.tensor(norms, dtype=torch.float64).square()
+
+
+def test_each_client_counts_once_whoever_makes_up_a_round_until_it_is_forgotten():
+    clip = Clip(2.0)
+    clip.factors(1, [1, 2, 3, 4], squares(1, 1, 1, 1))
+    # Three of four in this round are far too long, three of seven among all.
+    found = clip.factors(2, [5, 6, 7, 4], squares(10, 100, 1000, 1))
+    assert found.tolist() == pytest.approx([2 / 10, 2 / 100, 2 / 1000, 1])
+    for server_round in range(3, 21):
+        assert clip.factors(server_round, [5], squares(10)).tolist() == pytest.approx([0.2])
+    # The lengths of round 1 are out of its memory.
+    assert clip.factors(21, [5, 6, 7], squares(10, 10, 10)).tolist() == [1.0] * 3
+
+
+@given(
+    honest=st.lists(st.floats(0.5, 2.0), min_size=3, max_size=9),
+    malicious=st.lists(st.floats(0, 1e15), min_size=1, max_size=8),
 )
-def test_a_setting_out_of_range_is_named(stage, key, value):
-    with pytest.raises(ConfigError, match=f"{key} = {value}; allowed: "):
-        stage(**{key: value})
+def test_a_minority_cannot_move_the_bound_out_of_the_honest_lengths(honest, malicious):
+    malicious = malicious[: len(honest) - 1]
+    clip = Clip(2.0)
+    clip.factors(1, range(len(honest)), squares(*honest))
+    for server_round in range(2, 6):
+        hostile = range(100, 100 + len(malicious))
+        factors = clip.factors(server_round, hostile, squares(*malicious))
+        assert bool(((factors > 0) & (factors <= 1)).all())
+        left = factors * torch.tensor(malicious, dtype=torch.float64)
+        assert bool((left <= 2 * max(honest) * (1 + 1e-9)).all())
+
+
+# -- the bound by the loss
+
+
+def test_who_has_no_weight_may_be_all_that_helps():
+    # The whole step leads to -4, a sixteenth of it to -1/4; the other member's alone to 2.
+    assert led_to(Stages([LossBound(held_out())]), 0.0, -4.0, 2.0, weights=[1.0, 0.0]) > 1.0
+
+
+def test_updates_that_nobody_sees_are_shortened_alone():
+    sums: list[Tensor] = []
+
+    def summed(weights: Tensor) -> Tensor:
+        sums.append(weights)
+        return (weights @ torch.tensor([-4.0, 2.0], dtype=torch.float64)).float().reshape(1)
+
+    bound, hidden = Stages([LossBound(held_out())]), SimpleNamespace(summed=summed)
+    step = settle(bound, 0.0, -4.0, 2.0, hidden=hidden)
+    assert step.coefficients.tolist() == [0.5 / 16, 0.5 / 16]
+    assert len(sums) == 5
+
+
+def test_where_no_step_has_a_finite_loss_the_round_fails():
+    def here_alone(outputs: Tensor, targets: Tensor) -> Tensor:
+        lost = distance(outputs, targets)
+        return torch.where(lost == 3.0, lost, math.nan)
+
+    with pytest.raises(ValuationError, match="no step leads to a finite validation loss"):
+        settle(Stages([LossBound(held_out(here_alone))]), 0.0, 1.0)
+
+
+def test_a_model_that_swings_goes_on_swinging():
+    """Each step overshoots: it leads from one side of 3 to the other, and on."""
+    bound, place, places = Stages([LossBound(held_out())]), 0.0, []
+    for _ in range(20):
+        place = led_to(bound, place, 2.5 * (3.0 - place))
+        places.append(place)
+    assert all(a != b for a, b in pairwise(places) if a != 3.0)
+    assert abs(place - 3.0) < 0.5
+
+
+def test_a_step_that_misses_the_bound_begins_a_new_mean():
+    momentum = FedAvgM(0.5, 0.5)
+    momentum.advance(torch.zeros(1), torch.tensor([-8.0]))
+    assert momentum.moves_on
+    bound = LossBound(held_out())
+    assert bound.remark() == ""
+    settle(Stages([bound, momentum]), 0.0, -1.0)
+    assert bound.remark().startswith("in 1 round the whole step would have raised the validation")
+    assert not momentum.moves_on
+
+
+def test_without_a_validation_set_every_step_is_taken():
+    assert led_to(Stages([LossBound()]), 0.0, -4.0) == -4.0

@@ -17,16 +17,21 @@ STRATEGIES = [kind for kind in PUBLIC if issubclass(kind, ScreenedStrategy)]
 KINDS = [kind for kind in STRATEGIES if kind is not ScreenedStrategy]  # Those that can weigh.
 
 
-def built(
-    kind: type[ScreenedStrategy], model: nn.Module, data: tuple[Tensor, Tensor], **settings: Any
-) -> ScreenedStrategy:
-    """Return a strategy with what it cannot do without, where ``settings`` does not have it."""
+def needed(kind: type, model: nn.Module, data: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    """Return what a constructor cannot do without."""
     validation = Validation(model, *data, device="cpu")
-    needed = {
+    known = {
         "validation": InfluenceValuation(validation) if kind is ScoredStrategy else validation,
         "model": model,
         "root": RootTraining(model, *data),
         "rule": Krum(),
+        "root_data": data,
     }
-    own = {name: needed[name] for name in inspect.signature(kind).parameters if name in needed}
-    return kind(**BASE | own | settings)
+    return {name: known[name] for name in inspect.signature(kind).parameters if name in known}
+
+
+def built(
+    kind: type[ScreenedStrategy], model: nn.Module, data: tuple[Tensor, Tensor], **settings: Any
+) -> ScreenedStrategy:
+    """Return a strategy with what it cannot do without, where ``settings`` does not have it."""
+    return kind(**BASE | needed(kind, model, data) | settings)

@@ -1,3 +1,5 @@
+"""Updates that are mixed before they are weighed: in random groups, or with their neighbours."""
+
 from __future__ import annotations
 
 import pytest
@@ -7,8 +9,9 @@ from hypothesis import strategies as st
 
 from fedif_flower.aggregators import FoolsGold, Krum, Median
 from fedif_flower.errors import ConfigError
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.stages import Bucketing, NearestNeighbours
+from fedif_flower.stages.nearest_neighbours import neighbour_mixing
 from fedif_flower.strategies import FedAvg, RobustRule
 from tests.rounds import a_round
 from tests.strategies.lines import BASE, Movers, column, play, point
@@ -25,7 +28,6 @@ def numbered(m: int, **given) -> RoundUpdates:
     return a_round(
         updates,
         num_examples=updates[:, 0].double(),
-        model=ModelVectors(torch.zeros(1), torch.zeros(1)),
         buffer_updates=10 * updates,
         counters=[{"steps": torch.tensor(k)} for k in range(m)],
         **given,
@@ -78,3 +80,44 @@ def test_who_weighs_or_remembers_each_client_refuses_groups():
         FedAvg(stages=[Bucketing(2)], **BASE)
     with pytest.raises(ConfigError, match="remember no client"):
         RobustRule(FoolsGold(), stages=[Bucketing(2)], **BASE)
+
+
+# -- nearest neighbours
+
+UPDATES = torch.tensor([[0.0], [1.0], [3.0], [100.0]])
+
+
+@pytest.mark.parametrize(
+    ("left_out", "means"),
+    [
+        (0, [26, 26, 26, 26]),
+        (1, [4 / 3, 4 / 3, 4 / 3, 104 / 3]),
+        (2, [0.5, 0.5, 2, 51.5]),
+        (3, [0, 1, 3, 100]),
+    ],
+)
+def test_each_update_becomes_the_mean_of_those_nearest_to_it(left_out, means):
+    mixing = neighbour_mixing(UPDATES, left_out)
+    assert (mixing @ UPDATES.double()).flatten().tolist() == pytest.approx(means)
+    assert mixing.sum(dim=1).tolist() == pytest.approx([1] * 4)
+
+
+def test_a_round_is_mixed_and_weights_go_back_to_the_clients():
+    mixed = NearestNeighbours(0.5).before(a_round(UPDATES, buffer_updates=10 * UPDATES))
+    assert mixed.client_updates.flatten().tolist() == [0.5, 0.5, 2, 51.5]
+    assert mixed.buffer_updates.flatten().tolist() == [5, 5, 20, 515]
+    assert mixed.squared_norms.tolist() == [0.25, 0.25, 4, 51.5**2]
+    own = mixed.unmixed(Aggregation(weights=torch.tensor([0.5, 0.25, 0.25, 0.0]))).weights
+    # Rows: (0, 1), (0, 1), (1, 2), (2, 3).
+    assert own.tolist() == [0.375, 0.5, 0.125, 0]
+    # Two mixings are one matrix.
+    twice = NearestNeighbours(0.5).before(mixed)
+    assert torch.allclose(twice.mixing @ UPDATES.double(), twice.client_updates.double())
+
+
+def test_updates_that_are_to_be_shortened_are_shortened_first():
+    factors = torch.tensor([1.0, 1.0, 1.0, 0.03], dtype=torch.float64)
+    mixed = NearestNeighbours(0.5).before(a_round(UPDATES, factors=factors))
+    # The last one is 3 by then, as the third.
+    assert mixed.client_updates.flatten().tolist() == pytest.approx([0.5, 0.5, 3, 3])
+    assert mixed.factors is None
