@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.messages.text import one_line
 from fedif_flower.run.logs import show_logs
 from fedif_flower.scaffold import DEFAULT, KINDS, write_app
 
@@ -175,7 +176,8 @@ def main() -> None:
         cli()
     except FedIFError as error:
         console = Console(stderr=True)
-        console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True, highlight=False)
+        said = escape(one_line(error, 2000))
+        console.print(f"[bold red]error:[/] {said}", soft_wrap=True, highlight=False)
         raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 

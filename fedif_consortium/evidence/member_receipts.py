@@ -99,6 +99,7 @@ class ReceiptKeeper:
 
     def note_sent(self, server_round: int, sent: bytes, signed: SignedUpdate | None) -> None:
         """Remember what goes out in a round."""
+        self._memory.sent.pop(server_round, None)  # The server says which round it is.
         self._memory.sent[server_round] = (sent, self._memory.size)
         about = {} if signed is None else signed.cells()
         about |= {"round": server_round, "node_id": self._node_id, "sent": sent.hex()}
@@ -163,7 +164,7 @@ class ReceiptKeeper:
 
     def _save(self) -> None:
         """Put what is remembered into the node's state."""
-        for number in sorted(self._memory.sent)[:-_REMEMBERED]:
+        for number in list(self._memory.sent)[:-_REMEMBERED]:
             del self._memory.sent[number]
         self._state[self._key] = ConfigRecord({"memory": self._memory.model_dump_json()})
 

@@ -32,7 +32,7 @@ BEGINNING = hashlib.sha256().digest()  # Before the first round.
 RECEIPTS_RECORD = "receipts"  # In a message.
 MOST_ROUNDS = 1000  # In a message.
 _MOST_TEXT = 2**24
-Leaf = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}(,[^,\n]*){6}$", max_length=300)]
+Leaf = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}(,[ -+\--~]*){6}$", max_length=300)]
 
 
 class ToldRound(Signed):

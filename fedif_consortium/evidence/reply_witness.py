@@ -206,8 +206,9 @@ class ReplyWitness(Callback, Kept):
         memory: Mapping[str, Any] | None,  # noqa: ARG002
         last_round: int,
     ) -> None:
-        """Go on behind these lines."""
+        """Go on behind these lines, with the keys that they are signed with."""
         self._rows, self._done = [dict(line) for line in lines], last_round
+        self._keys = {int(line["node_id"]): bytes.fromhex(line["key"]) for line in lines}
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         if rows and not self._rows:

@@ -293,4 +293,4 @@ def _require_same(told: Any, found: Any, where: str) -> None:
         if not is_same and isinstance(told, float) and isinstance(found, float):
             is_same = math.isclose(told, found, rel_tol=ROUNDING, abs_tol=1e-15)
         if not is_same:
-            raise StatementError(f"{where} is {told!r}, but the records give {found!r}")
+            raise StatementError(f"{where} is {told!r:.80}, but the records give {found!r:.80}")

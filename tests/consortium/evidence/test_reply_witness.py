@@ -118,9 +118,13 @@ def test_a_false_signature_is_refused_by_what_is_false(content, reason):
     assert found.seen[1000].signed is None
 
 
-def test_a_member_has_one_key_in_a_run():
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_member_has_one_key_in_a_run(is_resumed):
     found = witness()
     look(found, reply())
+    if is_resumed:
+        before, found = found.seen[1000].signed.cells(), witness()
+        found.restore([{"round": 1, "client_id": 1000, **before}], None, 1)
     found.begin(2, arrays(1.0))
     with pytest.raises(ReplyError, match="another key than before"):
         look(found, reply(OTHER, server_round=2), asked=2)

@@ -128,6 +128,7 @@ TAMPERED = [
     (written("provenance.json", 100_000 * "["), sign_again, "provenance.json"),
     (written("config.json", "{}"), sign_again, "."),
     (written("statement/statement.json", "{}"), sign_again, "."),
+    (edited("statement/statement.json", "{", '{"more": 1,'), sign_again, "statement.json is {"),
     (UNEVEN, None, "attribution_rounds.csv was changed"),
     (UNEVEN, sign_again, "round 1 does not add up"),
     (UNEVEN, remake, "round 1 does not add up"),
