@@ -48,6 +48,11 @@ TOO_HEAVY = (
 )
 
 
+def objects_of(tree: ObjectTree) -> set[str]:
+    """Return the ids of a message's objects."""
+    return {node.object_id for node in iterate_object_tree(tree)}
+
+
 class Weight(NamedTuple):
     """Number of objects, their bytes, and those bytes that are not an array's values."""
 
@@ -75,7 +80,7 @@ class SentMessages:
     def replace(self, trees: Iterable[ObjectTree]) -> None:
         """Take note of messages that are about to be uploaded."""
         self.weigh()
-        self.messages = [{node.object_id for node in iterate_object_tree(t)} for t in trees]
+        self.messages = [objects_of(tree) for tree in trees]
         kept = set().union(*self.messages)
         self.sizes = {i: size for i, size in self.sizes.items() if i in kept}
         self.is_weighed = False
@@ -94,7 +99,7 @@ class Upload:
 
     node_id: int
     run_id: int
-    objects: Collection[str]
+    objects: set[str]
     limit: Weight
     pending: set[str] = field(default_factory=set)
     sizes: dict[str, int] = field(default_factory=dict)  # Of what has come, in bytes.
@@ -105,19 +110,17 @@ class Upload:
         """Begin with what is announced: objects without content."""
         self.weight = Weight(len(self.objects))
 
-    def accepts(self, object_id: str, content: bytes, state: Any) -> bool:
-        """Return whether the reply is within its bounds with one more object."""
+    def accepts(self, contents: Iterable[tuple[str, bytes]]) -> bool:
+        """Return whether the reply is within its bounds with more objects, each after its id."""
         try:
-            self._weigh(object_id, content)
-            if self.is_heavy() or not self.pending <= self.sizes.keys():
+            for object_id, content in contents:
+                if self.is_heavy():
+                    return False
+                self._weigh(object_id, content)
+            if self.is_heavy() or not self.objects <= self.sizes.keys():
                 return not self.is_heavy()
-            # All has come. The rest of it is there already: others have sent the same.
-            for other in set(self.objects) - self.sizes.keys():
-                if there := state.get_object(self.run_id, other):
-                    self._weigh(other, there)
             chunks = (chunk for own in self.arrays.values() for chunk in own)
-            inflated = sum(self.sizes[chunk] for chunk in chunks)
-            return not self.is_heavy() and inflated <= self.limit.size
+            return sum(self.sizes[chunk] for chunk in chunks) <= self.limit.size
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return False
 
@@ -186,10 +189,10 @@ class ReplyGuard:
             raise HTTPException(403, "a reply counts for the node that sends it")
         if metadata.message_id != tree.object_id:
             raise HTTPException(400, "the objects are not those of the reply")
-        objects = {node.object_id for node in iterate_object_tree(tree)}
-        coming = Upload(node_id, run_id, objects, self._limit(run_id))
-        if len(objects) > coming.limit.objects:
-            raise HTTPException(413, f"{len(objects)} objects; allowed: {coming.limit.objects}")
+        coming = Upload(node_id, run_id, objects_of(tree), self._limit(run_id))
+        if coming.is_heavy():
+            most = coming.limit.objects
+            raise HTTPException(413, f"{len(coming.objects)} objects; allowed: {most}")
         with self._handing_on:
             response = handler(request=request, state=state)
             coming.pending = set(response.objects_to_push)
@@ -200,11 +203,11 @@ class ReplyGuard:
 
     def _expect(self, session: str, answered: str, coming: Upload) -> None:
         """Take note of what is to come: one that is announced again is the same."""
-        upload = self._uploads.setdefault(answered, coming)
-        if coming.pending <= set(upload.objects):
-            self._sessions[session] = answered
         self._uploads = {i: u for i, u in self._uploads.items() if u.is_fresh()}
         self._sessions = {s: i for s, i in self._sessions.items() if i in self._uploads}
+        upload = self._uploads.setdefault(answered, coming)
+        if coming.pending <= upload.objects:
+            self._sessions[session] = answered
 
     def upload(self, handler: Handler, request: Any, state: Any) -> Any:
         """Let a member upload what it has announced, as long as it is not too much."""
@@ -217,7 +220,7 @@ class ReplyGuard:
                 return PushObjectResponse(stored=False)
             if own not in upload.pending or not is_true:
                 return PushObjectResponse(stored=False)
-            is_accepted = upload.accepts(own, content, state)
+            is_accepted = upload.accepts([(own, content)])
         if not is_accepted:
             # The ServerApp is told at once that there will be no reply.
             with self._handing_on:
@@ -255,16 +258,31 @@ class ReplyGuard:
         return handler(request=request, state=state, task=task)
 
     def pull_replies(self, handler: Handler, request: Any, state: Any, task: Any) -> Any:
-        """Return the replies of which every object has arrived."""
+        """Return the replies of which every object has arrived, and that are within bounds."""
         with self._handing_on:
             with self._lock:
                 awaited = {i for i, u in self._uploads.items() if u.pending and u.is_fresh()}
             whole = PullAppMessagesRequest(message_ids=set(request.message_ids) - awaited)
             response = handler(request=whole, state=state, task=task)
-        with self._lock:
-            for message in response.messages_list:
-                self._uploads.pop(message.metadata.reply_to_message_id, None)
+        replies, trees = response.messages_list, response.message_object_trees
+        for k in reversed(range(len(replies))):
+            if not self._is_light(replies[k].metadata, objects_of(trees[k]), state):
+                # Flower says next time that there will be no reply.
+                del replies[k], trees[k]
         return response
+
+    def _is_light(self, metadata: Any, objects: set[str], state: Any) -> bool:
+        """Return whether a reply is within its bounds, with what others have sent of it."""
+        node_id, run_id, limit = metadata.src_node_id, metadata.run_id, self._limit(metadata.run_id)
+        with self._lock:
+            upload = self._uploads.pop(metadata.reply_to_message_id, None)
+        if upload is None or upload.pending or upload.objects != objects:
+            upload = Upload(node_id, run_id, objects, limit)
+        others = objects - upload.sizes.keys()
+        is_light = upload.accepts((i, state.get_object(run_id, i) or b"") for i in others)
+        if not is_light:
+            logger.warning("node %d, run %d: %s", node_id, run_id, TOO_HEAVY)
+        return is_light
 
     def _limit(self, run_id: int) -> Weight:
         """Return what a reply may weigh."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import time
 from threading import Thread
 from types import SimpleNamespace
 
@@ -8,6 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest, PushObjectResponse
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
@@ -15,6 +18,7 @@ from flwr.proto.runtime_pb2 import (
     PullAppMessagesResponse,
     PushAppMessagesRequest,
 )
+from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
 from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
 from starlette.exceptions import HTTPException
 
@@ -34,7 +38,7 @@ class Flower:
     def __init__(self) -> None:
         self.stored: dict[str, bytes] = {}
         self.deleted: set[str] = set()
-        self.pulled: list[str] = []
+        self.replies: dict[str, tuple[ProtoMessage, ObjectTree]] = {}
         self.sessions = 0
         self.fleet = SimpleNamespace(
             push_messages=self._announce, push_object=lambda **asked: self._store(**asked)
@@ -48,7 +52,9 @@ class Flower:
 
     def _announce(self, request, state):
         self.sessions += 1
-        ids = [node.object_id for node in iterate_object_tree(request.message_object_trees[0])]
+        (reply,), (tree,) = request.messages_list, request.message_object_trees
+        self.replies[reply.metadata.reply_to_message_id] = reply, tree
+        ids = [node.object_id for node in iterate_object_tree(tree)]
         missing = [i for i in ids if i not in self.stored]
         return PushMessagesResponse(objects_to_push=missing, session_id=f"s{self.sessions}")
 
@@ -57,8 +63,9 @@ class Flower:
         return PushObjectResponse(stored=True)
 
     def _pull(self, request, state, task):
-        self.pulled = sorted(request.message_ids)
-        return PullAppMessagesResponse()
+        found = [self.replies.pop(i) for i in request.message_ids if i in self.replies]
+        replies, trees = zip(*found, strict=True) if found else ((), ())
+        return PullAppMessagesResponse(messages_list=replies, message_object_trees=trees)
 
     # What handlers call of the state.
 
@@ -67,6 +74,8 @@ class Flower:
 
     def delete_messages(self, message_ins_ids):
         self.deleted |= message_ins_ids
+        for message_id in message_ins_ids:
+            self.replies.pop(message_id, None)
 
     # What members and the ServerApp do.
 
@@ -101,8 +110,9 @@ class Flower:
         return all(self.upload(response.session_id, i, contents[i]) for i in heaviest_last)
 
     def pull(self, *message_ids: str) -> list[str]:
-        self.runtime.pull_messages(PullAppMessagesRequest(message_ids=message_ids), self, TASK)
-        return self.pulled
+        request = PullAppMessagesRequest(message_ids=message_ids)
+        replies = self.runtime.pull_messages(request, self, TASK).messages_list
+        return [reply.metadata.reply_to_message_id for reply in replies]
 
 
 def model(size: int = 1000, dtype: type = np.float32, seed: int = 0) -> ArrayRecord:
@@ -129,9 +139,9 @@ def test_a_reply_is_handed_on_once_it_is_whole(message):
     response = flower.announce(reply, tree)
     message_id = message.metadata.message_id
     for object_id in response.objects_to_push:
-        assert flower.pull(message_id, "another") == ["another"]
+        assert flower.pull(message_id) == []
         assert flower.upload(response.session_id, object_id, contents[object_id])
-    assert flower.pull(message_id, "another") == sorted([message_id, "another"])
+    assert flower.pull(message_id) == [message_id]
     assert flower.deleted == set()
 
 
@@ -146,8 +156,7 @@ def test_a_reply_announced_while_others_are_handed_on_waits_for_the_next_time(me
         member.start()
         member.join(0.2)
         # Whatever has been announced by now, Flower takes for a reply.
-        there = [message_to_proto(reply)] if announced else []
-        return PullAppMessagesResponse(messages_list=there)
+        return Flower._pull(flower, request, state, task)
 
     flower._pull = hand_on
     flower.pull(message.metadata.message_id)
@@ -217,59 +226,30 @@ def announced(flower: Flower, message: Message, *objects: bytes):
 
 
 @pytest.mark.parametrize("order", ["[0, 0]", "[0]", "[1]", '"x"', "[[[[", None])
-@pytest.mark.parametrize("chunk_first", [True, False])
-def test_chunks_count_as_often_as_they_are_repeated(message, order, chunk_first):
-    flower = Flower()
+@pytest.mark.parametrize("own", [(0, 1, 2), (2, 1, 0), (0, 1), (2,), ()])
+def test_chunks_count_as_often_as_they_are_repeated_whoever_sent_them(
+    message, monkeypatch, order, own
+):
+    flower, message_id = Flower(), message.metadata.message_id
     flower.send(message)
     chunk = packed_object("ArrayChunk", [], bytes(SPARE_BYTES - 1000))
     body = "{}" if order is None else f'{{"arraychunk_ids": {order}}}'
     array = packed_object("Array", [get_object_id(chunk)], body.encode())
+    objects = chunk, array, ROOT_CONTENT
+    contents = {get_object_id(one): one for one in objects}
+    theirs = {i: contents[i] for k, i in enumerate(contents) if k not in own}
+    if 2 in own:
+        flower.stored |= theirs
     session = announced(flower, message, chunk, array).session_id
-    contents = {get_object_id(one): one for one in (chunk, array)}
-    contents[ROOT] = ROOT_CONTENT
-
-    def upload() -> None:
-        for object_id in contents if chunk_first else reversed(contents):
-            assert flower.upload(session, object_id, contents[object_id])
-
-    if order == "[0]":
-        upload()
-        assert flower.pull(message.metadata.message_id) == [message.metadata.message_id]
-    else:
-        with pytest.raises(HTTPException, match="413"):
-            upload()
-        assert flower.deleted == {message.metadata.message_id}
-
-
-def test_objects_that_come_at_once_are_weighed_together(message):
-    flower = Flower()
-    flower.send(message)
-    chunk = packed_object("ArrayChunk", [], bytes(SPARE_BYTES - 1000))
-    array = packed_object("Array", [get_object_id(chunk)], b'{"arraychunk_ids": [0, 0]}')
-    session, store = announced(flower, message, chunk, array).session_id, flower._store
-    contents = {get_object_id(one): one for one in (chunk, array)}
-    left = iter([*contents.items(), (ROOT, ROOT_CONTENT)])
-
-    def at_once(request, state):
-        for object_id, content in left:  # The next comes before this one is there.
-            flower.upload(session, object_id, content)
-        return store(request, state)
-
-    flower._store = at_once
-    with pytest.raises(HTTPException, match="413"):
-        flower.upload(session, *next(left))
-
-
-def test_chunks_that_are_there_already_count_too(message):
-    flower = Flower()
-    flower.send(message)
-    chunk = packed_object("ArrayChunk", [], bytes(200_000))
-    array = packed_object("Array", [get_object_id(chunk)], b'{"arraychunk_ids": [0, 0, 0]}')
-    flower.stored = {get_object_id(one): one for one in (chunk, array)}
-    response = announced(flower, message, chunk, array)
-    assert list(response.objects_to_push) == [ROOT]
-    with pytest.raises(HTTPException, match="413"):
-        flower.upload(response.session_id, ROOT, ROOT_CONTENT)
+    with contextlib.suppress(HTTPException):
+        for k in own:
+            assert flower.upload(session, get_object_id(objects[k]), objects[k])
+    flower.stored |= theirs  # Others send the same, and Flower waits for no more of it.
+    later = time.monotonic() + OBJECT_PUSH_SESSION_TTL_SECONDS
+    monkeypatch.setattr("time.monotonic", lambda: later)
+    assert flower.pull(message_id) == ([message_id] if order == "[0]" else [])
+    if len(own) == 3 or order == "[0]":  # At the last object the sender is told.
+        assert bool(flower.deleted) == (order != "[0]")
 
 
 @pytest.mark.parametrize("count", [0, 2])
