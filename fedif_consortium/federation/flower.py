@@ -209,7 +209,7 @@ def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
                 if run["status"].startswith("finished:completed"):
                     return
                 if run["status"].startswith("finished:"):
-                    ended = f"{run['status']} {run['status-details']}".rstrip()
+                    ended = f"{run['status']} {run['status-details']}".removesuffix(" N/A").rstrip()
                     raise TrainingFailedError(f"run {run_id}: {ended}")
             time.sleep(PAUSE)
     except KeyboardInterrupt:

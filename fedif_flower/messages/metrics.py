@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedif_flower.errors import ReplyError, require
-from fedif_flower.messages.text import enumerated, printable
+from fedif_flower.messages.text import enumerated, printable, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ def screen_evaluations(
                 raise ReplyError("it was not asked, or has answered before")
             waiting.remove(node_id)
             if reply.has_error():
-                raise ReplyError(f"client error {reply.error.code}: {reply.error.reason}")
+                raise ReplyError(f"client error {reply.error.code}: {reason_of(reply.error)}")
             accepted.append(screen_records(reply.content, limits))
         except Exception as error:  # nothing a client sends may stop the server
             logger.warning("evaluation of node %d refused: %s", node_id, printable(error))

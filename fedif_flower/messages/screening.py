@@ -31,7 +31,7 @@ from fedif_flower.messages.metrics import (
     screen_records,
 )
 from fedif_flower.messages.polling_grid import REGISTRATION_ENDED, Closing
-from fedif_flower.messages.text import printable
+from fedif_flower.messages.text import printable, reason_of
 from fedif_flower.round import ModelVectors, RoundUpdates
 
 logger = logging.getLogger(__name__)
@@ -333,7 +333,7 @@ def screen_replies(
                 raise ReplyError("second reply from the same node")
             answered.add(node_id)
             if reply.has_error():
-                code, reason = reply.error.code, str(reply.error.reason)
+                code, reason = reply.error.code, reason_of(reply.error)
                 status = _STATUS.get(code, "away")
                 raise ReplyError(
                     reason if status == "revoked" else f"client error {code}: {reason}"

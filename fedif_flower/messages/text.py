@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # Light: commands import this at once.
+    from flwr.app import Error
 
 MAX_LENGTH = 200
 _MOST_NAMES = 10
 _NOT_PRINTABLE = re.compile(r"[^ -~]")
+_RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)  # As Flower writes it.
 
 
 def printable(text: object, max_length: int = MAX_LENGTH) -> str:
@@ -35,6 +40,13 @@ def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
     ``"?"`` all the same.
     """
     return "".join(c if c.isprintable() else "?" for c in _short(text, max_length))
+
+
+def reason_of(error: Error) -> str:
+    """Return why an app failed: ``ValueError: words`` for an exception that it raised."""
+    reason = str(error.reason)
+    raised = _RAISED.fullmatch(reason)
+    return f"{raised[1]}: {raised[2]}" if raised else reason
 
 
 def enumerated(names: Iterable[str]) -> str:

@@ -24,7 +24,7 @@ from fedif_flower.messages.preflight import (
     read_findings,
 )
 from fedif_flower.messages.screened_grid import is_reliable
-from fedif_flower.messages.text import enumerated, printable
+from fedif_flower.messages.text import enumerated, printable, reason_of
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import RunContext, RunPart
@@ -185,7 +185,7 @@ def _findings(answer: tuple[float, Message] | None, asked: float, timeout: float
         return [Finding("node", Status.WARNING, f"no answer in {timeout:g} s")]
     came, reply = answer
     if reply.has_error():
-        return [Finding("node", Status.FAILED, printable(reply.error.reason))]
+        return [Finding("node", Status.FAILED, printable(reason_of(reply.error)))]
     found, clock = read_findings(reply.content)
     if clock is not None and math.isfinite(clock):
         # It was told at some time between question and answer.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode, all_different, called
 from fedif_flower.messages.polling_grid import REPORT_SECONDS, label
-from fedif_flower.messages.text import enumerated, printable
+from fedif_flower.messages.text import enumerated, printable, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def identify_by_query(
         if reply.has_content():
             nodes[node.node_id] = _read_answer(node, reply.content)
         else:
-            logger.warning("%s does not answer: %s", node.label, printable(reply.error.reason))
+            logger.warning("%s does not answer: %s", node.label, printable(reason_of(reply.error)))
     return list(nodes.values())
 
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import pytest
+from flwr.app import Error
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedif_flower.errors import ReplyError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screening import RefusedReply
-from fedif_flower.messages.text import MAX_LENGTH, one_line, printable
+from fedif_flower.messages.text import MAX_LENGTH, one_line, printable, reason_of
 
 
 @given(st.text(st.characters(codec=None)))  # halves of surrogate pairs too
@@ -20,6 +23,13 @@ def test_by_hand():
     assert printable("a\ud800\x1b[2J\r\n\tZoë") == "a??[2J???Zo?"
     assert printable("x" * (20 << 20)) == "x" * 197 + "..."
     assert printable(ValueError("no\nline")) == "no?line"
+
+
+@pytest.mark.parametrize("error", [KeyError("no\n'key'>"), ReplyError("<class 'int'>:<'1'>")])
+def test_an_app_s_exception_is_told_without_flower_s_marks(error):
+    told = f"{type(error)}:<'{error}'>"
+    assert reason_of(Error(2, told)) == f"{type(error).__name__}: {error}"
+    assert reason_of(Error(2, told[1:])) == told[1:]
 
 
 @given(st.text(st.characters(codec=None)))
