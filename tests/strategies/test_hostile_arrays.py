@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedif_flower import RFA, FedAvg, FedIF, FedProx, FLTrust, Krum, RobustRule, Validation
 from fedif_flower.client.training import TrainingConfig, train_local
+from fedif_flower.devices import torch_threads
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays, model_arrays
 from fedif_flower.round import hold_within
@@ -47,9 +48,6 @@ class LanguageModel(nn.Module):
 def model() -> nn.Module:
     torch.manual_seed(0)
     return LanguageModel()
-
-
-TIED = Setup(device="cpu", tied_keys=tied_names(model()))
 
 
 def client(message: Message, context: Context) -> Message:
@@ -99,10 +97,8 @@ def test_tied_parameters_and_odd_buffers_go_through_a_round(kind):
 @pytest.fixture(autouse=True)
 def one_thread():
     """Threads that wait for each other take longer than these models do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with torch_threads(1):
+        yield
 
 
 TRAINING = TrainingConfig(local_epochs=1, batch_size=8, learning_rate=0.05)

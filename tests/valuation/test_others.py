@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fedif_flower.errors import ConfigError, DivergedError, ValuationError
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.valuation.models import EXAMPLES, LABELS, ROWS, build, dict_loss, flat, whole
 
@@ -184,3 +185,38 @@ def test_sizes_of_the_user_s_own_weigh_the_batches():
     validation = Validation(model, iter(batches), batch_loss=per_token, device="cpu")
     assert validation.num_examples == 4
     assert validation.gradient(flat(model)).tolist() == [2.0, 1.0]  # (3 * 1 + 1 * 5) / 4
+
+
+CPU = torch.device("cpu")
+
+
+class Adapted(nn.Module):
+    """A frozen layer below one that is trained."""
+
+    def __init__(self, *, base_is_sent: bool) -> None:
+        super().__init__()
+        self.base = nn.Linear(3, 4).requires_grad_(requires_grad=False)
+        self.adapter = nn.Linear(4, 2)
+        if not base_is_sent:
+            self.register_state_dict_post_hook(leave_out_base)
+
+    def forward(self, inputs):
+        return self.adapter(self.base(inputs).relu())
+
+
+def leave_out_base(module, state, prefix, _) -> None:
+    for name in ("base.weight", "base.bias"):
+        del state[prefix + name]
+
+
+@pytest.mark.parametrize("base_is_sent", [True, False])
+def test_a_base_is_shared_only_if_nothing_can_be_loaded_into_it(base_is_sent):
+    model = Adapted(base_is_sent=base_is_sent)
+    copied = FlatModel(model, CPU)
+    assert (copied.module.base.weight is model.base.weight) is not base_is_sent
+    before = model.adapter.weight.clone()
+    copied.load(torch.zeros(10), {"base.bias": torch.ones(4)} if base_is_sent else {})
+    assert bool((copied.module.base.bias == 1).all()) is base_is_sent
+    assert torch.equal(model.adapter.weight, before)
+    assert not copied.module.adapter.weight.any()
+    assert copied.parameter_names == ["adapter.weight", "adapter.bias"]

@@ -11,25 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.devices import torch_threads
-from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.round import RoundUpdates
+from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.shapley.exact import all_coalitions, exact_shapley
 from fedif_flower.valuation.shapley.valuation import RoundGame, ShapleyValuation, coalition_means
 from tests.rounds import a_round
-from tests.valuation.models import flat
-
-
-class Named:
-    """Floating-point buffers of these names and equal lengths, and counters."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-    def named_buffers(self, vectors: ModelVectors) -> dict[str, Tensor]:
-        return {**self.split_buffers(vectors.buffers), **vectors.counters}
-
-    def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
-        return dict(zip(self.names, buffers.chunk(len(self.names), dim=-1), strict=True))
 
 
 def test_means_by_hand():
@@ -56,19 +45,16 @@ def built(seed: int) -> nn.Module:
 GLOBAL, *CLIENTS = map(built, range(M + 1))
 INPUTS = torch.randn(N, 2, 4, 4, generator=torch.Generator().manual_seed(1))
 TARGETS = torch.randint(3, (N,), generator=torch.Generator().manual_seed(2))
-NORMS = Named("1.running_mean", "1.running_var")
+LAYOUT = ParameterLayout.from_arrays(model_arrays(GLOBAL), trainable_names(GLOBAL))
 
 
 def played() -> RoundUpdates:
-    def floats(model: nn.Module) -> Tensor:
-        return torch.cat([model.state_dict()[name] for name in NORMS.names])
-
-    counters = {"1.num_batches_tracked": GLOBAL[1].num_batches_tracked}
+    sent, *received = (LAYOUT.to_vectors(model_arrays(model)) for model in (GLOBAL, *CLIENTS))
     return a_round(
-        torch.stack([flat(client) for client in CLIENTS]) - flat(GLOBAL),
-        model=ModelVectors(flat(GLOBAL), floats(GLOBAL), counters),
-        buffer_updates=torch.stack([floats(c) for c in CLIENTS]) - floats(GLOBAL),
-        names=NORMS,
+        torch.stack([vectors.params for vectors in received]) - sent.params,
+        model=sent,
+        buffer_updates=torch.stack([vectors.buffers for vectors in received]) - sent.buffers,
+        names=LAYOUT,
     )
 
 
@@ -97,7 +83,7 @@ def judged(batch_size: int = N) -> Validation:
 
 MASKS = all_coalitions(M)[torch.randperm(2**M, generator=torch.Generator().manual_seed(3))]
 ACCURACIES, LOSSES = plain_loop(MASKS)
-ROW = flat(GLOBAL).numel() * 4
+ROW = LAYOUT.num_params * 4
 
 
 @pytest.mark.parametrize("threads", [1, 3])
