@@ -97,37 +97,16 @@ def test_training_equals_the_plain_loop_up_to_rounding(name, proximal_mu, dtype,
         torch.testing.assert_close(ours_buffer, plain_buffer, atol=tolerance, rtol=tolerance)
 
 
-class OneParameter(nn.Module):
-    """f(x) = w x, so that with loss = mean f every gradient is the mean of x."""
-
-    def __init__(self, weight: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([weight]))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs * self.weight
-
-
-def mean_output(outputs: Tensor, _: Tensor) -> Tensor:
-    return outputs.mean()
-
-
 def test_momentum_and_proximal_term_by_hand():
-    # Gradient 2 at each step; lr = 0.1, momentum = 0.5, mu = 0.1, w = 1.
+    # The loss is the mean of w x at x = 2; lr = 0.1, momentum = 0.5, mu = 0.1, w = 1.
     # v1 = 2                                   w1 = 1 - 0.2 = 0.8
     # v2 = 0.5 * 2 + 2 + 0.1 * (0.8 - 1)       = 2.98    w2 = 0.8 - 0.298 = 0.502
     # v3 = 0.5 * 2.98 + 2 + 0.1 * (0.502 - 1)  = 3.4402  w3 = 0.502 - 0.34402 = 0.15798
-    model = OneParameter(1.0)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
     config = TrainingConfig(local_epochs=3, batch_size=2, learning_rate=0.1, momentum=0.5)
-    loss = train_local(
-        model,
-        torch.full((2, 1), 2.0),
-        torch.zeros(2, dtype=torch.int64),
-        config,
-        generator(),
-        proximal_mu=0.1,
-        loss_fn=mean_output,
-    )
+    data, own = (torch.full((2, 1), 2.0), torch.zeros(2).long()), {"proximal_mu": 0.1}
+    loss = train_local(model, *data, config, generator(), loss_fn=lambda o, _: o.mean(), **own)
     assert model.weight.item() == pytest.approx(0.15798, abs=1e-6)
     assert loss == pytest.approx(2 * 0.502, abs=1e-6)  # The last epoch's, before its step.
 

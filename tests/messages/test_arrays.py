@@ -60,23 +60,14 @@ def test_the_vector_beside_the_model_is_not_the_models():
             arrays_of(RecordDict({**records, "metrics": metrics}))
 
 
-INDEX = np.arange(4)
 integers = (drawn.integer_dtypes() | drawn.unsigned_integer_dtypes()).flatmap(
     lambda dtype: drawn.arrays(dtype, 3)
 )
 
 
-@pytest.mark.parametrize(
-    ("received", "returned", "reason"),
-    [
-        (INDEX, INDEX - np.array([0, 1, 0, 0]), "'x' went back"),
-        (np.array(0, np.uint64), np.array(2**64 - 1, np.uint64), f"advances by {2**64 - 1}, "),
-        (np.array("a"), np.array("b"), "'x' of <U1 was changed"),
-    ],
-)
-def test_what_no_counter_does_is_refused_by_name(received, returned, reason):
-    with pytest.raises(ReplyError, match=reason):
-        measure_advance("x", received, returned)
+def test_what_is_no_integer_stays_as_it_was():
+    with pytest.raises(ReplyError, match="'x' of <U1 was changed"):
+        measure_advance("x", np.array("a"), np.array("b"))
 
 
 @given(st.data())

@@ -12,8 +12,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.instructions import VECTOR_KEY, VECTOR_RECORD
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.metrics import ReplyLimits, scalar
+from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.messages.polling_grid import REGISTRATION_ENDED
 from fedif_flower.messages.screening import (
     Asked,
@@ -51,14 +53,14 @@ def answer(node_id: int, step: float = 1.0, **metrics: float) -> Message:
 
 
 def screen(
-    *replies: Message, asked=NODES, late=None, at: float = -math.inf, **options
+    *replies: Message, asked=NODES, late=None, at: float = -math.inf, has_vector=False
 ) -> tuple[Screening, Workspace]:
     """Screen the replies of round 3, in which those asked were asked, and one in round 1."""
-    workspace = Workspace(LAYOUT)
+    workspace = Workspace(LAYOUT, has_vector=has_vector)
     limits = ReplyLimits("num-examples", 1e6)
     now = {i: Asked(node, MODEL, at, 3) for i, node in asked.items()}
     everybody = now | (late or {})
-    found = screen_replies(replies, everybody, workspace, limits, server_round=3, **options)
+    found = screen_replies(replies, everybody, workspace, limits, server_round=3)
     return found, workspace
 
 
@@ -115,3 +117,20 @@ def test_nobody_trained_longer_than_it_was_asked_ago(claimed, is_believed):
         last = found.accepted[-1].reported
         assert (scalar(last.records, "train-seconds") is not None) == is_believed
         assert ("train-seconds" in last.records["metrics"]) == is_believed
+
+
+@pytest.mark.parametrize(
+    ("vector", "reason"),
+    [
+        (None, "no array 'local-method'"),
+        (torch.tensor([1.0, math.nan]), "array 'local-method' has NaN or Inf"),
+        (torch.ones(3), "array 'local-method' has shape (3,)"),
+        (torch.ones(2, dtype=torch.int64), "array 'local-method' has dtype int64"),
+    ],
+)
+def test_a_vector_beside_the_model_is_screened_like_an_update(vector, reason):
+    reply = answer(0)
+    if vector is not None:
+        reply.content[VECTOR_RECORD] = tensor_arrays({VECTOR_KEY: vector})
+    found, _ = screen(reply, asked={0: NODES[0]}, has_vector=True)
+    assert [reason in refused.reason for refused in found.refused] == [True]

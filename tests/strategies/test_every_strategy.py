@@ -95,6 +95,7 @@ def test_flower_s_first_argument_in_place_of_what_judges_is_named(kind):
     ("array", "words"),
     [
         (Array(np.ones(3, ">f4")), r"'w' has dtype >f4; .*this machine's byte order"),
+        (Array(np.array(["a"])), "'w' has dtype <U1; allowed: numbers"),
         (Array(np.array([np.nan], np.float32)), "'w' of the global model has NaN"),
     ],
 )
