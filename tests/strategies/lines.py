@@ -1,21 +1,24 @@
-"""Clients and a model so small that whole rounds can be worked out by hand."""
+"""Models so small that whole rounds can be worked out by hand; a strategy of every kind."""
 
 from __future__ import annotations
+
+import inspect
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Message
 from torch import Tensor, nn
 
-from fedif_flower import FedAvg, PathAttribution
+from fedif_flower import FedAvg, Krum, PathAttribution, strategies
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies import ScreenedStrategy, Setup
+from fedif_flower.strategies import RootTraining, ScoredStrategy, ScreenedStrategy, Setup
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.valuation import Validation
+from fedif_flower.valuation import InfluenceValuation, Validation
 from tests.strategies.hostile import Clients, reply_of
 from tests.tolerance import rounding
 
@@ -61,6 +64,23 @@ def point() -> nn.Module:
     return line
 
 
+def bowl() -> Validation:
+    """Half the squared distance of a point from (1, 0)."""
+    return validation(target=(1.0, 0.0))
+
+
+class Shifted(nn.Linear):
+    """A number times the input, plus a buffer that clients send as well."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, bias=False)
+        nn.init.zeros_(self.weight)
+        self.register_buffer("shift", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) + self.shift
+
+
 class Movers(Clients):
     """A ClientApp: partition p adds ``steps[p]``, flat [d], and claims ``examples[p]``."""
 
@@ -81,10 +101,11 @@ class Movers(Clients):
 
 
 def play(
-    strategy: ScreenedStrategy, model: nn.Module, movers: Movers, rounds: int = 1
+    strategy: ScreenedStrategy, model: nn.Module, clients: Clients, rounds: int = 1
 ) -> tuple[Tensor, list[RoundReport]]:
     """Run rounds with all clients; return the new parameters ``[d]`` and the reports."""
-    grid, before = LocalGrid(movers, len(movers.steps)), len(strategy.history.rounds)
+    grid = LocalGrid(clients, len(getattr(clients, "steps", [0, 0, 0])))
+    before = len(strategy.history.rounds)
     result = strategy.start(grid, model_arrays(model), num_rounds=rounds)
     arrays = [torch.from_numpy(array.numpy()).flatten() for array in result.arrays.values()]
     return torch.cat(arrays), strategy.history.rounds[before:]
@@ -97,7 +118,7 @@ def column(report: RoundReport, name: str) -> list[float]:
 
 def attributed(
     strategy_of,
-    movers: Movers | Clients,
+    clients: Clients,
     rounds: int = 1,
     rule: str = "trapezoid",
     *,
@@ -113,8 +134,7 @@ def attributed(
     names = {"trainable_keys": held_out.parameter_names} | (setup or {})
     base = BASE | {"setup": Setup(device="cpu", **names)}
     strategy = strategy_of(held_out, callbacks=[callback, *beside], **base)
-    grid = LocalGrid(movers, len(getattr(movers, "steps", [0, 0, 0])))
-    strategy.start(grid, model_arrays(model or point()), num_rounds=rounds)
+    play(strategy, model or point(), clients, rounds)
     return callback
 
 
@@ -124,3 +144,30 @@ def fedavg(held_out: Validation, **base) -> FedAvg:
 
 def values(found: RoundAttribution) -> list[float]:
     return [client.contribution for client in found.clients]
+
+
+# -- a strategy of every kind
+
+PUBLIC = [value for value in vars(strategies).values() if isinstance(value, type)]
+STRATEGIES = [kind for kind in PUBLIC if issubclass(kind, ScreenedStrategy)]
+KINDS = [kind for kind in STRATEGIES if kind is not ScreenedStrategy]  # Those that can weigh.
+
+
+def needed(kind: type, model: nn.Module, data: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    """Return what a constructor cannot do without."""
+    validation = Validation(model, *data, device="cpu")
+    known = {
+        "validation": InfluenceValuation(validation) if kind is ScoredStrategy else validation,
+        "model": model,
+        "root": RootTraining(model, *data),
+        "rule": Krum(),
+        "root_data": data,
+    }
+    return {name: known[name] for name in inspect.signature(kind).parameters if name in known}
+
+
+def built(
+    kind: type[ScreenedStrategy], model: nn.Module, data: tuple[Tensor, Tensor], **settings: Any
+) -> ScreenedStrategy:
+    """Return a strategy with what it cannot do without, where ``settings`` does not have it."""
+    return kind(**BASE | needed(kind, model, data) | settings)

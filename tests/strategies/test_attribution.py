@@ -20,6 +20,7 @@ from tests.strategies.hostile import alike, one_more, round_of
 from tests.strategies.lines import (
     ROUNDING,
     Movers,
+    Shifted,
     attributed,
     fedavg,
     point,
@@ -133,15 +134,6 @@ def test_what_cannot_be_attributed_is_refused_before_any_client_works(strategy, 
 
 
 def test_changes_of_buffers_are_the_remainder():
-    class Shifted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(1))
-            self.register_buffer("shift", torch.zeros(1))
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return inputs * self.weight + self.shift
-
     held_out = Validation(
         Shifted(), torch.ones(1, 1), torch.full((1, 1), 4.0), loss_fn=squared, device="cpu"
     )

@@ -36,8 +36,15 @@ from fedif_flower.stages import Clip, FedAvgM
 from fedif_flower.strategies.summary import Scoring
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.hostile import Clients, alike, one_more, reply_of
-from tests.strategies.kinds import KINDS, STRATEGIES, built, needed
-from tests.strategies.lines import BASE, Movers, threshold_validation
+from tests.strategies.lines import (
+    BASE,
+    KINDS,
+    STRATEGIES,
+    Movers,
+    built,
+    needed,
+    threshold_validation,
+)
 from tests.strategies.named import config
 
 GENERATOR = torch.Generator().manual_seed(0)

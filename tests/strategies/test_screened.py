@@ -19,9 +19,8 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.strategies import ScreenedStrategy, Setup
 from fedif_flower.strategies.nodes import identify_by_query, sample_clients, share_of
-from tests.strategies.hostile import HOSTILE, Clients, alike, spoiled_reply, step_reply
-from tests.strategies.kinds import built
-from tests.strategies.lines import BASE, threshold_validation
+from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply, step_reply
+from tests.strategies.lines import BASE, built, threshold_validation
 
 
 def model() -> nn.Module:
@@ -75,12 +74,6 @@ def test_a_hostile_reply_is_refused_alone(kind, rule):
         assert torch.isfinite(torch.from_numpy(array.numpy())).all()
     if rule == "fedavg":
         assert step_of(result) == pytest.approx(2 * (1 * 10 + 3 * 30) / 40, rel=1e-5)
-
-
-def test_old_model_stays_when_nothing_valid_came():
-    strategy, clients = FedAvg(**BASE), alike(lambda m, _: spoiled_reply(m, "nan"))
-    assert len(start(strategy, clients, rounds=2).arrays) == 0  # No round produced a model.
-    assert [report.failed for report in strategy.history.rounds] == [True, True]
 
 
 @pytest.mark.parametrize("key", ["min_available_nodes", "min_train_nodes", "min_evaluate_nodes"])

@@ -20,6 +20,7 @@ from tests.strategies.hostile import (
     round_of,
     step_reply,
 )
+from tests.strategies.lines import play
 
 HUGE = 5e14  # Let in by the screening; the product of two such layers leaves float32.
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu", max_paused_turns=0)}
@@ -49,10 +50,9 @@ def huge_in(*rounds: int):
 
 def run(strategy: ScreenedStrategy, *clients, rounds: int = 4) -> tuple[float, list[bool]]:
     """Return the first weight, and which rounds failed."""
-    grid = LocalGrid(Clients(dict(enumerate(clients * (3 // len(clients))))), 3)
-    arrays = strategy.start(grid, model_arrays(line()), num_rounds=rounds).arrays
-    failed = [report.failed for report in strategy.history.rounds]
-    return arrays["0.weight"].numpy().item(), failed
+    three = Clients(dict(enumerate(clients * (3 // len(clients)))))
+    params, reports = play(strategy, line(), three, rounds)
+    return params[0].item(), [report.failed for report in reports]
 
 
 def unable(message: Message, context: Context) -> Message:

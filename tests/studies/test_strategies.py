@@ -15,9 +15,8 @@ from fedif_flower.strategies import Setup
 from fedif_studies.autobant import AutoBant, TrialSettings
 from fedif_studies.names import NAMES
 from fedif_studies.oracle import OracleExclusion
-from tests.strategies.lines import Movers, column, play, point
+from tests.strategies.lines import Movers, bowl, column, play, point
 from tests.strategies.named import config, run
-from tests.strategies.test_influence_descent import bowl
 
 BASE = {"fraction_evaluate": 0.0, "stages": (), "setup": Setup(device="cpu")}
 MOVERS = Movers([[1.0, 0.0], [0.0, 1.0]], examples=[10, 30])
