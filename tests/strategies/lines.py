@@ -57,9 +57,9 @@ def validation(kind=Validation, loss_fn=squared, target=(4.0, 2.0)) -> Validatio
     return kind(point(), torch.eye(2), targets, loss_fn=loss_fn, device="cpu")
 
 
-def point() -> nn.Module:
-    """Two parameters, both 0."""
-    line = nn.Linear(2, 1, bias=False)
+def point(size: int = 2) -> nn.Module:
+    """So many parameters, all 0, that are multiplied by the inputs."""
+    line = nn.Linear(size, 1, bias=False)
     nn.init.zeros_(line.weight)
     return line
 

@@ -44,21 +44,15 @@ from tests.strategies.lines import (
 )
 
 
-def line() -> nn.Module:
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    return model
-
-
 def fedif() -> FedIF:
     """On the loss (w - 5)^2: going up from 0 helps, going down does not."""
     data = torch.ones(1, 1), torch.full((1, 1), 5.0)
-    return FedIF(Validation(line(), *data, loss_fn=nn.functional.mse_loss, device="cpu"), **PLAIN)
+    return FedIF(Validation(point(1), *data, loss_fn=nn.functional.mse_loss, device="cpu"), **PLAIN)
 
 
 def test_fedif_prefers_the_client_that_goes_downhill():
     movers = Movers([[1.0], [-1.0], [3.0]], examples=[10, 20, 30])
-    params, (report,) = play(fedif(), line(), movers)
+    params, (report,) = play(fedif(), point(1), movers)
     # Phi = 10, -10, 10 -> Psi = 1, 0, 1 -> Omega = .3, 0, .3 -> p = .5, 0, .5; steps 1 and 3.
     expected = {"score": [10, -10, 10], "normalized": [1, 0, 1], "weight_score": [0.3, 0, 0.3]}
     expected |= {"weight": [0.5, 0, 0.5], "accumulative_influence": [10, -10, 30]}
@@ -69,10 +63,10 @@ def test_fedif_prefers_the_client_that_goes_downhill():
 
 def test_updates_that_do_not_fit_into_memory_lie_in_a_file(monkeypatch):
     movers = Movers([[1.0], [-1.0], [3.0]])
-    in_memory, _ = play(fedif(), line(), movers, rounds=2)
+    in_memory, _ = play(fedif(), point(1), movers, rounds=2)
     monkeypatch.setattr(screening, "SHARE_OF_MEMORY", 0.0)
     strategy = fedif()
-    in_file, _ = play(strategy, line(), movers, rounds=2)
+    in_file, _ = play(strategy, point(1), movers, rounds=2)
     assert strategy.workspace.updates.untyped_storage().filename is not None
     assert torch.equal(in_file, in_memory)
 
@@ -254,13 +248,11 @@ def test_buffers_are_those_of_the_weights():
 
 def test_a_round_looks_at_a_sample_of_its_own():
     """Each example wants another point, and a round's descent goes where its sample is."""
-    start = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(start.weight)
-    held_out = judge(start, torch.ones(40, 1), torch.arange(40.0)[:, None])
+    held_out = judge(point(1), torch.ones(40, 1), torch.arange(40.0)[:, None])
 
     def losses(examples: int, last: float = 40.0) -> list[float]:
         strategy = InfluenceDescent(held_out, descent=DescentSettings(examples=examples), **PLAIN)
-        _, reports = play(strategy, start, Movers([[last / 40], [last]]), rounds=3)
+        _, reports = play(strategy, point(1), Movers([[last / 40], [last]]), rounds=3)
         return [report.losses[0] for report in reports]
 
     assert losses(0)[0] == pytest.approx(sum((20.5 - k) ** 2 for k in range(40)) / 40)

@@ -20,17 +20,14 @@ from tests.strategies.hostile import (
     round_of,
     step_reply,
 )
-from tests.strategies.lines import play
+from tests.strategies.lines import play, point
 
 HUGE = 5e14  # Let in by the screening; the product of two such layers leaves float32.
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu", max_paused_turns=0)}
 
 
 def line() -> nn.Module:
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
-    for layer in model:
-        nn.init.zeros_(layer.weight)
-    return model
+    return nn.Sequential(point(1), point(1))
 
 
 def validation(loss_fn=nn.functional.mse_loss) -> Validation:
