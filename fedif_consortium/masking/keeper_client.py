@@ -15,6 +15,7 @@ from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import Ring, to_bytes, to_ring
 from fedif_flower.errors import ConfigError, KeeperError
 from fedif_flower.foreign import refused_as
+from fedif_flower.messages.text import printable
 
 CONNECT_SECONDS = 5.0
 FIRST_SECONDS = 30.0  # For the policy, which a run asks for before it starts.
@@ -122,7 +123,7 @@ class HttpKeeper:
 
     def close(self) -> str:
         """Let the keeper delete the last round's seeds; return its log's last hash, in hex."""
-        return self._ask("close/0/0").decode(errors="replace")
+        return printable(self._ask("close/0/0").decode(errors="replace"))
 
     def _numbers(self, path: str, given: Ring, count: int) -> Ring:
         """Return an answer of so many numbers."""
@@ -166,7 +167,7 @@ class HttpKeeper:
                     raise KeeperError(f"the keeper at {self.url} is too slow")
         if response.status_code == 200:
             return bytes(content)
-        reason = content.decode(errors="replace")
+        reason = printable(content.decode(errors="replace"))
         raise KeeperError(f"the keeper at {self.url}: status {response.status_code}: {reason}")
 
 

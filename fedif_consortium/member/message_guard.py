@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -40,7 +39,6 @@ from fedif_flower.settings import Scalar
 logger = logging.getLogger(__name__)
 
 REFUSED = ErrorCode.MOD_FAILED_PRECONDITION
-MOST_WAITING = 4  # Messages without a reply; an app that answers none must not fill the memory.
 WHOLE_SECONDS = 600.0  # For a reply that its app has announced to be there.
 _FAILED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION  # The app's own code would be text.
 _SEE_LOG = "the app failed; the reason is in the member's log"
@@ -58,14 +56,6 @@ class Connection(NamedTuple):
     pull_object: Callable[[int, str], bytes]
     push_object: Callable[[int, str, str, bytes], None]
     confirm_message_received: Callable[[int, str], None]
-
-
-class AdmittedRun(NamedTuple):
-    """A run that the member takes part in, its run config, and its bundle."""
-
-    run: Any
-    config: Mapping[str, Scalar]
-    fab: Any
 
 
 class MessageGuard:
@@ -94,8 +84,11 @@ class MessageGuard:
         self.counts = RoundCounts(policy.state, policy.runs)
         self.log = NodeLog(policy.state / "node-log")
         self.leaves = OutgoingPolicy(policy.leaves, self.log)
-        self._runs: dict[int, AdmittedRun] = {}
-        self._waiting: OrderedDict[str, tuple[Message, RecordDict]] = OrderedDict()
+        self._runs: dict[int, Any] = {}  # Those that the member takes part in,
+        self._configs: dict[int, Mapping[str, Scalar]] = {}  # their run configs,
+        self._fabs: dict[str, Any] = {}  # and their bundles by digest: runs are many, apps few.
+        # A SuperNode works on one message at a time: an earlier one waits for nothing any more.
+        self._waiting: dict[str, tuple[Message, RecordDict]] = {}
         self._pulled: dict[str, bytes] = {}
 
     def guarded(self, connection: Connection, store: Any, own: Mapping[str, Scalar]) -> Connection:
@@ -115,8 +108,8 @@ class MessageGuard:
         return connection._replace(
             receive=self.receive,
             send=self.send,
-            get_run=lambda run_id: self._runs[run_id].run,
-            get_fab=lambda _, run_id: self._runs[run_id].fab,
+            get_run=lambda run_id: self._runs[run_id],
+            get_fab=lambda _, run_id: self._fabs[self._runs[run_id].fab_hash],
             pull_object=lambda _, object_id: self._pulled.pop(object_id),
         )
 
@@ -137,7 +130,7 @@ class MessageGuard:
         message, tree = taken
         facts = message.metadata
         try:
-            config = self._admit(facts.run_id).config
+            config = self._admit(facts.run_id)
             self.counts.count(facts.message_type, datetime.now(UTC).date())
             contents = self._pull(message, tree)
             content = _read_message(message, contents)
@@ -150,17 +143,16 @@ class MessageGuard:
             self._refuse("in", message, error)
             return None
         self._pulled = contents
-        self._waiting[facts.message_id] = message, content
-        while len(self._waiting) > MOST_WAITING:
-            self._waiting.popitem(last=False)
+        self._waiting = {facts.message_id: (message, content)}
         return taken
 
-    def _admit(self, run_id: int) -> AdmittedRun:
-        """Return a run; RefusedByMemberError unless the member takes part in it."""
-        apps, known = self.policy.apps, self._runs.get(run_id)
-        run = known.run if known else self.connection.get_run(run_id)
+    def _admit(self, run_id: int) -> Mapping[str, Scalar]:
+        """Return a run's config; RefusedByMemberError unless the member takes part in it."""
+        apps = self.policy.apps
         # Flower keeps run configs and apps' states by series: another's would come past the policy.
-        run = replace(run, run_id=run_id, series_id=run_id)
+        run = self._runs.get(run_id) or replace(
+            self.connection.get_run(run_id), run_id=run_id, series_id=run_id
+        )
         get_fab = partial(self.connection.get_fab, run.fab_hash, run_id)
         if not apps.approval(run.fab_hash):
             apps.keep_refused(run.fab_hash, lambda: get_fab().content)
@@ -168,9 +160,9 @@ class MessageGuard:
                 f"this member has not approved app {run.fab_hash}; there: fedif app approve "
                 f"{run.fab_hash[:12]}"
             )
-        if known:
-            return known
-        fab = get_fab()
+        if run_id in self._configs:
+            return self._configs[run_id]
+        fab = self._fabs.get(run.fab_hash) or get_fab()
         if not fab.hash_str == run.fab_hash == bundle_digest(fab.content):
             raise RefusedByMemberError("the server sent another app than it announced")
         bundle = read_bundle(fab.content, "the app")
@@ -179,8 +171,8 @@ class MessageGuard:
         config = get_fused_config_from_fab(fab.content, run)
         own = get_fused_config_from_fab(fab.content, replace(run, override_config={}))
         self.policy.runs.check_run(bundle.name, config, own)
-        self._runs[run_id] = AdmittedRun(run, config, fab)
-        return self._runs[run_id]
+        self._fabs[run.fab_hash], self._runs[run_id], self._configs[run_id] = fab, run, config
+        return config
 
     def _pull(self, message: Message, tree: Any) -> dict[str, bytes]:
         """Fetch the objects of a message, which are what their names say."""
@@ -272,7 +264,7 @@ class MessageGuard:
         self.log.append(
             direction=direction,
             run=facts.run_id,
-            app=f"{known.run.fab_id} {known.run.fab_hash}" if known else "",
+            app=f"{known.fab_id} {known.fab_hash}" if known else "",
             kind=facts.message_type,
             bytes=sum(map(len, sent.values())),
             digest=digest,
