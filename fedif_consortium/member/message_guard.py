@@ -125,6 +125,9 @@ class MessageGuard:
             # Such as a database that is locked for a moment: Flower's SuperNode would end.
             logger.warning("the SuperLink fails, and is asked again: %s", error)
             return None
+        except (LookupError, ValueError) as error:  # Such as of a type that Flower does not have.
+            logger.warning("a message cannot be read: %s", printable(repr(error)))
+            return None
         if taken is None:
             return None
         message, tree = taken
@@ -245,12 +248,13 @@ class MessageGuard:
             told = "this member cannot write what its policy asks it to keep; is its disk full?"
         reason = printable(str(error) if isinstance(error, FedIFError) else repr(error), 1000)
         logger.warning("run %d: refused: %s", asked.metadata.run_id, reason)
-        reply = Message(Error(REFUSED, f"refused by the member: {printable(told)}"), reply_to=asked)
         try:
             self._note(direction, asked, asked.metadata.message_id, {}, reason)
         except StorageError as full:
             logger.error("%s", full)
+        error_sent = Error(REFUSED, f"refused by the member: {printable(told)}")
         try:
+            reply = Message(error_sent, reply_to=asked)
             self._push(reply, _in_pieces(reply), 0.0)
         except Exception as failure:  # as Flower does where a reply cannot be sent
             logger.error("run %d: the refusal was not sent: %r", asked.metadata.run_id, failure)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import message_from_proto
+from flwr.proto import message_pb2
 from flwr.supercore.fab import Fab
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -314,10 +315,22 @@ def test_with_a_full_disk_nothing_comes_in_or_leaves(member, monkeypatch, caplog
     assert member.tasks == 1
 
 
-@pytest.mark.parametrize(("status", "ends"), [(503, False), (401, True)])
-def test_a_superlink_that_fails_for_a_moment_is_asked_again(member, status, ends):
-    failure = HTTPStatusError("", request=Request("POST", "https://a"), response=Response(status))
-    member.asked = Mock(side_effect=failure)
+def status(code: int) -> HTTPStatusError:
+    return HTTPStatusError("", request=Request("POST", "https://a"), response=Response(code))
+
+
+@pytest.mark.parametrize(
+    ("receive", "ends"),
+    [
+        (Mock(side_effect=status(503)), False),
+        (Mock(side_effect=status(401)), True),
+        (lambda: message_from_proto(message_pb2.Message()), False),  # Of no type that there is.
+    ],
+)
+def test_a_superlink_that_fails_for_a_moment_and_an_unreadable_message_end_no_node(
+    member, receive, ends
+):
+    member.asked = receive
     with pytest.raises(HTTPStatusError) if ends else nullcontext():
         assert member.connection.receive() is None
 
