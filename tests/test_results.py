@@ -16,13 +16,13 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import read_rows
-from fedif_flower.runtime.local_run import run_locally
 from fedif_studies.commands import cli
 from fedif_studies.lab.comparison import compare
 from tests.consortium.statement.runs import make_run
-from tests.run.points import regression
+from tests.run import points
 
 PNG = b"\x89PNG"
+RUNS = ("fedif", "median")
 
 
 def by_hand(tmp_path: Path) -> Run:
@@ -96,12 +96,9 @@ def test_tables_are_read_as_numbers_and_frames(tmp_path):
 def two(tmp_path_factory) -> list[Path]:
     """Two runs of a task by different strategies."""
     folder = tmp_path_factory.mktemp("runs")
-    small = {"num_clients": 3, "fraction_train": 1.0, "num_server_rounds": 2}
-    task = regression()
-    return [
-        run_locally(task, folder, run_name=name, strategy=name, **small)
-        for name in ("fedif", "median")
-    ]
+    small = {"num_clients": 3, "num_server_rounds": 2}
+    task = points.regression()
+    return [points.run(folder, task, strategy=name, run_name=name, **small) for name in RUNS]
 
 
 def test_runs_are_compared_by_what_differs(two):

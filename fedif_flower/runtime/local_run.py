@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedif_flower.client.app import task_app
+from fedif_flower.client.app import ClientPart, task_app
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.part import RunPart
@@ -20,6 +20,7 @@ def run_locally(
     output_dir: str | Path = "runs",
     *,
     parts: Sequence[RunPart] | None = None,
+    client_parts: Sequence[ClientPart] = (),
     **settings: Scalar,
 ) -> Path:
     """Run a federation about a task in this process, and return the directory of its results.
@@ -35,6 +36,8 @@ def run_locally(
     parts : sequence of RunPart, optional
         What the run has beside its core, such as ``fedif_consortium.parts.run_parts()``. Default:
         the library's own.
+    client_parts : sequence of ClientPart
+        What its clients have beside their training.
     **settings
         Run-config keys, written with underscores: ``num_clients=4``.
 
@@ -44,8 +47,7 @@ def run_locally(
         Whatever is wrong with the task or a setting, or stopped the run.
     """
     keys = {name.replace("_", "-"): value for name, value in settings.items()}
-    config = RunConfig.from_run_config(
-        {**keys, "task": OWN + task.name, "output-dir": str(output_dir)}
-    )
-    grid = LocalGrid(task_app(task), config.num_clients)
+    own = {"task": OWN + task.name, "output-dir": str(output_dir)}
+    config = RunConfig.from_run_config(keys | own, parts)
+    grid = LocalGrid(task_app(task, parts=client_parts), config.num_clients)
     return run_federation(grid, config, task=task, parts=parts)

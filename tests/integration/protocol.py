@@ -6,8 +6,10 @@ for every message. Hostile ones send whatever they like, message by message, obj
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import httpx
@@ -43,13 +45,29 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from tests.integration.deployed import Deployment
 
 HEARTBEAT = 60.0
+GIVE_UP, PAUSE = 60.0, 0.2
 Reply = tuple[Message, ObjectTree, dict[str, bytes]]
+
+
+class Patient(httpx.HTTPTransport):
+    """Sends a request again where it was refused for its number, and where a connection ended."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        until = time.monotonic() + GIVE_UP
+        while time.monotonic() < until:
+            with contextlib.suppress(httpx.TransportError):
+                response = super().handle_request(request)
+                if response.status_code not in (429, 503):
+                    return response
+                response.close()
+            time.sleep(PAUSE)
+        raise httpx.ConnectError(f"no answer within {GIVE_UP:g} s")
 
 
 class Member:
     """One registered key, activated; ``node_id`` is what the SuperLink knows it by.
 
-    ``source`` is the address that it comes from.
+    One whose ``source`` is given comes from that address, and is patient.
     """
 
     def __init__(self, address: str, ca: Path, key: Path, source: str | None = None) -> None:
@@ -66,7 +84,7 @@ class Member:
         )
         if source is not None:
             context = ssl.create_default_context(cafile=str(ca))
-            transport = httpx.HTTPTransport(verify=context, local_address=source)
+            transport = Patient(verify=context, local_address=source)
             self.client._client = httpx.Client(transport=transport, timeout=30.0)
         self.client.__enter__()
         answer = self.client.ActivateNode(
@@ -135,25 +153,23 @@ class Member:
             )
         )
 
-    def upload(self, run_id: int, session_id: str, object_id: str, content: bytes) -> bool:
-        request = PushObjectRequest(
-            node=self.node,
-            run_id=run_id,
-            session_id=session_id,
-            object_id=object_id,
-            object_content=content,
-        )
-        return bool(self.client.PushObject(request).stored)
+    def upload(
+        self, reply: Message, session_id: str, contents: Mapping[str, bytes], ids: Iterable[str]
+    ) -> bool:
+        """Upload some objects of a reply; return whether each was stored."""
+        own = {"node": self.node, "run_id": reply.metadata.run_id, "session_id": session_id}
+        stored = []
+        for object_id in ids:
+            content = contents[object_id]
+            request = PushObjectRequest(object_id=object_id, object_content=content, **own)
+            stored.append(self.client.PushObject(request).stored)
+        return all(stored)
 
     def send(self, reply: Message) -> bool:
         """Send a reply as a SuperNode does; return whether all of it was stored."""
         reply, tree, contents = packed(reply)
         response = self.announce(reply, tree)
-        run_id = reply.metadata.run_id
-        return all(
-            self.upload(run_id, response.session_id, i, contents[i])
-            for i in response.objects_to_push
-        )
+        return self.upload(reply, response.session_id, contents, response.objects_to_push)
 
 
 def packed(reply: Message) -> Reply:

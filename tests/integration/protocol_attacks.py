@@ -42,8 +42,7 @@ def uploads_half(member: Member, message: Message, victim: Message) -> None:
     """Announce a reply and send half of it; then nothing comes any more."""
     reply, tree, contents = packed(step_reply(message, 1.0))
     response = member.announce(reply, tree)
-    for object_id in list(response.objects_to_push)[::2]:
-        member.upload(reply.metadata.run_id, response.session_id, object_id, contents[object_id])
+    member.upload(reply, response.session_id, contents, response.objects_to_push[::2])
 
 
 def message_id(content_id: str, envelope: ProtoMessage) -> str:
@@ -86,8 +85,7 @@ def forges(member: Member, message: Message, victim: Message) -> None:
     reply, tree, contents = packed(inner)
     reply.metadata.__dict__["_src_node_id"] = true_id
     response = member.announce(reply, tree)
-    for object_id in response.objects_to_push:
-        member.upload(reply.metadata.run_id, response.session_id, object_id, contents[object_id])
+    member.upload(reply, response.session_id, contents, response.objects_to_push)
 
 
 def deletes_others(member: Member, message: Message, victim: Message) -> None:
@@ -122,7 +120,7 @@ def heavy(member: Member, message: Message, victim: Message) -> None:
         with refused():
             member.send(Message(RecordDict(content), reply_to=message))
     with refused():
-        member.upload(message.metadata.run_id, "session", "0" * 64, b"x" * (4 * CHUNK))
+        member.upload(message, "session", {"0" * 64: b"x" * (4 * CHUNK)}, ["0" * 64])
 
 
 def wrong_tree(member: Member, message: Message, victim: Message) -> None:
@@ -135,10 +133,7 @@ def wrong_tree(member: Member, message: Message, victim: Message) -> None:
     looped.children.append(ObjectTree(object_id=tree.object_id))
     with refused():
         response = member.announce(reply, looped)
-        for object_id in response.objects_to_push:
-            member.upload(
-                reply.metadata.run_id, response.session_id, object_id, contents[object_id]
-            )
+        member.upload(reply, response.session_id, contents, response.objects_to_push)
 
 
 def other_content(member: Member, message: Message, victim: Message) -> None:
@@ -146,9 +141,9 @@ def other_content(member: Member, message: Message, victim: Message) -> None:
     reply, tree, contents = packed(step_reply(message, 1.0))
     response = member.announce(reply, tree)
     for object_id in response.objects_to_push:
-        content = contents[object_id][:-1] + b"!"
+        other = {object_id: contents[object_id][:-1] + b"!"}
         with refused():
-            member.upload(reply.metadata.run_id, response.session_id, object_id, content)
+            member.upload(reply, response.session_id, other, other)
 
 
 def odd_metadata(member: Member, message: Message, victim: Message) -> None:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
 
-import httpx
-from flwr.supernode.fleet_http_client import FleetHttpClient
-
-from tests.integration.deployed import REPOSITORY, Deployment, wait_for
+from tests.integration.deployed import HOST, REPOSITORY, Deployment, wait_for
 from tests.integration.played import PAUSE, Played, peak_of
-from tests.integration.protocol import Member
 
 HONEST = ("honest-a", "honest-b")
-HOSTILE = "hostile"
-HOME = "127.0.0.1"
-NODES_HOME, ATTACKERS_HOME = "127.0.0.3", "127.0.0.2"
-ENDLESS = 3600.0
-GIVE_UP = 60.0
+HOSTILE = "hostile"  # Whose key is abused; it answers honestly too, so that no round waits for it.
+NODES_HOME = "127.0.0.3"
+LIMITED = ("sh", "-c", 'ulimit -n 1024; exec "$@"', "limited")  # Of open files.
 
 
 @dataclass
@@ -38,38 +30,6 @@ class Phase:
     peak: int = 0
     found: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    @property
-    def usual(self) -> float:
-        return statistics.median(self.seconds) if self.seconds else float("inf")
-
-
-class Patient:
-    """A client that sends a request again where it was refused for its number.
-
-    The one whose key is abused answers honestly too, so that no round waits for it.
-    """
-
-    def __init__(self, client: FleetHttpClient) -> None:
-        self._client = client
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-
-        def again(*arguments: Any) -> Any:
-            until = time.monotonic() + GIVE_UP
-            while True:
-                try:
-                    return method(*arguments)
-                except httpx.HTTPStatusError as error:
-                    if error.response.status_code not in (429, 503) or time.monotonic() > until:
-                        raise
-                except httpx.TransportError:  # A SuperNode begins anew, too.
-                    if time.monotonic() > until:
-                        raise
-                time.sleep(PAUSE)
-
-        return again
-
 
 class Siege(Played):
     """A context manager: a SuperLink, a run without end, its members, and attacks beside it.
@@ -80,30 +40,22 @@ class Siege(Played):
         For everything.
     guarded : bool
         Whether the SuperLink is this project's behind nginx, or Flower's own.
-    descriptors : int
-        Its limit of open files.
     """
 
-    def __init__(self, directory: Path, guarded: bool = True, descriptors: int = 1024) -> None:
+    def __init__(self, directory: Path, guarded: bool = True) -> None:
         run = {"min-valid-replies": len(HONEST), "pace.timeout": 600.0}
         deployment = Deployment(directory, proxy=guarded)
         super().__init__(deployment, (*HONEST, HOSTILE), source=NODES_HOME, **run)
         self._guarded = guarded
-        self._limited = ("sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "limited")
-
-    def join(self, name: str) -> Member:
-        member = super().join(name)
-        member.client = cast(FleetHttpClient, Patient(member.client))
-        return member
 
     def start_superlink(self) -> None:
         if self._guarded:
-            self.deployment.start_superlink(prefix=self._limited)
+            self.deployment.start_superlink(prefix=LIMITED)
             return
         certificate = {name: self.deployment.server / f"server.{name}" for name in ("crt", "key")}
         self.deployment.start(
-            *("superlink", *self._limited, "flower-superlink", "--enable-supernode-auth"),
-            *("--host", HOME, "--port", self.deployment.port),
+            *("superlink", *LIMITED, "flower-superlink", "--enable-supernode-auth"),
+            *("--host", HOST, "--port", self.deployment.port),
             *("--ssl-ca-certfile", self.deployment.server / "ca.crt"),
             *("--ssl-certfile", certificate["crt"], "--ssl-keyfile", certificate["key"]),
             *("--database", self.deployment.server / "superlink.db"),
@@ -147,8 +99,7 @@ class Siege(Played):
         before, key = begun(), self.deployment.key(HOSTILE)
         process = self.deployment.start(
             *(name, sys.executable, "-m", "tests.integration.strangers", name),
-            *(self.deployment.address, ENDLESS, ATTACKERS_HOME),
-            *((key, self.members[HOSTILE].node_id) if "member" in name else ()),
+            *(self.deployment.address, key, self.members[HOSTILE].node_id),
             environment={"PYTHONPATH": str(REPOSITORY)},
         )
         wait_for(name, lambda: begun() > before, pause=PAUSE)

@@ -1,8 +1,8 @@
 """What reaches a public port from hosts that hold no registered key, and from one that does.
 
-``python -m tests.integration.strangers NAME HOST:PORT SECONDS [SOURCE [KEY NODE-ID]]`` plays one
-attack, as a process of its own, and prints what came of it as JSON. ``SOURCE`` is the address that
-it comes from; on loopback any of 127.0.0.0/8. Only :func:`member_flood` has a registered key.
+``python -m tests.integration.strangers NAME HOST:PORT KEY NODE-ID`` plays one attack, as a process
+of its own, from an address of its own, until it is ended; then it prints what came of it as JSON.
+Only :func:`member_flood` uses the registered key.
 """
 
 from __future__ import annotations
@@ -16,126 +16,78 @@ import socket
 import ssl
 import sys
 import time
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from threading import Lock, Thread
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import PullObjectRequest
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.date import now
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-CONTENT_TYPE = f"Content-Type: {PROTOBUF_MEDIA_TYPE}\r\n"
+from tests.consortium.superlink.test_signed_requests import headers
+
+HOME = "127.0.0.2"
+FLEET = "/v1/fleet/"
 PIECE = 64 * 1024
 BODY = 9 * 1024 * 1024
 ENOUGH = 64 * 1024 * 1024  # More of a header than any server should take.
+LONGEST = "most bytes of a header"
 PAUSE = 0.1  # Before a connection that was ended is begun anew.
-HALF_OPEN, SLOW = 1000, 200
-BOMBERS, FLOODERS, FLOOD = 8, 12, 10_000
+HALF_OPEN, SLOW, BOMBERS, FLOODERS = 1000, 200, 8, 12
+Act = Callable[[HTTPSConnection], None]
 
 
 @dataclass
 class Attacker:
-    """Where an attack goes to, how long it lasts, and what came of it."""
+    """Where an attack goes to, and what came of it."""
 
     host: str
     port: int
-    until: float
-    source: str = "127.0.0.2"
-    key: str = ""
-    node_id: int = 0
+    key: Path
+    node_id: int
     found: Counter[str] = field(default_factory=Counter)
     lock: Lock = field(default_factory=Lock)
 
-    def goes_on(self) -> bool:
-        return time.monotonic() < self.until
-
-    def note(self, name: str, count: int = 1) -> None:
+    def note(self, name: str | int) -> None:
         with self.lock:
-            self.found[name] += count
+            self.found[str(name)] += 1
 
-    def note_most(self, name: str, count: int) -> None:
-        with self.lock:
-            self.found[name] = max(self.found[name], count)
+    def play(self, act: Act, connections: int = 1) -> None:
+        """Act on so many connections at once, each of them anew once it has ended."""
+        for _ in range(connections):
+            Thread(target=self._again, args=(act,), daemon=True).start()
 
-    def connect(self, act: Callable[[socket.socket], None], timeout: float = 10.0) -> None:
-        """Act on a connection with TLS; whatever ends it is no error."""
-        try:
-            with (
-                socket.create_connection((self.host, self.port), timeout, (self.source, 0)) as raw,
-                _trusting().wrap_socket(raw) as encrypted,
-            ):
+    def _again(self, act: Act) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        here = {"timeout": 60.0, "source_address": (HOME, 0), "context": context}
+        while True:
+            connection = HTTPSConnection(self.host, self.port, **here)
+            try:
+                connection.connect()
                 self.note("connections")
-                act(encrypted)
-        except OSError:
-            self.note("ended by the server")
-            time.sleep(PAUSE)
-
-    def next_request(self) -> bool:
-        """Count one more request; return whether there is one to send."""
-        with self.lock:
-            self.found["requests"] += 1
-            return self.found["requests"] <= FLOOD
-
-    def headers(self, path: str, length: int) -> bytes:
-        """Return a request's header, signed by the registered key, else by one made up."""
-        private = (
-            load_ssh_private_key(Path(self.key).read_bytes(), None)
-            if self.key
-            else ec.generate_private_key(ec.SECP384R1())
-        )
-        assert isinstance(private, ec.EllipticCurvePrivateKey)
-        stamp = now().isoformat()
-        lines = {
-            "Host": self.host,
-            "Content-Length": str(length),
-            FLEET_HTTP_PUBLIC_KEY_HEADER: b64encode(
-                public_key_to_bytes(private.public_key())
-            ).decode(),
-            TIMESTAMP_HEADER: stamp,
-            FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(private, stamp.encode())).decode(),
-        }
-        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        return f"POST /v1/fleet/{path} HTTP/1.1\r\n{CONTENT_TYPE}{head}\r\n".encode()
+                act(connection)
+            except (OSError, HTTPException):
+                self.note("ended by the server")
+                time.sleep(PAUSE)
+            finally:
+                connection.close()
 
 
-def _trusting() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
-
-
-def _status(connection: socket.socket) -> str:
-    """Return the status of an answer that is read whole."""
-    head = b""
-    while b"\r\n\r\n" not in head:
-        received = connection.recv(PIECE)
-        if not received:
-            return "closed"
-        head += received
-    head, _, body = head.partition(b"\r\n\r\n")
-    lengths = [x for x in head.lower().split(b"\r\n") if x.startswith(b"content-length:")]
-    length = int(lengths[0].split(b":")[1]) if lengths else 0
-    while len(body) < length and (received := connection.recv(PIECE)):
-        body += received
-    return head.split(b" ", 2)[1].decode()
-
-
-def _together(attacker: Attacker, count: int, one: Callable[[Attacker], None]) -> None:
-    threads = [Thread(target=one, args=(attacker,), daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def _begin(connection: HTTPSConnection, path: str, length: int) -> None:
+    """Send a request's header, signed by a key that nobody has registered."""
+    signed = headers(ec.generate_private_key(ec.SECP384R1()))
+    connection.putrequest("POST", FLEET + path)
+    for name, value in {"Content-Length": str(length), **signed}.items():
+        connection.putheader(name, value)
+    connection.putheader("Content-Type", PROTOBUF_MEDIA_TYPE)
+    connection.endheaders()
 
 
 def endless_header(attacker: Attacker) -> None:
@@ -147,130 +99,94 @@ def many_headers(attacker: Attacker) -> None:
 
 
 def _endless(attacker: Attacker, piece: bytes) -> None:
-    def act(connection: socket.socket) -> None:
-        connection.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nX: ")
-        sent = 0
-        while attacker.goes_on() and sent < ENOUGH:
-            connection.sendall(piece)
-            sent += len(piece)
-            attacker.note_most("most bytes of a header", sent)
+    def act(connection: HTTPSConnection) -> None:
+        connection.send(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nX: ")
+        for sent in range(len(piece), ENOUGH, len(piece)):
+            connection.send(piece)
+            attacker.found[LONGEST] = max(attacker.found[LONGEST], sent)
 
-    while attacker.goes_on():
-        attacker.connect(act)
+    attacker.play(act)
 
 
 def slow_bodies(attacker: Attacker) -> None:
     """Send bodies a byte a second, over 200 connections."""
-    _together(attacker, SLOW, _slow_body)
 
-
-def _slow_body(attacker: Attacker) -> None:
-
-    def act(connection: socket.socket) -> None:
-        connection.sendall(attacker.headers("activate-node", 4000))
-        connection.settimeout(1.0)
-        while attacker.goes_on():
-            connection.sendall(b"\n")
+    def act(connection: HTTPSConnection) -> None:
+        _begin(connection, "activate-node", 4000)
+        connection.sock.settimeout(1.0)
+        while True:
+            connection.send(b"\n")
             with contextlib.suppress(TimeoutError):
-                attacker.note(_status(connection))
+                attacker.note(connection.getresponse().status)
                 return
 
-    while attacker.goes_on():
-        attacker.connect(act)
+    attacker.play(act, SLOW)
 
 
 def half_open(attacker: Attacker) -> None:
     """Begin a thousand handshakes and finish none; begin anew where they are ended."""
     held: list[socket.socket] = []
-    address = attacker.host, attacker.port
-    while attacker.goes_on():
+    while True:
         if len(held) >= HALF_OPEN:
             held.pop(0).close()
             time.sleep(PAUSE / 20)
         with contextlib.suppress(OSError):
-            held.append(socket.create_connection(address, 1.0, (attacker.source, 0)))
+            held.append(socket.create_connection((attacker.host, attacker.port), 1.0, (HOME, 0)))
             held[-1].sendall(b"\x16\x03\x01")  # The beginning of a handshake.
             attacker.note("connections")
-    for connection in held:
-        connection.close()
 
 
 def bombs(attacker: Attacker) -> None:
     """Send two bytes over and over, the longest body that there is, on eight connections."""
-    _together(attacker, BOMBERS, _bomb)
-
-
-def _bomb(attacker: Attacker) -> None:
     body = b"\x12\x00" * (BODY // 2)  # So many empty messages.
 
-    def act(connection: socket.socket) -> None:
-        connection.sendall(attacker.headers("push-messages", len(body)))
-        with contextlib.suppress(OSError):
-            connection.sendall(body)
-        attacker.note(_status(connection))
+    def act(connection: HTTPSConnection) -> None:
+        _begin(connection, "push-messages", len(body))
+        with contextlib.suppress(OSError):  # It may be answered before it is read.
+            connection.send(body)
+        attacker.note(connection.getresponse().status)
 
-    while attacker.goes_on():
-        attacker.connect(act, timeout=60.0)
+    attacker.play(act, BOMBERS)
 
 
 def member_flood(attacker: Attacker) -> None:
-    """Send a registered node's requests as fast as they go, on 16 connections, 10,000 in all."""
-    _together(attacker, FLOODERS, _flood)
-
-
-def _flood(attacker: Attacker) -> None:
+    """Send a registered node's requests as fast as they go, on twelve connections."""
     node = Node(node_id=attacker.node_id)
     requests = {  # A row in the database, and a read.
         "send-node-heartbeat": SendNodeHeartbeatRequest(node=node, heartbeat_interval=60.0),
         "pull-object": PullObjectRequest(node=node, run_id=1, object_id="0" * 64),
     }
-    bodies = {path: request.SerializeToString() for path, request in requests.items()}
+    bodies = {FLEET + path: request.SerializeToString() for path, request in requests.items()}
+    private = load_ssh_private_key(attacker.key.read_bytes(), None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
 
-    def act(connection: socket.socket) -> None:
+    def act(connection: HTTPSConnection) -> None:
         # A signature holds for five minutes.
-        whole = [attacker.headers(path, len(body)) + body for path, body in bodies.items()]
-        for request in itertools.cycle(whole):
-            if not attacker.goes_on() or not attacker.next_request():
-                return
-            connection.sendall(request)
-            status = _status(connection)
-            attacker.note(status)
-            if status in ("429", "503", "closed"):
+        signed = {"Content-Type": PROTOBUF_MEDIA_TYPE, **headers(private)}
+        for path, body in itertools.cycle(bodies.items()):
+            connection.request("POST", path, body, signed)
+            answer = connection.getresponse()
+            answer.read()
+            attacker.note(answer.status)
+            if answer.status in (429, 503):
                 return
 
-    while attacker.goes_on() and attacker.found["requests"] < FLOOD:
-        attacker.connect(act, timeout=60.0)
+    attacker.play(act, FLOODERS)
 
 
 ATTACKS: dict[str, Callable[[Attacker], None]] = {
     attack.__name__: attack
-    for attack in (
-        endless_header,
-        many_headers,
-        slow_bodies,
-        half_open,
-        bombs,
-        member_flood,
-    )
+    for attack in (endless_header, many_headers, slow_bodies, half_open, bombs, member_flood)
 }
 
 
-def main(
-    name: str,
-    address: str,
-    seconds: str,
-    source: str = "127.0.0.2",
-    key: str = "",
-    node_id: str = "0",
-) -> None:
+def main(name: str, address: str, key: str, node_id: str) -> None:
     """Play one attack; it leaves the processor to others, as if it had a host of its own."""
     os.setpriority(os.PRIO_PROCESS, 0, 19)
     with contextlib.suppress(OSError):  # Linux may share the processor by session.
         Path("/proc/self/autogroup").write_text("5")
     host, port = address.rsplit(":", 1)
-    attacker = Attacker(
-        host, int(port), time.monotonic() + float(seconds), source, key, int(node_id)
-    )
+    attacker = Attacker(host, int(port), Path(key), int(node_id))
 
     def end(*_: object) -> None:
         print(json.dumps(attacker.found), flush=True)
@@ -278,9 +194,9 @@ def main(
 
     signal.signal(signal.SIGTERM, end)
     print("begins", flush=True)
-    Thread(target=ATTACKS[name], args=(attacker,), daemon=True).start()
+    ATTACKS[name](attacker)
     while True:
-        time.sleep(1.0)  # Until whoever started it ends it.
+        time.sleep(1.0)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedif_consortium.parts import client_parts, run_parts
-from fedif_flower.apps import client_app
-from fedif_flower.run.config import RunConfig
-from fedif_flower.run.federation import run_federation
-from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.runtime.local_run import run_locally
 from fedif_flower.tasks.task import Metric, Task
 
 SLOPE = torch.tensor([[2.0], [-1.0]])
@@ -57,16 +54,7 @@ def classes(**changes) -> Task:
 
 
 def run(tmp_path: Path, task: Task, **settings) -> Path:
-    values = {
-        "task": "this-app:" + task.name,
-        "num-clients": 4,
-        "fraction-train": 1.0,
-        "num-server-rounds": 3,
-        "learning-rate": 0.05,
-        "output-dir": str(tmp_path),
-        "device": "cpu",
-        **{key.replace("_", "-"): value for key, value in settings.items()},
-    }
-    config = RunConfig.from_run_config(values, run_parts())
-    grid = LocalGrid(client_app(task, client_parts()), config.num_clients)
-    return run_federation(grid, config, task=task, parts=run_parts())
+    usual = {"num_clients": 4, "fraction_train": 1.0, "num_server_rounds": 3}
+    usual |= {"learning_rate": 0.05, "device": "cpu"}
+    parts = {"parts": run_parts(), "client_parts": client_parts()}
+    return run_locally(task, tmp_path, **parts, **(usual | settings))

@@ -110,7 +110,7 @@ def test_a_signal_may_interrupt_a_save_at_any_line(tmp_path):
             recorder.on_metrics(server_round, {})
             if server_round < 2:
                 recorder.on_round_end(server_round)
-        lines = 0
+        lines, before = 0, sys.gettrace()
 
         def trace(frame, event, _):
             nonlocal lines
@@ -118,7 +118,7 @@ def test_a_signal_may_interrupt_a_save_at_any_line(tmp_path):
                 return None
             lines += event == "line"
             if lines == interrupted_at:
-                sys.settrace(None)
+                sys.settrace(before)
                 raise KeyboardInterrupt
             return trace
 
@@ -128,7 +128,7 @@ def test_a_signal_may_interrupt_a_save_at_any_line(tmp_path):
         except KeyboardInterrupt as signal:
             recorder.stopped(signal)
         finally:
-            sys.settrace(None)
+            sys.settrace(before)  # That of a measurement of coverage goes on.
         checkpoint = CheckpointFolder(recorder.checkpoints.folder, {}).find("auto")
         assert checkpoint is not None
         rounds = [line["round"] for line in checkpoint.lines["rounds"]]
