@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ from fedif_flower.valuation import shapley
 from fedif_studies.lab.spec import read_sweep
 from fedif_studies.paper.report import update_docs
 from tests.strategies.hostile import Clients
-from tests.test_docs_names import DOCS, REPOSITORY, is_there
+from tests.test_docs_names import DOCS, REPOSITORY, blocks_of, is_there
 from tests.test_docs_names import PAGES as WRITTEN
 from tests.test_docs_names import page_name as _name
 
@@ -45,13 +44,14 @@ ROLE = re.compile(
 )
 
 
-def _blocks(path: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), flags=re.DOTALL | re.M)
-
-
 # The README's example needs a project of the reader's own, see below.
-WITH_CODE = [path for path in WRITTEN if _blocks(path, "python") and path.name != "README.md"]
-TRAINED = {DOCS / "tutorial" / f"{name}.md" for name in ("own-app", "own-parts")}
+# That of `own-app.md` runs in test_tutorial.py, which looks at what comes of it.
+OTHERS = ("README.md", "own-app.md")
+WITH_CODE = [
+    pytest.param(path, marks=[pytest.mark.all] * (path.name == "own-parts.md"), id=_name(path))
+    for path in WRITTEN
+    if path.name not in OTHERS and blocks_of(path.read_text(), "python")
+]
 
 
 @pytest.mark.parametrize("path", [*WRITTEN, REPOSITORY / "CHANGELOG.md"], ids=_name)
@@ -61,25 +61,22 @@ def test_every_link_between_files_of_the_repository_leads_somewhere(path):
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, marks=[pytest.mark.all] * (p in TRAINED), id=_name(p)) for p in WITH_CODE],
-)
+@pytest.mark.parametrize("path", WITH_CODE)
 def test_code_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "documentation"}
     with torch_threads(1):  # small models: more threads would wait for each other
-        for code in _blocks(path, "python"):
+        for code in blocks_of(path.read_text(), "python"):
             exec(compile(code, str(path), "exec"), names)
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=_name)
 def test_settings_in_commands_are_allowed(path, tmp_path):
     defaults = RunConfig.defaults()
-    for block in _blocks(path, "sh"):
+    for block in blocks_of(path.read_text(), "sh"):
         for settings in re.findall(r"(?:-c |CONFIG=)'([^']*)'", block):
             RunConfig.from_run_config(defaults | parse_overrides(settings), server_parts())
-    for number, block in enumerate(_blocks(path, "toml")):
+    for number, block in enumerate(blocks_of(path.read_text(), "toml")):
         spec = tmp_path / f"{number}.toml"
         spec.write_text(block)
         if POLICY.search(block):
@@ -89,7 +86,7 @@ def test_settings_in_commands_are_allowed(path, tmp_path):
 
 
 def test_commands_exist():
-    text = "\n".join(block for path in WRITTEN for block in _blocks(path, "sh"))
+    text = "\n".join(block for path in WRITTEN for block in blocks_of(path.read_text(), "sh"))
     targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.M)
     assert set(re.findall(r"^make ([a-z-]+)", text, flags=re.M)) <= set(targets)
     for line in re.findall(r"^(python -m [\w.]+)", text, flags=re.M):
@@ -140,7 +137,7 @@ README = (REPOSITORY / "README.md").read_text()
 
 
 def test_library_example(tmp_path, monkeypatch, capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    (code,) = blocks_of(README, "python")
     project = types.ModuleType("my_project")
     project.Net = lambda: torch.nn.Linear(2, 2)
     project.held_out_data = lambda: (torch.eye(2), torch.tensor([0, 1]))

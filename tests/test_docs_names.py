@@ -51,11 +51,15 @@ def _inline(path: Path) -> list[str]:
     return [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
 
 
+def blocks_of(text: str, language: str) -> list[str]:
+    """Return the blocks of code in a page's text; ``language`` may be several, by bars."""
+    pattern = rf"^ *```(?:{language})\n(.*?)^ *```"
+    return re.findall(pattern, text, flags=re.DOTALL | re.MULTILINE)
+
+
 def _lines(path: Path) -> list[str]:
     """Return the lines of a page's shell blocks, each with its continuations."""
-    blocks = re.findall(
-        r"^ *```(?:sh|bash|console)\n(.*?)^ *```", path.read_text(), re.DOTALL | re.M
-    )
+    blocks = blocks_of(path.read_text(), "sh|bash|console")
     return "".join(blocks).replace("\\\n", " ").splitlines()
 
 

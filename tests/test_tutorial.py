@@ -26,26 +26,16 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import parse_overrides
-from fedif_flower.strategies import Setup
-from tests.strategies.lines import Movers, Threshold, threshold_validation
+from tests.strategies.lines import BASE, Movers, Threshold, threshold_validation
+from tests.test_docs_names import REPOSITORY, blocks_of
 
 pytestmark = pytest.mark.all
-REPOSITORY = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
     with torch_threads(1):
         yield
-
-
-def code_of(page: str, blocks: int) -> dict:
-    """Run a page's first blocks of Python and return their names."""
-    text = (REPOSITORY / "docs" / "tutorial" / page).read_text()
-    names: dict = {"__name__": "documentation"}
-    for block in re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.M)[:blocks]:
-        exec(compile(block, page, "exec"), names)
-    return names
 
 
 def run_of(settings: str, output_dir: Path, nodes=None) -> RunFolder:
@@ -65,27 +55,21 @@ def last_scores(run_dir: Path) -> tuple[list[float], list[float]]:
     return sorted(scores[0]), sorted(scores[1])
 
 
-def test_own_model_finds_the_clients_with_wrong_labels(tmp_path, monkeypatch):
+def test_own_app_finds_the_clients_with_wrong_labels_and_draws_curves(tmp_path, monkeypatch):
+    """All its code runs; after four blocks it says who ends where."""
     monkeypatch.chdir(tmp_path)
-    scores = code_of("own-app.md", 4)["strategy"].ledger.scores
-    said = "end below 0.15, all others above 0.4"
-    assert said in (REPOSITORY / "docs" / "tutorial" / "own-app.md").read_text()
-    assert all((score < 0.15) == (node_id < 1003) for node_id, score in scores.items())
-    assert all((score > 0.4) == (node_id >= 1003) for node_id, score in scores.items())
-
-
-def test_curves_have_each_round_and_member():
     page = (REPOSITORY / "docs" / "tutorial" / "own-app.md").read_text()
     names: dict = {"__name__": "documentation"}
-    [code] = re.findall(r"^```python\n((?:(?!```).)*class Curves.*?)^```", page, re.DOTALL | re.M)
-    exec(compile(code, "own-app.md", "exec"), names)
+    for number, code in enumerate(blocks_of(page, "python"), start=1):
+        exec(compile(code, "own-app.md", "exec"), names)
+        if number == 4:
+            scores = names["strategy"].ledger.scores
+    assert "end below 0.15, all others above 0.4" in page
+    assert all((score < 0.15) == (node_id < 1003) for node_id, score in scores.items())
+    assert all((score > 0.4) == (node_id >= 1003) for node_id, score in scores.items())
     logged: dict[str, dict[int, float]] = {}
-    strategy = FedIF(
-        threshold_validation(),
-        fraction_evaluate=0.0,
-        callbacks=[names["Curves"](lambda name, y, x: logged.setdefault(name, {}).update({x: y}))],
-        setup=Setup(device="cpu"),
-    )
+    curves = names["Curves"](lambda name, y, x: logged.setdefault(name, {}).update({x: y}))
+    strategy = FedIF(threshold_validation(), callbacks=[curves], **BASE)
     strategy.start(
         LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3),
         model_arrays(Threshold()),

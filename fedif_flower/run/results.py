@@ -254,7 +254,7 @@ class Run:
         ends: Any = None
         if all(member.low is not None for member in shown):
             lows, highs = np.array([(member.low, member.high) for member in shown]).T
-            # A sum may lie outside of the quantiles of its resamples.
+            # A width of 0 may be less by rounding, which a picture refuses.
             ends = np.maximum([values - lows, highs - values], 0.0)
         axes.barh(range(len(shown)), values, xerr=ends, color=colours)
         axes.set_yticks(range(len(shown)), [member.label for member in shown])

@@ -119,12 +119,7 @@ class Deployment:
         self, *arguments: object, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Call ``fedif federation`` for this one."""
-        return self.fedif("federation", *arguments, "--in", self.server, check=check)
-
-    def fedif(self, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-        result = self.call("fedif", *arguments)
-        assert result.returncode == 0 or not check, result.stdout + result.stderr
-        return result
+        return self.call("fedif", "federation", *arguments, "--in", self.server, check=check)
 
     def node_folder(self, name: str) -> Path:
         return self.directory / "nodes" / name
@@ -143,7 +138,9 @@ class Deployment:
             self.federation("invite", name)
             invitation = self.server / "invitations" / f"{name}.invitation.toml"
             folder = self.node_folder(name)
-            self.fedif("node", "join", invitation, "--in", folder, "-c", config, "--no-check")
+            self.call(
+                "fedif", "node", "join", invitation, "--in", folder, "-c", config, "--no-check"
+            )
             answers.append(folder / f"{name}.answer.toml")
         self.federation("add-member", *answers)
         for name in configs:
@@ -151,12 +148,10 @@ class Deployment:
             self.node_ids[name] = int(record["node-id"])
 
     def flwr(self, *arguments: object) -> str:
-        result = self.call("flwr", *arguments)
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
+        return self.call("flwr", *arguments).stdout
 
-    def call(self, *command: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    def call(self, *command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+        result = subprocess.run(
             [*map(str, command)],
             env={**self.marked.environment, "PATH": self.path},
             cwd=self.directory,
@@ -164,6 +159,8 @@ class Deployment:
             capture_output=True,
             text=True,
         )
+        assert result.returncode == 0 or not check, result.stdout + result.stderr
+        return result
 
     def start(
         self,
@@ -251,9 +248,6 @@ class Deployment:
         wait_for(f"end of run {run_id}", lambda: end.search(self.log("superlink")), timeout)
         [run] = json.loads(self.flwr("list", NAME, "--run-id", run_id, "--format", "json"))["runs"]
         return run["status"], run["status-details"]
-
-    def run_log(self, run_id: int) -> str:
-        return self.flwr("log", run_id, NAME, "--show")
 
 
 def write_app(folder: Path, client_app: str | None = None) -> Path:

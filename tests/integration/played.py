@@ -1,12 +1,11 @@
-"""A SuperLink behind TLS, a run, and registered members that the test plays, each in a thread."""
+"""A SuperLink behind TLS, a run, and registered members that the test plays."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Lock
 from typing import Self
 
 import httpx
@@ -15,16 +14,15 @@ from flwr.app import Message
 
 from client_app import app
 from fedif_flower.run.rows import read_rows
-from tests.integration.deployed import REPOSITORY, Deployment, wait_for
+from tests.integration.deployed import REPOSITORY, Deployment
 from tests.integration.protocol import Member, join
 
 ROUNDS = 1000  # More than are ever played.
 PAUSE = 0.2  # Between two looks: each costs the SuperLink some 10 ms.
-Answer = Callable[[Member, Message], None]
 
 
 class Played:
-    """A context manager: the run goes on, without end, once it has been entered.
+    """A context manager: the run has been submitted once it is entered, and goes on without end.
 
     Parameters
     ----------
@@ -32,8 +30,6 @@ class Played:
         Entered with this one.
     names : tuple of str
         The members.
-    answers : mapping of str to callable
-        How a member answers a message that asks it to train, if not honestly.
     source : str, optional
         The address that members come from.
     **run
@@ -44,67 +40,54 @@ class Played:
         self,
         deployment: Deployment,
         names: tuple[str, ...],
-        answers: Mapping[str, Answer] | None = None,
         source: str | None = None,
         **run: object,
     ) -> None:
         self.deployment, self.names = deployment, names
-        self._answers, self._source, self._run = answers or {}, source, run
-        self._stop, self._training = Event(), Lock()
-        self._players: list[Thread] = []
+        self._source, self._run, self._training = source, run, Lock()
         self.members: dict[str, Member] = {}
         self.run_dir = deployment.server / "runs" / "played"
 
     def __enter__(self) -> Self:
-        self.deployment.__enter__()
-        try:
-            self._begin()
-        except BaseException:
-            self.__exit__()
-            raise
+        with contextlib.ExitStack() as left:
+            left.enter_context(self.deployment)
+            self.start_superlink()
+            for name in self.names:
+                self.members[name] = join(self.deployment, name, self._source)
+                left.callback(self.members[name].close)
+            config = {
+                "num-clients": len(self.names),
+                "fraction-train": 1.0,
+                "num-server-rounds": ROUNDS,
+                "local-epochs": 1,
+                "device": "cpu",
+                "checkpoint-every": 0,
+                "run-name": self.run_dir.name,
+                "output-dir": str(self.run_dir.parent),
+            }
+            self.deployment.submit(REPOSITORY, config | self._run)
+            self.begin(left)
+            self._left = left.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for player in self._players:
-            player.join(30.0)
-        for member in self.members.values():
-            member.close()
-        self.deployment.__exit__()
+        self._left.close()
+
+    def begin(self, left: contextlib.ExitStack) -> None:
+        """Do more before it is entered; ``left`` is what is ended afterwards."""
 
     def start_superlink(self) -> None:
         self.deployment.start_superlink()
 
-    def join(self, name: str) -> Member:
-        return join(self.deployment, name, self._source)
-
-    def _begin(self) -> None:
-        self.start_superlink()
-        self.members = {name: self.join(name) for name in self.names}
-        config = {
-            "num-clients": len(self.names),
-            "fraction-train": 1.0,
-            "num-server-rounds": ROUNDS,
-            "local-epochs": 1,
-            "device": "cpu",
-            "checkpoint-every": 0,
-            "run-name": self.run_dir.name,
-            "output-dir": str(self.run_dir.parent),
-        }
-        self.deployment.submit(REPOSITORY, config | self._run)
-        for name in self.members:
-            self._players.append(Thread(target=self._play, args=(name,), daemon=True))
-            self._players[-1].start()
-        wait_for("a round", lambda: len(self.seconds()) > 1, timeout=450.0, pause=PAUSE)
-
-    def _play(self, name: str) -> None:
-        member, answer = self.members[name], self._answers.get(name, self.honest)
-        while not self._stop.wait(PAUSE):
-            with contextlib.suppress(httpx.HTTPError, AssertionError):
-                message = member.next_message()
-                if message is not None:
-                    is_round = message.metadata.message_type == "train"
-                    (answer if is_round else self.honest)(member, message)
+    def asked(self, member: Member) -> Message | None:
+        """Return what a member is asked to train, if it is; answer all else honestly."""
+        with contextlib.suppress(httpx.HTTPError):
+            message = member.next_message()
+            if message is not None and message.metadata.message_type == "train":
+                return message
+            if message is not None:
+                self.honest(member, message)
+        return None
 
     def honest(self, member: Member, message: Message) -> None:
         """Answer as a SuperNode with this project's app does."""
@@ -112,7 +95,8 @@ class Played:
         config = {"partition-id": partition, "num-partitions": len(self.members)}
         with self._training:  # Models are kept for the process, as a node has one.
             reply = app(message, member.context(message, config))
-        member.send(reply)
+        with contextlib.suppress(httpx.HTTPError):
+            member.send(reply)
 
     def seconds(self) -> list[float]:
         """Return how long each round took that is over."""

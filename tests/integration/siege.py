@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 
 from tests.integration.deployed import HOST, REPOSITORY, Deployment, wait_for
 from tests.integration.played import PAUSE, Played, peak_of
+from tests.integration.protocol import Member
 
 HONEST = ("honest-a", "honest-b")
 HOSTILE = "hostile"  # Whose key is abused; it answers honestly too, so that no round waits for it.
@@ -47,6 +50,20 @@ class Siege(Played):
         deployment = Deployment(directory, proxy=guarded)
         super().__init__(deployment, (*HONEST, HOSTILE), source=NODES_HOME, **run)
         self._guarded = guarded
+
+    def begin(self, left: ExitStack) -> None:
+        stop = Event()
+        for member in self.members.values():
+            player = Thread(target=self._play, args=(member, stop))
+            player.start()
+            left.callback(player.join)
+            left.callback(stop.set)
+        wait_for("a round", lambda: len(self.seconds()) > 1, timeout=450.0, pause=PAUSE)
+
+    def _play(self, member: Member, stop: Event) -> None:
+        while not stop.wait(PAUSE):
+            if (message := self.asked(member)) is not None:
+                self.honest(member, message)
 
     def start_superlink(self) -> None:
         if self._guarded:

@@ -66,9 +66,10 @@ class Attacker:
     def _again(self, act: Act) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        here = {"timeout": 60.0, "source_address": (HOME, 0), "context": context}
         while True:
-            connection = HTTPSConnection(self.host, self.port, **here)
+            connection = HTTPSConnection(
+                self.host, self.port, timeout=60.0, source_address=(HOME, 0), context=context
+            )
             try:
                 connection.connect()
                 self.note("connections")

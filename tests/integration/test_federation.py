@@ -29,6 +29,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from tests.integration.deployed import (
     HOST,
+    NAME,
     Deployment,
     free_port,
     kill_group,
@@ -167,7 +168,7 @@ class Story:
 
     def approve(self, app: str, name: str) -> None:
         policy = self.deployment.node_folder(name) / "member-policy.toml"
-        self.deployment.fedif("app", "approve", self.apps[app], "--policy", policy)
+        self.deployment.call("fedif", "app", "approve", self.apps[app], "--policy", policy)
 
     def start(self, name: str) -> None:
         policy = self.deployment.node_folder(name) / "member-policy.toml"
@@ -201,14 +202,14 @@ class Story:
 
     def follow(self, name: str, run_id: int) -> None:
         status, details = self.deployment.outcome(run_id)
-        self.logs[name] = self.deployment.run_log(run_id)
+        self.logs[name] = self.deployment.flwr("log", run_id, NAME, "--show")
         assert status == "finished:completed", f"{name}: {details}\n{self.logs[name][-3000:]}"
 
     def strangers(self) -> None:
         """Start SuperNodes that have no business here."""
         deployment = self.deployment
         other, eve = deployment.directory / "other", deployment.key("eve")
-        deployment.fedif("federation", "init", "other", HOST, "--in", other)
+        deployment.call("fedif", "federation", "init", "other", HOST, "--in", other)
         eve.parent.mkdir(parents=True)
         eve.write_bytes(make_node_key())
         eve.chmod(0o600)

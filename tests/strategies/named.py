@@ -1,11 +1,9 @@
-"""Federations of a named strategy with the real clients, on digits, without their pictures."""
+"""Federations of a named strategy with the real clients, on digits."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -14,33 +12,23 @@ from flwr.app import ArrayRecord, Context, Message
 from client_app import app as client_app
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.federation import run_federation
-from fedif_flower.run.rows import read_rows
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
+from tests.run import resuming
+from tests.run.resuming import run_config
 from tests.strategies.hostile import round_of
 
 
 def config(output_dir: Path, strategy: str, **overrides) -> RunConfig:
-    settings = {
-        "strategy": strategy,
-        "num-clients": 10,
-        "fraction-train": 0.5,
-        "num-server-rounds": 2,
-        "local-epochs": 1,
-        "attack": "label-noise",
-        "output-dir": str(output_dir),
-        "device": "cpu",
-    }
-    return RunConfig.from_run_config(RunConfig.defaults() | settings | overrides)
+    usual = {"num-clients": 10, "num-server-rounds": 2, "checkpoint-every": 0, "run-name": "auto"}
+    return run_config(output_dir, strategy=strategy, **{**usual, **overrides})
 
 
 def run(chosen: RunConfig, clients=client_app) -> tuple[dict, dict[str, torch.Tensor], list[dict]]:
     """Run a federation; return its summary, its model and the lines of ``clients.csv``."""
-    with patch("fedif_flower.run.plots.save_figure"):  # Pictures take four fifths of the time.
-        run_dir = run_federation(LocalGrid(clients, chosen.num_clients), chosen)
-    summary = json.loads((run_dir / "summary.json").read_text())
-    model = torch.load(run_dir / "model.pt", weights_only=True)
-    return summary, model, read_rows(run_dir / "clients.csv")
+    folder = RunFolder(resuming.run(chosen, LocalGrid(clients, chosen.num_clients)))
+    model = torch.load(folder.model.path, weights_only=True)
+    return folder.summary.read(), model, folder.clients.read()
 
 
 class Spoiler:

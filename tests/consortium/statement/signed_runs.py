@@ -18,11 +18,12 @@ from client_app import app as client_app
 from fedif_consortium.evidence.keys import SigningKey, read_key_file
 from fedif_consortium.federation.records import public_line
 from fedif_consortium.member.own_replies import OwnReplies, app_config
-from fedif_consortium.parts import run_parts, server_parts
+from fedif_consortium.parts import run_parts
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import Table
 from fedif_flower.runtime.local_grid import ClientCall, LocalGrid
+from tests.run.resuming import run_config
 
 NAMES = ("ada", "bob", "cyd")
 ROUNDS = 3
@@ -74,19 +75,9 @@ def nodes(keys: Path, signing=NAMES, **more) -> NamedGrid:
 
 
 def config(output_dir: Path, **overrides) -> RunConfig:
-    settings = {
-        "num-clients": len(NAMES),
-        "fraction-train": 1.0,
-        "num-server-rounds": ROUNDS,
-        "local-epochs": 1,
-        "attribution": "trapezoid",
-        "checkpoint-every": 0,
-        "output-dir": str(output_dir),
-        "run-name": "run",
-        "device": "cpu",
-    }
-    overrides = {key.replace("_", "-"): value for key, value in overrides.items()}
-    return RunConfig.from_run_config(RunConfig.defaults() | settings | overrides, server_parts())
+    own = {"num_clients": len(NAMES), "fraction_train": 1.0, "num_server_rounds": ROUNDS}
+    own |= {"attack": "none", "attribution": "trapezoid", "checkpoint_every": 0}
+    return run_config(output_dir, **{**own, **overrides})
 
 
 def run(grid: LocalGrid, output_dir: Path, on_row=None, parts=None, **overrides) -> Path:

@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from client_app import app as client_app
-from fedif_consortium.parts import run_parts, server_parts
+from fedif_consortium.parts import run_parts
 from fedif_consortium.watch.metrics import RunMetrics
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
@@ -23,16 +23,14 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.reports import ClientReport, RoundReport
 from tests.integration.deployed import free_port
+from tests.run.resuming import run_config
 
 CLIENTS, ROUNDS = 4, 2
 
 
-def run_config(output_dir: Path, **overrides) -> RunConfig:
-    short = {"num-clients": CLIENTS, "fraction-train": 1.0, "num-server-rounds": ROUNDS}
-    place = {"run-name": "run", "output-dir": str(output_dir), "device": "cpu", "local-epochs": 1}
-    return RunConfig.from_run_config(
-        RunConfig.defaults() | short | place | overrides, server_parts()
-    )
+def config(output_dir: Path, **overrides) -> RunConfig:
+    own = {"num_clients": CLIENTS, "fraction_train": 1.0, "num_server_rounds": ROUNDS}
+    return run_config(output_dir, attack="none", **{**own, **overrides})
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -57,9 +55,9 @@ class Scraper(Callback):
 
 def test_the_figures_are_those_of_the_records(tmp_path):
     scraper = Scraper(free_port())
-    config = run_config(tmp_path, **{"metrics.port": scraper.port, "metrics.members": True})
+    settings = config(tmp_path, **{"metrics.port": scraper.port, "metrics.members": True})
     grid = LocalGrid(client_app, CLIENTS, silent=[3])
-    run_dir = run_federation(grid, config, callbacks=[scraper], parts=run_parts())
+    run_dir = run_federation(grid, settings, callbacks=[scraper], parts=run_parts())
     rounds, clients = (read_rows(run_dir / f"{name}.csv") for name in ("rounds", "clients"))
     found, last = scraper.found, rounds[-1]
     seconds = sum(float(line["aggregation_seconds"]) for line in rounds)
@@ -85,18 +83,18 @@ def test_the_figures_are_those_of_the_records(tmp_path):
 def test_a_port_in_use_ends_the_run_before_anything_is_written(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = run_config(tmp_path, **{"metrics.port": port})
+        settings = config(tmp_path, **{"metrics.port": port})
         with pytest.raises(ConfigError, match=rf"metrics.port = {port}: cannot listen on 127"):
-            run_federation(LocalGrid(client_app, CLIENTS), config, parts=run_parts())
+            run_federation(LocalGrid(client_app, CLIENTS), settings, parts=run_parts())
     assert not any(tmp_path.iterdir())
 
 
 def test_without_the_request_no_label_is_a_member_s_or_anybody_s_text(tmp_path):
-    metrics = RunMetrics(run_config(tmp_path))
+    metrics = RunMetrics(config(tmp_path))
     before = len(samples(generate_latest(metrics.registry).decode()))
     metrics.row(RoundReport(1, (ClientReport(ClientNode(0, 7, name="hospital-a")),)))
     text = generate_latest(metrics.registry).decode()
     assert "hospital" not in text
     assert len(samples(text)) == before
     with pytest.raises(ConfigError, match=r"metrics\.members"):
-        RunMetrics(run_config(tmp_path, **{"num-clients": 1001}), members=True)
+        RunMetrics(config(tmp_path, num_clients=1001), members=True)
