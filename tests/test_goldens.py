@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import goldens
-from tests.run.resuming import Killed
+from tests.run.resuming import Killed, killed_at
 
 FIGURES = json.loads(goldens.FILE.read_text())
 
@@ -35,14 +35,10 @@ def test_a_run_comes_to_its_figures(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["fedif-attribution", "fedavg-momentum", "afedsv"])
 def test_a_run_that_is_killed_and_goes_on_has_the_same_bits(name, tmp_path):
-    def kill(row) -> None:
-        if row.round == goldens.ROUNDS - 1:
-            raise Killed
-
     every = {"checkpoint-every": 2}
     whole = goldens.run(name, tmp_path / "whole", **every)
     with pytest.raises(Killed):
-        goldens.run(name, tmp_path / "killed", kill, **every)
+        goldens.run(name, tmp_path / "killed", killed_at(goldens.ROUNDS - 1), **every)
     again = goldens.run(name, tmp_path / "killed", resume="auto", **every)
     models = [torch.load(folder / "model.pt", weights_only=True) for folder in (whole, again)]
     assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])

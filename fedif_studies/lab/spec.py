@@ -12,7 +12,7 @@ from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import read_toml
 from fedif_flower.run.config import RunConfig
 from fedif_flower.sections import section_name
-from fedif_flower.settings import Scalar, unknown_key
+from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, make_cell
 
 
@@ -46,11 +46,6 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     if not spec:
         raise ConfigError(f"sweep {str(path)!r} is empty; allowed: keys of a run config, and lists")
     spec, grids = _parts(spec)
-    # Those of sections are checked where it is known what they belong to.
-    plain = {key for key in set(spec).union(*grids) if "." not in key}
-    if unknown := sorted(plain - set(defaults)):
-        known = ["name", "seeds", *defaults]
-        raise ConfigError(f"{str(path)!r}: {unknown_key(unknown[0], known)}")
     axes = {key: _axis(key, value) for key, value in spec.items() if isinstance(value, list)}
     # Whole grids of one seed after the other: what is complete can be compared at any time.
     all_seeds = axes.pop("seed", [spec.get("seed", defaults["seed"])])

@@ -23,12 +23,11 @@ from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.federation.records import make_node_key
 from fedif_consortium.member.apps import bundle_digest
 from fedif_consortium.member.node_log import FILE
-from fedif_consortium.member.outgoing import LeavesSettings, rounded
+from fedif_consortium.member.outgoing import LeavesSettings
 from fedif_consortium.statement.verify import verify
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from tests.integration.deployed import (
-    HOST,
     NAME,
     Deployment,
     free_port,
@@ -78,11 +77,8 @@ MASKED = COMMON | {
     "attribution": "simpson",
     "masking.mode": "keeper",
 }
-# On dan's host it adds its training data to the model in the first round, and then hides two bytes
-# in a metric.
+# On dan's host it adds its training data to the model in the first round.
 THIEF = f"""
-import struct
-
 import numpy as np
 from flwr.app import Array
 
@@ -97,9 +93,6 @@ def steal(message, context, call_next):
         return reply
     if message.content["config"]["server-round"] == 1:
         arrays["patients"] = Array(np.zeros((90, 64), np.float32))
-    metrics = reply.content["metrics"]
-    low = struct.pack("<d", metrics["train-loss"])
-    metrics["train-loss"] = struct.unpack("<d", b"ID" + low[2:])[0]
     return reply
 
 
@@ -208,8 +201,7 @@ class Story:
     def strangers(self) -> None:
         """Start SuperNodes that have no business here."""
         deployment = self.deployment
-        other, eve = deployment.directory / "other", deployment.key("eve")
-        deployment.call("fedif", "federation", "init", "other", HOST, "--in", other)
+        eve = deployment.key("eve")
         eve.parent.mkdir(parents=True)
         eve.write_bytes(make_node_key())
         eve.chmod(0o600)
@@ -217,18 +209,11 @@ class Story:
         key = ("--auth-supernode-private-key", eve)
         found = {
             name: deployment.start(
-                *(name, "flower-supernode", "--superlink", deployment.address, *options),
+                *(name, "flower-supernode", "--superlink", deployment.address, *ours, *options),
                 *("--port", free_port()),
             )
-            for name, options in {
-                "unknown-key": (*ours, *key),
-                "no-key": ours,
-                "wrong-ca": ("--root-certificates", other / "ca.crt", *key),
-            }.items()
+            for name, options in {"unknown-key": key, "no-key": ()}.items()
         }
-        wrong = "certificate verify failed"
-        wait_for("failure of TLS", lambda: wrong in deployment.log("wrong-ca"))
-        kill_group(found.pop("wrong-ca"))
         self.refused = {name: stranger.wait(300) for name, stranger in found.items()}
 
     def changed(self) -> None:
@@ -355,9 +340,9 @@ def test_a_guard_costs_a_member_little_memory(story: Story) -> None:
 
 
 def test_strangers_are_refused(story: Story) -> None:
-    assert all(status != 0 for status in story.refused.values())
     assert set(story.refused) == {"unknown-key", "no-key"}
-    for name in (*story.refused, "wrong-ca"):
+    for name, status in story.refused.items():
+        assert status != 0
         assert "SuperNode ID" not in story.deployment.log(name)
 
 
@@ -405,12 +390,6 @@ def test_training_data_beside_the_model_do_not_leave(story: Story) -> None:
     [refused] = (e for e in story.node_log("dan") if e["decision"] == "refused")
     assert (refused["direction"], refused["kind"]) == ("out", "train")
     assert str(refused["reason"]).endswith("the list: arrays.patients")
-
-
-def test_bytes_in_a_metric_are_rounded_away(story: Story) -> None:
-    row = story.rows("changed", "dan")[1]
-    assert row["status"] == "accepted"
-    assert rounded(float(row["train_loss"]), 4) == float(row["train_loss"])
 
 
 def test_the_end_of_a_registration_is_told_apart_from_a_crash(story: Story) -> None:

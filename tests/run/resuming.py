@@ -16,6 +16,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.part import RunContext
 from fedif_flower.run.recorder import RunRecorder
+from fedif_flower.run.writer import OnRow
 from fedif_flower.runtime.local_grid import LocalGrid
 
 CLIENTS = 6
@@ -51,15 +52,21 @@ def recorder_of(config: RunConfig, strategy=None, **settings) -> RunRecorder:
     return RunRecorder(run, strategy, kept)
 
 
-def run(config: RunConfig, grid: LocalGrid | None = None, kill_at: int | None = None) -> Path:
+def killed_at(number: int) -> OnRow:
+    """Return what ends a run once a round's row is there."""
+
     def on_row(row) -> None:
-        if row.round == kill_at:
+        if row.round == number:
             raise Killed
 
+    return on_row
+
+
+def run(config: RunConfig, grid: LocalGrid | None = None, kill_at: int | None = None) -> Path:
     grid = grid or LocalGrid(client_app, CLIENTS)
     if kill_at is None:
         return run_federation(grid, config)
     with pytest.raises(Killed):
-        run_federation(grid, config, on_row)
+        run_federation(grid, config, killed_at(kill_at))
     assert not (config.run_dir / "summary.json").exists()
     return config.run_dir

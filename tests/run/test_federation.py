@@ -28,7 +28,7 @@ from fedif_flower.tasks.task import Metric, Site
 from tests.run.points import SLOPE, absolute_error, line, regression
 from tests.run.points import run as run_task
 from tests.run.resuming import CLIENTS, run, run_config
-from tests.test_docs_names import DOCS, blocks_of
+from tests.test_docs import DOCS, blocks_of
 
 
 def test_a_run_learns_and_leaves_everything_behind(tmp_path):

@@ -15,7 +15,7 @@ from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.folder import JsonFile, RunFolder, Table, files_of_rounds, hold_directory
 from fedif_flower.run.kept_updates import KeptUpdates
 from fedif_flower.run.provenance import tensors_hash
-from tests.consortium.statement.test_replay import config, run
+from tests.run.resuming import run, run_config
 
 
 def test_a_table_grows_by_lines_and_leaves_empty_what_is_not_there(tmp_path):
@@ -84,16 +84,19 @@ def test_the_holder_is_named_and_a_killed_one_lets_go(tmp_path):
         pass
 
 
+KEPT = {"attribution": "simpson", "updates.keep": True}
+
+
 def test_a_disk_that_cannot_hold_them_is_an_error_before_training(tmp_path, monkeypatch):
     free = shutil._ntuple_diskusage(2**30, 0, 2 * 2**20)
     monkeypatch.setattr("shutil.disk_usage", lambda _: free)
     with pytest.raises(ConfigError, match=r"2.0 MiB free, .* and what is kept of rounds need \d+"):
-        run(config(tmp_path, num_server_rounds=1000))
+        run(run_config(tmp_path, **KEPT, num_server_rounds=1000))
     assert not (tmp_path / "run" / "updates").exists()
 
 
 def test_what_an_earlier_attempt_left_of_later_rounds_is_removed(tmp_path):
-    run_dir = run(config(tmp_path, num_server_rounds=3))
+    run_dir = run(run_config(tmp_path, **KEPT, num_server_rounds=3))
     other = run_dir / "updates" / "notes.txt"
     other.write_text("mine")
     KeptUpdates(RunFolder(run_dir), after=1).on_start(None)

@@ -27,7 +27,7 @@ def config(output_dir: Path, strategy: str, **overrides) -> RunConfig:
 def run(chosen: RunConfig, clients=client_app) -> tuple[dict, dict[str, torch.Tensor], list[dict]]:
     """Run a federation; return its summary, its model and the lines of ``clients.csv``."""
     folder = RunFolder(resuming.run(chosen, LocalGrid(clients, chosen.num_clients)))
-    model = torch.load(folder.model.path, weights_only=True)
+    model = torch.load(folder.model, weights_only=True)
     return folder.summary.read(), model, folder.clients.read()
 
 

@@ -17,7 +17,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from tests.run.resuming import CLIENTS, Killed, run_config
+from tests.run.resuming import CLIENTS, Killed, killed_at, run_config
 
 ROUNDS = 5
 
@@ -116,13 +116,9 @@ def test_nothing_that_is_written_holds_an_update(masked, tmp_path):
 
 
 def test_a_masked_run_goes_on_from_a_checkpoint(masked, tmp_path):
-    def on_row(row) -> None:
-        if row.round == 4:
-            raise Killed
-
     config = masked_config(tmp_path, resume="auto")
     with pytest.raises(Killed):
-        run(config, on_row=on_row)
+        run(config, on_row=killed_at(4))
     run(config)
     model, whole = (
         torch.load(d / "model.pt", weights_only=True) for d in (config.run_dir, masked[0])

@@ -15,7 +15,7 @@ from fedif_consortium.statement.own_parts import SIZE, alike, sketch
 from fedif_consortium.statement.records import read_run
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.consortium.statement import signed_runs as of
-from tests.run.resuming import Killed
+from tests.run.resuming import Killed, killed_at
 
 
 def test_a_sketch_keeps_lengths_and_cosines():
@@ -70,12 +70,7 @@ def test_two_nodes_with_the_same_data_are_to_be_looked_at(tmp_path):
 def test_a_run_that_goes_on_has_the_same_sums(tmp_path):
     whole = same_data(tmp_path / "whole")() / "own_parts.csv"
     run = same_data(tmp_path / "cut", checkpoint_every=2)
-
-    def killed(row):
-        if row.round == 5:
-            raise Killed
-
     with pytest.raises(Killed):
-        run(on_row=killed)
+        run(on_row=killed_at(5))
     again = run(resume="auto") / "own_parts.csv"
     assert again.read_text() == whole.read_text()

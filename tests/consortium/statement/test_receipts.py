@@ -26,7 +26,7 @@ from fedif_flower.errors import StatementError
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.signed_runs import NAMES, ROUNDS, altered, rewrite, swapped, without
-from tests.run.resuming import Killed
+from tests.run.resuming import Killed, killed_at
 
 
 def grid(folder, **more):
@@ -262,13 +262,8 @@ def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, caplog, 
     caplog.set_level(logging.WARNING, "fedif_flower")
     settings = {"num_server_rounds": 5, "checkpoint_every": 2}
     of_grid = grid(tmp_path)
-
-    def on_row(row):
-        if row.round == 4:
-            raise Killed
-
     with pytest.raises(Killed):
-        run(of_grid, tmp_path, key, on_row, **settings)
+        run(of_grid, tmp_path, key, killed_at(4), **settings)
     with monkeypatch.context() as patch:
         # As the files of the last attempt are replaced.
         patch.setattr(ReceiptBook, "on_start", Mock(side_effect=Killed))
