@@ -50,22 +50,22 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     # Whole grids of one seed after the other: what is complete can be compared at any time.
     all_seeds = axes.pop("seed", [spec.get("seed", defaults["seed"])])
     fixed = {**defaults, **{key: value for key, value in spec.items() if key not in axes}}
-    cells: dict[str, Cell] = {}
+    cells: dict[tuple[tuple[str, Scalar], ...], Cell] = {}
     used: set[str] = set()
     for seed, grid in product(all_seeds, grids):
         own = {k: _axis(k, v if isinstance(v, list) else [v]) for k, v in grid.items()}
         points = {**axes, **own}
         for values in product(*points.values()):
             point = {"seed": seed, **dict(zip(points, values, strict=True))}
-            cell = _cell_name(point)
-            if cell in cells:
+            place, cell = tuple(point.items()), _cell_name(point)
+            if place in cells:
                 raise ConfigError(f"{str(path)!r} names the cell {cell!r} twice")
             settings = {**fixed, **point}
             # What is fixed for one strategy or attack is said once for all cells.
             others = {key for key in fixed.keys() - point.keys() if not chosen(key, settings)}
             used |= spec.keys() - others
             kept = {key: value for key, value in settings.items() if key not in others}
-            cells[cell] = make_cell(name, cell, kept, output_dir)
+            cells[place] = make_cell(name, cell, kept, output_dir)
     if unused := [key for key in spec if key not in used]:
         raise ConfigError(f"{unused[0]} in {str(path)!r}; allowed: keys that some cell takes")
     return list(cells.values())
@@ -111,5 +111,5 @@ def _axis(key: str, values: list[Any]) -> list[Scalar]:
 def _cell_name(point: Mapping[str, Scalar]) -> str:
     parts = [f"{key}-{value}" for key, value in point.items() if key != "seed"]
     parts.append(f"seed{point['seed']}")
-    # A value may be anything, such as a path.
+    # A value may be anything, such as a path; what is cut off is in the hash behind it.
     return "_".join(re.sub(r"[^\w.-]", "-", part).strip(".") for part in parts)[:120]

@@ -41,6 +41,14 @@ def test_lists_are_axes_seeds_vary_slowest_and_tables_of_cells_share_what_stands
     assert first.name == f"strategy-fedavg_attack-none_seed0-{found[0].digest}"
 
 
+def test_cells_whose_names_begin_alike_are_two(tmp_path):
+    keys = ("assumed-malicious-fraction", "malicious-fraction", "learning-rate", "fraction-train")
+    axes = "\n".join(f"{key} = [0.25]" for key in (*keys, "dirichlet-alpha", "momentum"))
+    first, second = cells(tmp_path, f"seeds = 2\n{axes}")
+    assert first.name == second.name
+    assert first.config.run_dir != second.config.run_dir
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
