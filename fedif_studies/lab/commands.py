@@ -27,16 +27,16 @@ def sweep(
 ) -> None:
     """Run every combination of a grid of your own."""
     from fedif_flower.run.config import RunConfig
+    from fedif_studies.lab.cells import find_result
     from fedif_studies.lab.comparison import report_sweep
-    from fedif_studies.lab.measurements import find_measurements
+    from fedif_studies.lab.measurements import read_measurement
     from fedif_studies.lab.run import run_cells
     from fedif_studies.lab.spec import read_sweep, swept_keys
 
     wanted = read_sweep(spec, RunConfig.defaults(), output_dir)
     complete = run_cells(wanted, jobs)
-    own = {cell.config.run_dir.resolve() for cell in wanted}
-    measured = [m for m in find_measurements([output_dir]) if m.run_dir in own]
-    if measured:
+    found = dict.fromkeys(run_dir for cell in wanted if (run_dir := find_result(cell)))
+    if measured := [one for run_dir in found if (one := read_measurement(run_dir))]:
         name = wanted[0].group
         report_sweep(name, measured, output_dir / name, Console(), swept_keys(spec))
     finish(complete)

@@ -5,10 +5,12 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from typer.testing import CliRunner
 
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.rows import read_rows
+from fedif_studies.commands import cli
 from fedif_studies.lab import run
 from fedif_studies.lab.cells import find_result
 from fedif_studies.lab.run import GridInterrupted, fill, missing, run_cells
@@ -59,6 +61,19 @@ def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
     bad.config.run_dir.unlink()
     assert run_cells([bad, good, small_cell(tmp_path, "also bad", seed=1)], 1)
     assert "1 of 2 cells are complete already" in capsys.readouterr().out
+
+
+def test_a_sweep_reports_its_cells_wherever_they_lie(tmp_path):
+    """The second one's first cell is the first one's."""
+    small = "num-clients = 5\nfraction-train = 0.4\nnum-server-rounds = 2\nlocal-epochs = 1\n"
+    for name, strategies in (("one", ["fedavg"]), ("two", ["fedavg", "median"])):
+        (tmp_path / f"{name}.toml").write_text(f"{small}device = 'cpu'\nstrategy = {strategies}\n")
+        words = ["sweep", f"{tmp_path}/{name}.toml", "--output-dir", f"{tmp_path}/out"]
+        told = CliRunner().invoke(cli, [*words, "--jobs", "1"])
+        assert told.exit_code == 0, told.output
+    assert "1 of 2 cells are complete already" in told.output
+    rows = read_rows(tmp_path / "out" / "two" / "results.csv")
+    assert [row["strategy"] for row in rows] == ["fedavg", "median"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
