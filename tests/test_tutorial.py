@@ -27,7 +27,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import parse_overrides
 from tests.strategies.lines import BASE, Movers, Threshold, threshold_validation
-from tests.test_docs import REPOSITORY, blocks_of
+from tests.test_docs_names import REPOSITORY, blocks_of
 
 pytestmark = pytest.mark.all
 

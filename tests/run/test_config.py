@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import tomllib
 from pathlib import Path
 
@@ -10,13 +9,11 @@ from flwr.app import Context, RecordDict
 from flwr.common.config import flatten_dict
 
 from client_app import app as client_app
-from fedif_consortium.member.reference import policy_page
 from fedif_consortium.parts import server_parts
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.preflight import read_config
-from fedif_flower.run.reference import update
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar, parse_overrides
@@ -115,13 +112,8 @@ def test_records_are_read_without_the_parts_that_wrote_them():
         written.require_heard(())
 
 
-PROJECT = Path(__file__).parents[2]
-
-
-def flwr_config(folder: Path) -> dict[str, Scalar]:
-    """Return what a ServerApp is handed by the manifest in a folder."""
-    manifest = tomllib.loads((folder / "pyproject.toml").read_text())
-    return flatten_dict(manifest["tool"]["flwr"]["app"]["config"])
+MANIFEST = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+FLWR_RUN = flatten_dict(MANIFEST["tool"]["flwr"]["app"]["config"])  # What a ServerApp is handed.
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +125,7 @@ def clock(monkeypatch) -> Clock:
 
 def small(output_dir: Path, **changed: Scalar) -> dict[str, Scalar]:
     own = {"num-server-rounds": 2, "local-epochs": 1, "output-dir": str(output_dir)}
-    return {**flwr_config(PROJECT), **own, "device": "cpu", **changed}
+    return {**FLWR_RUN, **own, "device": "cpu", **changed}
 
 
 def through_the_door(grid: LocalGrid, run_config: dict[str, Scalar]) -> None:
@@ -199,12 +191,3 @@ def test_a_run_that_is_stopped_says_how_it_goes_on(tmp_path, caplog):
     assert said == "stopped after round 2 of 5; it goes on at round 3"
     through_the_door(LateGrid(client_app, 3), settings | parse_overrides(keys))
     assert [row["round"] for row in read_rows(run_dir / "rounds.csv")] == list("012345")
-
-
-def test_flwr_run_s_defaults_and_the_documentation_follow_the_declarations(tmp_path):
-    (tmp_path / "docs").mkdir()
-    for name in ("pyproject.toml", "docs/configuration.md", "docs/member-policy.md"):
-        shutil.copy(PROJECT / name, tmp_path / name)
-    changed = update(tmp_path, server_parts(), policy_page())
-    assert changed == [], "run `python -m fedif_flower.run.reference`"
-    assert flwr_config(tmp_path).items() >= RunConfig.defaults().items()

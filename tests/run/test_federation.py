@@ -1,4 +1,4 @@
-"""Whole federations in this process: by a run config, with members, tasks, parts of one's own."""
+"""Whole federations in this process: by a run config, with members or tasks of one's own."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from torch.nn import functional
 
 from client_app import app as client_app
 from fedif_flower.client.app import task_app
-from fedif_flower.errors import ConfigError, FedIFError, TrainingFailedError
+from fedif_flower.errors import FedIFError, TrainingFailedError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import load_task
-from fedif_flower.run.parts import run_parts
 from fedif_flower.run.provenance import code_hash, tensors_hash
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -28,7 +27,6 @@ from fedif_flower.tasks.task import Metric, Site
 from tests.run.points import SLOPE, absolute_error, line, regression
 from tests.run.points import run as run_task
 from tests.run.resuming import CLIENTS, run, run_config
-from tests.test_docs import DOCS, blocks_of
 
 
 def test_a_run_learns_and_leaves_everything_behind(tmp_path):
@@ -220,21 +218,3 @@ def test_a_client_whose_task_or_model_is_another_says_so(tmp_path, other, reason
     grid = LocalGrid(task_app(regression(**other)), 2)
     with pytest.raises(TrainingFailedError, match=reason):
         run_federation(grid, RunConfig.from_run_config(values | own), task=regression())
-
-
-def test_a_part_beside_the_package_has_settings_a_callback_a_table_and_a_mod(tmp_path):
-    *_, code = blocks_of((DOCS / "tutorial" / "own-parts.md").read_text(), "python")
-    names: dict = {"__name__": "own"}
-    exec(compile(code, "own.py", "exec"), names)
-    settings = {"num-clients": 4, "fraction-train": 1.0, "num-server-rounds": 2, "cost.note": True}
-    settings |= {"local-epochs": 1, "device": "cpu", "output-dir": str(tmp_path)}
-    parts = [*run_parts(), names["Cost"]()]
-    config = RunConfig.from_run_config(settings, parts)
-    run_dir = run_federation(LocalGrid(names["client"], 4), config, parts=parts)
-    spent = read_rows(run_dir / "cost.csv")
-    assert [row["client_id"] for row in spent] == ["1000", "1001", "1002", "1003"] * 2
-    assert all(float(row["seconds"]) > 0 for row in spent)
-    with pytest.raises(ConfigError, match=r"cost.note = True: this app has no part"):
-        run_federation(LocalGrid(names["client"], 4), config)
-    off = RunConfig.from_run_config({**settings, "cost.note": False}, parts)
-    assert off.digest() != config.digest()
