@@ -10,8 +10,6 @@ from functools import partial
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, RecordDict
-from flwr.serverapp.strategy.multikrum import select_multikrum
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -203,18 +201,6 @@ def test_cosine_distances_by_hand():
 )
 def test_krum_scores_on_a_line(updates, num_malicious, expected):
     assert krum_scores(updates, num_malicious).tolist() == expected
-
-
-@pytest.mark.parametrize(("num_malicious", "num_selected"), [(0, 1), (2, 1), (3, 4)])
-def test_krum_chooses_as_flower_does(num_malicious, num_selected):
-    generator = torch.Generator().manual_seed(7)
-    for _ in range(20):
-        updates = torch.randn(9, 6, generator=generator)
-        contents = [RecordDict({"arrays": ArrayRecord([row.numpy()])}) for row in updates]
-        chosen = select_multikrum(contents, num_malicious, num_selected)
-        weights = Krum(num_malicious / 9, num_selected)(a_round(updates)).weights
-        theirs = [any(content is one for one in chosen) for content in contents]
-        assert (weights > 0).tolist() == theirs
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 from torch import nn
 
 from fedif_flower import FedAvg, FedIF, RobustRule, Validation
 from fedif_flower.errors import TrainingFailedError
-from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -20,7 +18,7 @@ from fedif_flower.seeding import numpy_generator
 from fedif_flower.strategies import ScreenedStrategy, Setup
 from fedif_flower.strategies.nodes import identify_by_query, sample_clients, share_of
 from tests.strategies.hostile import HOSTILE, Clients, spoiled_reply, step_reply
-from tests.strategies.lines import BASE, built, threshold_validation
+from tests.strategies.lines import BASE, Threshold, built, play, point, threshold_validation
 
 
 def model() -> nn.Module:
@@ -122,7 +120,7 @@ def test_evaluation_replies_are_screened():
 
 
 def test_a_diverged_model_fails_rounds_instead_of_crashing():
-    line = nn.Linear(1, 1, bias=False)
+    line = point(1)
     nn.init.constant_(line.weight, 1e14)
     data = torch.full((1, 1), 1e30), torch.ones(1, 1)
     judge = Validation(line, *data, loss_fn=nn.functional.mse_loss, device="cpu")
@@ -130,55 +128,26 @@ def test_a_diverged_model_fails_rounds_instead_of_crashing():
         FedIF(judge, **BASE).start(LocalGrid(Clients(), 3), model_arrays(line), num_rounds=5)
 
 
-ZERO = pack_array(np.zeros(1, np.float32))
+def test_a_function_of_ones_own_has_the_metrics_of_accepted_replies():
+    def clients_of(records: list[RecordDict], key: str) -> MetricRecord:
+        return MetricRecord({key: [record["metrics"][key] for record in records]})
 
-
-def run(clients, **settings):
-    """Run a round of FedAvg; return Flower's result and the clients' reports."""
-    strategy = FedAvg(**BASE | settings)
-    result = strategy.start(LocalGrid(clients, 3), ArrayRecord({"w": ZERO}), num_rounds=1)
-    return result, strategy.history.rounds[0].clients
-
-
-def add(step: float, **records: MetricRecord | ConfigRecord):
-    """A client that adds ``step`` and replies with these records."""
-
-    def reply(message, context):
-        arrays = step_reply(message, step).content["arrays"]
-        return Message(RecordDict({"arrays": arrays, **records}), reply_to=message)
-
-    return reply
-
-
-def test_a_reply_with_further_records_is_accepted_and_handed_on():
-    received = []
-
-    def aggregate(records: list[RecordDict], key: str) -> MetricRecord:
-        received.append((records[0], key))
-        return MetricRecord({"clients": len(records)})
-
-    tutorial = {
-        "extra": ConfigRecord({"train_metadata": b"\x80\x04", "names": ["a", "b"]}),
-        "metrics": MetricRecord({"num-examples": 10, "train_loss": 0.5}),
-        "more": MetricRecord({"histogram": [1, 2, 3]}),
-    }
-    clients = Clients({0: add(1.0, **tutorial), 1: add(math.nan, **tutorial)})
-    result, reports = run(clients, train_metrics_aggr_fn=aggregate)
-    assert [client.rejection == "" for client in reports] == [True, True, False]
-    assert dict(result.train_metrics_clientapp[1]) == {"clients": 2}
-    assert received == [(RecordDict(tutorial), "num-examples")]
+    refused = Clients({1: lambda message, _: step_reply(message, math.nan)})
+    result = start(FedAvg(train_metrics_aggr_fn=clients_of, **BASE), refused)
+    assert dict(result.train_metrics_clientapp[1]) == {"num-examples": [10, 30]}
 
 
 def test_a_claim_of_examples_weighs_ten_medians_at_most(caplog):
-    clients = Clients({0: add(1.0, m=MetricRecord({"num-examples": 10**6}))})
-    result, (liar, *_) = run(clients)
+    clients = Clients({0: lambda message, _: step_reply(message, 1.0, 10**6)})
+    params, (report,) = play(FedAvg(**BASE), point(1), clients)
     # The others have 20 and 30 examples and add 2 and 3: the median is 30, the most is 300.
-    expected = (1 * 300 + 2 * 20 + 3 * 30) / 350
-    assert result.arrays["w"].numpy().item() == pytest.approx(expected, rel=1e-6)
+    assert params.item() == pytest.approx((1 * 300 + 2 * 20 + 3 * 30) / 350, rel=1e-6)
+    liar = report.clients[0]
     assert (liar.num_examples, liar.claimed_examples) == (300, 10**6)
     assert f"node 1000: {liar.note}" in caplog.text
-    result, _ = run(clients, setup=Setup(max_examples_ratio=0.0, device="cpu"))
-    assert result.arrays["w"].numpy().item() == pytest.approx(1.0, rel=1e-3)
+    unbounded = FedAvg(**BASE | {"setup": Setup(max_examples_ratio=0.0, device="cpu")})
+    params, _ = play(unbounded, point(1), clients)
+    assert params.item() == pytest.approx(1.0, rel=1e-3)
 
 
 class Growing(LocalGrid):
@@ -194,7 +163,7 @@ class Growing(LocalGrid):
 def test_the_first_round_waits_for_min_available_nodes_though_the_model_was_evaluated():
     """A server that evaluates the initial model has seen its arrays before round 1."""
     strategy = FedAvg(min_available_nodes=4, min_train_nodes=1, **BASE)
-    arrays = ArrayRecord({"w": ZERO})
+    arrays = model_arrays(point(1))
     strategy.model.receive(arrays)
     strategy.start(Growing(Clients(), 6), arrays, num_rounds=1)
     assert len(strategy.history.rounds[0].clients) == 4
@@ -206,8 +175,8 @@ def test_members_are_named_as_the_operator_calls_them(caplog):
 
     setup = Setup(identify=identify, device="cpu")
     strategy = FedIF(threshold_validation(), **BASE | {"setup": setup})
-    clients = Clients({1: add(math.nan, m=MetricRecord({"num-examples": 1}))})
-    strategy.start(LocalGrid(clients, 3), ArrayRecord({"weight": ZERO}), num_rounds=1)
+    clients = Clients({1: lambda message, _: step_reply(message, math.nan)})
+    play(strategy, Threshold(), clients)
     assert "round 1: hospital 2 (node 1001): array 'weight' has NaN or Inf" in caplog.text
     assert list(strategy.weight_scores) == ["hospital 1", "hospital 3"]
     assert list(strategy.weight_scores.values()) == list(strategy.ledger.scores.values())
