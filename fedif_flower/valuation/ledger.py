@@ -40,7 +40,7 @@ def min_max(scores: Tensor, resolution: float = 0.0) -> Tensor:
     Parameters
     ----------
     scores : Tensor
-        ``[m]``, finite.
+        ``[m]``, m >= 1, finite.
     resolution : float
         Scores whose range is no larger than this, >= 0, are equal: what the rounding of their
         computation may make of equal ones (see
@@ -56,8 +56,6 @@ def min_max(scores: Tensor, resolution: float = 0.0) -> Tensor:
     ----------
     FedIF, equation for the normalised round influence.
     """
-    if scores.numel() == 0:
-        return scores.clone()
     low, high = scores.min(), scores.max()
     # Halves, so that the difference of two finite scores cannot overflow.
     spread = high / 2 - low / 2
@@ -274,8 +272,6 @@ class ScoreLedger(CheckedFields):
 
 def _normalized(values: Tensor) -> Tensor:
     total = values.sum()
-    if values.numel() == 0:
-        return values
     if not bool(total > 0):
         if values.numel() > 1:  # One alone has all the weight in any case.
             logger.warning("every participant's weight score is 0: uniform weights this round")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 
 from fedif_flower import FedAvg, FedIF
 from fedif_flower.local_methods import Guide, LocalMethod
-from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
 from fedif_flower.run.folder import RunFolder
@@ -33,15 +31,15 @@ from tests.strategies.lines import (
 
 
 def value(arrays: ArrayRecord) -> float:
-    return round(float(arrays["w"].numpy()[0]), 4)  # Thirds do not sum to 1 exactly.
+    return round(arrays["weight"].numpy().item(), 4)  # Thirds do not sum to 1 exactly.
 
 
 def start(*callbacks: Callback, completed: int = 0, rounds: int = 3, **started):
     """Three clients that add 1 in each round."""
     strategy = FedAvg(callbacks=callbacks, **BASE)
     strategy.completed_rounds = completed
-    zero = ArrayRecord({"w": pack_array(np.zeros(1, np.float32))})
-    return strategy.start(LocalGrid(alike(one_more), 3), zero, num_rounds=rounds, **started)
+    grid = LocalGrid(alike(one_more), 3)
+    return strategy.start(grid, model_arrays(point(1)), num_rounds=rounds, **started)
 
 
 class Watching(Callback):

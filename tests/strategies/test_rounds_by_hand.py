@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +26,9 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages import screening
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.seeding import torch_generator
-from fedif_flower.strategies import DescentSettings, RootTraining
+from fedif_flower.strategies import DescentSettings, RootTraining, Weighting
 from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.valuation import InfluenceValuation
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.lines import (
     BASE,
@@ -44,15 +46,19 @@ from tests.strategies.lines import (
 )
 
 
-def fedif() -> FedIF:
+def fedif(*, weight_normalization: bool = True, **weighting: Any) -> FedIF:
     """On the loss (w - 5)^2: going up from 0 helps, going down does not."""
-    data = torch.ones(1, 1), torch.full((1, 1), 5.0)
-    return FedIF(Validation(point(1), *data, loss_fn=nn.functional.mse_loss, device="cpu"), **PLAIN)
+    data, mean = (torch.ones(1, 1), torch.full((1, 1), 5.0)), nn.functional.mse_loss
+    judge = Validation(point(1), *data, loss_fn=mean, device="cpu")
+    valuation = InfluenceValuation(judge, weight_normalization=weight_normalization)
+    return FedIF(valuation, weighting=Weighting(**weighting), **PLAIN)
+
+
+UP_DOWN_UP = Movers([[1.0], [-1.0], [3.0]], examples=[10, 20, 30])
 
 
 def test_fedif_prefers_the_client_that_goes_downhill():
-    movers = Movers([[1.0], [-1.0], [3.0]], examples=[10, 20, 30])
-    params, (report,) = play(fedif(), point(1), movers)
+    params, (report,) = play(fedif(), point(1), UP_DOWN_UP)
     # Phi = 10, -10, 10 -> Psi = 1, 0, 1 -> Omega = .3, 0, .3 -> p = .5, 0, .5; steps 1 and 3.
     expected = {"score": [10, -10, 10], "normalized": [1, 0, 1], "weight_score": [0.3, 0, 0.3]}
     expected |= {"weight": [0.5, 0, 0.5], "accumulative_influence": [10, -10, 30]}
@@ -61,12 +67,28 @@ def test_fedif_prefers_the_client_that_goes_downhill():
     assert params.item() == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(
+    ("ablation", "weight_scores", "weights"),
+    [
+        # Phi = 10, -10, 30 -> Psi = .5, 0, 1.
+        ({"weight_normalization": False}, [0.15, 0, 0.3], [1 / 3, 0, 2 / 3]),
+        ({"round_normalization": False}, [3, -3, 3], [0.5, 0, 0.5]),
+        ({"smooth_update": False}, [1, 0, 1], [0.5, 0, 0.5]),
+        # Of six clients three were seen, and Omega of the others is 0: .3 / .6 * 6 / 3.
+        ({"weight_scope": "population", "num_clients": 6}, [0.3, 0, 0.3], [1, 0, 1]),
+    ],
+)
+def test_each_part_of_fedif_can_be_left_out(ablation, weight_scores, weights):
+    _, (report,) = play(fedif(**ablation), point(1), UP_DOWN_UP)
+    assert column(report, "weight_score") == pytest.approx(weight_scores)
+    assert column(report, "weight") == pytest.approx(weights)
+
+
 def test_updates_that_do_not_fit_into_memory_lie_in_a_file(monkeypatch):
-    movers = Movers([[1.0], [-1.0], [3.0]])
-    in_memory, _ = play(fedif(), point(1), movers, rounds=2)
+    in_memory, _ = play(fedif(), point(1), UP_DOWN_UP, rounds=2)
     monkeypatch.setattr(screening, "SHARE_OF_MEMORY", 0.0)
     strategy = fedif()
-    in_file, _ = play(strategy, point(1), movers, rounds=2)
+    in_file, _ = play(strategy, point(1), UP_DOWN_UP, rounds=2)
     assert strategy.workspace.updates.untyped_storage().filename is not None
     assert torch.equal(in_file, in_memory)
 
