@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
-from fedif_flower.errors import ConfigError, require
+from fedif_consortium.address import split_address
+from fedif_flower.errors import ConfigError
 
 VARIABLE = "FEDIF_HEALTH_ADDRESS"
 
@@ -77,13 +78,11 @@ def serving_health(
     if not address:
         yield
         return
-    host, _, port = address.rpartition(":")
-    is_address = bool(host) and port.isdecimal() and int(port) < 2**16
-    require(is_address, key, address, "HOST:PORT, such as 127.0.0.1:9096")
+    host, port = split_address(address, key)
     registry = CollectorRegistry()
     Gauge("up", "It is alive", ["part"], namespace="fedif", registry=registry).labels(part).set(1)
     for name, figure in (figures or {}).items():
         words = name.replace("_", " ").capitalize()
         Gauge(name, words, namespace="fedif", registry=registry).set_function(figure)
-    with serving(host.strip("[]"), int(port), registry, key=key):
+    with serving(host, port, registry, key=key):
         yield

@@ -62,9 +62,16 @@ def exclusive_lock(path: Path) -> Iterator[None]:
     """Hold an advisory lock on a file; it is released even if the process is killed.
 
     The file stays: removing it would let two processes lock two files of the same name.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path):
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = FileLock(path).acquire()
+    with held:
         yield
 
 

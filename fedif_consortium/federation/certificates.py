@@ -22,6 +22,7 @@ from fedif_flower.foreign import refused_as
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365
+SOON = timedelta(days=30)  # A certificate that ends sooner is worth a warning.
 SECONDS = 10.0  # For an answer.
 _BEFORE = timedelta(days=1)  # A member's clock may be slow.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -55,21 +55,10 @@ def a_name(words: str) -> Any:
     return setting(..., words, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$", allowed=allowed)
 
 
-def an_address(words: str, default: Any = ...) -> Any:
-    """Declare a host with a port."""
-    return setting(default, words, pattern=r"^\S+:\d{1,5}$", allowed="HOST:PORT")
-
-
 def a_keeper_key(words: str) -> Any:
     """Declare a keeper's public key; empty: there is no keeper."""
     pattern = r"^([0-9a-fA-F]{64})?$"
     return setting("", words, pattern=pattern, allowed="64 hexadecimal digits")
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Return the host, without the brackets of IPv6, and the port of ``host:port``."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def to_toml(comment: str, values: Mapping[str, Any]) -> str:

@@ -18,8 +18,8 @@ import typer
 from fedif_consortium.federation.files import to_toml
 from fedif_flower.errors import ConfigError, FedIFError, TrainingFailedError
 from fedif_flower.foreign import read_toml, refused_as
-from fedif_flower.settings import Scalar, parse_overrides, unknown_key
-from fedif_flower.storage import make_folder, write_atomically
+from fedif_flower.settings import Scalar, parse_overrides, take_section, unknown_key
+from fedif_flower.storage import write_atomically
 
 PROJECT = Path(__file__).resolve().parents[2]
 ATTEMPTS = 10  # Of asking how a run is: a busy host may need a while.
@@ -82,15 +82,15 @@ def connect(name: str, address: str, authority: Path) -> None:
     home = os.environ.get("FLWR_HOME") or Path.home() / ".flwr"
     path = Path(home) / "config.toml"
     wanted = {"address": address, "root-certificates": str(authority.absolute())}
-    written = path.read_text() if path.exists() else ""
-    known = (read_toml(path) if written else {}).get("superlink", {}).get(name)
+    if not path.exists():
+        _flwr("config", "list", capture_output=True)  # Flower begins it with what it needs itself.
+    known = take_section(read_toml(path), "superlink").get(name)
     if known is None:
-        make_folder(path.parent)
         section = to_toml("", {"superlink": {name: wanted}})
-        write_atomically(path, f"{written}\n{section}", 0o644)
+        write_atomically(path, f"{path.read_text()}\n{section}", 0o644)
     elif known != wanted:
         raise ConfigError(
-            f"{path} has a connection {name!r} to {known.get('address')!r}, not to {address!r}: "
+            f"{path} has another connection {name!r} than to {address} by {authority}: "
             "remove it there, or choose another name"
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord
 from fedif_consortium.evidence.keys import load_key
 from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY, TakenReceipts
 from fedif_consortium.evidence.part import EvidenceSettings
-from fedif_consortium.federation.certificates import reach, read_certificate
+from fedif_consortium.federation.certificates import SOON, reach, read_certificate
 from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.masking.masked_reply import MASKING_KEY, MaskedReplies
 from fedif_consortium.masking.part import MaskingSettings
@@ -29,8 +29,6 @@ from fedif_flower.tasks.config import IMAGES
 from fedif_flower.tasks.images import settled, task_of_folder
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Task
-
-SOON = timedelta(days=30)  # A certificate that ends by then is told.
 
 
 def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Finding]:

@@ -49,7 +49,7 @@ def invite(folder: FederationFolder, name: str) -> Path:
             address=settings.address,
             statement_key=statement_fingerprint(folder),
             keeper_key=settings.keeper_key,
-            certificate=folder.authority.read_text(),
+            certificate=folder.certificate_text(),
         )
         _save(folder, member)
         text = files.to_toml(_ABOUT_INVITATION, invitation.to_mapping())
@@ -90,7 +90,7 @@ def add(folder: FederationFolder, given: Path, flower: Flower) -> Member:
             node_id = flower.register(folder.public_key(member.name), member.name)
         except FlowerCommandError:
             # It may be there from an attempt that was interrupted: the one node that is nobody's.
-            nobodys = _live(flower) - {other.node_id for other in folder.members().values()}
+            nobodys = _nobodys(folder, _live(flower))
             if not again or len(nobodys) != 1:
                 raise
             node_id = nobodys.pop()
@@ -120,8 +120,14 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
         if member.removed:
             typer.echo(f"kept {name}: removed on {member.removed}")
             return
-        # Somebody may have ended it by Flower's own command.
-        if member.node_id and member.node_id in _live(flower):
+        live = _live(flower) if member.key else set[str]()
+        if member.key and not member.node_id and (nobodys := _nobodys(folder, live)):
+            raise ConfigError(
+                f"the registration of {name} did not end, and may be any of the nodes "
+                f"{', '.join(sorted(nobodys))}: `fedif federation add-member` once more, or end "
+                "those that are nobody's by `flwr supernode unregister`"
+            )
+        if member.node_id in live:  # Somebody may have ended it by Flower's own command.
             flower.unregister(member.node_id)
             typer.echo(f"ended the registration of {name}, node {member.node_id}")
         _save(folder, member.replace(removed=_now()))
@@ -136,7 +142,7 @@ def _answering(folder: FederationFolder, answer: Answer) -> Member:
     neither another member's nor a second one.
     """
     answer.check()
-    ours = certificate_fingerprint(folder.authority.read_text())
+    ours = certificate_fingerprint(folder.certificate_text())
     theirs = answer.certificate_fingerprint
     if theirs != ours:
         raise ConfigError(
@@ -166,6 +172,11 @@ def _answering(folder: FederationFolder, answer: Answer) -> Member:
 def _live(flower: Flower) -> set[str]:
     """Return the ids of the nodes that are let in."""
     return {i for i, node in flower.nodes().items() if node.get("status") != "unregistered"}
+
+
+def _nobodys(folder: FederationFolder, live: set[str]) -> set[str]:
+    """Return those of the nodes that are no member's."""
+    return live - {member.node_id for member in folder.members().values()}
 
 
 def _save(folder: FederationFolder, member: Member) -> None:

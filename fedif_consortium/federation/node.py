@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from fedif_consortium.address import Address, an_address
 from fedif_consortium.evidence.keys import load_key
 from fedif_consortium.federation import files, records
 from fedif_consortium.federation.certificates import certificate_fingerprint
@@ -28,7 +29,7 @@ class NodeSettings(Settings):
 
     federation: str = files.a_name("The federation.")
     member: str = files.a_name("This member there.")
-    superlink: str = files.an_address("Where the server is.")
+    superlink: Address = an_address("Where the server is.")
     port: int = setting(9094, "A port of this host, for the node's own use.", ge=1, le=65535)
     policy: str = setting("", "What this host lets apps do; empty: no guard.")
     config: dict[str, Any] = setting({}, "What the node says of itself.", allowed="a section")

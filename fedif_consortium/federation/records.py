@@ -17,6 +17,7 @@ from annotated_types import MinLen
 from cryptography.hazmat.primitives import serialization as to
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedif_consortium.address import Address, an_address, joined_address, split_address
 from fedif_consortium.evidence import keys
 from fedif_consortium.federation import files
 from fedif_consortium.federation.certificates import certificate_fingerprint
@@ -32,9 +33,9 @@ class FederationSettings(Settings):
     hosts: Annotated[list[str], MinLen(1)] = setting(
         ..., "Names or addresses by which members reach the server.", allowed="one or more names"
     )
-    listen: str = files.an_address("Where members connect to.", "0.0.0.0:9092")
+    listen: Address = an_address("Where members connect to.", "0.0.0.0:9092")
     proxy: bool = setting(True, "Whether nginx stands in front of the SuperLink.")
-    superlink: str = files.an_address("Where the SuperLink listens behind nginx.", "127.0.0.1:9095")
+    superlink: Address = an_address("Where the SuperLink listens behind nginx.", "127.0.0.1:9095")
     keeper_key: str = files.a_keeper_key(
         "The public key of the keeper of masks, where there is one."
     )
@@ -47,7 +48,7 @@ class FederationSettings(Settings):
     @property
     def address(self) -> str:
         """Where members reach the server: the first of its hosts."""
-        return _host_and_port(self.hosts[0], files.split_address(self.listen)[1])
+        return joined_address(self.hosts[0], split_address(self.listen)[1])
 
     @property
     def local_address(self) -> str:
@@ -111,6 +112,11 @@ class FederationFolder:
         """Return where a member's public key lies, once it is known."""
         return self.path / "members" / f"{name}.pub"
 
+    def certificate_text(self) -> str:
+        """Return the authority's certificate, as PEM; a ConfigError if it cannot be read."""
+        with refused_as(ConfigError, f"{self.authority} is no certificate in PEM"):
+            return self.authority.read_text()
+
     def settings(self) -> FederationSettings:
         """Read the federation's settings.
 
@@ -131,15 +137,10 @@ class FederationFolder:
         return {member.name: member for member in sorted(found, key=lambda m: m.number)}
 
 
-def _host_and_port(host: str, port: int) -> str:
-    """Return ``host:port``, with brackets round an address of IPv6."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _from_here(address: str) -> str:
     """Return where this host connects to what listens at an address."""
-    host, port = files.split_address(address)
-    return _host_and_port("127.0.0.1" if host in ("0.0.0.0", "::") else host, port)
+    host, port = split_address(address)
+    return joined_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
 
 
 class Membership(Settings):
@@ -153,7 +154,7 @@ class Membership(Settings):
 class Invitation(Membership):
     """What a member has to know to join."""
 
-    address: str = files.an_address("Where members reach the server.")
+    address: Address = an_address("Where members reach the server.")
     statement_key: str = setting(..., "Fingerprint of the key that signs statements.")
     keeper_key: str = files.a_keeper_key("The keeper's public key, to compare with its operator.")
     certificate: str = setting(..., "Of the federation's authority, in PEM.")

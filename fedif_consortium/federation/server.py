@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
+from fedif_consortium.address import split_address
 from fedif_consortium.evidence.keys import fingerprint, load_key, load_or_make_key
 from fedif_consortium.federation import files
 from fedif_consortium.federation.certificates import (
+    SOON,
     certificate_fingerprint,
     make_key,
     own_certificate,
@@ -27,7 +30,6 @@ from fedif_flower.errors import ConfigError, FedIFError
 
 GUARDED_SUPERLINK = "fedif_consortium.superlink.guarded_superlink"
 _ABOUT = "The federation's settings, written by `fedif federation init`."
-RENEW_DAYS = 30  # A certificate that ends sooner is worth a warning.
 LEAST_FREE = 2**30
 RUNS = 5
 RUN_COLUMNS = ("run-id", "status", "running-at", "finished-at", "status-details")
@@ -53,17 +55,20 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
     files.new(folder.certificate, f"for {', '.join(wanted.hosts)}", own)
     load_or_make_key(folder.statement_key)
     typer.echo(f"{folder.statement_key}, secret: signs statements of contributions")
+    connect(wanted.name, wanted.local_address, authority)
+    typer.echo(f"Flower's commands know it as {wanted.name!r}, at {wanted.local_address}")
     files.new(folder.configuration, "the settings", files.to_toml(_ABOUT, wanted.to_mapping()))
     if wanted.proxy:
-        proxy = nginx_settings(wanted.listen, wanted.superlink, folder.path.owner())
+        owner = "nobody"  # For root alone it has a meaning, and root has a name.
+        with suppress(KeyError):
+            owner = folder.path.owner()
+        proxy = nginx_settings(wanted.listen, wanted.superlink, owner)
         run = f"nginx -e stderr -p {folder.nginx.parent} -c nginx.conf"
         files.new(folder.nginx, run, proxy)
         if shutil.which("nginx") is None:
             typer.echo("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
     else:
         typer.echo(f"without a proxy: whoever reaches {wanted.listen} may submit runs")
-    flower_of(folder)
-    typer.echo(f"Flower's commands know it as {wanted.name!r}, at {wanted.local_address}")
     typer.echo(f"certificate's fingerprint: {certificate_fingerprint(authority.read_text())}")
     typer.echo(f"statement key's fingerprint: {statement_fingerprint(folder)}")
 
@@ -98,7 +103,7 @@ def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoRetur
     ConfigError
         If there is no federation, or its statement key is missing.
     """
-    host, port = files.split_address(folder.settings().bind)
+    host, port = split_address(folder.settings().bind)
     load_key(folder.statement_key)
     own = [
         *("--host", host, "--port", str(port)),
@@ -134,24 +139,23 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
     ConfigError
         If the folder has no federation, or a file of it is wrong.
     """
-    settings, unreachable = folder.settings(), ""
-    warnings: list[str] = []
+    settings, warnings, failed = folder.settings(), list[str](), dict[str, str]()
     nodes: Mapping[str, Mapping[str, Any]] = {}
     runs: list[dict[str, Any]] = []
     certificate, authority = map(read_certificate, (folder.certificate, folder.authority))
-    try:
-        warnings += [
-            f"{address} does not serve {folder.certificate} yet: restart it"
-            for address in dict.fromkeys([settings.local_address, settings.proxy_address])
-            if reach(address, folder.authority)[0] != certificate
-        ]
-        nodes, runs = flower.nodes(), flower.runs("--limit", RUNS)
-    except FedIFError as error:
-        unreachable = str(error)
-        warnings.append(unreachable)
+    for address in dict.fromkeys([settings.proxy_address, settings.local_address]):
+        try:
+            if reach(address, folder.authority)[0] != certificate:
+                warnings.append(f"{address} does not serve {folder.certificate} yet: restart it")
+            if address == settings.local_address:
+                nodes, runs = flower.nodes(), flower.runs("--limit", RUNS)
+        except FedIFError as error:
+            failed[address] = str(error)
+    warnings += failed.values()
+    unreachable = failed.get(settings.local_address, "")
     for what, one in (("server", certificate), ("authority", authority)):
-        if (days := (one.not_valid_after_utc - datetime.now(UTC)).days) < RENEW_DAYS:
-            warnings.append(f"the {what}'s certificate ends in {days} days")
+        if (left := one.not_valid_after_utc - datetime.now(UTC)) < SOON:
+            warnings.append(f"the {what}'s certificate ends in {left.days} days")
     free = shutil.disk_usage(folder.path).free
     if free < LEAST_FREE:
         warnings.append(f"{free / 2**20:.0f} MiB are free in {folder.path}")

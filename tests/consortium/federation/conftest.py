@@ -11,8 +11,10 @@ from tests.consortium.federation.folders import make_federation
 @pytest.fixture(autouse=True)
 def flower_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep connections away from the user's own."""
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
-    return tmp_path / "flower"
+    (home := tmp_path / "flower").mkdir()
+    (home / "config.toml").write_text('[superlink]\ndefault = "x"\n[superlink.x]\naddress = "a:1"')
+    monkeypatch.setenv("FLWR_HOME", str(home))
+    return home
 
 
 @pytest.fixture

@@ -102,8 +102,8 @@ def https(certificate: Path, key: Path, status: int = 200) -> Iterator[str]:
 
 
 @contextmanager
-def serving(folder: FederationFolder, status: int = 200) -> Iterator[str]:
-    """Serve on a free port; yield the federation's settings with that port."""
+def serving(folder: FederationFolder, status: int = 200, **other: str) -> Iterator[str]:
+    """Serve on a free port; yield the federation's settings with that port, or another one."""
     with https(folder.certificate, folder.server_key, status) as address:
-        changed = folder.settings().replace(listen=address, superlink=address)
+        changed = folder.settings().replace(**{"listen": address, "superlink": address} | other)
         yield to_toml("", changed.to_mapping())

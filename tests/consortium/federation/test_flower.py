@@ -29,19 +29,25 @@ def test_what_flower_refuses_is_said_in_its_words(tmp_path, monkeypatch, text, s
         Flower("consortium").nodes()
 
 
-def test_a_connection_is_added_beside_others_and_once(tmp_path, flower_home):
-    (flower_home).mkdir()
-    config = flower_home / "config.toml"
-    config.write_text('[superlink]\ndefault = "x"\n[superlink.x]\naddress = "a:1"')
+@pytest.mark.parametrize("other", ["x", "local"])
+def test_a_connection_is_added_beside_others_and_once(tmp_path, flower_home, other):
+    config, authority = flower_home / "config.toml", tmp_path / "ca.crt"
+    if other == "local":  # Flower's own, without which `flwr run` finds nothing.
+        config.unlink()
     for _ in range(2):
-        connect("b.c", "b:2", tmp_path / "ca.crt")
+        connect("b.c", "b:2", authority)
     found = tomllib.loads(config.read_text())["superlink"]
-    assert found["x"] == {"address": "a:1"}
-    assert found["b.c"] == {"address": "b:2", "root-certificates": str(tmp_path / "ca.crt")}
-    with pytest.raises(ConfigError, match=r"has a connection 'b\.c' to 'b:2', not to 'b:3'"):
-        connect("b.c", "b:3", tmp_path / "ca.crt")
-    config.write_text("[")
-    with pytest.raises(ConfigError, match=r"config\.toml: "):
+    assert (found["default"], found[other].keys()) == (other, {"address"})
+    assert found["b.c"] == {"address": "b:2", "root-certificates": str(authority)}
+    for taken in (("b.c", "b:3", authority), ("b.c", "b:2", config), ("default", "b:2", authority)):
+        with pytest.raises(ConfigError, match=f"has another connection '{taken[0]}' than to b:"):
+            connect(*taken)
+
+
+@pytest.mark.parametrize("text", ["[", "superlink = 3", "\xff"])
+def test_a_file_of_flower_s_that_is_none_is_named(tmp_path, flower_home, text):
+    (flower_home / "config.toml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"config\.toml|superlink = 3"):
         connect("d", "b:3", tmp_path / "ca.crt")
 
 

@@ -7,7 +7,7 @@ from fedif_consortium.federation.files import read_document, to_toml
 from fedif_consortium.federation.flower import FlowerCommandError
 from fedif_consortium.federation.members import add, invite, remove
 from fedif_consortium.federation.records import Answer
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, FedIFError
 from tests.consortium.federation.folders import Registry, answer_of, content, make_federation
 
 
@@ -102,7 +102,21 @@ def test_a_registration_that_was_interrupted_is_found_again_and_no_other(
     # As if this host had stopped before it wrote the node's id down.
     record = folder.member_file("hospital-b")
     record.write_text(record.read_text().replace('node-id = "1000"', 'node-id = ""'))
+    # A node that may be this member's, and is nobody's, is not forgotten.
+    with pytest.raises(ConfigError, match=r"may be any of the nodes 1000: .* add-member"):
+        remove(folder, "hospital-b", registry)
     assert add(folder, path, registry).node_id == "1000"
+
+
+@pytest.mark.parametrize("lost", ["authority", "lock"])
+def test_what_is_wrong_with_a_folder_is_said_before_a_number_is_given(folder, lost):
+    path = getattr(folder, lost)
+    path.unlink(missing_ok=True)
+    if lost == "lock":
+        path.mkdir()
+    with pytest.raises(FedIFError, match=path.name):
+        invite(folder, "a")
+    assert folder.members() == {}
 
 
 def test_a_member_that_was_removed_stays_so(folder, answer, registry):

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
 from fedif_consortium.federation.members import add, invite, remove
 from fedif_consortium.federation.server import initialize, look
 from fedif_flower.errors import ConfigError
-from tests.consortium.federation.folders import SETTINGS, Registry, answer_of, content, serving
+from tests.consortium.federation.folders import (
+    SETTINGS,
+    Registry,
+    answer_of,
+    content,
+    make_federation,
+    serving,
+)
 
 SECRETS = ("ca.key", "server.key", "statement-key.pem")
 
@@ -32,6 +41,14 @@ def test_what_an_interrupted_attempt_left_out_is_made_and_no_key_with_it(folder)
     after = content(folder.path)
     assert after.keys() == before.keys()
     assert [after[name] for name in SECRETS] == [before[name] for name in SECRETS]
+
+
+def test_a_user_without_a_name_has_a_proxy_too(tmp_path, monkeypatch):
+    def owner(_: Path) -> str:
+        raise KeyError("getpwuid(): uid not found: 7777")
+
+    monkeypatch.setattr(Path, "owner", owner)
+    assert "user nobody;" in make_federation(tmp_path).nginx.read_text()
 
 
 @pytest.mark.parametrize("name", ["ca", "server"])
@@ -66,3 +83,32 @@ def test_members_are_as_the_superlink_knows_them(folder, tmp_path, monkeypatch):
     ]
     assert (seen["superlink"], seen["warnings"]) == ("", ["1 of 3 members are online"])
     assert seen["runs"][0]["run-id"] == "7"
+
+
+@pytest.mark.parametrize(("down", "there"), [("listen", True), ("superlink", False)])
+def test_what_does_not_answer_is_said_of_itself_alone(folder, tmp_path, down, there):
+    registry = Registry()
+    add(folder, answer_of(folder, "ada", tmp_path / "ada"), registry)
+    with serving(folder, **{down: "127.0.0.1:1"}) as settings:
+        folder.configuration.write_text(settings)
+        seen = look(folder, registry)
+    assert (seen["members"][0]["online"], seen["superlink"] == "") == (there or None, there)
+    (warning,) = seen["warnings"]
+    assert "ca.crt answers at 127.0.0.1:1: " in warning
+
+
+@pytest.mark.parametrize(
+    "listen", ["::1", "2001:db8::7", "a:65536", ":9092", "a", "[::1]", "a b:1"]
+)
+def test_an_address_that_is_none_is_refused(listen):
+    with pytest.raises(ConfigError, match=re.escape(f"listen = {listen!r}; allowed: HOST:PORT")):
+        SETTINGS.replace(listen=listen)
+
+
+@pytest.mark.parametrize(
+    ("bind", "here"),
+    [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:1", "[::1]:1"), ("[2001:db8::7]:1", "[2001:db8::7]:1")],
+)
+def test_a_server_s_own_host_reaches_it_where_it_listens(bind, here):
+    assert SETTINGS.replace(superlink=bind).local_address == here
+    assert SETTINGS.replace(listen=bind, hosts=["::7"]).address == "[::7]:1"

@@ -20,7 +20,7 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
-from fedif_consortium.federation.files import split_address
+from fedif_consortium.address import split_address
 from tests.integration.deployed import HOST, Deployment
 
 FLEET = "/v1/fleet/"

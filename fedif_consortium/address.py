@@ -1,0 +1,41 @@
+"""Addresses as people write them: ``HOST:PORT``, an address of IPv6 in brackets."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.settings import setting
+
+_ALLOWED = "HOST:PORT, such as 127.0.0.1:9096 or [::1]:9096"
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):([0-9]{1,5})")
+
+
+def split_address(address: str, key: str = "address") -> tuple[str, int]:
+    """Return the host, without brackets, and the port of an address.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key, if it is none.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if found is None or int(found[2]) >= 2**16:
+        raise ConfigError(f"{key} = {address!r}; allowed: {_ALLOWED}")
+    return found[1].strip("[]"), int(found[2])
+
+
+def joined_address(host: str, port: int) -> str:
+    """Return a host and a port as one address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+Address = Annotated[str, AfterValidator(lambda address: joined_address(*split_address(address)))]
+
+
+def an_address(words: str, default: Any = ...) -> Any:
+    """Declare a setting of the type :data:`Address`."""
+    return setting(default, words, allowed=_ALLOWED)
