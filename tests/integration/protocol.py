@@ -97,6 +97,7 @@ class Member:
         self.received = b""  # The last message, as it came.
         # How often it answered in another's name or tried an id, and was believed.
         self.guesses = self.hits = 0
+        self.planted = ObjectTree()  # What it has stored of a reply to come.
         self._alive = time.monotonic()
         self._state = RecordDict()
 

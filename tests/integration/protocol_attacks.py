@@ -179,6 +179,27 @@ def sends_twice(member: Member, message: Message, victim: Message) -> None:
             member.send(step_reply(message, step))
 
 
+def plants(member: Member, message: Message, victim: Message) -> None:
+    """Have another reply's objects stored beside one's own: an array of one chunk 8,000 times."""
+    record = ArrayRecord({"w": Array(np.random.default_rng(0).random(25_000))})
+    (array,) = record.values()
+    array.__dict__["_chunks"] = array.slice_array() * 8_000  # 1.6 GB, once it is put together.
+    _, tree, contents = packed(Message(RecordDict({"arrays": record}), reply_to=message))
+    own, own_tree, own_contents = packed(step_reply(message, 1.0))
+    member.planted = tree
+    own_tree.children.append(tree)
+    response = member.announce(own, own_tree)
+    for object_id, content in {**contents, **own_contents}.items():
+        member.upload(own.metadata.run_id, response.session_id, object_id, content)
+
+
+def harvests(member: Member, message: Message, victim: Message) -> None:
+    """Answer the next message with what was planted: there is nothing left to upload."""
+    reply = Message(RecordDict(), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = member.planted.object_id
+    assert not member.announce(reply, member.planted).objects_to_push
+
+
 ATTACKS: dict[str, Attack] = {
     attack.__name__: attack
     for attack in (
@@ -190,6 +211,8 @@ ATTACKS: dict[str, Attack] = {
         wrong_tree,
         odd_metadata,
         sends_twice,
+        plants,
+        harvests,
         other_content,
         uploads_half,
     )
