@@ -113,6 +113,12 @@ def test_runs_are_compared_by_what_differs(two):
     assert float(lines["median"]["last round"]) == pytest.approx(float(last), rel=1e-3)
 
 
+def test_runs_of_one_name_are_called_by_their_paths(two, tmp_path):
+    folders = [shutil.copytree(run_dir, tmp_path / run_dir.name / "run") for run_dir in two]
+    lines = compare([load(folder) for folder in folders]).lines
+    assert [line[0] for line in lines] == list(map(str, folders))
+
+
 def test_a_run_that_is_not_complete_is_shown_and_not_compared(two, tmp_path):
     stopped = tmp_path / "stopped"
     shutil.copytree(two[0], stopped)

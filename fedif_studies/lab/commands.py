@@ -51,14 +51,15 @@ def compare(
     require_directories(run_dirs)
     from fedif_flower.run.results import load
     from fedif_studies.lab.comparison import compare as beside
+    from fedif_studies.lab.comparison import names_of
     from fedif_studies.lab.curves import plot_curves
     from fedif_studies.lab.measurements import read_measurement
     from fedif_studies.lab.table import write_table
 
     runs = [load(run_dir) for run_dir in run_dirs]
     table, picture = beside(runs), output_dir / "accuracy.png"
-    measured = {run.name: read_measurement(run.folder.path) for run in runs}
-    series = {name: [found] for name, found in measured.items() if found is not None}
+    measured = zip(names_of(runs), map(read_measurement, run_dirs), strict=True)
+    series = {name: [found] for name, found in measured if found is not None}
     plot_curves(series, picture, table.title)
     write_table(table, output_dir, Console(), [], [picture])
 

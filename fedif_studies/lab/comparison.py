@@ -52,12 +52,18 @@ def compare(runs: Sequence[Run]) -> ResultTable:
     bounded = ["bounds"] if len(set(bounds)) > 1 else []
     heading = ["run", *differ, *bounded, *ACCURACIES.values(), "detection AUC", "s"]
     lines = []
-    for run, one, bound in zip(runs, measured, bounds, strict=True):
+    for name, one, bound in zip(names_of(runs), measured, bounds, strict=True):
         settings = [str(one.config.get(key, "")) for key in differ] + [bound] * len(bounded)
         seconds = f"{one.figures.get('seconds', math.nan):.1f}"
-        lines.append([run.name, *settings, *_figures([one]), seconds])
+        lines.append([name, *settings, *_figures([one]), seconds])
     title = f"test {measured[0].metric}" + (", %" if measured[0].metric == ACCURACY else "")
     return ResultTable(title, heading, lines, num_labels=1 + len(differ) + len(bounded))
+
+
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """Return what runs are called beside each other: by their paths where names are the same."""
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.folder.path) for run in runs]
 
 
 def _bounds(settings: Mapping[str, Any]) -> str:
