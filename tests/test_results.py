@@ -13,7 +13,6 @@ from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.records import read_run
 from fedif_flower import load
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import read_rows
 from fedif_studies.commands import cli
@@ -25,11 +24,11 @@ PNG = b"\x89PNG"
 RUNS = ("fedif", "median")
 
 
-def by_hand(tmp_path: Path) -> Run:
+def by_hand(tmp_path: Path, **more) -> Run:
     """Two members in five rounds: 0 contributes 0.5, 1 a quarter; 2 once, and is refused once."""
     rounds = [{0: 0.5, 1: 0.25}] * 4 + [{0: 0.5, 1: 0.25, 2: -1.0}]
-    refused = {(1, 2): "too long"}
-    run_dir = make_run(tmp_path / "run", rounds, rejections=refused, names={1: "hospital-b"})
+    own = {"rejections": {(1, 2): "too long"}, "names": {1: "hospital-b"}, **more}
+    run_dir = make_run(tmp_path / "run", rounds, **own)
     settings = {"strategy": "fedif", "dataset": "digits", "attack": "none"}
     (run_dir / "config.json").write_text(json.dumps(settings))
     columns = "round,test_loss,accepted,rejected,failed,round_failed,online"
@@ -50,17 +49,9 @@ def test_members_are_those_of_the_records(tmp_path):
 
 
 def test_intervals_are_about_other_held_out_examples_where_these_are_split(tmp_path):
-    folder = by_hand(tmp_path).folder
-    assert load(folder.path).interval == "95 %, other rounds"
+    assert by_hand(tmp_path / "whole").interval == "95 %, other rounds"
     # Of member 0's 2.5, 2 are of one half of the examples: without a half it had 4 or 1.
-    weights, own = [0.5, 0.5], {"0": (0.4, 0.1), "1": (0.125, 0.125), "2": (-0.5, -0.5)}
-    folder.provenance.write({BLOCKS_KEY: weights})
-    lines = [line.split(",") for line in folder.attribution.path.read_text().splitlines()]
-    lines[0] += [f"{BLOCK_COLUMN}{k}" for k in range(2)]
-    for line in lines[1:]:
-        line += map(str, own[line[2]])
-    folder.attribution.path.write_text("".join(",".join(line) + "\n" for line in lines))
-    run = load(folder.path)
+    run = by_hand(tmp_path, blocks={0: (0.8, 0.2), 1: (0.5, 0.5), 2: (0.5, 0.5)})
     assert run.interval == "95 %, other held-out set"
     width = t.ppf(0.975, 1) * 1.5
     assert (run.members[0].low, run.members[0].high) == pytest.approx((2.5 - width, 2.5 + width))

@@ -27,6 +27,7 @@ from fedif_consortium.member.outgoing import LeavesSettings
 from fedif_consortium.statement.verify import verify
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
+from tests.consortium.masking.parties import write_certificate
 from tests.integration.deployed import (
     NAME,
     Deployment,
@@ -36,7 +37,6 @@ from tests.integration.deployed import (
     wait_for,
     write_app,
 )
-from tests.runtime.keeping import write_certificate
 
 pytestmark = marks
 

@@ -22,8 +22,7 @@ from fedif_consortium.masking.keeper_service import MOST_BOXES, read_keeper_conf
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import encode_weights
 from fedif_flower.errors import ConfigError, KeeperError
-from tests.consortium.masking.parties import RUN
-from tests.runtime.keeping import Keeping
+from tests.consortium.masking.parties import RUN, Keeping
 
 UPDATES = np.random.default_rng(0).normal(size=(5, 1000)).astype(np.float32)
 ROUNDS = itertools.count(1)
