@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Self
 
 import psutil
 import pytest
@@ -92,7 +93,7 @@ class Deployment:
         )
         self._watch = contextlib.ExitStack()
 
-    def __enter__(self) -> Deployment:
+    def __enter__(self) -> Self:
         self._watch.enter_context(if_killed(kill_marked(self.marked.mark)))
         if self.quick:
             programs = warm(self.directory / "warm", self.marked.environment)
@@ -219,20 +220,6 @@ class Deployment:
                 helper.kill()
         ids = {helper.pid for helper in helpers}
         wait_for("the end of its apps", lambda: ids.isdisjoint(self.marked.alive()))
-
-    def start_node(
-        self,
-        name: str,
-        *,
-        environment: Mapping[str, str] | None = None,
-        options: tuple[object, ...] = (),
-    ) -> subprocess.Popen[bytes]:
-        """Start the SuperNode of a member that has joined."""
-        command = ("fedif", "node", "start", "--in", self.node_folder(name), *options)
-        command = (*command, "--", "--port", free_port())
-        given = {"PATH": self.path, **(environment or {})}
-        self.nodes[name] = self.start(name, *command, environment=given)
-        return self.nodes[name]
 
     def submit(self, app: Path, run_config: Mapping[str, object]) -> int:
         """Start a run and return its id."""

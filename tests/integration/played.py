@@ -21,39 +21,43 @@ ROUNDS = 1000  # More than are ever played.
 PAUSE = 0.2  # Between two looks: each costs the SuperLink some 10 ms.
 
 
-class Played:
+class Played(Deployment):
     """A context manager: the run has been submitted once it is entered, and goes on without end.
 
     Parameters
     ----------
-    deployment : Deployment
-        Entered with this one.
+    directory : Path
+        For everything.
     names : tuple of str
         The members.
     source : str, optional
         The address that members come from.
+    proxy : bool
+        Whether they come by nginx.
     **run
         Of the run config, instead of what it is here.
     """
 
     def __init__(
         self,
-        deployment: Deployment,
+        directory: Path,
         names: tuple[str, ...],
         source: str | None = None,
+        proxy: bool = False,
         **run: object,
     ) -> None:
-        self.deployment, self.names = deployment, names
-        self._source, self._run, self._training = source, run, Lock()
+        super().__init__(directory, proxy=proxy)
+        self.names, self._source, self._run, self._training = names, source, run, Lock()
         self.members: dict[str, Member] = {}
-        self.run_dir = deployment.server / "runs" / "played"
+        self.run_dir = self.server / "runs" / "played"
 
     def __enter__(self) -> Self:
+        super().__enter__()
         with contextlib.ExitStack() as left:
-            left.enter_context(self.deployment)
+            left.push(super().__exit__)
             self.start_superlink()
             for name in self.names:
-                self.members[name] = join(self.deployment, name, self._source)
+                self.members[name] = join(self, name, self._source)
                 left.callback(self.members[name].close)
             config = {
                 "num-clients": len(self.names),
@@ -65,7 +69,7 @@ class Played:
                 "run-name": self.run_dir.name,
                 "output-dir": str(self.run_dir.parent),
             }
-            self.deployment.submit(REPOSITORY, config | self._run)
+            self.submit(REPOSITORY, config | self._run)
             self.begin(left)
             self._left = left.pop_all()
         return self
@@ -75,9 +79,6 @@ class Played:
 
     def begin(self, left: contextlib.ExitStack) -> None:
         """Do more before it is entered; ``left`` is what is ended afterwards."""
-
-    def start_superlink(self) -> None:
-        self.deployment.start_superlink()
 
     def asked(self, member: Member) -> Message | None:
         """Return what a member is asked to train, if it is; answer all else honestly."""
@@ -106,15 +107,19 @@ class Played:
 
     def servers(self, *programs: str) -> list[int]:
         """Return the processes of the SuperLink or of other programs, and of nginx."""
-        nginx, found = self.deployment.nginx, []
-        for pid in self.deployment.marked.alive():
+        found = []
+        for pid in self.marked.alive():
             with contextlib.suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_text()
                 words = programs or ("--enable-supernode-auth",)
                 if "bash" not in command and any(word in command for word in words):
                     found.append(pid)
         assert found, "there is no SuperLink"
-        return [*found, *(p.pid for p in psutil.Process(nginx.pid).children())] if nginx else found
+        return (
+            [*found, *(p.pid for p in psutil.Process(self.nginx.pid).children())]
+            if self.nginx
+            else found
+        )
 
 
 def peak_of(pid: int) -> int:

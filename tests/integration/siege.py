@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 
-from tests.integration.deployed import HOST, REPOSITORY, Deployment, wait_for
+from tests.integration.deployed import HOST, REPOSITORY, wait_for
 from tests.integration.played import PAUSE, Played, peak_of
 from tests.integration.protocol import Member
 
@@ -47,8 +48,7 @@ class Siege(Played):
 
     def __init__(self, directory: Path, guarded: bool = True) -> None:
         run = {"min-valid-replies": len(HONEST), "pace.timeout": 600.0}
-        deployment = Deployment(directory, proxy=guarded)
-        super().__init__(deployment, (*HONEST, HOSTILE), source=NODES_HOME, **run)
+        super().__init__(directory, (*HONEST, HOSTILE), NODES_HOME, guarded, **run)
         self._guarded = guarded
 
     def begin(self, left: ExitStack) -> None:
@@ -65,24 +65,26 @@ class Siege(Played):
             if (message := self.asked(member)) is not None:
                 self.honest(member, message)
 
-    def start_superlink(self) -> None:
+    def start_superlink(
+        self, environment: Mapping[str, str] | None = None, prefix: tuple[str, ...] = LIMITED
+    ) -> None:
         if self._guarded:
-            self.deployment.start_superlink(prefix=LIMITED)
+            super().start_superlink(environment, prefix)
             return
-        certificate = {name: self.deployment.server / f"server.{name}" for name in ("crt", "key")}
-        self.deployment.start(
-            *("superlink", *LIMITED, "flower-superlink", "--enable-supernode-auth"),
-            *("--host", HOST, "--port", self.deployment.port),
-            *("--ssl-ca-certfile", self.deployment.server / "ca.crt"),
+        certificate = {name: self.server / f"server.{name}" for name in ("crt", "key")}
+        self.start(
+            *("superlink", *prefix, "flower-superlink", "--enable-supernode-auth"),
+            *("--host", HOST, "--port", self.port),
+            *("--ssl-ca-certfile", self.server / "ca.crt"),
             *("--ssl-certfile", certificate["crt"], "--ssl-keyfile", certificate["key"]),
-            *("--database", self.deployment.server / "superlink.db"),
+            *("--database", self.server / "superlink.db"),
             environment={
                 "PYTHONPATH": str(REPOSITORY),
                 "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
                 "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             },
         )
-        wait_for("SuperLink", lambda: "Uvicorn running" in self.deployment.log("superlink"))
+        wait_for("SuperLink", lambda: "Uvicorn running" in self.log("superlink"))
 
     def phase(
         self, *attacks: str, seconds: float = 0.0, rounds: int = 0, timeout: float = 180.0
@@ -104,19 +106,19 @@ class Siege(Played):
         for name, process in processes.items():
             process.terminate()
             process.wait()
-            phase.found[name] = json.loads(self.deployment.log(name).splitlines()[-1])
+            phase.found[name] = json.loads(self.log(name).splitlines()[-1])
         return phase
 
     def _attack(self, name: str) -> subprocess.Popen[bytes]:
         """Begin an attack, and wait until its process has come so far."""
 
         def begun() -> int:
-            return self.deployment.log(name).count("begins")
+            return self.log(name).count("begins")
 
-        before, key = begun(), self.deployment.key(HOSTILE)
-        process = self.deployment.start(
+        before, key = begun(), self.key(HOSTILE)
+        process = self.start(
             *(name, sys.executable, "-m", "tests.integration.strangers", name),
-            *(self.deployment.address, key, self.members[HOSTILE].node_id),
+            *(self.address, key, self.members[HOSTILE].node_id),
             environment={"PYTHONPATH": str(REPOSITORY)},
         )
         wait_for(name, lambda: begun() > before, pause=PAUSE)

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import psutil
 import pytest
@@ -112,12 +113,11 @@ least-effective-members = 1.0
 """
 
 
-class Story:
+class Story(Deployment):
     """The federation, and what was seen on the way that nothing keeps."""
 
-    def __init__(self, deployment: Deployment) -> None:
-        self.deployment = deployment
-        here = deployment.directory
+    def __init__(self, here: Path) -> None:
+        super().__init__(here, quick=True)
         self.apps = {"first": write_app(here / "first"), "thief": write_app(here / "thief", THIEF)}
         self.keeper = here / "keeper"
         self.logs: dict[str, str] = {}
@@ -126,10 +126,10 @@ class Story:
     @property
     def names(self) -> dict[str, str]:
         """Members by what records call them."""
-        return {str(node_id): name for name, node_id in self.deployment.node_ids.items()}
+        return {str(node_id): name for name, node_id in self.node_ids.items()}
 
     def run(self, name: str) -> RunFolder:
-        return RunFolder(self.deployment.server / "runs" / name)
+        return RunFolder(self.server / "runs" / name)
 
     def rows(self, run: str, name: str) -> list[dict[str, str]]:
         """Return a member's lines of a run."""
@@ -137,54 +137,55 @@ class Story:
         return [row for row in lines if self.names[row["client_id"]] == name]
 
     def node_log(self, name: str) -> Sequence[Entry]:
-        return read_log(self.deployment.node_folder(name) / "member-state" / "node-log" / FILE)
+        return read_log(self.node_folder(name) / "member-state" / "node-log" / FILE)
 
     # What happens, in this order.
 
     def begin(self) -> None:
-        deployment = self.deployment
-        deployment.start_superlink(ENVIRONMENT)
+        self.start_superlink(ENVIRONMENT)
         own = {"cyd": " attack='gradient-noise' statement-dir=''"}
         configs = {
             name: f"partition-id={partition} num-partitions=4{own.get(name, '')}"
             for name, partition in PARTITIONS.items()
         }
-        deployment.join(**configs)
+        self.join(**configs)
         for name in GUARDED:
-            policy = deployment.node_folder(name) / "member-policy.toml"
-            policy.write_text("[runs]\nunknown-keys = true\n")
+            self.policy(name).write_text("[runs]\nunknown-keys = true\n")
         self.approve("first", "bob")
         self.approve("first", "dan")
         self.approve("thief", "dan")
         for name in PARTITIONS:
-            self.start(name)
+            self.go(name)
+
+    def policy(self, name: str) -> Path:
+        return self.node_folder(name) / "member-policy.toml"
 
     def approve(self, app: str, name: str) -> None:
-        policy = self.deployment.node_folder(name) / "member-policy.toml"
-        self.deployment.call("fedif", "app", "approve", self.apps[app], "--policy", policy)
+        self.call("fedif", "app", "approve", self.apps[app], "--policy", self.policy(name))
 
-    def start(self, name: str) -> None:
-        policy = self.deployment.node_folder(name) / "member-policy.toml"
-        self.deployment.start_node(
-            name,
-            environment=ENVIRONMENT,
-            options=("--policy", policy) if name in GUARDED else (),
+    def go(self, name: str) -> None:
+        """Start a member's SuperNode."""
+        options = ("--policy", self.policy(name)) if name in GUARDED else ()
+        command = ("fedif", "node", "start", "--in", self.node_folder(name), *options)
+        given = {"PATH": self.path, **ENVIRONMENT}
+        self.nodes[name] = self.start(
+            name, *command, "--", "--port", free_port(), environment=given
         )
 
     def credit(self) -> None:
         """Kill dan's host in round 2 and the server in round 3; then go on."""
-        deployment, run = self.deployment, self.run("credit")
-        deployment.submit(self.apps["first"], CREDIT)
+        run = self.run("credit")
+        self.submit(self.apps["first"], CREDIT)
         self.wait_for_round("credit", 1)
         for name in ("ada", "bob"):
-            self.node_bytes[name] = psutil.Process(deployment.nodes[name].pid).memory_info().rss
-        kill_group(deployment.nodes["dan"])
+            self.node_bytes[name] = psutil.Process(self.nodes[name].pid).memory_info().rss
+        kill_group(self.nodes["dan"])
         self.wait_for_round("credit", 2)  # The server waits for dan's heartbeat for a minute.
         wait_for("its checkpoint", lambda: list(run.checkpoints.glob("*2.pt")))
-        deployment.kill_superlink()
-        deployment.start_superlink(ENVIRONMENT)
-        self.start("dan")
-        run_id = deployment.submit(self.apps["first"], CREDIT)
+        self.kill_superlink()
+        self.start_superlink(ENVIRONMENT)
+        self.go("dan")
+        run_id = self.submit(self.apps["first"], CREDIT)
         self.strangers()
         self.follow("credit", run_id)
 
@@ -194,22 +195,21 @@ class Story:
         wait_for(f"round {number}", lambda: len(read_rows(path)) > number, timeout=300)
 
     def follow(self, name: str, run_id: int) -> None:
-        status, details = self.deployment.outcome(run_id)
-        self.logs[name] = self.deployment.flwr("log", run_id, NAME, "--show")
+        status, details = self.outcome(run_id)
+        self.logs[name] = self.flwr("log", run_id, NAME, "--show")
         assert status == "finished:completed", f"{name}: {details}\n{self.logs[name][-3000:]}"
 
     def strangers(self) -> None:
         """Start SuperNodes that have no business here."""
-        deployment = self.deployment
-        eve = deployment.key("eve")
+        eve = self.key("eve")
         eve.parent.mkdir(parents=True)
         eve.write_bytes(make_node_key())
         eve.chmod(0o600)
-        ours = ("--root-certificates", deployment.server / "ca.crt")
+        ours = ("--root-certificates", self.server / "ca.crt")
         key = ("--auth-supernode-private-key", eve)
         found = {
-            name: deployment.start(
-                *(name, "flower-supernode", "--superlink", deployment.address, *ours, *options),
+            name: self.start(
+                *(name, "flower-supernode", "--superlink", self.address, *ours, *options),
                 *("--port", free_port()),
             )
             for name, options in {"unknown-key": key, "no-key": ()}.items()
@@ -218,48 +218,46 @@ class Story:
 
     def changed(self) -> None:
         """End dan's registration in round 3."""
-        deployment = self.deployment
-        run_id = deployment.submit(self.apps["thief"], CHANGED)
+        run_id = self.submit(self.apps["thief"], CHANGED)
         self.wait_for_round("changed", 2)
-        os.killpg(deployment.nodes["dan"].pid, signal.SIGSTOP)
-        deployment.federation("remove-member", "dan")
+        os.killpg(self.nodes["dan"].pid, signal.SIGSTOP)
+        self.federation("remove-member", "dan")
         self.follow("changed", run_id)
-        kill_group(deployment.nodes.pop("dan"))
+        kill_group(self.nodes.pop("dan"))
 
     def masked(self) -> None:
         """Start a keeper, and the three other nodes again, which name it."""
-        deployment, folder, port = self.deployment, self.keeper, free_port()
+        folder, port = self.keeper, free_port()
         folder.mkdir()
         for name in ("keeper", "keeper-client"):
             write_certificate(folder, name)
-        lines = "".join(f'{name} = "{deployment.key(name)}.pub"\n' for name in deployment.nodes)
+        lines = "".join(f'{name} = "{self.key(name)}.pub"\n' for name in self.nodes)
         toml = f'address = "127.0.0.1:{port}"\n[members]\n{lines}{KEEPER}'
         (folder / "keeper.toml").write_text(toml)
-        deployment.start("keeper", "fedif", "keeper", "--policy", folder / "keeper.toml")
-        wait_for("the keeper", lambda: "listens on" in deployment.log("keeper"))
+        self.start("keeper", "fedif", "keeper", "--policy", folder / "keeper.toml")
+        wait_for("the keeper", lambda: "listens on" in self.log("keeper"))
         key = (folder / "keeper-state" / "box-key.pub").read_text().strip()
-        for name, node in deployment.nodes.items():
+        for name, node in self.nodes.items():
             node.terminate()
-            with (deployment.node_folder(name) / "node.toml").open("a") as file:
-                file.write(f'keeper-key = "{key}"\nsigning-key = "{deployment.key(name)}"\n')
-        with (deployment.node_folder("bob") / "member-policy.toml").open("a") as file:
+            with (self.node_folder(name) / "node.toml").open("a") as file:
+                file.write(f'keeper-key = "{key}"\nsigning-key = "{self.key(name)}"\n')
+        with self.policy("bob").open("a") as file:
             file.write(LEAVES)
-        for name in list(deployment.nodes):
-            deployment.nodes[name].wait(300)
-            self.start(name)
+        for name in list(self.nodes):
+            self.nodes[name].wait(300)
+            self.go(name)
         of_keeper = {
             "masking.keeper-url": f"https://127.0.0.1:{port}",
             "masking.keeper-certificate": str(folder / "keeper.crt"),
             "masking.client-certificate": str(folder / "keeper-client.crt"),
             "masking.client-key": str(folder / "keeper-client.key"),
         }
-        self.follow("masked", deployment.submit(self.apps["first"], MASKED | of_keeper))
+        self.follow("masked", self.submit(self.apps["first"], MASKED | of_keeper))
 
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    with Deployment(tmp_path_factory.mktemp("federation"), quick=True) as deployment:
-        story = Story(deployment)
+    with Story(tmp_path_factory.mktemp("federation")) as story:
         story.begin()
         story.credit()
         story.changed()
@@ -304,7 +302,7 @@ def test_a_killed_server_costs_what_came_after_its_checkpoint(story: Story) -> N
 def test_each_member_has_a_page_of_its_own_by_one_key(story: Story) -> None:
     fingerprints = {verify(story.run("credit").path).key}
     for name, other in (("ada", "bob"), ("bob", "ada"), ("dan", "ada")):
-        folder = story.deployment.node_folder(name) / "statements"
+        folder = story.node_folder(name) / "statements"
         page, *_ = sorted(folder.glob("*/statement.html"))  # The later one is of the masked run.
         assert f"{name}: your contribution" in page.read_text()
         assert not re.search(rf"\b{other}\b", page.read_text())
@@ -315,11 +313,11 @@ def test_each_member_has_a_page_of_its_own_by_one_key(story: Story) -> None:
 
 
 def test_signatures_and_receipts_fit_the_records(story: Story) -> None:
-    keys = read_members(story.deployment.server / "members")
+    keys = read_members(story.server / "members")
     found = verify(
         story.run("credit").path,
         members={name: keys[name] for name in GUARDED},
-        receipts=[story.deployment.node_folder(name) / "receipts" for name in PARTITIONS],
+        receipts=[story.node_folder(name) / "receipts" for name in PARTITIONS],
     )
     assert {member.name: member.signed for member in found.members} == {
         **dict.fromkeys(("ada", "cyd"), 0),
@@ -343,11 +341,11 @@ def test_strangers_are_refused(story: Story) -> None:
     assert set(story.refused) == {"unknown-key", "no-key"}
     for name, status in story.refused.items():
         assert status != 0
-        assert "SuperNode ID" not in story.deployment.log(name)
+        assert "SuperNode ID" not in story.log(name)
 
 
 def test_the_operator_sees_members_and_runs(story: Story) -> None:
-    seen = json.loads(story.deployment.federation("status", "--json", check=False).stdout)
+    seen = json.loads(story.federation("status", "--json", check=False).stdout)
     members = [(m["name"], m["number"], m["state"], m["last_seen"]) for m in seen["members"]]
     *there, (name, number, state, _) = members
     assert there == [(n, i, "registered", "now") for n, i in [*PARTITIONS.items()][:3]]

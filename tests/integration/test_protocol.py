@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Message
 
 from fedif_flower.run.rows import read_rows
-from tests.integration.deployed import Deployment, marks, wait_for
+from tests.integration.deployed import marks, wait_for
 from tests.integration.played import PAUSE, Played, peak_of
 from tests.integration.protocol import Member
 from tests.integration.protocol_attacks import ATTACKS, GUESSES, mount
@@ -30,7 +30,7 @@ class Arena(Played):
     def __init__(self, directory: Path) -> None:
         # The hostile one is to have a turn in every round, whatever it did before.
         run = {"pace.timeout": TIMEOUT, "max-paused-turns": 0, "least-participation": 0.0}
-        super().__init__(Deployment(directory), NAMES, **run)
+        super().__init__(directory, NAMES, **run)
         self.leaked: set[str] = set()
 
     def round(self, attack: str | None = None) -> None:

@@ -60,6 +60,6 @@ def test_rounds_go_on_beside_it(siege: Siege, usual: int, names: tuple[str, ...]
 
 
 def test_who_floods_is_named(siege: Siege) -> None:
-    assert "127.0.0.2: " in (siege.deployment.server / "nginx" / "slowed.log").read_text()
+    assert "127.0.0.2: " in (siege.server / "nginx" / "slowed.log").read_text()
     for log in ("superlink", "nginx"):
-        assert "Too many open files" not in siege.deployment.log(log)
+        assert "Too many open files" not in siege.log(log)
