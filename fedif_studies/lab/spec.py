@@ -15,6 +15,8 @@ from fedif_flower.sections import section_name
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, make_cell
 
+_OF_CELLS = {"output-dir", "run-name", "resume"}
+
 
 def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> list[Cell]:
     """Return the cells of a sweep: the product over its axes, seeds varying slowest.
@@ -46,6 +48,8 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     if not spec:
         raise ConfigError(f"sweep {str(path)!r} is empty; allowed: keys of a run config, and lists")
     spec, grids = _parts(spec)
+    if taken := sorted(_OF_CELLS & set(spec).union(*grids)):
+        raise ConfigError(f"{taken[0]} in {str(path)!r}: each cell has its own")
     axes = {key: _axis(key, value) for key, value in spec.items() if isinstance(value, list)}
     # Whole grids of one seed after the other: what is complete can be compared at any time.
     all_seeds = axes.pop("seed", [spec.get("seed", defaults["seed"])])
