@@ -226,7 +226,7 @@ def summarize(
     return {
         "rounds": max((row["round"] for row in rounds), default=0),
         "test_accuracy": accuracies[-1] if accuracies else None,
-        "test_accuracy_last_ten": _mean(accuracies[-10:]),
+        "test_accuracy_last_ten": _mean(of_last_ten(tested, "test_accuracy")),
         "test_accuracy_best": max(accuracies, default=None),
         "validation_accuracy": next(iter(_column(rounds, "validation_accuracy")[::-1]), None),
         "attack_success": tested[-1].get("attack_success") if tested else None,
@@ -242,6 +242,12 @@ def summarize(
         "kept_rounds": sum(row["status"] == "kept" for row in rounds),
         "last_round_failed": bool(failed) and failed[-1],
     }
+
+
+def of_last_ten(lines: Sequence[Line], name: str) -> list[Any]:
+    """Return what a column has of the last ten rounds, of which not all need to be evaluated."""
+    found = {int(line["round"]): line[name] for line in lines if line.get(name) not in (None, "")}
+    return [value for number, value in found.items() if number > max(found) - 10]
 
 
 def _column(lines: Sequence[Line], name: str) -> list[Any]:
@@ -261,7 +267,7 @@ def _metrics(
             found[name] = {
                 "higher_is_better": higher_is_better,
                 "test": test[-1],
-                "test_last_ten": _mean(test[-10:]),
+                "test_last_ten": _mean(of_last_ten(trained, f"test_{key}")),
                 "test_best": max(test) if higher_is_better else min(test),
                 "validation": validation[-1],
             }

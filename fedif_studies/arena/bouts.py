@@ -79,7 +79,7 @@ _DIGITS: Mapping[str, Scalar] = MappingProxyType(
 )
 _IMAGES: Mapping[str, Scalar] = MappingProxyType(
     {
-        **{"num-server-rounds": 30, "num-clients": 100, "fraction-train": 0.1, "eval-every": 5},
+        **{"num-server-rounds": 30, "num-clients": 100, "fraction-train": 0.1},
         **{"model": "lenet5", "local-epochs": 1, "learning-rate": 0.01},
     }
 )

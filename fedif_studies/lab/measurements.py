@@ -101,11 +101,14 @@ def read_measurement(run_dir: Path) -> Measurement | None:
         higher_is_better = own[metric]["higher_is_better"]
     figures = {name: summary.get(name.replace("-", "_")) for name in _OF_SUMMARY}
     for split in SPLITS:
-        values = [value for round_, value in _curve(run_dir, split, metric) if round_ > 0]
-        if not values:
+        curve = {round_: v for round_, v in _curve(run_dir, split, metric) if round_ > 0}
+        if not curve:
             return None
+        values, last = list(curve.values()), max(curve)
+        # Not all of them need to be evaluated.
+        of_last = [value for round_, value in curve.items() if round_ > last - LAST]
         best = max(values) if higher_is_better else min(values)
-        of_split = (values[-1], statistics.fmean(values[-LAST:]), best)
+        of_split = (values[-1], statistics.fmean(of_last), best)
         figures |= {f"{split}-{n}": v for n, v in zip(ACCURACIES, of_split, strict=True)}
     label, machine = run_dir / LABEL, summary.get("machine", {})
     parts = [f"{machine['cores']} cores"] if machine.get("cores") else []

@@ -26,7 +26,7 @@ from fedif_flower.errors import FedIFError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.report import require_last_round
+from fedif_flower.run.report import of_last_ten, require_last_round
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
@@ -63,8 +63,8 @@ def federated(settings: Mapping[str, Scalar]) -> Iterator[RunFolder]:
 
 
 def last_ten(run: RunFolder, column: str = "test_accuracy") -> list[float]:
-    """Return a column of the last ten rounds that have it."""
-    return [float(row[column]) for row in run.rounds.read() if row[column]][-10:]
+    """Return what a column has of the last ten rounds."""
+    return list(map(float, of_last_ten(run.rounds.read(), column)))
 
 
 def missing(path: Path, cells: Sequence[Row]) -> list[Row]:

@@ -82,6 +82,13 @@ def test_lines_are_written_as_the_run_goes_and_summed_up_by_hand(tmp_path):
     assert (summary["accepted"], summary["rejected"], summary["failed"]) == (6, 1, 0)
 
 
+def test_the_last_ten_rounds_are_no_earlier_ones_where_few_are_evaluated():
+    evaluated = {0: 0.0, 5: 0.1, 10: 0.2, 15: 0.3, 20: 0.4, 25: 0.5, 30: 0.6}
+    others = {"status": "ok", "accepted": 1, "rejected": 0, "failed": 0, "round_failed": 0}
+    rounds = [{"round": n, "test_accuracy": evaluated.get(n), **others} for n in range(31)]
+    assert summarize(rounds, [])["test_accuracy_last_ten"] == pytest.approx(0.55)
+
+
 def test_failed_rounds_are_counted_and_shown(tmp_path, capsys):
     # One of three answered in the last round: the model moved on, but most clients failed.
     rounds = report(1, {-1: 0.3, 1: 0.1}), report(2, {1: 0.4}, failed=2)

@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.measurements import find_measurements, from_row, read_measurement, to_row
+from fedif_studies.lab.run import last_ten
 from fedif_studies.rows import add_rows
 from tests.studies.lab.small import write_result
 
@@ -31,6 +33,16 @@ def test_a_run_is_read_without_its_initial_model(tmp_path):
     assert measurement.data == "CIFAR-10 (JPEG)"
     assert measurement.machine == "2 cores, abacus"
     assert measurement.curve("test")[:3] == [(0, 0.1), (1, 0.9), (2, 0.2)]
+
+
+def test_the_last_ten_rounds_are_no_earlier_ones_where_few_are_evaluated(tmp_path):
+    run_dir = write_result(tmp_path / "run", {"num-server-rounds": 30}, [])
+    lines = [f"{5 * n},{n / 10},{n / 10}" for n in range(7)]
+    text = "\n".join(["round,test_accuracy,validation_accuracy", *lines, ""])
+    (run_dir / "rounds.csv").write_text(text)
+    figures = read_measurement(run_dir).figures
+    assert figures["test-last-ten"] == pytest.approx(0.55)  # Of rounds 25 and 30.
+    assert last_ten(RunFolder(run_dir)) == [0.5, 0.6]
 
 
 def test_only_complete_runs_are_found_each_once(tmp_path):
