@@ -63,7 +63,7 @@ class ReplyWitness(Callback, Kept):
     required : bool
         Whether replies without a signature are refused.
     digests : bool
-        Whether the digest of every reply is taken, signed or not.
+        Whether the digest of every reply is taken, signed or not, as receipts need it.
     keeps : bool
         Whether the signed replies of each step are written as ``updates/sent-000001.npz``.
     late_rounds : int
@@ -200,13 +200,17 @@ class ReplyWitness(Callback, Kept):
         """Return the lines of the rounds after one, up to another."""
         return [row for row in self._rows if after < row["round"] <= last_round]
 
+    def memory(self, last_round: int) -> dict[str, Any]:  # noqa: ARG002
+        """Return whether members get receipts."""
+        return {"receipts": self._digests}
+
     def restore(
-        self,
-        lines: Sequence[Mapping[str, Any]],
-        memory: Mapping[str, Any] | None,  # noqa: ARG002
-        last_round: int,
+        self, lines: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None, last_round: int
     ) -> None:
         """Go on behind these lines, with the keys that they are signed with."""
+        # Receipts of some rounds alone, or signatures of heads that are gone: nobody can check it.
+        if memory and memory.get("receipts", self._digests) != self._digests:
+            raise ValueError(f"evidence.receipts = {self._digests}; allowed: as it began")
         self._rows, self._done = [dict(line) for line in lines], last_round
         self._keys = {int(line["node_id"]): bytes.fromhex(line["key"]) for line in lines}
 

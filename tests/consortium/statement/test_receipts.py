@@ -22,7 +22,7 @@ from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.part import deliver
 from fedif_consortium.statement.verify import verify
-from fedif_flower.errors import StatementError
+from fedif_flower.errors import CheckpointError, StatementError
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.signed_runs import NAMES, ROUNDS, altered, rewrite, swapped, without
@@ -264,6 +264,8 @@ def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, caplog, 
     of_grid = grid(tmp_path)
     with pytest.raises(Killed):
         run(of_grid, tmp_path, key, killed_at(4), **settings)
+    with pytest.raises(CheckpointError, match=r"evidence\.receipts = False; allowed: as it began"):
+        run(of_grid, tmp_path, key, resume="auto", **settings, **{"evidence.receipts": False})
     with monkeypatch.context() as patch:
         # As the files of the last attempt are replaced.
         patch.setattr(ReceiptBook, "on_start", Mock(side_effect=Killed))
