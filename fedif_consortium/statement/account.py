@@ -28,7 +28,6 @@ import numpy as np
 from fedif_consortium.statement.luck import (
     EXAMPLES,
     ROUNDS,
-    Array,
     between,
     groups,
     kinds_of_luck,
@@ -141,8 +140,8 @@ def settle(
         name: math.fsum(getattr(row, name) for row in used.rounds)
         for name in ("decrease", "attributed", "remainder")
     }
-    by_round, draws, turns = _by_round(used), _draws(used), used.judged().members
-    contributed, credited = ([math.fsum(own) + 0.0 for own in of.T] for of in by_round)
+    draws, turns = _draws(used), used.judged().members
+    contributed, credited = ([math.fsum(own) + 0.0 for own in of.T] for of in used.by_round)
     decisive = decisive_row([row.attributed for row in used.rounds])
     never_drawn = sorted({*used.names, *ids} - draws.keys())
     is_drawn = bool(never_drawn) or len({turn.count["asked"] for turn in turns}) > 1
@@ -161,8 +160,8 @@ def settle(
     nobody = 1 - sum(shares, NOTHING) if any(shares) else NOTHING
 
     # How else all this could have come out, and which members are not told apart.
-    of_sums = kinds_of_luck(used, by_round, is_drawn)
-    of_means = kinds_of_luck(used, by_round, is_drawn, np.array(times, dtype=float))
+    of_sums = kinds_of_luck(used, is_drawn)
+    of_means = kinds_of_luck(used, is_drawn, np.array(times, dtype=float))
     lucks = [luck for luck in (of_means if pay_by == "draw" else of_sums) if luck.about != ROUNDS]
     values, whole = (np.array(of, dtype=float) for of in (worth, gained))
     of_shares = [
@@ -176,7 +175,10 @@ def settle(
     if budget_cents is not None:
         cents = share_out(budget_cents, [*paid, nobody])
 
-    means, others = np.array(contributed) / times, np.delete(by_round[0], decisive or 0, axis=0).T
+    means, others = (
+        np.array(contributed) / times,
+        np.delete(used.by_round[0], decisive or 0, axis=0).T,
+    )
     per_draw = between(means, of_means)
     columns: dict[str, Sequence[Any]] = {
         "contribution": contributed,
@@ -223,16 +225,6 @@ def settle(
     )
 
 
-def _by_round(records: RunRecords) -> Array:
-    """Return what members contributed to each round, and are credited with, ``[2, T, n]``."""
-    column = {client_id: i for i, client_id in enumerate(records.members)}
-    row = {of_round.round: t for t, of_round in enumerate(records.rounds)}
-    found = np.zeros((2, len(row), len(column)))
-    for part in records.parts:
-        found[:, row[part.round], column[part.client_id]] += part.contribution, part.credited
-    return found
-
-
 def _draws(records: RunRecords) -> Counter[int]:
     """Return in how many of the rounds each member was asked, by client id."""
     numbers = {row.round for row in records.rounds}
@@ -245,19 +237,11 @@ def _known(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[dict[s
     names, same = labels(records), alike(records.own_parts)
     counts = Counter(part.round for part in records.parts)
     equal = {row.round: row.attributed / max(counts[row.round], 1) for row in records.rounds}
-    replies_of = by_member(records.replies, records.members)
-    came = {
-        turn.client_id: {
-            "asked": turn.count["asked"],
-            "taken_part": turn.usable,
-            "refused": turn.count["refused"],
-            "away": turn.count["missing"],
-            "late": turn.count["late"],
-        }
-        for turn in turns
-    }
+    replies_of = by_member(records.replies)
+    came = {turn.client_id: turn.count for turn in turns}
     for number, (client_id, partition_id) in enumerate(records.members.items(), start=1):
         parts, replies = records.parts_of[client_id], replies_of[client_id]
+        count: Mapping[str, int] = came.get(client_id, Counter())
         accepted = [reply.round for reply in replies if reply.status == "accepted"]
         examples = [reply.num_examples for reply in replies if reply.num_examples is not None]
         scores = [reply.weight_score for reply in replies if reply.weight_score is not None]
@@ -267,7 +251,11 @@ def _known(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[dict[s
             "partition_id": partition_id,
             "name": names[client_id],
             "page": f"members/{number:03}.html",
-            **came.get(client_id, {}),
+            "asked": count["asked"],
+            "taken_part": count["answered"] + count["late"],
+            "refused": count["refused"],
+            "away": count["missing"],
+            "late": count["late"],
             "signed": sum((number, client_id) in records.signed for number in accepted),
             "revoked_in": replies[-1].round
             if replies and replies[-1].status == "revoked"

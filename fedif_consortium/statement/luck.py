@@ -141,15 +141,13 @@ def _range(members: int, degrees: int) -> float:
     return float(studentized_range.ppf(CONFIDENCE, max(members, 2), degrees))
 
 
-def kinds_of_luck(
-    records: RunRecords, by_round: Array, is_drawn: bool, draws: Array | None = None
-) -> list[Luck]:
+def kinds_of_luck(records: RunRecords, is_drawn: bool, draws: Array | None = None) -> list[Luck]:
     """Return the kinds of luck of members' sums, or with ``draws`` of their means per draw.
 
     Where contributions are not split by held-out examples, and nobody was drawn, they are about
     other rounds. Fewer than five rounds tell nothing.
     """
-    found, rounds = list[Luck](), by_round.shape[1]
+    found, rounds = list[Luck](), len(records.rounds)
     if rounds < MIN_ROUNDS:
         return found
     if weights := records.block_weights:
@@ -159,6 +157,6 @@ def kinds_of_luck(
         found.append(of_blocks(EXAMPLES, [of / over for of in sums], weights))
     if is_drawn or not weights:
         about, equal = DRAW if is_drawn else ROUNDS, [1 / rounds] * rounds
-        sums_of_rounds = of_blocks(about, by_round, equal)
-        found.append(sums_of_rounds if draws is None else of_draws(by_round, draws))
+        sums_of_rounds = of_blocks(about, records.by_round, equal)
+        found.append(sums_of_rounds if draws is None else of_draws(records.by_round, draws))
     return found

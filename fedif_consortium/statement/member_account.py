@@ -89,11 +89,11 @@ class MemberAccount:
     partition_id: int
     name: str
     page: str
-    asked: int = 0
-    taken_part: int = 0
-    refused: int = 0
-    away: int = 0
-    late: int = 0
+    asked: int
+    taken_part: int
+    refused: int
+    away: int
+    late: int
     signed: int
     revoked_in: int | None
     examples: float | None

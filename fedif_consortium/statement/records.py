@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from fedif_consortium.evidence.signed import first_of
@@ -158,9 +161,19 @@ class RunRecords:
         return {(row["round"], row["client_id"]) for row in _lines(self.folder.signatures)}
 
     @cached_property
-    def parts_of(self) -> dict[int, list[Part]]:
+    def parts_of(self) -> Mapping[int, list[Part]]:
         """Each member's parts, by client id."""
-        return by_member(self.parts, self.members)
+        return by_member(self.parts)
+
+    @cached_property
+    def by_round(self) -> NDArray[np.float64]:
+        """What members contributed to each round, and are credited with, ``[2, T, n]``."""
+        column = {client_id: i for i, client_id in enumerate(self.members)}
+        row = {of_round.round: t for t, of_round in enumerate(self.rounds)}
+        found = np.zeros((2, len(row), len(column)))
+        for part in self.parts:
+            found[:, row[part.round], column[part.client_id]] += part.contribution, part.credited
+        return found
 
     def without(self, rounds: Collection[int]) -> RunRecords:
         """Return the records without what some rounds contributed; replies stay."""
@@ -276,9 +289,9 @@ def _lines(table: Table) -> list[Line]:
     return found
 
 
-def by_member(lines: Iterable[_Of], members: Iterable[int]) -> dict[int, list[_Of]]:
+def by_member(lines: Iterable[_Of]) -> Mapping[int, list[_Of]]:
     """Return each member's lines, by client id."""
-    found: dict[int, list[_Of]] = {client_id: [] for client_id in members}
+    found = defaultdict[int, list[_Of]](list)
     for line in lines:
         found[line.client_id].append(line)
     return found

@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import numpy as np
 
 from fedif_consortium.evidence.check_receipts import HeldReceipts, check_receipts
 from fedif_consortium.evidence.check_signatures import (
@@ -262,22 +264,18 @@ def _check_account(run: RunFolder, manifest: Manifest) -> None:
 
 def _check_sums(run: RunFolder, records: RunRecords) -> None:
     """Raise StatementError unless rounds add up, and nobody is credited with more than it gave."""
-    given = defaultdict[int, list[float]](list)
-    for part in records.parts:
-        given[part.round].append(part.contribution)
-    for row in records.rounds:
-        total = math.fsum(given[row.round])
+    contributed, credited = records.by_round
+    for row, total in zip(records.rounds, map(math.fsum, contributed), strict=True):
         scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
         off = max(abs(row.attributed - total), abs(row.decrease - row.attributed - row.remainder))
         if off > 1e-6 * scale:
             name = run.attributed_rounds.path.name
             raise StatementError(f"{name}: round {row.round} does not add up")
     # Over the whole run: a step that was taken back has both with the other sign.
-    for client_id, parts in records.parts_of.items():
-        beyond = math.fsum(part.credited - part.contribution for part in parts)
-        if beyond > ROUNDING * math.fsum(abs(part.contribution) for part in parts):
-            name = run.attribution.path.name
-            raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
+    beyond = (credited - contributed).sum(axis=0) > ROUNDING * np.abs(contributed).sum(axis=0)
+    for client_id in compress(records.members, beyond):
+        name = run.attribution.path.name
+        raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
 
 
 def _require_same(told: Any, found: Any, where: str) -> None:
