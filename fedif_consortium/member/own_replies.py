@@ -82,9 +82,11 @@ class OwnReplies:
         except ReplyError:
             return None
         keeper, signed = None, None
-        if settings.get(RECEIPTS_KEY) and self._context.node_config.get(RECEIPTS_DIR):
+        if self._context.node_config.get(RECEIPTS_DIR):
             with suppress(ConfigError, EvidenceError):
-                keeper = ReceiptKeeper(self._context, run)
+                # A server that has told of its records cannot take back that it did.
+                own = ReceiptKeeper(self._context, run)
+                keeper = own if settings.get(RECEIPTS_KEY) or own.last_root else None
         if self._key is not None:
             about = {"run": run, "asked_in": server_round, "node_id": self._context.node_id}
             head = keeper.last_root if keeper else b""

@@ -7,9 +7,11 @@ import json
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY, TakenReceipts
+from fedif_consortium.evidence.receipts import RoundChain, ToldRound
 from fedif_consortium.evidence.signed import SignedUpdate, record_digest
 from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_consortium.member.own_replies import OwnReplies, app_config
@@ -61,6 +63,16 @@ def test_what_leaves_is_signed_and_noted_once_it_has_left(tmp_path, own, limits)
     assert json.loads(path.read_text())["sent"] == sent
     if "clip_length" in limits:
         assert view_array(leaving["arrays"]["w"]).tolist() == [1.5, 2.0]
+
+
+def test_a_server_cannot_take_back_what_it_told(own):
+    chain, leaving = RoundChain(), offered()
+    leaves = [f"1,{NODE},,0.0,,,away"]
+    chain.add(ToldRound.by(Ed25519PrivateKey.generate(), run=RUN, **chain.next(leaves)))
+    own.take(RecordDict(chain.told(NODE, b"")))
+    silent = ConfigRecord({**SETTINGS, RECEIPTS_KEY: False})
+    assert own.sign(RecordDict({**RECEIVED, "config": silent}), leaving) is not None
+    assert leaving["signature"]["head"] == chain.root.hex()
 
 
 def test_a_member_without_a_guard_cannot_take_part_where_signatures_are_required(own):
