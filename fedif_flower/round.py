@@ -94,7 +94,7 @@ class RoundUpdates:
         shortened where it is used; ``None``: by nothing.
     mixing : Tensor, optional
         ``[m, n]``, on the CPU: the matrix by which the updates are means of the n clients' own
-        ones; n = m unless they are of groups.
+        ones, at full length; n = m unless they are of groups.
     """
 
     server_round: int
@@ -140,20 +140,23 @@ class RoundUpdates:
         )
 
     def mixed(self, mixing: Tensor) -> RoundUpdates:
-        """Return the round, shortened before, with means of its updates in their place.
+        """Return the round with means of its updates, shortened, in their place.
 
         Parameters
         ----------
         mixing : Tensor
             ``[n, m]``, float64: the weights of each mean, a row for each.
         """
-        updates = mixing.to(self.client_updates) @ self.client_updates  # [n, d]
-        own = mixing.cpu()
+        own = mixing.cpu() * self.shortening
+        of_buffers = mixing.cpu() * self.buffer_shortening
+        updates = own.to(self.client_updates) @ self.client_updates  # [n, d]
         return replace(
             self,
             client_updates=updates,
             squared_norms=updates.double().square().sum(dim=1).cpu(),
-            buffer_updates=mixing.to(self.buffer_updates) @ self.buffer_updates,
+            buffer_updates=of_buffers.to(self.buffer_updates) @ self.buffer_updates,
+            factors=None,
+            buffer_factors=None,
             mixing=own if self.mixing is None else own @ self.mixing,
         )
 

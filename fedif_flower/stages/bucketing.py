@@ -40,7 +40,6 @@ class Bucketing(Stage):
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return a round of groups, and the matrix ``[groups, m]`` that made them."""
-        updates = updates.shortened()
         m, generator = updates.num_clients, updates.generator("bucketing")
         order = torch.randperm(m, generator=generator).tolist()
         groups = [sorted(order[k : k + self.size]) for k in range(0, m, self.size)]

@@ -30,10 +30,9 @@ class NearestNeighbours(Stage):
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with mixed updates, and the matrix that mixed them."""
-        updates = updates.shortened()
-        m = updates.num_clients
+        m, shortened = updates.num_clients, updates.shortened().client_updates
         left_out = min(round(self.malicious_fraction * m), m - 1)
-        return updates.mixed(neighbour_mixing(updates.client_updates, left_out))
+        return updates.mixed(neighbour_mixing(shortened, left_out))
 
 
 def neighbour_mixing(updates: Tensor, num_malicious: int) -> Tensor:

@@ -83,9 +83,8 @@ class TriggerScreen(Stage):
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with the mean of the others in place of what strengthens a trigger."""
-        updates = updates.shortened()
         shares = updates.num_examples / updates.num_examples.sum()  # [m], float64
-        influences, size = self._influences(updates, shares)
+        influences, size = self._influences(updates.shortened(), shares)
         kept = ~strengthening(influences, shares, self.rise, is_certain=size < self.small)
         if bool(kept.all()):
             return updates

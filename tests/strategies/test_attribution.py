@@ -105,6 +105,12 @@ def with_stages(*stages):
         (FedIF, [[-9.0, -9.0], [-8.0, -9.0], [-9.0, -8.0]], 1 / 16),
         # Each is replaced by the mean of the two nearest: all are the clients' own.
         (with_stages(NearestNeighbours(0.34)), [[1.0, 0.0], [1.2, 0.0], [0.0, 3.0]], 1.0),
+        # Shortened to a third first, which goes into both means that it is in.
+        (
+            with_stages(Clip(2.0), NearestNeighbours(0.34)),
+            [[1.0, 0.0], [1.0, 0.0], [6.0, 0.0]],
+            [1 / 2, 1 / 3, 1 / 18],
+        ),
         (FedIF, [[0.0, 0.0]] * 3, 0.0),
     ],
 )
