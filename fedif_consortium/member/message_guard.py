@@ -32,7 +32,7 @@ from fedif_consortium.member.own_replies import OwnReplies
 from fedif_consortium.member.policy import MemberPolicy
 from fedif_consortium.member.runs import RoundCounts
 from fedif_flower.errors import FedIFError, RefusedByMemberError, StorageError
-from fedif_flower.messages.instructions import CONFIG_KEY, told_config
+from fedif_flower.messages.instructions import CONFIG_KEY, PROXIMAL_KEY, told_config
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import Scalar
 
@@ -139,7 +139,10 @@ class MessageGuard:
             content = _read_message(message, contents)
             for record in content.config_records.values():
                 if CONFIG_KEY in record:  # This project's app goes by the settings in there.
-                    self.policy.runs.check_told(told_config(record), config)
+                    told = told_config(record)
+                    if PROXIMAL_KEY in record:  # Beside the others, as Flower has it.
+                        told[f"fedprox.{PROXIMAL_KEY}"] = record[PROXIMAL_KEY]
+                    self.policy.runs.check_told(told, config)
             self._note("in", message, facts.message_id, contents)
             self.replies.take(content)
         except Exception as error:  # whatever a server sends, the SuperNode goes on

@@ -131,8 +131,9 @@ def _require(fits: bool, key: str, value: object, accepted: Accepted) -> None:
 def _default(key: str) -> Scalar:
     """Return what clients are told of a key that the app's own run config leaves out."""
     from fedif_flower.messages.client_config import ClientConfig
+    from fedif_flower.run.config import RunConfig
 
-    return ClientConfig.defaults().get(key, "")
+    return {**RunConfig.defaults(), **ClientConfig.defaults()}.get(key, "")
 
 
 def _is_own_task(key: str, value: object) -> bool:

@@ -37,7 +37,7 @@ from fedif_consortium.member.outgoing import OutgoingPolicy
 from fedif_consortium.member.policy import read_member_policy
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.messages.instructions import CONFIG_KEY, read_config
+from fedif_flower.messages.instructions import CONFIG_KEY, PROXIMAL_KEY, read_config
 from tests.consortium.member.bundles import bundle
 
 NODE, RUN, SERVER = 7, 3, 1
@@ -232,13 +232,13 @@ def test_a_run_starts_with_its_own_config_whatever_run_or_series_the_server_says
 def test_the_app_is_told_nothing_that_the_policy_does_not_accept(tmp_path, kind):
     """It goes by what a message says, and not by the run config that was looked at."""
     rules = "[runs]\nunknown-keys = true\n[runs.config]\nlocal-epochs = 5\nattack = 'none'"
-    member = Member(tmp_path, rules)
-    config = ClientConfig(local_epochs=5)
-    for told in (config, config.replace(local_epochs=50), config.replace(attack="label-noise")):
-        settings = ConfigRecord({CONFIG_KEY: told.to_json()})
+    member = Member(tmp_path, f"{rules}\n'fedprox.proximal-mu' = {{most = 1}}")
+    for changes, mu in (({}, 0.5), ({}, 2.0), ({"local_epochs": 50}, 0), ({"attack": "ipm"}, 0)):
+        told = ClientConfig(**{"local_epochs": 5, **changes})
+        settings = ConfigRecord({CONFIG_KEY: told.to_json(), PROXIMAL_KEY: mu})
         taken = member.ask(kind, content=RecordDict({**MODEL, "config": settings}))
-        assert (taken is not None) == (told is config)
-    assert "the message says attack = 'label-noise'; this member accepts none" in member.error
+        assert (taken is not None) == (mu == 0.5)
+    assert "the message says attack = 'ipm'; this member accepts none" in member.error
     assert member.tasks == 1
 
 

@@ -69,7 +69,7 @@ ATTACKED = {"attack": "ipm", "malicious-fraction": 0.25, "ipm.epsilon": 1}
     [
         (RunConfig.defaults(), told(num_clients=7)),  # And learning-rate, which is "auto", too.
         (RunConfig.defaults() | ATTACKED, told(**ATTACKED)),
-        ({}, told()),
+        ({}, told() | {"fedprox.proximal-mu": 0.01}),
         ({}, told(task="this-app:wards")),
         (ATTACKED | {"seed": 3}, told(**ATTACKED, seed=3)),
         ({"attack": "alie"}, told(attack="alie")),  # alie.z is "auto".
@@ -87,6 +87,7 @@ def test_what_an_honest_server_tells_is_not_refused(config, message):
     ("key", "value"),
     [
         ("momentum", 0.95),
+        ("fedprox.proximal-mu", 1e9),
         ("seed", False),
         ("label-noise.of", 1),
         ("task", "wards:task"),
