@@ -190,6 +190,7 @@ class MaskedRound:
         # that in a score that is divided by it.
         self._tolerance = STANDARD_ERRORS / float(np.sqrt(2 * self.sketch.size))
         self._asked: list[tuple[Ring, Ring]] = []  # [d], and the answer, [n].
+        self._masks: tuple[Ring, Ring] | None = None  # Their sum [d], and its weights [n].
         self._sum: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
     def count(self, places: Sequence[int]) -> None:
@@ -239,6 +240,7 @@ class MaskedRound:
         if not np.all(np.abs(found) <= bounds + ROUNDING * (bounds + norm)):
             raise MaskingError("a product is larger than the member's update allows")
         self._asked.append((encoded, answer))
+        self._check()
         return torch.from_numpy(found)
 
     def cut(self, coefficients: Tensor) -> Tensor:
@@ -280,7 +282,8 @@ class MaskedRound:
         of_all[self.places] = weights
         shares, total = ring.encode_weights(of_all)
         masks = self.keeper.weighted_sum(*self.place, shares)
-        self._check(masks, shares)
+        self._masks = masks, shares
+        self._check()
         masked = np.zeros_like(masks)
         for vector, share in zip(self.vectors, shares[self.places], strict=True):
             masked += vector * share
@@ -293,11 +296,14 @@ class MaskedRound:
             )
         return step
 
-    def _check(self, total: Ring, weights: Ring) -> None:
-        """Raise KeeperError unless the keeper's sum ``[d]`` agrees with what it said of each mask.
+    def _check(self) -> None:
+        """Raise KeeperError unless the keeper's sum agrees with what it said of each mask.
 
-        ``weights`` ``[n]`` are in the ring, as the keeper got them.
+        Contributions are products that are asked for after the sum.
         """
+        if self._masks is None:
+            return
+        total, weights = self._masks
         apart = _apart(self.sketch.of(total), ring.products(weights, self.masks.T))  # [k]
         if not np.all(apart <= _DEVIATIONS * np.sqrt(self.sketch.counts)):
             raise KeeperError("the keeper's sum contradicts its sketches")
@@ -306,6 +312,7 @@ class MaskedRound:
             allowed = rounding + _DEVIATIONS * float(np.linalg.norm(ring.decode(vector, 0)))
             if _apart(ring.products(total, [vector]), ring.products(answer, [weights])) > allowed:
                 raise KeeperError("the keeper's sum contradicts its products")
+        self._asked.clear()
 
     def sketched(self, basis: Tensor) -> tuple[Tensor, Tensor]:
         """Return roughly the inner products ``[m, m]`` and the coordinates ``[m, k]``.

@@ -25,7 +25,9 @@ def summed(update, length: float, **lies) -> np.ndarray:
     found = parties.opened([update] * 4)
     found.lengths = np.full(4, length)
     found.products(torch.from_numpy(VECTOR))
-    return found.summed(torch.from_numpy(WEIGHTS)).numpy()
+    step = found.summed(torch.from_numpy(WEIGHTS)).numpy()
+    found.products(torch.from_numpy(VECTOR[::-1].copy()))  # As contributions are asked for.
+    return step
 
 
 @given(st.integers(0, D - 1), st.integers(2**36, 2**64 - 2**36))
@@ -42,6 +44,10 @@ def _other_sketches(true, *args):
     return told.model_copy(update={"packed": to_bytes(told.sketches + LIE)})
 
 
+def _once_summed(true, *args):
+    return true(*args) + LIE * np.uint64(true.__self__._round.is_summed)
+
+
 @pytest.mark.parametrize(
     ("lies", "contradicted"),
     [
@@ -50,6 +56,7 @@ def _other_sketches(true, *args):
         ({"weighted_sum": lambda true, *at: true(*at[:2], at[2][::-1])}, "sketches"),
         ({"open_round": _other_sketches}, "sketches"),
         ({"products": lambda true, *args: true(*args) + LIE}, "products"),
+        ({"products": _once_summed}, "products"),
     ],
 )
 def test_lies_elsewhere_are_noticed(lies, contradicted):
