@@ -1,8 +1,14 @@
+"""Tasks, the built-in models, and what is done to any module."""
+
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fedif_flower.attacks import Behaviour
 from fedif_flower.attacks.adversarial import AdversarialSamples
@@ -10,6 +16,8 @@ from fedif_flower.attacks.gradient_noise import GradientNoise
 from fedif_flower.attacks.label_noise import LabelNoise
 from fedif_flower.client.reply import poisoned_data
 from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.tasks.models import MODELS, Dropout, build_model, default_model
+from fedif_flower.tasks.modules import image_format, module_mode, to_memory_format
 from fedif_flower.tasks.task import Metric, Site, Task
 
 
@@ -78,3 +86,136 @@ def test_an_attack_on_labels_needs_them_as_tensors_and_one_on_data_takes_any():
     assert poisoned_data(task(), model, [1, 2], Backwards(), *ids) == [2, 1]
     with pytest.raises(DataError, match=r"LabelNoise changes tensors .* of task 't' are list"):
         poisoned_data(task(num_classes=2), model, [1, 2], LabelNoise(0.5), *ids)
+
+
+# -- models
+
+
+CIFAR10 = (3, 32, 32)
+FASHION_MNIST = (1, 28, 28)
+DIGITS = (1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "image_shape", "expected"),
+    [
+        ("cnn", CIFAR10, 1_059_306),
+        ("cnn-batch-norm", FASHION_MNIST, 29_034),
+        ("lenet5", FASHION_MNIST, 61_706),
+        ("lenet5", CIFAR10, 62_006),
+        ("resnet18", CIFAR10, 11_173_962),
+        ("mlp", DIGITS, 64 * 64 + 64 + 64 * 10 + 10),
+    ],
+)
+def test_models_have_the_published_number_of_parameters(name, image_shape, expected):
+    model = build_model(name, image_shape, 10, seed=0)
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("image_shape", [DIGITS, FASHION_MNIST, (2, 12, 65)])
+def test_a_model_that_fits_maps_images_to_logits_and_gradients(name, image_shape):
+    if not MODELS[name].fits(*image_shape[1:]):
+        with pytest.raises(ConfigError, match=f"model = '{name}' does not fit .* allowed: .*mlp"):
+            build_model(name, image_shape, 7, seed=0)
+        return
+    model = build_model(name, image_shape, 7, seed=0)
+    logits = model(torch.rand(2, *image_shape))
+    assert logits.shape == (2, 7)
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "shape"), [("cnn", CIFAR10), ("cnn-batch-norm", FASHION_MNIST)])
+def test_pooling_before_relu_is_the_textbook_cnn(name, shape):
+    model = build_model(name, shape, 10, seed=3).eval()
+    images = torch.rand(4, *shape) - 0.5
+    features = images
+    for module in model:
+        if isinstance(module, nn.Conv2d | nn.BatchNorm2d):
+            features = module(features)
+        elif isinstance(module, nn.MaxPool2d):  # The next one is the ReLU.
+            features = functional.max_pool2d(functional.relu(features), 2)
+        elif isinstance(module, nn.Flatten):
+            break
+    head = model[list(model).index(module) :]
+    torch.testing.assert_close(model(images), head(features))
+
+
+def test_initial_weights_depend_on_the_seed_alone_and_leave_the_random_state():
+    def weights(seed: int) -> list[float]:
+        return build_model("mlp", DIGITS, 10, seed=seed)[1].weight.flatten().tolist()
+
+    before = torch.get_rng_state()
+    first, other = weights(1), weights(2)
+    assert first != other
+    with ThreadPoolExecutor(4) as pool:  # Side by side they are those built alone.
+        assert list(pool.map(weights, [1, 2] * 8)) == [first, other] * 8
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "message"),
+    [
+        ("vgg", 10, r"model = 'vgg'; allowed: cnn, .*, mlp"),
+        ("mlp", 1, "1 class; allowed: 2 classes or more"),
+    ],
+)
+def test_what_cannot_be_built_is_named(name, classes, message):
+    with pytest.raises(ConfigError, match=message):
+        build_model(name, DIGITS, classes, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("image_shape", "expected"),
+    [(DIGITS, "mlp"), (CIFAR10, "cnn"), ((3, 64, 48), "lenet5"), ((3, 9, 40), "mlp")],
+)
+def test_default_model_fits_the_images(image_shape, expected):
+    assert default_model(image_shape) == expected
+    assert MODELS[expected].fits(*image_shape[1:])
+
+
+def test_dropout_keeps_the_share_and_the_mean_and_is_off_in_eval_mode():
+    dropout, inputs = Dropout(0.2), torch.ones(100_000)
+    outputs = dropout(inputs)
+    assert set(outputs.tolist()) == {0.0, 1.25}
+    # Standard error of the share: sqrt(0.2 * 0.8 / 100,000) = 0.0013.
+    assert float((outputs == 0).float().mean()) == pytest.approx(0.2, abs=0.007)
+    assert dropout(inputs.bfloat16()).dtype == torch.bfloat16
+    assert dropout.eval()(inputs) is inputs
+
+
+class Viewing(nn.Conv2d):
+    """As in Flower's quickstart: ``view`` on the maps of a convolution."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images).view(-1, 12)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_get_channels_last_where_the_model_works_with_them(channels):
+    images = torch.rand(2, channels, 4, 5)
+    flattening = nn.Sequential(nn.Conv2d(channels, 2, 3), nn.Flatten(), nn.Linear(12, 2))
+    assert image_format(flattening, images) is torch.channels_last
+    laid_out = to_memory_format(images, torch.channels_last)
+    assert torch.equal(laid_out, images)
+    assert laid_out.stride() == (20 * channels, 1, 5 * channels, channels)
+    assert to_memory_format(laid_out, torch.channels_last) is laid_out  # nothing is copied twice
+    assert to_memory_format(laid_out, torch.contiguous_format).is_contiguous()
+
+
+def test_models_that_view_their_maps_or_have_none_and_other_examples_stay_contiguous():
+    rows, images = torch.rand(3, 4), torch.rand(2, 3, 4, 5)
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(60, 2))
+    for model, examples in ((Viewing(3, 2, 3), images), (nn.Linear(4, 1), rows), (flat, images)):
+        assert image_format(model, examples) is torch.contiguous_format
+    assert to_memory_format(rows, torch.channels_last) is rows
+
+
+def test_modes_return_to_what_each_had_also_after_an_error():
+    model = nn.Sequential(nn.Linear(1, 1), nn.Dropout())
+    model[1].eval()
+    with suppress(RuntimeError), module_mode(model, training=False):
+        assert not any(module.training for module in model.modules())
+        raise RuntimeError
+    assert [module.training for module in model.modules()] == [True, True, False]
