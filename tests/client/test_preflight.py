@@ -46,7 +46,7 @@ def ask(task: Task) -> RecordDict:
     return reply.content
 
 
-WELL = ("ok", "6 examples")
+WELL, NO_DATA = ("ok", "6 examples"), ("warning", "not tried: there are no data")
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,8 @@ WELL = ("ok", "6 examples")
         (make_task(width=5), WELL, ("failed", "RuntimeError: ")),
         (make_task(INPUTS + torch.nan), WELL, ("failed", "the loss of one batch is nan")),
         (make_task(train=lambda *_: 1.0), WELL, ("ok", "not tried: the task trains by a")),
-        (
-            make_task(targets=LABELS + 1),
-            ("failed", "there is a label 3; the classes are 0 to 2"),
-            ("warning", "not tried: there are no data"),
-        ),
-        (
-            make_task(INPUTS[:0], LABELS[:0]),
-            ("failed", "there are no examples"),
-            ("warning", "not tried: there are no data"),
-        ),
+        (make_task(targets=LABELS + 1), ("failed", "label 3; the classes are 0 to 2"), NO_DATA),
+        (make_task(INPUTS[:0], LABELS[:0]), ("failed", "there are no examples"), NO_DATA),
     ],
 )
 def test_a_member_says_who_it_is_and_whether_it_can_take_part(task, data, training):

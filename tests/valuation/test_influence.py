@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedif_flower.round import ModelVectors
-from fedif_flower.valuation import InfluenceValuation, Validation
 from fedif_flower.valuation.influence import (
     influence_from,
     influence_resolution,
@@ -20,20 +18,6 @@ from fedif_flower.valuation.influence import (
 )
 from fedif_flower.valuation.ledger import ScoreLedger, min_max
 from fedif_flower.valuation.shapfed import class_contributions, shapfed_contributions
-from tests.rounds import a_round
-
-GLOBAL = torch.tensor([1.0, 1.0])
-# Moves of length 5 towards (3, 4), against it, and none at all.
-CLIENTS = torch.tensor([[-2.0, -3.0], [4.0, 5.0], [1.0, 1.0]])
-GRADIENT = torch.tensor([3.0, 4.0])
-
-
-def test_projections_by_hand():
-    known = torch.tensor([25.0, 25.0, 0.0], dtype=torch.float64)
-    for norms in (None, known):
-        inner, squared_norm, _ = project_updates(CLIENTS - GLOBAL, GRADIENT, norms)
-        assert inner.tolist() == [25.0, -25.0, 0.0]
-        assert squared_norm.tolist() == known.tolist()
 
 
 def psi(updates: Tensor, gradient: Tensor) -> list[float]:
@@ -68,23 +52,6 @@ def test_updates_whose_squares_leave_float32(size):
     clients = torch.tensor([[-size, 0.0]])
     influence = round_influence(torch.zeros(2), clients, torch.tensor([2.0, 0.0]))
     assert influence.tolist() == pytest.approx([2.0])
-
-
-@pytest.mark.parametrize("prepared", [True, False])
-def test_valuation_on_a_quadratic(prepared):
-    # loss = mean (w x - y)^2 with x = 1, y = 3: gradient at w = 1 is -4.
-    ones, mean = torch.ones(2, 1), torch.nn.functional.mse_loss
-    model = torch.nn.Linear(1, 1, bias=False)
-    validation = Validation(model, ones, 3 * ones, loss_fn=mean, device="cpu")
-    valuation = InfluenceValuation(validation)
-    sent = ModelVectors(torch.tensor([1.0]), torch.empty(0))
-    updates = a_round(torch.tensor([[1.0], [-0.5]]), model=sent)
-    if prepared:
-        valuation.prepare(updates.global_params, {})
-    scores = valuation.score(updates)
-    assert scores.values.tolist() == pytest.approx([4.0, -4.0])
-    assert scores.influences.tolist() == pytest.approx([4.0, -2.0])
-    assert scores.evaluations == 1
 
 
 MEMBERS, NOISY, SIZE = 10, 5, 20
