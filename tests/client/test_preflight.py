@@ -4,13 +4,11 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fedif_consortium.masking.masked_reply import MASKING_KEY, check_masking
+from fedif_consortium.masking.masked_reply import MASKING_KEY
 from fedif_consortium.parts import client_parts
 from fedif_flower.apps import client_app
-from fedif_flower.client.preflight import tried
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import instructions
-from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import (
     ADVICE,
     QUESTION,
@@ -67,22 +65,6 @@ def test_a_member_says_who_it_is_and_whether_it_can_take_part(task, data, traini
     assert set(found) == {"data", "training", "disk", "signing-key", "masking"}
     for check, (status, words) in (("data", data), ("training", training)):
         assert (found[check].status, words in found[check].words) == (status, True)
-
-
-@pytest.mark.parametrize(
-    ("keeper_key", "masking", "status"),
-    [
-        (None, "off", "ok"),
-        (None, "trial", "ok"),
-        (None, "keeper", "failed"),
-        ("09" * 32, "keeper", "ok"),
-        ("09" * 32, "off", "failed"),
-        ("09" * 32, "trial", "failed"),
-    ],
-)
-def test_a_run_is_masked_as_the_member_wants_it(keeper_key, masking, status):
-    node = NodeConfig(partition_id=0, keeper_key=keeper_key, signing_key="x")
-    assert tried("masking", lambda: check_masking(node, masking)).status == status
 
 
 def test_findings_are_read_back_and_hostile_ones_are_bounded():

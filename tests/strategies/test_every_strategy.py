@@ -202,9 +202,8 @@ REFUSED: list[tuple[type, dict[str, object], str]] = [
 
 @pytest.mark.parametrize(("kind", "arguments", "message"), REFUSED)
 def test_a_refused_argument_is_named_as_it_is_passed(kind: Any, arguments, message):
-    needed = [threshold_validation()] if kind is ShapleyValuation else []
     with pytest.raises(FedIFError) as caught:
-        kind(*needed, **arguments)
+        kind(**needed(kind, net(), DATA) | arguments)
     assert str(caught.value).startswith(message)
 
 
@@ -255,8 +254,7 @@ RAW = of.Weighting(round_normalization=False, bias_correction=True)
     ],
 )
 def test_a_strategy_tells_how_its_scores_come_about(kind, settings, expected):
-    data = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
-    scoring = built(kind, nn.Linear(2, 3), data, **settings).scoring
+    scoring = built(kind, net(), DATA, **settings).scoring
     assert scoring == expected
     record = scoring and json.loads(json.dumps(scoring.to_record()))
     assert Scoring.from_record(record) == expected

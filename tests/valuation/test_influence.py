@@ -57,15 +57,11 @@ def test_updates_whose_squares_leave_float32(size):
 MEMBERS, NOISY, SIZE = 10, 5, 20
 
 
-@given(seed=st.integers(0, 2**31), noise=st.floats(0.0, 10.0), step=st.floats(1e-4, 1.0))
-def test_the_loss_changes_by_no_more_than_the_bound_and_fedif_s_noise_term_is_the_smaller(
-    seed, noise, step
-):
-    """Theorem 1 (bounded one-step loss change) on a problem whose L and beta are known.
+@given(seed=st.integers(0, 2**31), noise=st.floats(2.0, 10.0), step=st.floats(1e-4, 1.0))
+def test_fedif_s_noise_term_is_smaller_than_fedavg_s(seed, noise, step):
+    """Of the bound in Theorem 1, sum_i p_i |delta_i|^2, where five of ten clients send noise.
 
-    Client i's objective is F_i(w) = 1/2 (w - c_i)' A (w - c_i), so that its gradient A (w - c_i) is
-    L-Lipschitz with L the largest eigenvalue of A, and its dissimilarity from the mean objective,
-    A (c - c_i) with c the weighted mean of the c_i, is the same everywhere.
+    Client i's objective is F_i(w) = 1/2 (w - c_i)' A (w - c_i).
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -78,26 +74,10 @@ def test_the_loss_changes_by_no_more_than_the_bound_and_fedif_s_noise_term_is_th
     noises[NOISY:] = 0
     gradients = (start - centres) @ hessian  # [m, d]
     models = start - step * (gradients + noises)  # [m, d]
-    even = torch.full((MEMBERS,), 1 / MEMBERS, dtype=torch.float64)
     ledger = ScoreLedger(gamma=0.3)  # The first round: influence, min-max, smoothing, weights.
     ledger.update(range(MEMBERS), min_max(round_influence(start, models, gradients.mean(dim=0))))
-    fedif = ledger.weights(range(MEMBERS))
-    terms = []
-    for weights in (even, fedif):
-        # Lemma 1 takes F to be the mean of the clients' objectives under the weights themselves.
-        def loss(params: Tensor, weights: Tensor = weights) -> float:
-            away = params - centres  # [m, d]
-            return float(weights @ (0.5 * ((away @ hessian) * away).sum(dim=1)))
-
-        gradient = weights @ gradients  # [d]
-        beta_squared = float(weights @ (gradients - gradient).square().sum(dim=1))
-        slope = float(gradient.square().sum())
-        terms.append(float(weights @ noises.square().sum(dim=1)))
-        factor = step**2 * (float(torch.linalg.eigvalsh(hessian).max()) + 1)
-        bound = loss(start) + slope / 2 + factor * (slope + beta_squared + terms[-1])
-        assert loss(weights @ models) <= bound + 1e-9 * abs(bound)
-    if noise > 2:
-        assert terms[1] < 0.9 * terms[0]
+    terms = noises.square().sum(dim=1)  # [m]
+    assert float(ledger.weights(range(MEMBERS)) @ terms) < 0.9 * float(terms.mean())
 
 
 # -- ShapFed's
