@@ -154,9 +154,10 @@ def of(strategy: str, model: nn.Module) -> ScreenedStrategy:
 
 def accuracy(strategy: str, name: str | None = None, value: float = 0.0) -> float:
     """Return the test accuracy after three rounds of ten clients, one of them hostile."""
-    model = normalised()
-    grid = LocalGrid(Training(name, value), 10)
-    load_arrays(model, of(strategy, model).start(grid, model_arrays(model), 3).arrays)
+    model, clients = normalised(), Training(name, value)
+    sent = model_arrays(model)
+    load_arrays(model, of(strategy, model).start(LocalGrid(clients, 10), sent, 3).arrays)
+    assert clients.received == {sent["0.weight"].data}  # What nobody trains stays to the bit.
     inputs, labels = examples(200, size=512)
     return float((model.eval()(inputs).argmax(dim=1) == labels).float().mean())
 
@@ -165,24 +166,9 @@ def accuracy(strategy: str, name: str | None = None, value: float = 0.0) -> floa
 def test_statistics_of_one_hostile_client_do_not_cost_accuracy(strategy):
     clean = accuracy(strategy)
     assert clean > 0.85
-    for name, value in [("running_var", 1e5), ("running_var", 0.0), ("running_mean", 1e6)]:
+    statistics = [("running_var", 1e5), ("running_var", 0.0), ("running_mean", 1e6)]
+    for name, value in [*statistics, ("0.weight", 3.0)]:
         assert accuracy(strategy, name, value) >= clean - 0.02, (name, value)
-
-
-@pytest.mark.parametrize("strategy", ["fedif", "rfa", "fltrust"])
-def test_what_nobody_trains_stays_to_the_bit(strategy):
-    model, clients = normalised(), Training("0.weight", 3.0)
-    of(strategy, model).start(LocalGrid(clients, 5), model_arrays(model), num_rounds=2)
-    assert clients.received == {model_arrays(model)["0.weight"].data}
-
-
-def test_a_variance_beyond_all_measure_is_refused_by_name():
-    strategy = FedAvg(**BASE)
-    grid = LocalGrid(Training("running_var", 1e12), 3)
-    strategy.start(grid, model_arrays(normalised()), num_rounds=1)
-    reason = "array '2.running_var' has variances from 1e+12 to 1e+12, where the model sent"
-    *accepted, refused = (client.rejection for client in strategy.history.rounds[0].clients)
-    assert (accepted, refused) == (["", ""], f"{reason} had at most 1")
 
 
 def test_combined_statistics_lie_within_what_was_sent_and_received():
