@@ -31,16 +31,13 @@ def screen(limits=LIMITS, max_seconds=math.inf, **records):
 
 def test_further_records_are_kept_as_they_came():
     config = ConfigRecord({"pickled": b"\x80\x04", "who": "Zoë"})
-    screened = screen(
-        arrays=ArrayRecord(),
-        first=MetricRecord({"loss": 0.5}),
-        metrics=MetricRecord({"n": 10, "loss": 1.5, "histogram": [1, 2]}),
-        config=config,
-    )
+    first, metrics = {"loss": 0.5}, {"n": 10, "loss": 1.5, "histogram": [1, 2]}
+    told = {"first": MetricRecord(first), "metrics": MetricRecord(metrics), "config": config}
+    screened = screen(arrays=ArrayRecord(), **told)
     assert screened.num_examples == 10
     assert list(screened.records) == ["first", "metrics", "config"]
     assert screened.records["config"] is config
-    assert dict(screened.records["metrics"]) == {"n": 10, "loss": 1.5, "histogram": [1, 2]}
+    assert dict(screened.records["metrics"]) == metrics
     assert scalar(screened.records, "loss") == 0.5
     assert screened.notes == ()
 
@@ -121,16 +118,10 @@ def test_one_liar_does_not_move_a_mean():
 
 def test_metrics_of_several_records_and_only_so_many():
     many = {f"m{i}": 1.0 for i in range(2 * MAX_METRICS)}
-    clients = [
-        RecordDict(
-            {
-                "first": MetricRecord({"a": 1.0, "long": [0.0] * 10_000}),
-                "more": MetricRecord({"n": 2, "b": 4.0, **many}),
-                "config": ConfigRecord({"c": "d"}),
-            }
-        )
-    ]
-    means = AverageMetrics()(clients, "n")
+    first = MetricRecord({"a": 1.0, "long": [0.0] * 10_000})
+    more = MetricRecord({"n": 2, "b": 4.0, **many})
+    client = RecordDict({"first": first, "more": more, "config": ConfigRecord({"c": "d"})})
+    means = AverageMetrics()([client], "n")
     assert len(means) == MAX_METRICS
     assert (means["a"], means["b"]) == (1.0, 4.0)
     assert "long" not in means
