@@ -92,7 +92,7 @@ def inspect_examples(
     place = select_device(device)
     model = task.build_model(seed=0).to(place).eval()
     objective = objective_of(task.loss, task.batch_loss)
-    if isinstance(data, DataLoader) and data.batch_size is not None:
+    if isinstance(data, DataLoader) and data.batch_sampler is not None:
         # In the same order each time: a loader may shuffle them.
         data = DataLoader(data.dataset, BATCH, collate_fn=data.collate_fn)
     transformed = task.transformed(data)

@@ -14,6 +14,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedif_consortium.evidence import kept_gradients as keeping
 from fedif_consortium.evidence.kept_gradients import (
@@ -43,9 +44,14 @@ def kept(weight: list[float], gradient: list[float]) -> KeptGradient:
     return KeptGradient(1, arrays, np.array(gradient, np.float32), "{}", "t", "{}")
 
 
-def test_influence_and_loss_are_means_over_the_rounds():
+def shuffled(data: tuple[torch.Tensor, ...]) -> DataLoader:
+    return DataLoader(TensorDataset(*data), batch_sampler=[[1, 0]])
+
+
+@pytest.mark.parametrize("load", [tuple, shuffled])
+def test_influence_and_loss_are_means_over_the_rounds(load):
     # f = a, then f = 0; errors 1 and 0; the gradient of an example is 2 (f - y) (a, b, 1).
-    data = (torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[0.0], [0.0]]))
+    data = load((torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[0.0], [0.0]])))
     rounds = [kept([1.0, 0.0], [3.0, 0.0, 4.0]), kept([0.0, 0.0], [0.0, 1.0, 0.0])]
     files = [Path("a"), Path("b")]
     first, second = inspect_examples(regression(), data, rounds, files, "cpu")
