@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from fedif_studies.factorial import Cell, effects
+
+
+def test_effects_are_paired_by_seed_and_a_rule_that_is_another_one_is_tested_once():
+    base = {"fedavg": [80.0, 70.0, 60.0], "median": [82.0, 71.0, 63.0], "rfa": [81.0, 71.0, 61.1]}
+    base["trimmed-mean"] = base["median"]
+    found = {
+        Cell("digits", seed, "sign flip", 0.4, weights, "none", 0.0): accuracy
+        for weights, own in base.items()
+        for seed, accuracy in enumerate(own)
+    }
+    by_weights = {cell.weights: effect for cell, effect in effects(found, "digits").items()}
+    assert set(by_weights) == {"median", "rfa"}
+    # Gains of 2, 1 and 3: t = 2 / (1 / sqrt(3)) with two degrees of freedom, half of it 4.303 / t.
+    assert by_weights["median"][:3] == pytest.approx((3, 2.0, 2.484), abs=1e-3)
+    # Of two tests the smaller p counts twice, the larger once.
+    assert by_weights["median"].p == pytest.approx(0.0742, abs=1e-4)
+    assert by_weights["rfa"].p == pytest.approx(2 * 0.00104, abs=1e-4)
