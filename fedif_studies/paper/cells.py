@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
@@ -155,6 +155,22 @@ def fill_table(
             paper = table.paper.get(row.key, {}).get(column.key)
             cells.append(TableCell(row, column, found, MeanStd(*paper) if paper else None))
     return cells
+
+
+def of_shared_seeds(cells: Sequence[TableCell]) -> list[TableCell]:
+    """Return cells with the seeds alone that all measured rows of their column have.
+
+    Seeds differ by more than many rows do: a mean over some says nothing beside one over others.
+    """
+    seeds: dict[str, set[int]] = {}
+    for cell in cells:
+        if own := {m.seed for m in cell.measurements}:
+            seeds[cell.column.key] = seeds.get(cell.column.key, own) & own
+    return [
+        replace(cell, measurements=tuple(m for m in cell.measurements if m.seed in shared))
+        for cell in cells
+        for shared in [seeds.get(cell.column.key, set())]
+    ]
 
 
 def best_rows(

@@ -13,7 +13,7 @@ from fedif_flower.tables import ResultTable
 from fedif_studies.lab.curves import plot_curves
 from fedif_studies.lab.measurements import ACCURACIES, Measurement, from_row, to_row
 from fedif_studies.lab.table import MeanStd, write_table
-from fedif_studies.paper.cells import TableCell, best_rows, fill_table
+from fedif_studies.paper.cells import TableCell, best_rows, fill_table, of_shared_seeds
 from fedif_studies.paper.tables import TABLES, Settings, Table
 from fedif_studies.rows import add_rows, put_tables
 
@@ -64,7 +64,8 @@ def result_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
     figures: list[Callable[[TableCell], MeanStd | None]]
     figures = [partial(TableCell.mean, name=name, scale=100) for name in names]
     figures.append(lambda cell: cell.paper)
-    best = [best_rows(cells, figure) for figure in figures]
+    compared = of_shared_seeds(cells)
+    best = [best_rows(compared, figure) for figure in figures]
     lines = []
     for cell in cells:
         found, key = [figure(cell) for figure in figures], (cell.row.key, cell.column.key)

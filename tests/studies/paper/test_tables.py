@@ -8,7 +8,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.measurements import find_measurements
 from fedif_studies.paper.cells import cell_name, fill_table, select
-from fedif_studies.paper.report import report_table
+from fedif_studies.paper.report import report_table, result_table
 from fedif_studies.paper.tables import TABLES
 from tests.studies.lab.small import DEFAULTS, write_result
 
@@ -48,6 +48,17 @@ def settings(table: str, row: str, column: str, **changed: Scalar) -> dict[str, 
 def accuracies(last: float, best: float) -> list[float]:
     """Return 100 rounds whose last ten have the mean of ``last``."""
     return [best] + [0.2] * 89 + [last] * 10
+
+
+def test_rows_are_compared_over_the_seeds_that_they_share(tmp_path):
+    afedsv, fedif = (settings("cifar10", row, "clean") for row in ("afedsv", "fedif"))
+    write_result(tmp_path / "a", afedsv, accuracies(0.60, 0.63))
+    for seed, last in enumerate((0.61, 0.50)):
+        write_result(tmp_path / f"b{seed}", fedif | {"seed": seed}, accuracies(last, 0.63))
+    cells = fill_table(TABLES["cifar10"], find_measurements([tmp_path]), DEFAULTS)
+    shown = "\n".join(result_table(TABLES["cifar10"], cells).to_markdown())
+    assert "| AFedSV | 1 | 60.00 | 60.00 |" in shown
+    assert "| FedIF | 2 | **55.50±7.78** | **55.50±7.78** |" in shown
 
 
 @pytest.mark.parametrize("changed", [{"model": "lenet5"}, {"fedif.smooth-update": False}])
