@@ -17,10 +17,7 @@ from torch import nn
 
 import fedif_flower.strategies as of
 from fedif_flower import (
-    CentredClipping,
-    FedAdp,
     PathAttribution,
-    Validation,
     aggregators,
     local_methods,
     model_arrays,
@@ -32,19 +29,10 @@ from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.sections import arguments
-from fedif_flower.stages import Clip, FedAvgM
 from fedif_flower.strategies.summary import Scoring
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.strategies.hostile import Clients, alike, one_more, reply_of
-from tests.strategies.lines import (
-    BASE,
-    KINDS,
-    STRATEGIES,
-    Movers,
-    built,
-    needed,
-    threshold_validation,
-)
+from tests.strategies.lines import BASE, KINDS, STRATEGIES, Movers, built, needed
 from tests.strategies.named import config
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -77,7 +65,7 @@ def test_it_has_few_arguments_and_tells_every_one(kind: Any, caplog):
 
 
 def attributed() -> of.FedAvg:
-    judged = Validation(net(), *DATA, device="cpu")
+    judged = valuation.Validation(net(), *DATA, device="cpu")
     setup = replace(BASE["setup"], trainable_keys=judged.parameter_names)
     return of.FedAvg(callbacks=[PathAttribution(judged)], **BASE | {"setup": setup})
 
@@ -133,7 +121,7 @@ def test_it_takes_a_model_in_bfloat16(kind):
 
     start = net(dtype=torch.bfloat16)
     strategy = built(kind, net(dtype=torch.bfloat16), (rows, labels))
-    judge = Validation(start, rows, labels, device="cpu")
+    judge = valuation.Validation(start, rows, labels, device="cpu")
     before = torch.cat([p.detach().flatten() for p in start.parameters()])
     strategy.start(LocalGrid(client, 3), model_arrays(start), num_rounds=2)
     assert [report.failed for report in strategy.history.rounds] == [False, False]
@@ -144,11 +132,11 @@ def test_it_takes_a_model_in_bfloat16(kind):
     ("kind", "settings"),
     [
         *((kind, {}) for kind in KINDS),
-        (of.FedAvg, {"stages": lambda: [Clip(1.0), FedAvgM(0.5, 0.5)]}),
+        (of.FedAvg, {"stages": lambda: [stages.Clip(1.0), stages.FedAvgM(0.5, 0.5)]}),
         (of.FedIF, {"weighting": lambda: of.Weighting(bias_correction=True)}),
         (of.InfluenceDescent, {"descent": lambda: of.DescentSettings(relative=True)}),
-        (of.RobustRule, {"rule": FedAdp}),
-        (of.RobustRule, {"rule": CentredClipping}),
+        (of.RobustRule, {"rule": aggregators.FedAdp}),
+        (of.RobustRule, {"rule": aggregators.CentredClipping}),
     ],
 )
 def test_two_rounds_and_two_after_a_restart_are_four_to_the_bit(kind, settings):
@@ -215,12 +203,13 @@ def test_a_strategy_names_what_it_was_called_with():
     own = Own(1, proximal_mu=0.5)
     assert own.settings.items() >= {"first": 1, "second": 2, "proximal_mu": 0.5}.items()
     assert repr(own) == "Own(first=1, proximal_mu=0.5)"
-    assert repr(of.FedIF(threshold_validation(), gamma=0.7, fraction_train=0.5)) == (
-        f"FedIF(validation={threshold_validation()!r}, gamma=0.7, fraction_train=0.5, "
+    judge = valuation.Validation(net(), *DATA, device="cpu")
+    assert repr(of.FedIF(judge, gamma=0.7, fraction_train=0.5)) == (
+        f"FedIF(validation={judge!r}, gamma=0.7, fraction_train=0.5, "
         "stages=[Clip(multiple=2.0), LossBound(tolerance=0.1)])"
     )
     with pytest.raises(TypeError, match="fraction_trian"):
-        of.FedIF(threshold_validation(), fraction_trian=0.5)
+        of.FedIF(judge, fraction_trian=0.5)
 
 
 @pytest.mark.parametrize("name", ["fedif", "afedsv", "fedsv", "s-fedavg", "leave-one-out"])

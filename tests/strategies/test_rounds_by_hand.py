@@ -10,23 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedif_flower import (
-    AFedSV,
-    FedIF,
-    FedSV,
-    FLTrust,
-    InfluenceDescent,
-    LeaveOneOut,
-    SFedAvg,
-    ShapFed,
-    Validation,
-)
+from fedif_flower import Validation
+from fedif_flower import strategies as of
 from fedif_flower.client.training import train_local
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages import screening
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.seeding import torch_generator
-from fedif_flower.strategies import DescentSettings, RootTraining, Weighting
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import InfluenceValuation
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
@@ -46,12 +36,12 @@ from tests.strategies.lines import (
 )
 
 
-def fedif(*, weight_normalization: bool = True, **weighting: Any) -> FedIF:
+def fedif(*, weight_normalization: bool = True, **weighting: Any) -> of.FedIF:
     """On the loss (w - 5)^2: going up from 0 helps, going down does not."""
     data, mean = (torch.ones(1, 1), torch.full((1, 1), 5.0)), nn.functional.mse_loss
     judge = Validation(point(1), *data, loss_fn=mean, device="cpu")
     valuation = InfluenceValuation(judge, weight_normalization=weight_normalization)
-    return FedIF(valuation, weighting=Weighting(**weighting), **PLAIN)
+    return of.FedIF(valuation, weighting=of.Weighting(**weighting), **PLAIN)
 
 
 UP_DOWN_UP = Movers([[1.0], [-1.0], [3.0]], examples=[10, 20, 30])
@@ -104,7 +94,7 @@ def test_shapfed_looks_at_the_last_layer_alone():
     opposite_elsewhere = [-1.0] * 6 + [3.0, 4.0] + [-1.0, -1.0]
     opposite_there = [1.0] * 6 + [-3.0, -4.0] + [1.0, 1.0]
     movers = Movers([honest, opposite_elsewhere, opposite_there])
-    _, (report,) = play(ShapFed(layers(), **PLAIN), layers(), movers)
+    _, (report,) = play(of.ShapFed(layers(), **PLAIN), layers(), movers)
     assert column(report, "score") == pytest.approx([1.0, 1.0, -1.0])
     assert column(report, "weight_score") == pytest.approx([0.5, 0.5, -0.5])
     assert column(report, "weight") == pytest.approx([0.5, 0.5, 0.0])
@@ -115,11 +105,11 @@ def test_shapfed_goes_by_trainable_layers():
     model[1].requires_grad_(False)
     # Now the first layer's matrix is the last one trained: entries 0 to 3, two classes.
     movers = Movers([[x, 0.0, 0.0, 1.0] + [0.0] * 6 for x in (1.0, -1.0)])
-    _, (report,) = play(ShapFed(model, **PLAIN), layers(), movers)
+    _, (report,) = play(of.ShapFed(model, **PLAIN), layers(), movers)
     # Class 0 cancels out, so neither agrees with it; class 1 has both.
     assert column(report, "score") == pytest.approx([0.5, 0.5])
     with pytest.raises(ConfigError, match="no fully connected layer"):
-        ShapFed(nn.Conv2d(1, 1, 3))
+        of.ShapFed(nn.Conv2d(1, 1, 3))
 
 
 # -- Shapley values
@@ -130,7 +120,7 @@ def exact() -> ShapleyValuation:
 
 
 def test_afedsv_by_hand():
-    params, (report,) = play(AFedSV(exact(), **PLAIN), Threshold(), Movers(STEPS))
+    params, (report,) = play(of.AFedSV(exact(), **PLAIN), Threshold(), Movers(STEPS))
     assert column(report, "score") == pytest.approx(SHAPLEY)
     normalized = [1.0, 15 / 21, 0.0]  # (5 + 10) / (11 + 10)
     assert column(report, "normalized") == pytest.approx(normalized)
@@ -145,7 +135,7 @@ def test_afedsv_by_hand():
 
 
 def test_fedsv_weighs_by_the_rounds_own_values():
-    _, reports = play(FedSV(exact(), **PLAIN), Threshold(), Movers(STEPS), rounds=2)
+    _, reports = play(of.FedSV(exact(), **PLAIN), Threshold(), Movers(STEPS), rounds=2)
     assert column(reports[0], "weight") == pytest.approx([21 / 36, 15 / 36, 0.0])
     for report in reports:
         assert column(report, "weight_score") == column(report, "normalized")
@@ -154,7 +144,7 @@ def test_fedsv_weighs_by_the_rounds_own_values():
 @pytest.mark.parametrize("given", [threshold_validation(), exact()])
 def test_leave_one_out_by_hand(given):
     # u(N) = 1/4: without a 0 is left, without b 0, without c 3/4.
-    _, (report,) = play(LeaveOneOut(given, **PLAIN), Threshold(), Movers(STEPS))
+    _, (report,) = play(of.LeaveOneOut(given, **PLAIN), Threshold(), Movers(STEPS))
     assert column(report, "score") == pytest.approx([1 / 4, 1 / 4, -1 / 2])
     assert column(report, "weight_score") == pytest.approx([0.3, 0.3, 0.0])
     assert column(report, "weight") == pytest.approx([0.5, 0.5, 0.0])
@@ -162,7 +152,7 @@ def test_leave_one_out_by_hand(given):
 
 def test_s_fedavg_averages_by_examples_and_remembers_relevance():
     movers = Movers(STEPS, examples=[10, 20, 30])
-    params, (report,) = play(SFedAvg(exact(), **PLAIN), Threshold(), movers)
+    params, (report,) = play(of.SFedAvg(exact(), **PLAIN), Threshold(), movers)
     assert column(report, "weight") == pytest.approx([1 / 6, 2 / 6, 3 / 6])
     assert params.item() == pytest.approx((4.5 + 2 * 2.5 - 3 * 3.7) / 6, abs=1e-6)
     # phi starts at 1/3 and keeps 0.75 of it.
@@ -173,7 +163,7 @@ def test_s_fedavg_averages_by_examples_and_remembers_relevance():
 
 def test_s_fedavg_draws_by_relevance():
     nodes = [ClientNode(partition_id, 1000 + partition_id) for partition_id in range(3)]
-    strategy = SFedAvg(
+    strategy = of.SFedAvg(
         threshold_validation(), alpha=0.0, fraction_train=0.4, min_train_nodes=1, **PLAIN
     )
     strategy.select(nodes, 1)
@@ -214,7 +204,7 @@ def test_fltrust_trains_from_each_rounds_model():
     first = server_update(1, moved=torch.zeros(4))
     # Two clients go twice as far as the server, and are cut to its length; nobody trusts the third.
     movers = Movers([step.tolist() for step in (2 * first, 2 * first, -first)])
-    strategy = FLTrust(RootTraining(layer_of_two(), *ROOT, training=TRAINING), **PLAIN)
+    strategy = of.FLTrust(of.RootTraining(layer_of_two(), *ROOT, training=TRAINING), **PLAIN)
     params, reports = play(strategy, layer_of_two(), movers, rounds=2)
     assert column(reports[0], "weight") == pytest.approx([0.25, 0.25, 0.0], abs=1e-5)
     second = server_update(2, moved=first)
@@ -233,7 +223,7 @@ def judge(model: nn.Module, inputs, targets) -> Validation:
 
 
 def test_influence_descent_by_hand():
-    strategy = InfluenceDescent(bowl(), gamma=0.5, descent=DescentSettings(steps=1), **PLAIN)
+    strategy = of.InfluenceDescent(bowl(), gamma=0.5, descent=of.DescentSettings(steps=1), **PLAIN)
     movers = Movers([[1.0, 0.0], [0.0, 1.0]], examples=[10, 30])
     params, (report,) = play(strategy, point(), movers)
     # At (1/4, 3/4) the gradient is (-3/4, 3/4): slopes -9/8 and 3/8, of deviation sqrt(27) / 8.
@@ -252,7 +242,7 @@ def test_influence_descent_by_hand():
 def test_what_it_descends_is_the_loss_of_the_shortened_updates():
     # The first update would lead far past (1, 0), and lose; cut to 1, it leads there.
     movers = Movers([[100.0, 0.0], [0.0, 0.5], [0.0, 0.5]])
-    strategy = InfluenceDescent(bowl(), **BASE)
+    strategy = of.InfluenceDescent(bowl(), **BASE)
     params, (report,) = play(strategy, point(), movers)
     assert column(report, "weight")[0] > 0.9
     assert params.tolist() == pytest.approx([column(report, "weight")[0], 0.0], abs=0.1)
@@ -260,7 +250,7 @@ def test_what_it_descends_is_the_loss_of_the_shortened_updates():
 
 def test_buffers_are_those_of_the_weights():
     held_out = judge(Shifted(), torch.ones(1, 1), torch.zeros(1, 1))
-    strategy = InfluenceDescent(held_out, descent=DescentSettings(steps=1), **PLAIN)
+    strategy = of.InfluenceDescent(held_out, descent=of.DescentSettings(steps=1), **PLAIN)
     # Weight and shift: at equal weights the model gives 2 + 3.
     _, (report,) = play(strategy, Shifted(), Movers([[1.0, 2.0], [3.0, 4.0]]))
     first, second = column(report, "weight")
@@ -273,7 +263,8 @@ def test_a_round_looks_at_a_sample_of_its_own():
     held_out = judge(point(1), torch.ones(40, 1), torch.arange(40.0)[:, None])
 
     def losses(examples: int, last: float = 40.0) -> list[float]:
-        strategy = InfluenceDescent(held_out, descent=DescentSettings(examples=examples), **PLAIN)
+        descent = of.DescentSettings(examples=examples)
+        strategy = of.InfluenceDescent(held_out, descent=descent, **PLAIN)
         _, reports = play(strategy, point(1), Movers([[last / 40], [last]]), rounds=3)
         return [report.losses[0] for report in reports]
 
@@ -295,6 +286,6 @@ def test_a_round_looks_at_a_sample_of_its_own():
 )
 def test_it_says_what_a_validation_set_lacks(labels, words, caplog):
     inputs, targets = torch.ones(len(labels), 2), torch.tensor(labels)
-    InfluenceDescent(Validation(nn.Linear(2, 4), inputs, targets, device="cpu"))
+    of.InfluenceDescent(Validation(nn.Linear(2, 4), inputs, targets, device="cpu"))
     assert words in caplog.text
     assert bool(words) == bool(caplog.text)
