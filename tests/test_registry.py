@@ -105,8 +105,9 @@ def test_a_name_is_built_in_or_an_entry_point_or_an_import(package):
     [
         ("attack", "nowhere", r"attack = 'nowhere'; allowed: none, label-noise, .*, module:object"),
         (
-            *("attack", "no_such_module:Attack"),
-            r"attack = '.*': cannot import '.*': .*No module named 'no_such_module'; is its",
+            "attack",
+            "no_such:Attack",
+            "attack = .*import .*No module named 'no_such'; is its",
         ),
         ("attack", "{0}_broken:X", r"cannot import '{0}_broken:X': ZeroDivisionError: division by"),
         ("attack", "{0}:Missing", r"cannot import '{0}:Missing': AttributeError: .*'Missing'"),

@@ -9,9 +9,7 @@ All of it happens once; each test looks at one thing that came of it.
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -78,8 +76,11 @@ MASKED = COMMON | {
     "attribution": "simpson",
     "masking.mode": "keeper",
 }
-# On dan's host it adds its training data to the model in the first round.
+# On dan's host it adds its training data to the model in the first round, and never answers in the
+# third, in which the operator ends dan's registration.
 THIEF = f"""
+import time
+
 import numpy as np
 from flwr.app import Array
 
@@ -94,6 +95,8 @@ def steal(message, context, call_next):
         return reply
     if message.content["config"]["server-round"] == 1:
         arrays["patients"] = Array(np.zeros((90, 64), np.float32))
+    if message.content["config"]["server-round"] == 3:
+        time.sleep(3600)
     return reply
 
 
@@ -220,7 +223,6 @@ class Story(Deployment):
         """End dan's registration in round 3."""
         run_id = self.submit(self.apps["thief"], CHANGED)
         self.wait_for_round("changed", 2)
-        os.killpg(self.nodes["dan"].pid, signal.SIGSTOP)
         self.federation("remove-member", "dan")
         self.follow("changed", run_id)
         kill_group(self.nodes.pop("dan"))
