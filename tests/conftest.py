@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +24,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Tests of these kinds start processes, and take longest: the longest file of each is a story.
 SLOW = ("deployment", "ray")
+# What they import, transformers and peft, takes each process longer than a hundred tests.
+HEAVY = ("test_help_desk.py", "test_language_model.py")
 
 # The same examples on every machine and in every run. HYPOTHESIS_PROFILE=search draws others.
 # How long drawing takes is the machine's matter.
@@ -30,6 +33,12 @@ _ANY_SPEED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("suite", **_ANY_SPEED, derandomize=True, max_examples=20)
 settings.register_profile("search", **_ANY_SPEED, max_examples=100)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the language model's tests, all marked ``all``, unread where they are not wanted."""
+    wanted = "not all" not in config.option.markexpr
+    return None if wanted or collection_path.name not in HEAVY else True
 
 
 @pytest.hookimpl(trylast=True)  # What is deselected is out of the list by then.

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 PROJECT = Path(__file__).parents[2]
 PACKAGES = ("fedif_flower", "fedif_consortium", "fedif_studies")
@@ -55,7 +56,7 @@ def test_fedif_runs_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
     subprocess.run([*pip, *options, wheel], check=True, cwd=tmp_path)
     site = next((environment / "lib").glob("python3*")) / "site-packages"
     # The dependencies of this environment, but not its checkout of the package.
-    (site / "dependencies.pth").write_text(dependencies() + "\n")
+    (site / "dependencies.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     empty = tmp_path / "empty"
     empty.mkdir()
     where = [python, "-c", "import fedif_flower; print(fedif_flower.__file__)"]
@@ -80,10 +81,3 @@ def test_fedif_runs_from_a_wheel_in_an_empty_folder(wheel, tmp_path):
     assert "Traceback" not in result.stderr
     [run_dir] = (empty / "runs").iterdir()
     assert (run_dir / "summary.json").exists()
-
-
-def dependencies() -> str:
-    """Return the folder that this environment's torch lies in."""
-    import torch
-
-    return str(Path(torch.__file__).parents[1])
