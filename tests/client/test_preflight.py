@@ -28,11 +28,9 @@ INPUTS, LABELS = torch.zeros(6, 4), torch.arange(6) % 3
 
 def make_task(inputs=INPUTS, targets=LABELS, *, width: int = 4, **more) -> Task:
     """Return a task of three classes."""
-    data = dict.fromkeys(
-        ("client_data", "validation_data", "test_data"), lambda site: (inputs, targets)
-    )
-    model = lambda: torch.nn.Linear(width, 3)  # noqa: E731
-    return Task(name="tiny", model=model, num_classes=3, **data, **more)
+    kinds = ("client_data", "validation_data", "test_data")
+    data = dict.fromkeys(kinds, lambda site: (inputs, targets))
+    return Task(name="tiny", model=lambda: torch.nn.Linear(width, 3), num_classes=3, **data, **more)
 
 
 def ask(task: Task) -> RecordDict:

@@ -112,19 +112,19 @@ def test_momentum_and_proximal_term_by_hand():
 
 
 def test_same_generator_same_bits_dropout_included_and_random_state_untouched():
-    inputs, labels = examples(SHAPES["cnn"], 20)
-    config = TrainingConfig(local_epochs=2, learning_rate=0.05)
-    results = []
-    for process_seed in (1, 2):
+    data = examples(SHAPES["cnn"], 20)
+
+    def trained(seed: int, process_seed: int) -> Tensor:
         torch.manual_seed(process_seed)
-        state = torch.get_rng_state()
-        model = build_model("cnn", SHAPES["cnn"], 10, seed=0)
-        train_local(model, inputs, labels, config, torch.Generator().manual_seed(9))
+        state, model = torch.get_rng_state(), build_model("cnn", SHAPES["cnn"], 10, seed=0)
+        config = TrainingConfig(local_epochs=2, learning_rate=0.05)
+        train_local(model, *data, config, torch.Generator().manual_seed(seed))
         assert torch.equal(torch.get_rng_state(), state)
-        results.append(flat(model))
-    assert torch.equal(results[0], results[1])
-    train_local(model, inputs, labels, config, torch.Generator().manual_seed(10))
-    assert not torch.equal(flat(model), results[0])
+        return flat(model)
+
+    first = trained(9, process_seed=1)
+    assert torch.equal(first, trained(9, process_seed=2))
+    assert not torch.equal(first, trained(10, process_seed=1))
 
 
 def test_a_model_keeps_its_memory_modes_and_frozen_parameters_and_inputs_are_not_written_to():

@@ -103,10 +103,7 @@ def test_a_counter_may_advance_for_one_client_alone_and_not_run_away():
 NAMES = st.sampled_from(["n", "1.num_batches_tracked", "position_ids"])
 
 
-@given(
-    honest=st.lists(st.integers(1, 100), min_size=3, max_size=9),
-    data=st.data(),
-)
+@given(honest=st.lists(st.integers(1, 100), min_size=3, max_size=9), data=st.data())
 def test_no_minority_moves_an_index_or_has_an_honest_counter_refused(honest, data):
     hostile = data.draw(
         st.lists(

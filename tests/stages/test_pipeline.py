@@ -48,11 +48,7 @@ def bounds() -> Stages:
 
 
 def settle(
-    stages: Stages,
-    start: float,
-    *steps: float,
-    weights: Sequence[float] = (),
-    **more: Any,
+    stages: Stages, start: float, *steps: float, weights: Sequence[float] = (), **more: Any
 ) -> Destination:
     """Return where weights, equal ones by default, lead from ``start``."""
     model = ModelVectors(torch.tensor([start]), torch.zeros(0))

@@ -99,10 +99,7 @@ SPOILED = [
     (lambda d: save(d / "test/dog/0.png", [[1, 2, 3]]), r"test/dog .*ant, cat"),
     (lambda d: (d / "train/cat/9.png").symlink_to(d / "nowhere.png"), r"9\.png"),
     (lambda d: save(d / "test/cat/odd.png", [[1, 2]]), r"odd\.png .*\(1, 1, 2\) but .*deep\.PNG"),
-    (
-        lambda d: save(d / "train/cat/odd.png", [[[1] * 3]]),
-        r"odd\.png .*\(3, 1, 1\) but .*deep",
-    ),
+    (lambda d: save(d / "train/cat/odd.png", [[[1] * 3]]), r"odd\.png .*\(3, 1, 1\) but .*deep"),
     (
         lambda d: DEEP.save(d / "train/cat/2.png"),
         r"2\.png has Pillow's mode 'I;16'; allowed: .*RGB",
