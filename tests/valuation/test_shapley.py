@@ -226,6 +226,17 @@ def test_worths_agree_with_a_plain_loop(threads, budget, batch_size, monkeypatch
         assert game.largest == pytest.approx(float(ACCURACIES.max()))
 
 
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_client_whose_model_has_no_loss_is_worth_least_and_stops_no_round(estimator):
+    updates = played().client_updates.clone()
+    updates[2] = 1e30
+    hostile = replace(played(), client_updates=updates)
+    valuation = ShapleyValuation(judged(), estimator=estimator, num_samples=9, utility="loss")
+    values = valuation.score(hostile).values
+    assert values.isfinite().all()
+    assert values.argmin() == 2
+
+
 @pytest.mark.parametrize("estimator", ["complementary", "permutation", "owen"])
 def test_draws_depend_on_seed_and_round_alone(estimator):
     def drawn(server_round: int, seed: int) -> tuple[float, ...]:

@@ -26,6 +26,8 @@ Estimator = Annotated[str, Setting("how Shapley values are estimated", choices=E
 # sums of up to 2**20 terms err by less, in units of the largest utility.
 _ROUNDINGS = 16
 
+_WORST = -torch.finfo(torch.float32).max  # Of values of many such, sums are finite in float64.
+
 # Coalition models formed by one matrix product take no more than this.
 MEMORY_BUDGET = 256 * 2**20
 
@@ -65,7 +67,8 @@ class RoundGame:
               \qquad u(\emptyset) = \mathrm{acc}(w_{t-1})
 
     with acc the accuracy on the validation set, another metric of it, or its negative loss.
-    Floating-point buffers are averaged like the parameters.
+    Floating-point buffers are averaged like the parameters. What is not finite, as one client can
+    make the loss of a mean, is worth least of all.
 
     Parameters
     ----------
@@ -95,7 +98,7 @@ class RoundGame:
         self._validation, self._updates, self._metric = validation, updates, metric
         self._params, self._buffers = updates.client_params(), updates.named_client_buffers()
         self._affordable = memory_budget // (self._params[0].numel() * self._params.itemsize)
-        self.largest = 0.0
+        self.largest, self._has_finite = 0.0, False
 
     def __call__(self, masks: Tensor) -> Tensor:
         """Return the worths ``[c]``, float64, on the CPU, of coalitions ``[c, m]``, bool."""
@@ -111,8 +114,12 @@ class RoundGame:
             with self._validation.alone() as judge:
                 found = [self._score(judge, part) for part in parts]
         scores = torch.cat(found).cpu().double()
-        self.largest = max(self.largest, float(scores.abs().max()))
-        return -scores if self._metric == "loss" else scores
+        worths = -scores if self._metric == "loss" else scores
+        self._has_finite |= bool(worths.isfinite().any())
+        if self._has_finite:  # Else the global model itself has diverged.
+            worths = worths.where(worths.isfinite(), _WORST)
+        self.largest = max(self.largest, float(worths.abs().max()))
+        return worths
 
     def _score(self, judge: Judge, masks: Tensor) -> Tensor:
         """Return the metric of some coalitions ``[rows, m]``, ``[rows]``."""
