@@ -121,6 +121,7 @@ def screen_records(
             record = _credible(record, limits.weighted_by_key, max_seconds, notes)
             if limits.weighted_by_key in record:
                 record[limits.weighted_by_key] = num_examples
+                screened.pop(printable(name), None)  # Means need it: it wins over a namesake.
         screened.setdefault(printable(name), record)
     return ClientRecords(num_examples, screened, tuple(notes))
 

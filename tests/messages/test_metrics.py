@@ -66,6 +66,12 @@ def test_names_are_made_printable_and_notes_are_few():
     assert screened.notes[0].startswith("metric '0?[31m'")
 
 
+def test_the_number_of_examples_is_not_lost_to_a_record_whose_name_reads_alike():
+    reported = {"\x01": MetricRecord({"loss": 3.0}), "\x02": MetricRecord({"n": 1, "loss": 1.0})}
+    hostile = screen(**reported).records
+    assert dict(AverageMetrics()([hostile, *told({"loss": 2.0})], "n")) == {"loss": 1.5}
+
+
 def test_a_reply_holds_only_so_much_beside_the_model():
     big = ConfigRecord({"x": b"0" * MAX_RECORD_BYTES})
     with pytest.raises(ReplyError, match=r"bytes beside the model's arrays; allowed: at most"):
