@@ -148,6 +148,12 @@ class ParameterLayout:
         wide = any(spec.dtype == np.float64 for spec in (*self.trainable, *self.buffers))
         return torch.float64 if wide else torch.float32
 
+    @cached_property
+    def narrows(self) -> bool:
+        """Whether an array is narrower than the vectors: a record then holds rounded values."""
+        specs = (*self.trainable, *self.buffers)
+        return any(spec.dtype.itemsize < self.dtype.itemsize for spec in specs)
+
     def views(self, arrays: Mapping[str, Array]) -> dict[str, NDArray[np.generic]]:
         """Return views of a record's arrays by name.
 

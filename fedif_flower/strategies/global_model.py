@@ -142,8 +142,9 @@ class GlobalModel:
         if self._optimizer is not None:
             params = self._optimizer.advance(self.vectors.params, vectors.params)
             vectors = replace(vectors, params=params)
-        self._proven = self.record
-        self.record, self.vectors = self.layout.to_arrays(vectors), vectors
+        self._proven, self.record = self.record, self.layout.to_arrays(vectors)
+        # Updates begin at what clients receive: who sends that back has changed nothing.
+        self.vectors = self.layout.to_vectors(self.record) if self.layout.narrows else vectors
         return self.record
 
     def take_back(self) -> ArrayRecord | None:

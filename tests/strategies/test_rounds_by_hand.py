@@ -74,6 +74,15 @@ def test_each_part_of_fedif_can_be_left_out(ablation, weight_scores, weights):
     assert column(report, "weight") == pytest.approx(weights)
 
 
+def test_the_model_sent_back_is_worth_nothing_however_few_digits_it_has():
+    data = torch.eye(2).half(), torch.tensor([[4.0], [2.0]]).half()
+    judge = Validation(point().half(), *data, loss_fn=nn.functional.mse_loss, device="cpu")
+    movers = Movers([[0.0, 0.0], [0.3, 0.1], [0.1, 0.2]])
+    _, reports = play(of.FedIF(judge, **PLAIN), point().half(), movers, 3)
+    assert [column(report, "score")[0] for report in reports] == [0, 0, 0]
+    assert [column(report, "accumulative_influence")[0] for report in reports] == [0, 0, 0]
+
+
 def test_updates_that_do_not_fit_into_memory_lie_in_a_file(monkeypatch):
     in_memory, _ = play(fedif(), point(1), UP_DOWN_UP, rounds=2)
     monkeypatch.setattr(screening, "SHARE_OF_MEMORY", 0.0)
