@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.run.rows import read_rows
+from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import find_result
+from fedif_studies.lab.measurements import from_row
 from fedif_studies.lab.spec import read_sweep
+from fedif_studies.rows import RESULTS
 from tests.studies.lab.small import DEFAULTS, small_cell
 
 
@@ -12,6 +18,24 @@ def cells(tmp_path, text: str):
     path = tmp_path / "my-sweep.toml"
     path.write_text(text)
     return read_sweep(path, DEFAULTS, tmp_path / "out")
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_a_committed_sweep_is_what_its_rows_were_measured_by(tmp_path, monkeypatch, path):
+    # "auto" is the CNN of the paper for the data of all of them, which nobody needs to read here.
+    monkeypatch.setattr("fedif_studies.lab.cells.fingerprint", lambda _: "")
+    monkeypatch.setattr(
+        "fedif_studies.lab.cells.settled",
+        lambda config: config.replace(model="cnn") if config.model == "auto" else config,
+    )
+    keys = ("strategy", "attack", "model", "update-clipping", "normalization", "num-server-rounds")
+
+    def told(settings: Mapping[str, Scalar]) -> tuple[Scalar | None, ...]:
+        return tuple(settings[key] if key in settings else DEFAULTS[key] for key in keys)
+
+    wanted = {told(cell.config.to_mapping()) for cell in read_sweep(path, DEFAULTS, tmp_path)}
+    rows = read_rows(path.with_suffix(".csv"))
+    assert {told(from_row(row).config) for row in rows} <= wanted
 
 
 def test_lists_are_axes_seeds_vary_slowest_and_tables_of_cells_share_what_stands_above(tmp_path):
