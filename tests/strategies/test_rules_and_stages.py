@@ -151,6 +151,18 @@ def test_keys_of_a_run_config_stand_for_stages(tmp_path, strategy, keys, expecte
     assert repr(configured_stages(config(tmp_path, strategy, **keys))) == expected
 
 
-def test_a_run_config_that_cannot_be_attributed_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"attribution.*'off' with server-optimizer 'fedyogi'"):
-        config(tmp_path, "fedavg", **{"server-optimizer": "fedyogi", "attribution": "simpson"})
+BUFFERED, OPTIMIZED = {"pace.rounds": "buffered"}, {"server-optimizer": "fedyogi"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "keys", "words"),
+    [
+        ("fedavg", OPTIMIZED | {"attribution": "simpson"}, "'off' with server-optimizer 'fedyogi'"),
+        ("median", {"attribution": "simpson"}, "attribution = 'simpson'.* with strategy 'median'"),
+        ("fedavg", BUFFERED, "pace.buffer-size = 0; allowed: >= 1 with pace.rounds 'buffered'"),
+        ("fedavg", BUFFERED | {"pace.buffer-size": 2, "pace.quorum": 2.0}, "pace.quorum = 2.0;"),
+    ],
+)
+def test_keys_of_a_run_config_that_do_not_go_together_are_refused(tmp_path, strategy, keys, words):
+    with pytest.raises(ConfigError, match=words):
+        config(tmp_path, strategy, **keys)
