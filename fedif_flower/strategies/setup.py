@@ -267,7 +267,7 @@ class LateReplies(Callback):
 
     def require(self, grid: Grid, local: object | None) -> None:
         """Raise ConfigError where late replies cannot come, or cannot be used."""
-        late = self._pace.late_rounds
+        late, self._asked = self._pace.late_rounds, {}  # An earlier run's come no more.
         can_come = isinstance(grid, ScreenedGrid) and grid.keeps_late
         require(can_come, "late_rounds", late, "0 in a simulation, whose replies are never late")
         words = "0 with a local method whose clients send more than a model"

@@ -83,6 +83,15 @@ def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     assert attribution.rounds[4].clients[-1].contribution != 0.0
 
 
+def test_what_was_late_when_a_run_ended_is_not_awaited_in_the_next():
+    setup = Setup(device="cpu", pace=PATIENT, identify=identify_clients)
+    strategy, model = FedAvg(fraction_evaluate=0.0, setup=setup), model_arrays(point())
+    for _ in range(2):
+        grid = ClockedGrid(Movers(STEPS), 3, SECONDS.__getitem__)
+        model = strategy.start(grid, model, 5).arrays
+        assert story(strategy.history.rounds[-5:]) == "aal aa- aa- aa- ala"
+
+
 @pytest.mark.parametrize(("ask_more", "asked"), [(1.0, 1), (2.0, 2)])
 def test_more_are_asked_than_the_fraction_says(ask_more, asked):
     pace = Pace(ask_more=ask_more)
