@@ -147,7 +147,11 @@ class CreditBounds:
             yet.
         """
         gram, weights, shares = gram.double(), weights.double(), shares.double()
-        shortened = torch.where(weights != 0, applied.double() / weights, 1.0).abs()
+        applied = applied.double()
+        shortened = torch.where(weights != 0, applied / weights, 1.0).abs()
+        if bool((applied.abs() > 1.000001 * weights.abs()).any()):
+            # A stage weighed the round anew: coefficients say nothing of lengths.
+            shortened = torch.ones_like(weights)
         lengths = gram.diagonal().clamp_min(0.0).sqrt() * shortened  # [m]
         usual = self._usual(client_ids, examples, lengths)
         length = torch.where(lengths > 0, lengths / usual, 0.0)

@@ -58,6 +58,9 @@ def test_a_long_update_counts_as_so_much_longer_than_usual():
     short = torch.tensor([1 / 3, 1 / 3, 1 / 12], dtype=torch.float64)
     bounds = CreditBounds(1.25)
     assert bound(bounds, lengths, applied=short).kept.tolist() == near([1.0] * 3)
+    # A member that the loss bound gave more weight than the strategy did sent nothing longer.
+    other, alike = torch.tensor([0.9, 0.05, 0.05], dtype=torch.float64), torch.eye(3)
+    assert bound(CreditBounds(1.25), alike, applied=other).kept.tolist() == near([1.0] * 3)
     # Lengths are remembered, and go with a checkpoint.
     again = CreditBounds(1.25)
     again.load_state_dict(bounds.state_dict())
