@@ -157,7 +157,7 @@ def effects(found: Mapping[Cell, float], data: str) -> dict[Cell, Effect]:
     differences: dict[Cell, list[float]] = {}
     for cell, accuracy in found.items():
         if cell.data == data and cell.weights in COMPARED and cell.control() in found:
-            gain = accuracy - found[cell.control()]
+            gain = round(accuracy - found[cell.control()], 2)  # Rows have as many places.
             differences.setdefault(cell._replace(seed=0), []).append(gain)
     raw = {cell: _paired(gains) for cell, gains in differences.items()}
     ordered = sorted((cell for cell in raw if raw[cell].seeds > 1), key=lambda cell: raw[cell].p)
@@ -172,8 +172,8 @@ def _paired(gains: Sequence[float]) -> Effect:
     mean = statistics.mean(gains)
     if len(gains) < 2:
         return Effect(1, mean, 0.0, 1.0)
-    if len(set(gains)) == 1:
-        return Effect(len(gains), mean, 0.0, float(mean == 0))
+    if len(set(gains)) == 1:  # Alike by rounding: nothing is known of their spread.
+        return Effect(len(gains), mean, 0.0, 1.0)
     found = stats.ttest_1samp(gains, 0.0)
     return Effect(len(gains), mean, found.confidence_interval().high - mean, found.pvalue)
 

@@ -20,3 +20,14 @@ def test_effects_are_paired_by_seed_and_a_rule_that_is_another_one_is_tested_onc
     # Of two tests the smaller p counts twice, the larger once.
     assert by_weights["median"].p == pytest.approx(0.0742, abs=1e-4)
     assert by_weights["rfa"].p == pytest.approx(2 * 0.00104, abs=1e-4)
+
+
+def test_two_seeds_whose_gains_are_alike_by_rounding_show_nothing():
+    # In float the differences are 0.0500000000000114 and 0.0499999999999972.
+    pairs = [(95.29, 95.24), (33.3, 33.25)]
+    found = {}
+    for seed, (own, control) in enumerate(pairs):
+        cell = Cell("digits", seed, "sign flip", 0.4, "fedif", "none", 0.0)
+        found |= {cell: own, cell.control(): control}
+    [effect] = effects(found, "digits").values()
+    assert effect == (2, pytest.approx(0.05), 0.0, 1.0)
