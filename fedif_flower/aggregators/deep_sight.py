@@ -105,7 +105,7 @@ class DeepSight(CheckedFields):
         self, params: Tensor, buffers: Mapping[str, Tensor], inputs: Tensor
     ) -> Tensor:
         """Return what a model answers, ``[n, classes]``, float64."""
-        model = self._model.to(params.device)
+        model = self._model.to(params)
         vector_to_parameters(params.clone(), [p for p in model.parameters() if p.requires_grad])
         model.load_state_dict(dict(buffers), strict=False)
         with module_mode(model, training=False):

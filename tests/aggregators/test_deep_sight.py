@@ -15,7 +15,7 @@ from fedif_flower.aggregators.deep_sight import (
     probability_ratios,
 )
 from fedif_flower.errors import ConfigError
-from fedif_flower.strategies import RobustRule
+from fedif_flower.strategies import RobustRule, Setup
 from tests.strategies.lines import BASE, Movers, column, play
 
 INPUTS = (torch.tensor([[0.0, 1.0], [2.0, -1.0]]), torch.tensor([0, 1]))
@@ -84,10 +84,17 @@ def test_a_round_leaves_out_who_moved_one_class_alone():
     assert all(0.1 < weight <= 0.2 for weight in weights[:5])
 
 
-def test_a_model_whose_output_layer_has_no_bias_is_judged():
-    model = nn.Linear(2, 3, bias=False)
-    rule = RobustRule(DeepSight(model, INPUTS, samples=5), **BASE)
-    _, (report,) = play(rule, model, Movers([[0.1 * k] * 6 for k in (1, 2, 3)]))
+FROZEN = nn.Linear(2, 2).requires_grad_(False)
+
+
+@pytest.mark.parametrize("below", [[], [FROZEN]])
+def test_a_model_without_a_last_bias_or_with_a_frozen_part_in_bfloat16_is_judged(below):
+    model = nn.Sequential(*below, nn.Linear(2, 3, bias=False))
+    model.to(torch.bfloat16 if below else torch.float32)
+    setup = Setup(device="cpu", trainable_keys=[list(model.state_dict())[-1]])
+    rule = RobustRule(DeepSight(model, INPUTS, samples=5), fraction_evaluate=0.0, setup=setup)
+    before = [0.0] * (sum(p.numel() for p in model.parameters()) - 6)
+    _, (report,) = play(rule, model, Movers([before + [0.1 * k] * 6 for k in (1, 2, 3)]))
     assert not report.failed
 
 
