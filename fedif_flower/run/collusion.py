@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import cast
+from copy import deepcopy
+from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from fedif_flower.attacks import Colluder, build_behaviour
 from fedif_flower.attacks.registry import needs_collusion
@@ -18,8 +20,9 @@ from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.polling_grid import ForwardingGrid
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.round import ModelVectors
-from fedif_flower.run.part import Built, RunContext, RunPart
+from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.seeding import torch_generator
+from fedif_flower.settings import Scalar
 
 
 class Collusion(RunPart):
@@ -30,8 +33,41 @@ class Collusion(RunPart):
         if not needs_collusion(run.config, run.config.seed):
             return Built(told={COLLUSION_KEY: False})
         names, tied = run.loaded.validation.parameter_names, run.loaded.validation.tied_names
-        wires = [lambda grid: ColludingGrid(grid, run.config, names, tied)]
-        return Built(wires=wires, told={COLLUSION_KEY: True})
+        agreement = Agreement(run.config)
+        wires = [lambda grid: ColludingGrid(grid, agreement, names, tied)]
+        return Built(wires=wires, told={COLLUSION_KEY: True}, kept={"collusion": agreement})
+
+
+class Agreement(Kept):
+    """What the accomplices of a run agree on; checkpoints have the numbers that they remember."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self._behaviour: Colluder | None = None  # One for the run: it may remember rounds.
+        self._after: dict[int, Mapping[str, Any]] = {}  # What it remembered after the last two.
+
+    def collude(self, received: Tensor, own: Tensor, server_round: int, first: int) -> Tensor:
+        """Return the updates ``[k, d]`` that they send; ``first`` is their first partition."""
+        seed = self.config.seed
+        if self._behaviour is None:
+            built = build_behaviour(self.config, partition_id=first, seed=seed)
+            assert isinstance(built, Colluder)  # Its own clients said so.
+            vars(built).update(deepcopy(self.memory(server_round)))
+            self._behaviour = built
+        generator = torch_generator("collusion", seed, server_round)
+        agreed = self._behaviour.collude(received, own, generator)
+        kept = vars(self._behaviour).items()
+        known = {k: deepcopy(v) for k, v in kept if isinstance(v, Scalar | Tensor | None)}
+        self._after = dict([*self._after.items()][-1:]) | {server_round: known}
+        return agreed
+
+    def memory(self, last_round: int) -> dict[str, Any]:
+        """Return what they remembered after a round."""
+        return dict(next((m for t, m in reversed(self._after.items()) if t <= last_round), {}))
+
+    def restore(self, lines: object, memory: Mapping[str, Any] | None, last_round: int) -> None:  # noqa: ARG002
+        """Go on with what they remembered."""
+        self._after = {last_round: memory or {}}
 
 
 class ColludingGrid(ForwardingGrid):
@@ -45,8 +81,8 @@ class ColludingGrid(ForwardingGrid):
     ----------
     grid : Grid
         The grid of a simulation.
-    config : ClientConfig
-        Which attack, its settings, and the seed.
+    agreement : Agreement
+        What they agree on.
     trainable_keys : sequence of str
         The trainable parameters, in the order of the vector.
     tied_keys : mapping of str to str
@@ -63,19 +99,18 @@ class ColludingGrid(ForwardingGrid):
     def __init__(
         self,
         grid: Grid,
-        config: ClientConfig,
+        agreement: Agreement,
         trainable_keys: Sequence[str],
         tied_keys: Mapping[str, str],
     ) -> None:
         super().__init__(grid)
         if not is_reliable(grid):
             raise ConfigError(
-                f"attack = {config.attack!r} needs to see what all malicious clients are about to "
-                "send, which is possible only in a simulation: these nodes are real"
+                f"attack = {agreement.config.attack!r} needs to see what all malicious clients are "
+                "about to send, which is possible only in a simulation: these nodes are real"
             )
-        self._config = config
+        self._agreement = agreement
         self._keys = trainable_keys, tied_keys
-        self._behaviour: Colluder | None = None  # One for the run: it may remember rounds.
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -114,18 +149,12 @@ class ColludingGrid(ForwardingGrid):
             taken.append((reply, received.buffers + buffers, unpacked.counters))
         if not updates:
             return
-        behaviour = self._behaviour or build_behaviour(
-            self._config, partition_id=partition_id, seed=self._config.seed
-        )
-        assert isinstance(behaviour, Colluder)  # Its own clients said so.
-        self._behaviour = behaviour
-        settings = cast(ConfigRecord, sent.content["config"])
-        generator = torch_generator("collusion", self._config.seed, cast(int, settings[ROUND_KEY]))
+        server_round = cast(int, cast(ConfigRecord, sent.content["config"])[ROUND_KEY])
         own = torch.stack(updates)  # [k, d]
-        agreed = behaviour.collude(received.params, own, generator)
+        agreed = self._agreement.collude(received.params, own, server_round, partition_id)
         if agreed.shape != own.shape:
             raise ValueError(
-                f"attack {self._config.attack!r} must return updates of shape "
+                f"attack {self._agreement.config.attack!r} must return updates of shape "
                 f"{list(own.shape)}, not {list(agreed.shape)}"
             )
         for (reply, buffers, counters), update in zip(taken, agreed, strict=True):

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedif_flower.attacks import ATTACKS, Colluder
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ACCOMPLICE_KEY
-from fedif_flower.run.collusion import ColludingGrid
+from fedif_flower.run.collusion import Agreement, ColludingGrid
 from fedif_flower.runtime.local_grid import LocalGrid
 
 
@@ -34,7 +34,7 @@ def reply_to(message: Message, values: list[float], *, accomplice: int | None) -
 
 def exchange(client, order=(1000, 1001, 1002, 1003)) -> dict[int, list[float]]:
     own = ClientConfig(attack="swap", seed=3, num_clients=4)
-    grid = ColludingGrid(LocalGrid(client, 4), own, ["w"], {})
+    grid = ColludingGrid(LocalGrid(client, 4), Agreement(own), ["w"], {})
     arrays = ArrayRecord({"w": Array(torch.tensor([1.0, 1.0]).numpy())})
     config = ConfigRecord({"server-round": 5})
     content = RecordDict({"arrays": arrays, "config": config})
@@ -74,3 +74,32 @@ def test_a_diverged_accomplice_and_one_that_fails_stop_nobody():
     assert values[1001][0] != values[1001][0]  # NaN, for the server to refuse
     draw = values[1002][1] - 1
     assert values[1002] == pytest.approx([1 + 2 * 3 + draw, 1 + draw])
+
+
+class Counted(Colluder):
+    """Each sends how often they have met, in a tensor that is written to."""
+
+    def __init__(self) -> None:
+        self.met = torch.zeros(2)
+
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
+        self.met += 1
+        return self.met.expand_as(updates)
+
+
+def test_a_run_that_goes_on_begins_with_what_accomplices_remembered_then(monkeypatch):
+    monkeypatch.setattr(ATTACKS, "built_in", {"none": Colluder, "count": Counted})
+    own = ClientConfig(attack="count", num_clients=4)
+
+    def met(agreement: Agreement, server_round: int) -> float:
+        return agreement.collude(torch.zeros(2), torch.zeros(1, 2), server_round, 0)[0, 0].item()
+
+    whole = Agreement(own)
+    assert [met(whole, t) for t in (1, 2, 4)] == [1, 2, 3]
+    for last, known in ((4, 3), (3, 2)):  # The fourth round may not be part of the checkpoint.
+        resumed = Agreement(own)
+        resumed.restore([], whole.memory(last), last)
+        assert [met(resumed, t) for t in (4, 5)] == [known + 1, known + 2]
+    old = Agreement(own)
+    old.restore([], None, 4)
+    assert met(old, 5) == 1
