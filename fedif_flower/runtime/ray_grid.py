@@ -120,8 +120,10 @@ class RayGrid(LocalGrid):
         except Exception as error:
             raised = isinstance(error, ClientAppException)
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION if raised else ErrorCode.UNKNOWN
-            # Ray puts the actor's traceback first, where a reader wants what went wrong.
-            reason = str(getattr(error, "cause", None) or error)
+            # Ray puts the actor's traceback first, Flower its own words twice, where a reader wants
+            # what went wrong.
+            told = str(getattr(error, "cause", None) or error)
+            reason = told.rpartition("ClientAppException occurred. Message: ")[2]
             return Message(Error(code=code, reason=reason), reply_to=message)
         # A node that was too late may be asked again meanwhile: each keeps what it has changed.
         changed = {k: v for k, v in context.state.items() if k not in sent or v != sent[k]}
