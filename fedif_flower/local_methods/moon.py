@@ -19,6 +19,7 @@ from fedif_flower.errors import ConfigError, require
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
 from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
+from fedif_flower.tasks.task import Data, Task
 
 _LAST = "moon-last-model"
 
@@ -56,15 +57,19 @@ class Moon(CheckedFields, LocalMethod):
         ),
     ] = ""
 
-    def term(self, local: LocalRound) -> LocalTerm:
-        """Return the contrastive term; nothing in a client's first round.
+    def misfit(self, task: Task, data: Data) -> str:
+        """Return what a task lacks.
 
         Raises
         ------
         ConfigError
-            If the model has no such layer.
+            If its model has no such layer.
         """
-        _layer(local.model, self.layer)  # Said in the first round, not in the second.
+        _layer(task.build_model(0), self.layer)
+        return super().misfit(task, data)
+
+    def term(self, local: LocalRound) -> LocalTerm:
+        """Return the contrastive term; nothing in a client's first round."""
         last = local.memory.get(_LAST)
         if last is None or not self.mu:
             return LocalTerm()

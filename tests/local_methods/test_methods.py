@@ -145,14 +145,13 @@ def test_nothing_is_added_in_a_client_s_first_round():
     assert type(Moon().term(given)) is not LocalTerm
 
 
-def test_a_layer_that_is_not_there_is_named():
-    model = nn.Sequential(nn.Conv2d(1, 1, 1))
-    for memory in ({}, {"moon-last-model": vector(model)}):  # From the first round on.
-        given = local(model, **memory)
-        with pytest.raises(ConfigError, match="no linear layer"):
-            Moon().term(given)
-        with pytest.raises(ConfigError, match=r"moon\.layer = 'body'; allowed: 0"):
-            Moon(layer="body").term(given)
+def test_a_layer_that_is_not_there_is_named_before_a_run_begins(tmp_path):
+    bare = classes(model=lambda: nn.Sequential(nn.Conv2d(1, 1, 1)))
+    with pytest.raises(ConfigError, match="no linear layer"):
+        Moon().misfit(bare, None)
+    with pytest.raises(ConfigError, match=r"moon\.layer = 'body'; allowed: 0"):
+        run(tmp_path, bare, local_method="moon", **{"moon.layer": "body"})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_with_it_ends_elsewhere_than_one_without_from_the_second_round_on(tmp_path):
