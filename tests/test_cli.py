@@ -70,6 +70,7 @@ def fedif(monkeypatch, capsys):
     [
         (["run", "-c", "seed=[2]"], "seed = [2]; allowed: "),
         (["report", "{here}/x"], "'{here}/x' is no directory"),
+        (["report", "--docs", "{here}"], "docs = '{here}'; allowed: "),
         (["keeper", "--policy", "{here}/none.toml"], "{here}/none.toml: "),
         (["keeper", "log", "{here}/\x1b[2J\nno"], "{here}/?[2J?no cannot be read"),
         (["arena", "--shares", 2], "shares = '2'; allowed: numbers above 0 and below 1"),

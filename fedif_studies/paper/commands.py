@@ -68,5 +68,6 @@ def report(
     from fedif_studies.paper.report import update_docs
 
     require_directories([docs, *(directories or [])])
+    require((docs / "results.md").is_file(), "docs", str(docs), "a folder with results.md")
     page = update_docs(docs, find_measurements(directories or ()), RunConfig.defaults())
     Console().print(f"Written: {page.absolute()}", soft_wrap=True, highlight=False)
