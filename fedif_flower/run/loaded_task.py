@@ -74,7 +74,7 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
         )
     acting = build_behaviour(config, partition_id=0, seed=config.seed)
     require_fit(acting, task, config.attack)
-    site = _site(config)
+    site = site_of(config)
     model = task.build_model(config.seed)
     held_out, raw_test = (task.load(what, site) for what in ("validation_data", "test_data"))
     validation_data, test_data = task.transformed(held_out), task.transformed(raw_test)
@@ -171,8 +171,9 @@ def _hash(task: Task, site: Site) -> str:
 def fingerprint(config: RunConfig, task: Task | None = None) -> str:
     """Return a text that changes whenever a task's data do."""
     task = task or build_task(config)
-    return task.fingerprint or _hash(task, _site(config))
+    return task.fingerprint or _hash(task, site_of(config))
 
 
-def _site(config: RunConfig) -> Site:
+def site_of(config: RunConfig) -> Site:
+    """Return what the server's data are asked for with."""
     return Site(config.seed, Path(config.data_dir) if config.data_dir else None)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from flwr.clientapp import ClientApp
 
+from fedif_flower.errors import DataError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.loaded_task import load_task
+from fedif_flower.run.loaded_task import load_task, site_of
 from fedif_flower.run.part import RunPart
 from fedif_flower.run.preflight import with_free_folder
 from fedif_flower.run.writer import OnRow
 from fedif_flower.runtime.ray_grid import ray_grid
+from fedif_flower.tasks.task import ClientSite
 
 
 def simulate(
@@ -47,7 +50,11 @@ def simulate(
     FedIFError
         Whatever stopped the run.
     """
-    loaded = load_task(with_free_folder(config))  # What is wrong is said before Ray starts.
+    # What is wrong is said before Ray starts: the division among clients too, not what one lacks.
+    loaded = load_task(with_free_folder(config))
+    with suppress(DataError):
+        site = ClientSite(config.seed, site_of(config).data_dir, 0, config.num_clients)
+        loaded.task.load("client_data", site)
     with ray_grid(
         client_app,
         config.num_clients,

@@ -10,7 +10,10 @@ from flwr.clientapp.client_app import ClientAppException
 from flwr.server.superlink.fleet.vce.backend import Backend
 
 from client_app import app as client_app
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig
 from fedif_flower.runtime.ray_grid import RayGrid
+from fedif_flower.runtime.simulation import simulate
 
 
 class Threads(Backend):
@@ -106,3 +109,10 @@ def test_two_runs_at_a_time_on_one_node_both_keep_what_they_left_there():
     assert len(list(grid.send_and_receive(sent))) == 2
     assert set(grid.contexts[1000].state) == {"a", "b"}
     grid.close()
+
+
+def test_clients_that_the_data_cannot_be_divided_among_are_refused_before_ray_starts(tmp_path):
+    config = RunConfig.from_run_config({"dirichlet-alpha": 1e-320, "output-dir": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"dirichlet-alpha = 1e-320: .* 100 clients"):
+        simulate(config, client_app, cpus_per_client=0)  # Which Ray's start would refuse.
+    assert list(tmp_path.iterdir()) == []

@@ -30,8 +30,7 @@ def dirichlet_partition(
 
     where client i gets the share :math:`q_{i,k}` of class k's examples. Flower's
     ``DirichletPartitioner`` draws them once; the result is stored in the cache, so that each
-    later process only reads it. Every client gets at least ``min(10, n // K // 4)`` examples,
-    and at least one.
+    later process only reads it. Every client gets at least one example.
 
     Parameters
     ----------
@@ -114,9 +113,8 @@ def _draw(
             ]
     except ValueError as error:
         raise ConfigError(
-            f"dirichlet_alpha = {alpha}: found no division into num_partitions = "
-            f"{num_partitions} in which each has a train image; allowed: a larger "
-            "dirichlet_alpha, or fewer partitions"
+            f"dirichlet-alpha = {alpha}: found no division among {num_partitions} clients in which "
+            "each has a train image; allowed: a larger dirichlet-alpha, or fewer clients"
         ) from error
 
 

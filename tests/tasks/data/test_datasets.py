@@ -115,8 +115,8 @@ def test_damaged_partitions_are_named(digits: Dataset, cache: Path) -> None:
     [
         (0, 1.0, "num_partitions = 0; allowed: 1 to 1197"),
         (1198, 1.0, "num_partitions = 1198; allowed: 1 to 1197"),
-        (100, 1e-3, r"dirichlet_alpha = 0\.001: .*num_partitions = 100"),
-        (100, 1e-320, "dirichlet_alpha = 1e-320: .*num_partitions = 100"),
+        (100, 1e-3, r"dirichlet-alpha = 0\.001: .* 100 clients"),
+        (100, 1e-320, "dirichlet-alpha = 1e-320: .* 100 clients"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(digits, cache, num, alpha, message, recwarn) -> None:
