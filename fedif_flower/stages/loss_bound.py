@@ -42,8 +42,8 @@ class LossBound(Stage):
     while, and a bound that waits for a step without loss may wait for ever. With a server
     optimizer :math:`w_t` is where that leads, and a step that missed the bound makes it begin anew.
 
-    A round costs one pass over the validation set; one that misses the bound also four passes and
-    the descent's: three or four gradients and a pass.
+    A round costs one pass over the validation set; one that misses the bound also four passes, five
+    with a server optimizer, and the descent's: three or four gradients and a pass.
 
     Parameters
     ----------
@@ -97,6 +97,7 @@ class LossBound(Stage):
         if not found or found[0][0] > self._least + self.tolerance * abs(self._first):
             if proposal.optimizer is not None:
                 proposal.optimizer.restart()
+                found = _tried(validation, proposal, proposal.coefficients)  # It leads elsewhere.
             for halving in range(1, HALVINGS + 1):
                 found += _tried(validation, proposal, 0.5**halving * proposal.coefficients)
             if (other := _reweighted(validation, proposal, self.descent_steps)) is not None:

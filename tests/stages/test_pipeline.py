@@ -212,6 +212,14 @@ def test_a_step_that_misses_the_bound_begins_a_new_mean():
     assert not momentum.moves_on
 
 
+def test_a_step_that_missed_the_bound_is_judged_by_where_it_leads_without_the_old_mean():
+    momentum, bound = FedAvgM(0.5, 1.0), LossBound(held_out(), descent_steps=0)
+    momentum.advance(torch.zeros(1), torch.tensor([17.0]))
+    bound.load_state_dict({"first": 3.0, "least": 0.0, "held": 0})
+    # After the mean -8 leads from 2 to 2.5, by itself to -6: a sixteenth of it loses least.
+    assert led_to(Stages([bound, momentum]), 2.0, -8.0) == 1.5
+
+
 def test_without_a_validation_set_every_step_is_taken():
     assert led_to(Stages([LossBound()]), 0.0, -4.0) == -4.0
 
