@@ -201,7 +201,7 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
     ) -> list[ClientNode]:
         """Draw ``fraction_train`` of all nodes online, but only from ``nodes``."""
         out_of = round(self.setup.pace.ask_more * max(len(self.online), len(nodes)))
-        size = share_of(out_of, self.fraction_train, self.min_train_nodes)
+        size = share_of(out_of, self.fraction_train, max(self.min_train_nodes, 1))
         generator = numpy_generator("sample-clients", self.seed, server_round)
         return sample_clients(nodes, size, generator, probabilities)
 

@@ -99,6 +99,11 @@ def test_more_are_asked_than_the_fraction_says(ask_more, asked):
     assert len(report.clients) == asked
 
 
+def test_a_round_asks_somebody_however_small_the_share():
+    _, (report,), _ = run(Pace(), 1, fraction_train=1e-9, min_train_nodes=0)
+    assert len(report.clients) == 1
+
+
 @pytest.mark.parametrize(
     ("grid", "setup", "words"),
     [
