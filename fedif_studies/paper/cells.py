@@ -18,7 +18,7 @@ from fedif_studies.paper.tables import Settings, Table, Variant
 
 # Free in a table: what changes neither protocol nor method.
 _FREE = {*PATHS, "seed", "num-server-rounds", "device", "threads-per-client"}
-_FREE |= {"max-failed-rounds", "min-valid-replies", "eval-every"}
+_FREE |= {"max-failed-rounds", "min-valid-replies"}
 
 
 Place = tuple[Variant, Variant, int]

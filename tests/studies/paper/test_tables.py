@@ -61,7 +61,9 @@ def test_rows_are_compared_over_the_seeds_that_they_share(tmp_path):
     assert "| FedIF | 2 | **55.50±7.78** | **55.50±7.78** |" in shown
 
 
-@pytest.mark.parametrize("changed", [{"model": "lenet5"}, {"fedif.smooth-update": False}])
+@pytest.mark.parametrize(
+    "changed", [{"model": "lenet5"}, {"fedif.smooth-update": False}, {"eval-every": 10}]
+)
 def test_a_run_with_another_setting_is_no_cell_of_the_table(tmp_path, changed):
     write_result(tmp_path / "run", settings("cifar10", "fedif", "clean", **changed), [0.5])
     cells = fill_table(TABLES["cifar10"], find_measurements([tmp_path]), DEFAULTS)
