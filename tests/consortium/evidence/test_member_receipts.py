@@ -134,12 +134,26 @@ def test_a_true_history_is_taken_without_a_word_and_kept(tmp_path, log):
 CHANGED = [FIRST[0].replace("0.5", "0.1"), FIRST[1]]
 
 
+def spliced() -> RecordDict:
+    """Return the first round of one chain, and the second of another."""
+    parts = [told(FIRST), told(CHANGED, SECOND, seen=2)]
+    cells = [json.loads(part[RECEIPTS_RECORD]["rounds"])[0] for part in parts]
+    return sent({"run": RUN, "rounds": json.dumps(cells)})
+
+
+def padded() -> RecordDict:
+    """Return a history that is larger than any can be."""
+    record = told(FIRST)[RECEIPTS_RECORD]
+    return sent({**record, "rounds": record["rounds"] + " " * 2**24})
+
+
 @pytest.mark.parametrize(
     ("later", "reason"),
     [
         (told(CHANGED, SECOND, seen=2), "history was rewritten: the records told before, of 2"),
         (told(FIRST, SECOND, seen=2), "round 2: this node sent an update; the records say no"),
         (told(FIRST, SECOND, FIRST, seen=4), "the server does not prove that its records go on"),
+        (spliced(), "the rounds that were told do not follow from each other"),
         (told(FIRST[:1]), "the records have 1 lines; there were 2 before"),
         (told(FIRST, SECOND, seen=2, key=Ed25519PrivateKey.generate()), "another key than before"),
         (told(FIRST, SECOND, seen=2, signature="00"), "the signature does not fit"),
@@ -184,6 +198,7 @@ def test_a_round_that_is_done_again_has_its_own_line(log):
         told(FIRST, hashes="zz"),
         told(FIRST, size=2**60),
         told(FIRST, run="../../etc"),
+        padded(),
         sent({"run": RUN, "rounds": "[]"}),
         sent({"run": RUN, "rounds": "[" * 100_000}),
         sent({"run": RUN, "rounds": json.dumps([{}] * 1001)}),

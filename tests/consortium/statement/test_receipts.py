@@ -11,6 +11,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import Error, Message
 
 from client_app import app as client_app
 from fedif_consortium.evidence.check_signatures import SignedMember
@@ -162,6 +164,12 @@ def test_a_rewritten_history_is_found_to_the_round(honest, copied, key, attack):
         verify(copied.path)
 
 
+def test_heads_that_are_signed_anew_with_another_key_are_found(honest, copied):
+    rebuilt(copied, Ed25519PrivateKey.generate())
+    with pytest.raises(StatementError, match="ada holds a head that is signed with another key"):
+        verify(copied.path, receipts=held(honest))
+
+
 def test_a_head_alone_tells_from_which_round_on(copied, bobs, key):
     swap_contributions(copied)
     rebuilt(copied, key)
@@ -217,20 +225,37 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
             verify(run_dir, receipts=held(tmp_path, *names))
 
 
-def test_a_member_is_warned_of_another_update_than_it_sent(tmp_path, key, caplog):
-    """Something between member and server changes what ada, who signs nothing, sends."""
+@pytest.mark.parametrize(
+    ("is_lost", "warned", "found"),
+    [
+        (False, "the records have another update than this node sent", "says that it sent another"),
+        (
+            True,
+            "this node sent an update; the records say no reply came",
+            "sent an update, and the",
+        ),
+    ],
+)
+def test_a_member_is_warned_of_another_update_than_it_sent(
+    tmp_path, key, caplog, is_lost, warned, found
+):
+    """Something between member and server changes or loses what ada, who signs nothing, sends."""
 
     def changing(message, context):
         reply = client_app(message, context)
-        if context.node_id == 1000 and "arrays" in reply.content:
+        if context.node_id != 1000 or "arrays" not in reply.content:
+            return reply
+        if not is_lost:
             reply.content["arrays"] = message.content["arrays"]
+        elif message.content["config"]["server-round"] == 1:
+            return Message(Error(2, "lost"), reply_to=message)
         return reply
 
     caplog.set_level(logging.WARNING, "fedif_flower")
     run_dir = run(grid(tmp_path, client=changing, signing=()), tmp_path, key)
-    assert "round 1: the records have another update than this node sent" in caplog.text
+    assert f"round 1: {warned}" in caplog.text
     make_statement(run_dir, key)
-    with pytest.raises(StatementError, match="round 1: ada says that it sent another update"):
+    with pytest.raises(StatementError, match=f"round 1: ada {found}"):
         verify(run_dir, receipts=held(tmp_path, "ada"))
 
 
@@ -359,6 +384,11 @@ def change_sent(path):
     np.savez(path, **{**arrays, name: arrays[name] + 1})
 
 
+def add_reply(path):
+    with np.load(path) as content:
+        np.savez(path, **content, **{"7/w": np.zeros(3)})
+
+
 def change_round(path):
     content = torch.load(path, weights_only=True)
     content["updates"][0] *= -1.0
@@ -370,6 +400,7 @@ def change_round(path):
     [
         ("sent-000001.npz", lambda path: None, ""),
         ("sent-000001.npz", change_sent, f"the kept update of client 1000 {OTHER}"),
+        ("sent-000001.npz", add_reply, "client 7's reply was not used"),
         ("sent-000001.npz", lambda path: path.unlink(), f"the kept update of client 1000 {OTHER}"),
         ("round-000001.pt", change_round, "of client 1000, which was used, is not what it sent"),
     ],

@@ -184,6 +184,18 @@ def test_a_key_that_is_there_twice_is_found_though_signed(copy, key, written):
         verify(copy)
 
 
+@pytest.mark.parametrize("is_operator", [False, True])
+def test_what_the_operator_did_not_sign_as_a_statement_is_none(copy, key, is_operator):
+    kind, signer, said = PAYLOAD_TYPE, Ed25519PrivateKey.generate(), "operator's signature is not"
+    if is_operator:
+        kind, signer, said = "text/plain", key, "it is not written as fedif writes it"
+    payload = read_signed(copy / "statement").envelope.payload
+    envelope = Envelope(payload_type=kind, payload=payload).signed_by(signer)
+    (copy / "statement" / ENVELOPE).write_bytes(envelope.to_bytes())
+    with pytest.raises(StatementError, match=said):
+        verify(copy)
+
+
 def test_contributions_without_a_finite_sum_make_no_statement(copy, key):
     path = copy / "attribution.csv"
     path.write_text(path.read_text().replace(",0.5,", ",1e308,"))
