@@ -65,18 +65,20 @@ def _listed(path: Path) -> dict[str, Any]:
     """Return what a list says of a run; where its files cannot be read, why."""
     from fedif_consortium.watch.state import Watched
     from fedif_flower.errors import ConfigError
+    from fedif_flower.foreign import refused_as
     from fedif_flower.run.folder import RunFolder
 
     said = dict.fromkeys(("state", "strategy", "rounds", "num_rounds", "result"), "")
     try:
-        run = Watched(RunFolder(path))
+        with refused_as(ConfigError, f"{path} cannot be read"):
+            run = Watched(RunFolder(path))
+            return {
+                "state": run.state,
+                "strategy": str(run.config.get("strategy", "")),
+                "rounds": run.last_round,
+                "num_rounds": run.num_rounds,
+                "result": run.figure,
+                "age_seconds": max(run.now - run.last_sign, 0.0),
+            }
     except ConfigError as error:
         return {**said, "state": str(error), "age_seconds": 0.0}
-    return {
-        "state": run.state,
-        "strategy": str(run.config.get("strategy", "")),
-        "rounds": run.last_round,
-        "num_rounds": run.num_rounds,
-        "result": run.figure,
-        "age_seconds": max(run.now - run.last_sign, 0.0),
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -32,7 +32,9 @@ class NodeSettings(Settings):
     superlink: Address = an_address("Where the server is.")
     port: int = setting(9094, "A port of this host, for the node's own use.", ge=1, le=65535)
     policy: str = setting("", "What this host lets apps do; empty: no guard.")
-    config: dict[str, Any] = setting({}, "What the node says of itself.", allowed="a section")
+    config: dict[str, Scalar] = setting(
+        {}, "What the node says of itself.", allowed="a section of texts, numbers, true and false"
+    )
 
 
 class NodeFolder:
@@ -99,7 +101,6 @@ def join(
         **(masked if invited.keeper_key else {}),
         **config,
     }
-    config_text(own)
     settings = NodeSettings(
         federation=invited.federation,
         member=invited.member,
@@ -108,6 +109,7 @@ def join(
         policy=policy,
         config=own,
     )
+    config_text(settings.config)
     files.private_folder(folder.path)
     files.secret(folder.key, "it never leaves this host", records.make_node_key)
     key = load_key(folder.key)

@@ -32,11 +32,13 @@ def test_runs_are_listed_the_newest_first(tmp_path):
     damaged.config.path.write_text("{")
     nested = make_folder(tmp_path / "nested")
     nested.live.path.write_text(100_000 * "[")
+    make_folder(tmp_path / "words", accuracies=["excellent"])
     found = {run["run"]: run for run in json.loads(call("runs", tmp_path, "--json"))}
     assert list(found)[-1] == "sweep/old"
-    assert set(found) == {"[new]", "damaged", "nested", "sweep/old"}
+    assert set(found) == {"[new]", "damaged", "nested", "words", "sweep/old"}
     assert "config.json" in found["damaged"]["state"]
     assert "state.json" in found["nested"]["state"]
+    assert "words cannot be read" in found["words"]["state"]
     old, new = found["sweep/old"], found["[new]"]
     assert 7100 < old.pop("age_seconds") < 7300
     said = ["sweep/old", "stopped", "fedif", 1, 10, "test accuracy 50.0%"]

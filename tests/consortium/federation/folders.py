@@ -72,22 +72,28 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-class _Health(BaseHTTPRequestHandler):
+class _Answers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
     status = 200
 
-    def do_GET(self) -> None:
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", "0")))
         self.send_response(self.status)
+        self.send_header("content-length", "0")
         self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_POST()
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 
 
 @contextmanager
-def https(certificate: Path, key: Path, status: int = 200) -> Iterator[str]:
-    """Serve on a free port of this host; yield its address."""
-    handler = type("Health", (_Health,), {"status": status})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def https(certificate: Path, key: Path, status: int = 200, port: int = 0) -> Iterator[str]:
+    """Answer whatever comes on a port of this host, a free one; yield its address."""
+    handler = type("Answers", (_Answers,), {"status": status})
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     server.socket = context.wrap_socket(server.socket, server_side=True)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import shutil
 import socket
 import ssl
-import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPSConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -21,23 +19,11 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 
 from fedif_consortium.address import split_address
+from tests.consortium.federation.folders import https
 from tests.integration.deployed import HOST, Deployment
 
 FLEET = "/v1/fleet/"
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
-
-
-class _Answers(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
 
 
 class Proxy:
@@ -70,19 +56,10 @@ class Proxy:
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
     with Deployment(tmp_path_factory.mktemp("proxy"), proxy=True) as deployment:
-        server = ThreadingHTTPServer(split_address(deployment.proxy[1]), _Answers)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*(deployment.server / f"server.{end}" for end in ("crt", "key")))
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        deployment.start_nginx()
-        try:
+        certificate, key = (deployment.server / f"server.{end}" for end in ("crt", "key"))
+        with https(certificate, key, port=split_address(deployment.proxy[1])[1]):
+            deployment.start_nginx()
             yield Proxy(deployment)
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
 
 
 @pytest.mark.parametrize(
