@@ -56,6 +56,7 @@ def block_sums(
     """Return what members contributed, and are credited with, by block, ``[b, n]`` each.
 
     Of a part of a contribution as much is credited as of the whole: bounds are those of the round.
+    Where they leave no share of it, but less than 0 or than a loss, all blocks lose alike.
 
     Parameters
     ----------
@@ -70,9 +71,11 @@ def block_sums(
     column = {client_id: i for i, client_id in enumerate(members)}
     values = np.zeros((2, blocks, len(column)))
     for client_id, contribution, credited, by_block in parts:
-        kept = credited / contribution if contribution else 1.0
+        kept, lost = credited / contribution if contribution else -1.0, 0.0
+        if not 0 <= kept <= 1:  # Of what is nearly 0 it would be a multiple without limit.
+            kept, lost = 1.0, (credited - contribution) / blocks
         own = np.array(by_block)
-        values[:, :, column[client_id]] += own, kept * own
+        values[:, :, column[client_id]] += own, kept * own + lost
     return values[0], values[1]
 
 

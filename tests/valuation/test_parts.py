@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from fedif_flower import Validation
 from fedif_flower.errors import ValuationError
-from fedif_flower.valuation.intervals import half_widths, intervals, share_half_widths
+from fedif_flower.valuation.intervals import (
+    block_sums,
+    half_widths,
+    intervals,
+    share_half_widths,
+)
 from fedif_flower.valuation.parts import (
     block_validations,
     class_validations,
@@ -109,6 +114,13 @@ def test_of_equal_blocks_it_is_the_standard_error_of_a_mean():
     # Blocks that differ by their sizes alone tell of no luck.
     weights = np.array([0.2, 0.3, 0.5])
     assert half_widths(5 * weights[:, None], weights) == pytest.approx([0.0], abs=1e-12)
+
+
+def test_credit_is_split_as_the_contribution_and_a_loss_beyond_it_alike():
+    parts = [(7, 1.0, 0.5, (0.75, 0.25)), (7, 1e-9, -0.5, (0.25, 1e-9 - 0.25))]
+    contributed, credited = block_sums(parts, [7], 2)
+    assert contributed.T.tolist() == [pytest.approx([1.0, 0.0], abs=1e-8)]
+    assert credited.T.tolist() == [pytest.approx([0.375 + 0.25 - 0.25, 0.125 - 0.25 - 0.25])]
 
 
 def test_shares_move_by_the_delta_method():
