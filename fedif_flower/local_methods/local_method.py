@@ -181,12 +181,7 @@ class LocalMethod:
         """
         return None
 
-    def moved(
-        self,
-        vector: Tensor,
-        changes: Tensor,  # noqa: ARG002
-        share: float,  # noqa: ARG002
-    ) -> Tensor:
+    def moved(self, vector: Tensor, changes: Tensor, share: float) -> Tensor:  # noqa: ARG002
         """Return the server's vector ``[d]`` after a round, for a method that ``sends_vector``.
 
         Parameters

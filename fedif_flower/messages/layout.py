@@ -151,8 +151,7 @@ class ParameterLayout:
     @cached_property
     def narrows(self) -> bool:
         """Whether an array is narrower than the vectors: a record then holds rounded values."""
-        specs = (*self.trainable, *self.buffers)
-        return any(spec.dtype.itemsize < self.dtype.itemsize for spec in specs)
+        return any(s.dtype.itemsize < self.dtype.itemsize for s in (*self.trainable, *self.buffers))
 
     def views(self, arrays: Mapping[str, Array]) -> dict[str, NDArray[np.generic]]:
         """Return views of a record's arrays by name.

@@ -147,8 +147,7 @@ class CreditBounds:
             yet.
         """
         gram, weights, shares = gram.double(), weights.double(), shares.double()
-        applied = applied.double()
-        shortened = torch.where(weights != 0, applied / weights, 1.0).abs()
+        shortened = torch.where(weights != 0, applied.double() / weights, 1.0).abs()
         if bool((applied.abs() > 1.000001 * weights.abs()).any()):
             # A stage weighed the round anew: coefficients say nothing of lengths.
             shortened = torch.ones_like(weights)

@@ -98,7 +98,7 @@ class RoundGame:
         self._validation, self._updates, self._metric = validation, updates, metric
         self._params, self._buffers = updates.client_params(), updates.named_client_buffers()
         self._affordable = memory_budget // (self._params[0].numel() * self._params.itemsize)
-        self.largest, self._has_finite = 0.0, False
+        self.largest = 0.0
 
     def __call__(self, masks: Tensor) -> Tensor:
         """Return the worths ``[c]``, float64, on the CPU, of coalitions ``[c, m]``, bool."""
@@ -115,8 +115,7 @@ class RoundGame:
                 found = [self._score(judge, part) for part in parts]
         scores = torch.cat(found).cpu().double()
         worths = -scores if self._metric == "loss" else scores
-        self._has_finite |= bool(worths.isfinite().any())
-        if self._has_finite:  # Else the global model itself has diverged.
+        if self.largest or bool(worths.isfinite().any()):  # Else the global model has diverged.
             worths = worths.where(worths.isfinite(), _WORST)
         self.largest = max(self.largest, float(worths.abs().max()))
         return worths
