@@ -321,14 +321,17 @@ def repeat_round_1(rows):
     return [*without(round="2", node_id="1000")(rows), {**first, "round": "2"}]
 
 
-def got_another_model(run: RunFolder, keys):
-    """Let bob sign, truly, that it got another model than the others in round 2."""
+def signed_anew(run: RunFolder, keys, signer: str, received: bytes = b""):
+    """Let somebody sign bob's update of round 2, perhaps with another model that it got."""
     where = {"round": "2", "client_id": "1001"}
     (row,) = (row for row in run.signatures.read() if where.items() <= row.items())
     was = SignedUpdate.read(str(run.provenance.read()["run_id"]), row)
-    said = was.model_dump(exclude={"key", "signature"}) | {"received": b"x" * 32}
-    told = SignedUpdate.by(read_private_key((keys / "bob").read_bytes(), "bob"), **said)
-    return altered(where, received=told.received.hex(), signature=told.signature.hex())
+    said = was.model_dump(exclude={"key", "signature"}) | (
+        {"received": received} if received else {}
+    )
+    told = SignedUpdate.by(read_private_key((keys / signer).read_bytes(), signer), **said)
+    changed = {name: getattr(told, name).hex() for name in ("received", "key", "signature")}
+    return altered(where, **changed)
 
 
 ADA_2, BOB_3 = {"round": "2", "node_id": "1000"}, {"round": "3", "client_id": "1001"}
@@ -342,7 +345,8 @@ ATTACKS = [
     ("signatures", without(node_id="1001"), "round 1: the update of bob is not signed, though"),
     ("signatures", swapped("client_id", "1000", "1001"), "of bob is the one that ada signed"),
     ("signatures", lambda rows: [*rows, rows[0]], "signatures.csv, line 11: .*it is there twice"),
-    ("signatures", None, "round 2: members were sent different models"),
+    ("signatures", ("bob", b"x" * 32), "round 2: members were sent different models"),
+    ("signatures", ("ada",), "round 2: the update of bob is signed with another key than before"),
     ("clients", altered(BOB_3, **AWAY), "of bob was signed, and clients.csv has no such reply"),
     (
         "clients",
@@ -357,7 +361,9 @@ ATTACKS = [
 def test_a_changed_update_is_named_though_the_operator_signs_again(
     copied, keys, key, table, change, found
 ):
-    rewrite(getattr(copied, table), change or got_another_model(copied, keys))
+    if isinstance(change, tuple):
+        change = signed_anew(copied, keys, *change)
+    rewrite(getattr(copied, table), change)
     make_statement(copied.path, key)
     with pytest.raises(StatementError, match=found):
         verify(copied.path, members=read_members(keys))
