@@ -12,20 +12,26 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from flwr.cli.build import build_fab_from_disk
 
+from client_app import app as client_app
 from fedif_consortium.evidence.chained_log import Entry, last_hash, read_log
 from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.federation.records import make_node_key
 from fedif_consortium.member.apps import bundle_digest
 from fedif_consortium.member.node_log import FILE
 from fedif_consortium.member.outgoing import LeavesSettings
+from fedif_consortium.parts import server_parts
 from fedif_consortium.statement.verify import verify
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
 from tests.consortium.masking.parties import write_certificate
 from tests.integration.deployed import (
     NAME,
@@ -402,13 +408,22 @@ def test_the_end_of_a_registration_is_told_apart_from_a_crash(story: Story) -> N
 # Run masked: the server sees no update.
 
 
-def test_it_learns_from_sums_and_weighs_the_noise_least(story: Story) -> None:
-    """What is not unmasked rightly is noise; tests/consortium/masking compare with plain runs."""
-    run = story.run("masked")
-    first, *_, last = (float(row["test_accuracy"]) for row in run.rounds.read())
-    assert last > first + 0.3
-    weights = {row["client_id"]: float(row["weight"] or 0) for row in run.clients.read()}
-    assert story.names[min(weights, key=weights.__getitem__)] == "cyd"
+def test_it_trains_to_where_a_plain_run_does(story: Story, tmp_path: Path) -> None:
+    plain = {"masking.mode": "off", "output-dir": str(tmp_path)}
+    keys = {**RunConfig.defaults(), **MASKED, **plain}
+    config = RunConfig.from_run_config(keys, server_parts())
+    nodes: dict[int, dict[str, Any]] = {i: {"num-partitions": 4} for i in range(3)}
+    nodes[PARTITIONS["cyd"]]["attack"] = "gradient-noise"
+    there = run_federation(LocalGrid(client_app, 3, node_configs=nodes), config)
+    for name, column, tolerance in (
+        ("clients.csv", "weight", 1e-4),
+        ("attribution.csv", "contribution", 1e-3),
+        ("rounds.csv", "test_accuracy", 0.02),
+    ):
+        ours, theirs = read_rows(story.run("masked").path / name), read_rows(there / name)
+        assert len(ours) == len(theirs) > 2
+        found = [float(row[column] or 0) for row in ours]
+        assert found == pytest.approx([float(row[column] or 0) for row in theirs], abs=tolerance)
 
 
 def test_its_statement_verifies_and_its_records_have_the_keeper_s_log(story: Story) -> None:
