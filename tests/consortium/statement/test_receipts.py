@@ -326,9 +326,7 @@ def signed_anew(run: RunFolder, keys, signer: str, received: bytes = b""):
     where = {"round": "2", "client_id": "1001"}
     (row,) = (row for row in run.signatures.read() if where.items() <= row.items())
     was = SignedUpdate.read(str(run.provenance.read()["run_id"]), row)
-    said = was.model_dump(exclude={"key", "signature"}) | (
-        {"received": received} if received else {}
-    )
+    said = was.model_dump(exclude={"key", "signature"}) | {"received": received or was.received}
     told = SignedUpdate.by(read_private_key((keys / signer).read_bytes(), signer), **said)
     changed = {name: getattr(told, name).hex() for name in ("received", "key", "signature")}
     return altered(where, **changed)
