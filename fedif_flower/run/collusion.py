@@ -48,13 +48,12 @@ class Agreement(Kept):
 
     def collude(self, received: Tensor, own: Tensor, server_round: int, first: int) -> Tensor:
         """Return the updates ``[k, d]`` that they send; ``first`` is their first partition."""
-        seed = self.config.seed
         if self._behaviour is None:
-            built = build_behaviour(self.config, partition_id=first, seed=seed)
+            built = build_behaviour(self.config, partition_id=first, seed=self.config.seed)
             assert isinstance(built, Colluder)  # Its own clients said so.
             vars(built).update(deepcopy(self.memory(server_round)))
             self._behaviour = built
-        generator = torch_generator("collusion", seed, server_round)
+        generator = torch_generator("collusion", self.config.seed, server_round)
         agreed = self._behaviour.collude(received, own, generator)
         kept = vars(self._behaviour).items()
         known = {k: deepcopy(v) for k, v in kept if isinstance(v, Scalar | Tensor | None)}

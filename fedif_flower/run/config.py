@@ -162,7 +162,8 @@ class RunConfig(ClientConfig, StrategyConfig):
     resume: str = quiet_setting(
         "",
         "`auto`, or a path: go on from the run's last good checkpoint, or from a file; another "
-        "configuration's is refused",
+        "configuration's is refused; what simulated clients keep of their rounds (`scaffold`, "
+        "`moon`, `free-rider-step`) begins anew",
     )
 
     overwrite: bool = quiet_setting(
