@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # Light: commands import this at once.
-    from flwr.app import Error
+from typing import Any
 
 MAX_LENGTH = 200
 _MOST_NAMES = 10
@@ -42,8 +39,8 @@ def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
     return "".join(c if c.isprintable() else "?" for c in _short(text, max_length))
 
 
-def reason_of(error: Error) -> str:
-    """Return why an app failed: ``ValueError: words`` for an exception that it raised."""
+def reason_of(error: Any) -> str:
+    """Return the reason of Flower's error: ``ValueError: words`` for what an app raised."""
     reason = str(error.reason)
     raised = _RAISED.fullmatch(reason)
     return f"{raised[1]}: {raised[2]}" if raised else reason

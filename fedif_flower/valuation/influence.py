@@ -86,11 +86,7 @@ def _error(gradient: Tensor, dtype: torch.dtype) -> float:
 
 
 def round_influence(
-    global_params: Tensor,
-    client_params: Tensor,
-    validation_gradient: Tensor,
-    *,
-    weight_normalization: bool = True,
+    global_params: Tensor, client_params: Tensor, validation_gradient: Tensor
 ) -> Tensor:
     r"""Return each client's round influence.
 
@@ -108,8 +104,6 @@ def round_influence(
         ``[m, d]``.
     validation_gradient : Tensor
         ``[d]``.
-    weight_normalization : bool
-        ``False``: no division by the norm of the update.
 
     Returns
     -------
@@ -132,7 +126,7 @@ def round_influence(
             f"{list(d)}, {list(client_params.shape)} and {list(validation_gradient.shape)}"
         )
     projections = project_updates(client_params - global_params, validation_gradient)
-    return influence_from(projections, weight_normalization=weight_normalization)
+    return influence_from(projections)
 
 
 def influence_from(projections: Projections, *, weight_normalization: bool = True) -> Tensor:

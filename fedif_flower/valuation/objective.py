@@ -234,7 +234,13 @@ class PairObjective(Objective):
         *inputs, targets = batch
         right = partial(num_correct, ignored=self.ignored)
         own = {"loss": self.loss_fn, "accuracy": right, **self.scores}
-        return _figures(own, metrics, model(*inputs), targets)
+        outputs = model(*inputs)
+        try:
+            return _figures(own, metrics, outputs, targets)
+        except Exception:  # As torch's BCELoss where a model answers NaN: one client can cause it.
+            if all(bool(t.isfinite().all()) for t in tensors_of(outputs)):
+                raise
+            return _figures({}, metrics)
 
 
 def objective_of(

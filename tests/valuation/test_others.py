@@ -215,3 +215,20 @@ def test_a_base_is_shared_only_if_nothing_can_be_loaded_into_it(base_is_sent):
     assert torch.equal(model.adapter.weight, before)
     assert not copied.module.adapter.weight.any()
     assert copied.parameter_names == ["adapter.weight", "adapter.bias"]
+
+
+def test_a_loss_that_raises_where_a_model_answers_nan_is_nan_and_a_mistake_stays_one():
+    """One client's finite weights can overflow in the mean; torch's BCELoss raises there."""
+
+    def refusing(outputs: Tensor, targets: Tensor) -> Tensor:
+        if not bool((outputs.abs() < 9).all()):
+            raise ValueError("beyond 9")
+        return (outputs - targets).abs().mean()
+
+    judge = Validation(
+        nn.Linear(1, 1, bias=False), torch.ones(2, 1), torch.ones(2, 1), loss_fn=refusing
+    )
+    assert judge.evaluate(torch.tensor([3.0])).loss == 2
+    assert np.isnan(judge.evaluate(torch.tensor([torch.inf])).loss)
+    with pytest.raises(ValueError, match="beyond 9"):
+        judge.loss(torch.tensor([10.0]))
