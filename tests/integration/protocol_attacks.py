@@ -189,8 +189,8 @@ def plants(member: Member, message: Message, victim: Message) -> None:
     member.planted = tree
     own_tree.children.append(tree)
     response = member.announce(own, own_tree)
-    for object_id, content in {**contents, **own_contents}.items():
-        member.upload(own.metadata.run_id, response.session_id, object_id, content)
+    everything = {**contents, **own_contents}
+    member.upload(own, response.session_id, everything, everything)
 
 
 def harvests(member: Member, message: Message, victim: Message) -> None:
