@@ -175,10 +175,8 @@ def settle(
     if budget_cents is not None:
         cents = share_out(budget_cents, [*paid, nobody])
 
-    means, others = (
-        np.array(contributed) / times,
-        np.delete(used.by_round[0], decisive or 0, axis=0).T,
-    )
+    means = np.array(contributed) / times
+    others = np.delete(used.by_round[0], decisive or 0, axis=0).T
     per_draw = between(means, of_means)
     columns: dict[str, Sequence[Any]] = {
         "contribution": contributed,
@@ -238,10 +236,11 @@ def _known(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[dict[s
     counts = Counter(part.round for part in records.parts)
     equal = {row.round: row.attributed / max(counts[row.round], 1) for row in records.rounds}
     replies_of = by_member(records.replies)
-    came = {turn.client_id: turn.count for turn in turns}
+    came = {turn.client_id: turn for turn in turns}
     for number, (client_id, partition_id) in enumerate(records.members.items(), start=1):
         parts, replies = records.parts_of[client_id], replies_of[client_id]
-        count: Mapping[str, int] = came.get(client_id, Counter())
+        turn = came.get(client_id)
+        count = turn.count if turn else Counter[str]()
         accepted = [reply.round for reply in replies if reply.status == "accepted"]
         examples = [reply.num_examples for reply in replies if reply.num_examples is not None]
         scores = [reply.weight_score for reply in replies if reply.weight_score is not None]
@@ -252,7 +251,7 @@ def _known(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[dict[s
             "name": names[client_id],
             "page": f"members/{number:03}.html",
             "asked": count["asked"],
-            "taken_part": count["answered"] + count["late"],
+            "taken_part": turn.usable if turn else 0,
             "refused": count["refused"],
             "away": count["missing"],
             "late": count["late"],

@@ -247,7 +247,7 @@ def summarize(
 def of_last_ten(lines: Sequence[Line], name: str) -> list[Any]:
     """Return what a column has of the last ten rounds, of which not all need to be evaluated."""
     found = {int(line["round"]): line[name] for line in lines if line.get(name) not in (None, "")}
-    return [value for number, value in found.items() if number > max(found) - 10]
+    return [value for number, value in [*found.items()][-10:] if number > max(found) - 10]
 
 
 def _column(lines: Sequence[Line], name: str) -> list[Any]:

@@ -11,13 +11,13 @@ from types import MappingProxyType
 
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import JsonFile, RunFolder
+from fedif_flower.run.report import of_last_ten
 from fedif_flower.settings import Scalar
 from fedif_flower.tasks.task import metric_key
 from fedif_studies.lab.cells import LABEL
 
 # Where a run wrote and read, and how long it was patient: no part of what it measured.
 PATHS = ("output-dir", "run-name", "data-dir", "pace.timeout", "checkpoint-every", "resume")
-LAST = 10
 ACCURACY = "accuracy"
 # Single rounds swing, so three figures are given of each split, and what a table calls them.
 ACCURACIES: Mapping[str, str] = MappingProxyType(
@@ -100,15 +100,15 @@ def read_measurement(run_dir: Path) -> Measurement | None:
         metric = next(iter(own))
         higher_is_better = own[metric]["higher_is_better"]
     figures = {name: summary.get(name.replace("-", "_")) for name in _OF_SUMMARY}
+    rows = [row for row in RunFolder(run_dir).rounds.read() if int(row["round"])]
     for split in SPLITS:
-        curve = {round_: v for round_, v in _curve(run_dir, split, metric) if round_ > 0}
-        if not curve:
+        column = f"{split}_{metric_key(metric)}"
+        values = [float(row[column]) for row in rows if row.get(column)]
+        if not values:
             return None
-        values, last = list(curve.values()), max(curve)
-        # Not all of them need to be evaluated.
-        of_last = [value for round_, value in curve.items() if round_ > last - LAST]
         best = max(values) if higher_is_better else min(values)
-        of_split = (values[-1], statistics.fmean(of_last), best)
+        of_last = statistics.fmean(map(float, of_last_ten(rows, column)))
+        of_split = (values[-1], of_last, best)
         figures |= {f"{split}-{n}": v for n, v in zip(ACCURACIES, of_split, strict=True)}
     label, machine = run_dir / LABEL, summary.get("machine", {})
     parts = [f"{machine['cores']} cores"] if machine.get("cores") else []
