@@ -143,7 +143,7 @@ class Effect(NamedTuple):
     """What weights bring beside FedAvg's with the same bounds and momentum, over paired seeds.
 
     ``mean`` and ``half`` are points and half the 95 % interval by Student's t (0 for a single
-    seed), ``p`` is of the paired t-test, by Holm's method over all effects of the data set.
+    seed), ``p`` is of the paired t-test, by Holm's method over the data set's effects of several.
     """
 
     seeds: int
