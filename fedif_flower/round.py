@@ -274,6 +274,14 @@ class Aggregation:
     noise: Tensor | None = None
     applied: Tensor | None = None
 
+    def of(self, num_clients: int) -> Aggregation:
+        """Return this, or raise ValuationError where a figure is not one of each client."""
+        for name in ("weights", "scores", "normalized", "weight_scores", "accumulative"):
+            figures = getattr(self, name)
+            if figures is not None and len(figures) != num_clients:
+                raise ValuationError(f"{len(figures)} {name} for {num_clients} clients")
+        return self
+
     @property
     def gives_nobody_weight(self) -> bool:
         """Whether the rule, or a bound, multiplies every update by 0."""

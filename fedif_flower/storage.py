@@ -35,8 +35,7 @@ def _xdg(variable: str, usual: str) -> Path:
 
 def content_key(content: object, digits: int = 64) -> str:
     """Return the first hex digits of the SHA-256 of a JSON-able value."""
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:digits]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:digits]
 
 
 @contextmanager

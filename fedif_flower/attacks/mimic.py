@@ -30,5 +30,4 @@ class Mimic(Colluder):
         centred = (updates - updates.mean(dim=0)).double()  # [k, d]
         # The projections on z are an eigenvector of the small matrix, times a constant.
         _, vectors = torch.linalg.eigh(centred @ centred.T)  # ascending
-        chosen = int(vectors[:, -1].abs().argmax())
-        return updates[chosen].expand_as(updates)
+        return updates[int(vectors[:, -1].abs().argmax())].expand_as(updates)

@@ -81,9 +81,8 @@ class AttackConfig(SectionedSettings):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.poison_ratio_min > self.poison_ratio_max:
-            raise RefusedValueError(
-                "poison_ratio_min", f"<= poison_ratio_max = {self.poison_ratio_max}"
-            )
+            words = f"<= poison_ratio_max = {self.poison_ratio_max}"
+            raise RefusedValueError("poison_ratio_min", words)
         return self
 
 

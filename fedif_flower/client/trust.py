@@ -88,7 +88,5 @@ def client_site(config: ClientConfig, node: NodeConfig) -> ClientSite:
 
 def _is_simulated() -> bool:
     """Return whether this is the server's own process, or one of Ray's."""
-    if IN_PROCESS.get():
-        return True
     ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
+    return IN_PROCESS.get() or (ray is not None and bool(ray.is_initialized()))

@@ -30,8 +30,7 @@ class Scaffold(LocalMethod):
 
     def term(self, local: LocalRound) -> LocalTerm:
         """Return the correction :math:`c - c_i`."""
-        control = _received(local)
-        return LocalTerm(control - self._own(local))
+        return LocalTerm(_received(local) - self._own(local))
 
     def finish(self, local: LocalRound, term: LocalTerm, sent: Tensor) -> Tensor:
         """Keep the client's new control variate, and return by how much it changed."""

@@ -288,8 +288,7 @@ class AverageMetrics:
                 lacking.append(f"{name} (of {len(usable)} of {len(records)})")
         if lacking and not self._told:
             self._told = True
-            told = enumerated(lacking)
-            logger.warning("metrics that not all clients report alike: %s", told)
+            logger.warning("metrics that not all clients report alike: %s", enumerated(lacking))
         return means
 
 

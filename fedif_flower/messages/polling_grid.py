@@ -117,8 +117,7 @@ class Closing:
         """Take in that one more reply is usable."""
         self.usable += 1
         if self.usable == self.quorum:
-            now = self.clock()
-            close = now + self.grace
+            close = self.clock() + self.grace
             self.deadline = close if self.deadline is None else min(close, self.deadline)
 
     @property

@@ -105,8 +105,7 @@ def run_federation(
             wait_for_nodes(grid, loaded.config.num_clients, NODE_TIMEOUT, KEY)
         # Nodes are asked who they are before the strategy starts.
         ask_members(grid, run, strategy.nodes)
-        recorder = RunRecorder(run, strategy, checkpoints, on_row)
-        _run_rounds(grid, run, recorder, callbacks)
+        _run_rounds(grid, run, RunRecorder(run, strategy, checkpoints, on_row), callbacks)
     for part in parts:
         part.finished(run)
     return folder.path

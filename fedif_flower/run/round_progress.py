@@ -42,8 +42,7 @@ class ShowRounds(Callback):
         if server_round % self._every or report is None or report.round != server_round:
             return
         counts = report.counts
-        asked = len(report.clients) - counts["late"]
-        parts = [f"{counts['accepted']} of {asked} replies"]
+        parts = [f"{counts['accepted']} of {len(report.clients) - counts['late']} replies"]
         parts += [f"{name.replace('-', ' ')} {value:.4g}" for name, value in metrics.items()]
         if report.reason:
             parts.append(f"{report.status}: {report.reason}")

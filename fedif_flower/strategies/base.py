@@ -127,8 +127,7 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
         """Room for the clients' updates."""
         if self.setup.intake is not None:
             return self.setup.intake.workspace(self.model.layout, self.stages.max_length)
-        has_vector = self.setup.local_method.sends_vector
-        return Workspace(self.model.layout, has_vector=has_vector)
+        return Workspace(self.model.layout, has_vector=self.setup.local_method.sends_vector)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
         """Return the weights ``[m]`` of the round's updates; or a step ``[d]``.
@@ -263,8 +262,7 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
         """Screen the replies, weigh them, and combine them into the new model."""
         if not self.asked:
             return None, None
-        for callback in self.told:
-            callback.on_replies(server_round)
+        self.tell(lambda one: one.on_replies(server_round))
         screening = screen_replies(
             self._announced(server_round, replies),
             self.asked,
@@ -275,8 +273,7 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
             look=self.setup.look,
             server_round=server_round,
         )
-        for callback in self.told:
-            callback.on_screened(screening, self.asked)
+        self.tell(lambda one: one.on_screened(screening, self.asked))
         screened = time.perf_counter() - screening.seconds
         # Most raise an error on the model just made, and did not before.
         newly = self.failures.first_errors(screening)
@@ -292,14 +289,18 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
             num_online=len(self.online),
         )
         self.history.rounds.append(report)
-        for callback in self.told:
+
+        def report_to(callback: Callback) -> None:
             if outcome.step is not None:
                 callback.on_step(outcome.step)
             callback.on_round(report)
+
+        self.tell(report_to)
         accepted = screening.accepted
         if not blamed:
             # A round whose replies lead nowhere is not counted: clients could end the run by such.
-            failed = len(accepted) >= self.setup.min_valid_replies and outcome.aggregation is None
+            usable = len(accepted) >= self.setup.min_valid_replies and outcome.aggregation is None
+            failed = outcome.reason if usable else ""
             self.failures.update(server_round, screening, self._sampled, self.online, failed=failed)
         if report.failed:
             return outcome.arrays, None
@@ -324,15 +325,18 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
         """
         staged = self.stages.before(updates)
         found = self.weigh(staged if self.combines_updates else staged.shortened())
-        if isinstance(found, Aggregation) is not self.combines_updates:
-            wanted = "an Aggregation of weights" if self.combines_updates else "a step [d]"
-            raise ValuationError(f"the rule has to return {wanted}: its gives_weights says so")
+        shape = staged.squared_norms.shape if self.combines_updates else staged.global_params.shape
+        fits = isinstance(found, Aggregation) is self.combines_updates
+        if not fits or getattr(getattr(found, "weights", found), "shape", None) != shape:
+            wanted = "an Aggregation of weights [m]" if self.combines_updates else "a step [d]"
+            said = f"of shape {list(shape)}: its gives_weights says so"
+            raise ValuationError(f"the rule has to return {wanted}, {said}")
         if isinstance(found, Aggregation):
             weighed = found if self.local is None else self.local.weighted(staged, found)
             vectors, aggregation = self.stages.combined(staged, weighed)
         else:
             vectors, aggregation = by_step(staged, found)
-        return vectors, staged.unmixed(aggregation)
+        return vectors, staged.unmixed(aggregation).of(updates.num_clients)
 
     def _outcome(self, server_round: int, screening: Screening, *, blamed: bool) -> Outcome:
         """Advance the global model by the accepted replies, if they allow it."""

@@ -158,6 +158,7 @@ class RunningStrategy(FedAvg):
     seed: int
     completed_rounds = 0  # By earlier processes.
     _evaluators: Sequence[int] = ()
+    _stop: StopTraining | None = None  # After this round.
 
     @cached_property
     def workspace(self) -> Workspace:
@@ -174,8 +175,17 @@ class RunningStrategy(FedAvg):
         """Who is told of rounds."""
         return (*self.own_callbacks, *self.callbacks)
 
+    def tell(self, what: Callable[[Callback], object]) -> None:
+        """Tell every callback something; one that stops the run does so when the round is over."""
+        for callback in self.told:
+            try:
+                what(callback)
+            except StopTraining as stop:
+                self._stop = stop
+
     def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:  # noqa: ARG002
         """Take the model that a run begins with, and tell callbacks, before anybody is asked."""
+        self._stop = None
         self.model.begin(initial_arrays)
         for callback in self.told:
             callback.on_start(self)
@@ -247,8 +257,7 @@ class RunningStrategy(FedAvg):
         free = self.failures.available(nodes, server_round, needed)
         size = share_of(len(nodes), self.fraction_evaluate, self.min_evaluate_nodes)
         generator = numpy_generator("sample-evaluators", self.seed, server_round)
-        sampled = sample_clients(free, size, generator)
-        self._evaluators = [node.node_id for node in sampled]
+        self._evaluators = [node.node_id for node in sample_clients(free, size, generator)]
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         return [Message(record, node_id, MessageType.EVALUATE) for node_id in self._evaluators]
@@ -269,24 +278,17 @@ class RunningStrategy(FedAvg):
         metrics: dict[str, float] = {}
         if evaluate_fn is not None:
             metrics |= self._evaluated(server_round, evaluate_fn)
-        stop: StopTraining | None = None
         try:
-            try:
-                for callback in self.told:
-                    metrics.update(callback.on_model(server_round, self.model) or {})
-            finally:
-                self.history.metrics[server_round] = dict(metrics)
-                for callback in self.told:
-                    callback.on_metrics(server_round, metrics)
-        except StopTraining as raised:
-            stop = raised  # The round is complete all the same.
-        for callback in self.told:
-            callback.on_round_end(server_round)
-        if stop is not None:
-            raise stop
+            self.tell(lambda one: metrics.update(one.on_model(server_round, self.model) or {}))
+        finally:
+            self.history.metrics[server_round] = dict(metrics)
+            self.tell(lambda one: one.on_metrics(server_round, metrics))
+        self.tell(lambda one: one.on_round_end(server_round))
         if metrics:
             _FLOWER.info("\t└──> Global evaluation: %s", metrics)
             result.evaluate_metrics_serverapp[server_round] = MetricRecord(dict(metrics))
+        if self._stop is not None:
+            raise self._stop
 
     def _evaluated(self, server_round: int, evaluate_fn: EvaluateFunction) -> Mapping[str, float]:
         """Return the metrics of the user's own evaluation; none where it fails."""

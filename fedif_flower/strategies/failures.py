@@ -74,9 +74,9 @@ class MemberFailures:
         asked: Collection[ClientNode],
         online: Sequence[ClientNode],
         *,
-        failed: bool,
+        failed: str,
     ) -> None:
-        """Take in a round; ``failed`` says that it made no model of its usable replies.
+        """Take in a round; ``failed`` says why it made no model of its usable replies, if so.
 
         Raises
         ------
@@ -102,7 +102,7 @@ class MemberFailures:
             self._poor = _PoorRounds(count + 1, before + len(asked), erred_before + len(erred))
         self._failed_rounds = self._failed_rounds + 1 if failed else 0
         if why := self._why_to_give_up(online):
-            first = next((r.reason for r in screening.refused), "the model cannot be aggregated")
+            first = failed or next((reply.reason for reply in screening.refused), "")
             raise TrainingFailedError(
                 f"{why}; the last was round {server_round} with {len(screening.accepted)} valid "
                 f"replies of {len(asked)}; first reason: {first}"

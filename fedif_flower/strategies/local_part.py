@@ -148,5 +148,4 @@ class LocalPart(Callback):
 
 
 def _unusable(server_round: int, error: Exception) -> None:
-    reason = printable(repr(error))
-    logger.error("round %d: the reports cannot be used: %s", server_round, reason)
+    logger.error("round %d: the reports cannot be used: %s", server_round, printable(repr(error)))

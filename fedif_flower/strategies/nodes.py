@@ -278,8 +278,7 @@ class NodeDirectory:
         online = self._claimed_once([self._known[node_id] for node_id in node_ids])
         online.sort(key=lambda node: (node.partition_id, node.node_id))
         # Of a million members that are still the same ones nothing has to be found out again.
-        settled = not any(map(self._is_unknown, unknown))
-        self._online = (node_ids, online) if settled else ([], [])
+        self._online = ([], []) if any(map(self._is_unknown, unknown)) else (node_ids, online)
         return online
 
     def labels(self, client_ids: Iterable[int]) -> dict[int, str]:

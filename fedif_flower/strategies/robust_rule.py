@@ -36,7 +36,8 @@ class RobustRule(ScreenedStrategy):
     """
 
     def __init__(self, rule: Rule, **base: Unpack[BaseArguments]) -> None:
-        require(callable(rule), "rule", rule, "a callable, such as Median()")
+        fits = callable(rule) and not isinstance(rule, type)
+        require(fits, "rule", rule, "a callable, such as Median()")
         self.takes_groups = not getattr(rule, "knows_clients", False)
         super().__init__(**base)
         self.rule = rule

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Unpack
 
+import torch
 from torch import Tensor
 
+from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.sections import CheckedFields, make
 from fedif_flower.settings import Setting
@@ -133,7 +135,13 @@ class ScoredStrategy(ScreenedStrategy):
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return weights ``[m]`` and the scores behind them."""
         scores, client_ids = self.valuation.score(updates), updates.client_ids
-        normalized = scores.values
+        values = torch.as_tensor(scores.values, dtype=torch.float64)
+        finite = values.isfinite()
+        if values.shape != (len(client_ids),) or not bool(finite.any()):
+            words = f"the scores {values.tolist()}; expected a number for each of {len(client_ids)}"
+            raise ValuationError(f"{type(self.valuation).__name__} gives {words} clients")
+        # A client can make its own score no number: it is the least then, and others keep theirs.
+        normalized = values = values.where(finite, values[finite].min())
         if self.weighting.round_normalization:
             normalized = min_max(normalized, scores.resolution)
         weight_scores = self.ledger.update(client_ids, normalized)
@@ -147,7 +155,7 @@ class ScoredStrategy(ScreenedStrategy):
             weights = self.ledger.weights(client_ids)
         return Aggregation(
             weights=weights,
-            scores=scores.values,
+            scores=values,
             normalized=normalized,
             weight_scores=weight_scores,
             accumulative=accumulative,

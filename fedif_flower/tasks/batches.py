@@ -62,9 +62,8 @@ def read_batches(
 
 def _holds_examples(data: Any) -> bool:
     """Tell whether data hold single examples: a Dataset does, of torch or not; a list batches."""
-    if isinstance(data, Sequence | DataLoader):
-        return False
-    return isinstance(data, Dataset) or hasattr(data, "__getitem__")
+    is_indexed = isinstance(data, Dataset) or hasattr(data, "__getitem__")
+    return is_indexed and not isinstance(data, Sequence | DataLoader)
 
 
 def as_tensors(value: Any) -> Any:

@@ -243,7 +243,7 @@ class Task:
 
     def in_unit_range(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Return inputs in [0, 1], as attacks see them, and the way from there to the model."""
-        transform = self.transform or _unchanged
+        transform = self.transform or nn.Identity()
         if self.input_range is None or tuple(self.input_range) == (0.0, 1.0):
             return inputs, transform
         low, high = self.input_range
@@ -261,7 +261,3 @@ class Task:
             raise kind(
                 f"task {self.name!r}: {what} failed: {type(error).__name__}: {error}"
             ) from error
-
-
-def _unchanged(inputs: Tensor) -> Tensor:
-    return inputs

@@ -66,8 +66,7 @@ def project_updates(
 def _project(
     updates: Tensor, gradient: Tensor, squared_norms: Tensor | None, dtype: torch.dtype | None
 ) -> Projections:
-    m = len(updates)
-    inner = torch.zeros(m, dtype=torch.float64, device=updates.device)
+    inner = torch.zeros(len(updates), dtype=torch.float64, device=updates.device)
     squared = torch.zeros_like(inner)
     for start in range(0, len(gradient), _COLUMNS_AT_ONCE):
         columns = slice(start, start + _COLUMNS_AT_ONCE)
@@ -125,8 +124,7 @@ def round_influence(
             "expected global_params [d], client_params [m, d] and validation_gradient [d], got "
             f"{list(d)}, {list(client_params.shape)} and {list(validation_gradient.shape)}"
         )
-    projections = project_updates(client_params - global_params, validation_gradient)
-    return influence_from(projections)
+    return influence_from(project_updates(client_params - global_params, validation_gradient))
 
 
 def influence_from(projections: Projections, *, weight_normalization: bool = True) -> Tensor:

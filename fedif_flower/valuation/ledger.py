@@ -72,7 +72,7 @@ class Scores:
     Attributes
     ----------
     values : Tensor
-        ``[m]``, finite; more is better.
+        ``[m]``; more is better, and what is not finite counts as the least of the others.
     influences : Tensor, optional
         ``[m]``: un-normalised influences, which the ledger sums up.
     evaluations : int

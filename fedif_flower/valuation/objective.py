@@ -161,15 +161,15 @@ class Objective:
         count = int(count) if count.is_integer() else count
         return loss, size or BatchSize(count, count)
 
-    def sized(self, model: nn.Module, content: Any) -> Batch:
-        """Return a batch with its size.
+    def sized(self, model: nn.Module, content: Any, *, tried: bool = True) -> Batch:
+        """Return a batch with its size; where that tells it, or is not yet tried, from the loss.
 
         Raises
         ------
         ValuationError
-            If the loss that tells the size is NaN, although the size is not 0.
+            If the loss is NaN, although the size is not 0.
         """
-        if (size := self.known_size(content)) is None:
+        if (size := self.known_size(content) if tried else None) is None:
             loss, size = self.loss_and_size(model, content)
             if size.weight and bool(loss.isnan().any()):
                 raise ValuationError(
@@ -180,7 +180,7 @@ class Objective:
 
     def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
         """Return each metric's mean over the batch, right answers' number; NaN: not defined."""
-        return _figures({"loss": self.loss, **self.scores}, metrics, model, batch)
+        return _figures({**self.scores, "loss": self.loss}, metrics, model, batch)
 
 
 class PairObjective(Objective):
@@ -233,7 +233,7 @@ class PairObjective(Objective):
         """Return what that of the base does, from one pass."""
         *inputs, targets = batch
         right = partial(num_correct, ignored=self.ignored)
-        own = {"loss": self.loss_fn, "accuracy": right, **self.scores}
+        own = {**self.scores, "loss": self.loss_fn, "accuracy": right}
         outputs = model(*inputs)
         try:
             return _figures(own, metrics, outputs, targets)

@@ -66,12 +66,15 @@ def try_batches(
     with _named(f"{objective.call} fails", batch):
         differentiate(model, objective, batch)
     metrics = frozenset(m for m in objective.metrics if _is_defined(module, objective, batch, m))
-    with torch.no_grad():
-        contents = (formatted(batch, fastest) for batch in chain([first], batches))
-        found = [b for content in contents if (b := objective.sized(module, content)).size]
+    contents = [formatted(batch, fastest) for batch in chain([first], batches)]
+    require_mean(module, objective, contents)
+    found = []
+    for number, content in enumerate(contents, 1):
+        with _named(f"{objective.call} fails", content, number), torch.no_grad():
+            found.append(objective.sized(module, content, tried=False))
+    found = [batch for batch in found if batch.size]
     if not any(batch.weight for batch in found):
         raise ValuationError("the validation set is empty: the loss counts none of its targets")
-    require_mean(module, objective, [batch.content for batch in found])
     return found, metrics
 
 
@@ -101,7 +104,7 @@ def differentiate(model: FlatModel, objective: Objective, batch: Any) -> None:
 
 
 @contextmanager
-def _named(what: str, batch: Any) -> Iterator[None]:
+def _named(what: str, batch: Any, number: int = 1) -> Iterator[None]:
     """Turn whatever a user's functions raise on a batch into one sentence."""
     try:
         yield
@@ -109,7 +112,7 @@ def _named(what: str, batch: Any) -> Iterator[None]:
         raise
     except Exception as error:
         raise ValuationError(
-            f"{what} on the first validation batch, {describe(batch)}: "
+            f"{what} on validation batch {number}, {describe(batch)}: "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -146,8 +149,7 @@ def require_mean(model: nn.Module, objective: Objective, batches: Sequence[Any])
     except Exception:  # A model may take one batch size alone; what it takes was tried before.
         return
     found, mean = float(whole), (sizes[0] * first + sizes[1] * second) / len(rows)
-    tolerance = _ROUNDINGS * torch.finfo(whole.dtype).eps
-    allowed = tolerance * max(abs(found), abs(first), abs(second))
+    allowed = _ROUNDINGS * torch.finfo(whole.dtype).eps * max(abs(found), abs(first), abs(second))
     if sizes[1] and math.isfinite(found) and not abs(found - mean) <= allowed:
         raise ConfigError(
             f"loss_fn gives {found:.6g} for {len(rows)} examples, but {first:.6g} and {second:.6g} "

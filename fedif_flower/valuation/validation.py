@@ -38,8 +38,8 @@ class Validation(Passes):
     with :math:`f_w` the model with parameters w; or, where targets have weights :math:`c_y` or are
     ignored (:math:`c_y = 0`), :math:`\sum c_y\, \ell(f_w(x), y) / \sum c_y`. The model is copied,
     kept in eval mode on ``device``, and the data stay there between calls. Model, loss and data
-    are tried together at construction, by a forward and a backward pass on a few examples that
-    leaves no trace. Losses are summed in float64, gradients at least in float32.
+    are tried together at construction, by a forward pass over all examples and a backward pass on
+    a few, which leave no trace. Losses are summed in float64, gradients at least in float32.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Validation(Passes):
     ) -> None:
         self.device = select_device(device)
         self.batch_size = batch_size or (100 if self.device.type == "cpu" else 1000)
-        if self.batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise ValuationError(f"batch_size is {batch_size}; allowed: >= 1")
         if loss_fn is not None and batch_loss is not None:
             raise ValuationError("loss_fn and batch_loss are both given; allowed: one of them")

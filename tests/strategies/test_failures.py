@@ -71,7 +71,7 @@ def test_a_turn_is_the_rounds_in_which_a_member_is_asked_once():
     usable = AcceptedReply(nodes[1], None, 1.0, {})
     found = Screening([usable], [RefusedReply(nodes[0], "boom", "failed")])
     for server_round in (1, 2):
-        failures.update(server_round, found, nodes[:2], nodes, failed=False)
+        failures.update(server_round, found, nodes[:2], nodes, failed="")
     # Two of eight are asked: four rounds are a turn, which the second error costs.
     assert [len(failures.paused(t)) for t in (3, 6, 7)] == [1, 1, 0]
 

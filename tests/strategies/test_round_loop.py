@@ -182,6 +182,23 @@ def test_rounds_and_clients_are_tables_though_a_callback_ended_the_run():
     assert counting.noted == [first, 0, second, 1, (2, {}), 2, "end"]
 
 
+class Stopping(Callback):
+    """Ends the run as soon as it is told something of round 1."""
+
+    def on_round(self, report):
+        raise StopTraining("enough")
+
+
+def test_a_round_after_which_a_callback_stops_is_complete():
+    noting = Counting(StopTraining("never"), in_round=-1)
+    result = start(Stopping(), noting)
+    assert value(result.arrays) == 1.0
+    assert list(result.train_metrics_clientapp) == [1]
+    assert result.evaluate_metrics_serverapp[1]["rounds-so-far"] == 1.0
+    first, second = (0, {"rounds-so-far": 0.0}), (1, {"rounds-so-far": 1.0})
+    assert noting.noted == [first, 0, second, 1, "end"]
+
+
 def test_a_round_in_which_a_callback_fails_does_not_end():
     counting = Counting(RuntimeError("broken"), in_round=1)
     with pytest.raises(RuntimeError, match="broken"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,13 +11,14 @@ import torch
 
 from fedif_flower import FedAvg, FedIF
 from fedif_flower.aggregators import Flame, Krum, Median
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation, ModelVectors
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, LossBound, Stage
-from fedif_flower.strategies import RobustRule, Setup
+from fedif_flower.strategies import RobustRule, ScoredStrategy, Setup
 from fedif_flower.strategies.config import configured_stages
+from fedif_flower.valuation import Scores
 from tests.rounds import a_round
 from tests.strategies.lines import BASE, Movers, column, play, point, threshold_validation
 from tests.strategies.named import config
@@ -73,6 +76,71 @@ def test_a_rule_of_ones_own_may_give_weights_and_says_so():
     mute = RobustRule(Last().__call__, **BASE)  # Which does not say so.
     mute.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=1)
     assert "the rule has to return a step [d]" in mute.history.rounds[0].reason
+
+
+def gives(answer, *, weights: bool):
+    """A rule of one's own that gives weights, or a step."""
+
+    def rule(updates):
+        return answer(updates)
+
+    rule.gives_weights = weights
+    return rule
+
+
+class First(Stage):
+    """Drops rows, where factors of 0 would leave clients out."""
+
+    def before(self, updates):
+        return replace(
+            updates,
+            client_ids=updates.client_ids[:1],
+            num_examples=updates.num_examples[:1],
+            client_updates=updates.client_updates[:1],
+            squared_norms=updates.squared_norms[:1],
+            buffer_updates=updates.buffer_updates[:1],
+            counters=updates.counters[:1],
+        )
+
+
+def uneven(updates):
+    return Aggregation(torch.ones(5) / 5, scores=torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reason"),
+    [
+        (RobustRule(gives(lambda _: torch.ones(2, 1), weights=False), **BASE), "a step [d], of"),
+        (RobustRule(gives(lambda _: torch.ones(()), weights=False), **BASE), "a step [d], of"),
+        (RobustRule(gives(lambda _: Aggregation(torch.ones(3)), weights=True), **BASE), "[5]"),
+        (RobustRule(gives(uneven, weights=True), **BASE), "3 scores for 5 clients"),
+        (FedAvg(stages=[First()], **BASE), "1 weights for 5 clients"),
+    ],
+)
+def test_an_answer_of_another_shape_fails_the_round_and_is_told(strategy, reason):
+    with pytest.raises(TrainingFailedError, match=re.escape(reason)):
+        strategy.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=3)
+    assert [report.failed for report in strategy.history.rounds] == [True] * 3
+
+
+def test_a_rule_is_an_instance():
+    with pytest.raises(ConfigError, match=r"rule = .*Krum"):
+        RobustRule(Krum, **BASE)
+
+
+def test_a_client_whose_score_is_no_number_takes_nothing_from_others():
+    class Own:
+        validation, parameter_names, tied_names = None, ["weight"], {}
+
+        def prepare(self, params, buffers):
+            pass
+
+        def score(self, updates):
+            return Scores([1, 3, math.nan, 2, -math.inf])
+
+    _, (report,) = play(ScoredStrategy(Own(), **BASE), point(), Movers(STEPS))
+    assert column(report, "normalized") == [0.0, 1.0, 0.0, 0.5, 0.0]
+    assert column(report, "weight") == pytest.approx([0, 2 / 3, 0, 1 / 3, 0])
 
 
 def test_counts_of_steps_hide_attackers_where_krum_takes_them_along():

@@ -84,6 +84,15 @@ BOTH = {"batch_loss": dict_loss, "loss_fn": functional.cross_entropy}
         (LINEAR, (iter([]),), {}, "empty"),
         (LINEAR, (ROWS, LABELS[:3]), {}, "one number of examples"),
         (LINEAR, GIVEN, {"batch_size": -1}, "batch_size is -1"),
+        (LINEAR, GIVEN, {"batch_size": 0}, "batch_size is 0"),
+        # Not in the first batch.
+        (
+            LINEAR,
+            (torch.cat([ROWS, ROWS]), torch.cat([LABELS, LABELS + 2])),
+            {"batch_size": len(ROWS)},
+            "batch 2.*IndexError",
+        ),
+        (LINEAR, (torch.cat([ROWS, ROWS / 0]), torch.cat([LABELS, LABELS])), {}, "gives NaN"),
         (LINEAR, (PAIRS,), {}, r"which is a single example.*with a batch_size"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -232,3 +241,8 @@ def test_a_loss_that_raises_where_a_model_answers_nan_is_nan_and_a_mistake_stays
     assert np.isnan(judge.evaluate(torch.tensor([torch.inf])).loss)
     with pytest.raises(ValueError, match="beyond 9"):
         judge.loss(torch.tensor([10.0]))
+
+
+def test_a_measure_that_is_called_loss_is_not_taken_for_the_loss():
+    judge = Validation(LINEAR, ROWS, LABELS, measures={"loss": lambda o, t: -1.0}, **ON_CPU)
+    assert judge.loss(judge.params()) > 0
