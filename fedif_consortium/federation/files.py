@@ -18,11 +18,19 @@ MOST_BYTES = 2**16
 _Document = TypeVar("_Document", bound=Settings)
 
 
-def secret(path: Path, purpose: str, make: Callable[[], bytes]) -> None:
-    """Make a private key's file, for its owner alone, unless there is one."""
+def secret(path: Path, public: Path, purpose: str, make: Callable[[], bytes]) -> None:
+    """Make a private key's file, for its owner alone, unless there is one, or it was lost.
+
+    It was where ``public`` is there, which is made of it.
+    """
     if path.exists():
         storage.require_private(path, "the key")
         typer.echo(f"kept {path}")
+    elif public.exists():
+        raise ConfigError(
+            f"{public} is there, but {path.name} is not: restore it from a backup, or move "
+            f"{public.name} away too"
+        )
     else:
         storage.write_private(path, make())
         typer.echo(f"made {path}, secret: {purpose}")

@@ -169,9 +169,9 @@ class Answer(Membership):
 
     def check(self) -> None:
         """Raise ConfigError unless the key signed this."""
-        with refused_as(ConfigError, "signature is no base64"):
+        with refused_as(ConfigError, f"{self.member}: signature is no base64"):
             signature = base64.b64decode(self.signature, validate=True)
-        key = keys.read_public_key(self.key.encode(), "key")
+        key = keys.read_public_key(self.key.encode(), f"{self.member}: key")
         if not keys.is_signed(key, signature, self._signed()):
             raise ConfigError(f"{self.member} did not sign its answer: it was changed on its way")
 

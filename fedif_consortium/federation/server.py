@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -47,14 +48,15 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
         raise ConfigError(f"{folder.configuration} is there and says otherwise: edit it")
     files.private_folder(folder.path)
     signing, authority = folder.authority_key, folder.authority
-    _secret(signing, authority, "signs the server's certificates")
+    files.secret(signing, authority, "signs the server's certificates", make_key)
     own = own_certificate(signing, f"{wanted.name} CA")
     files.new(authority, "goes to every member, in its invitation", own)
-    _secret(folder.server_key, folder.certificate, "of the SuperLink")
+    files.secret(folder.server_key, folder.certificate, "of the SuperLink", make_key)
     own = server_certificate(folder.server_key, signing, authority, wanted.hosts)
     files.new(folder.certificate, f"for {', '.join(wanted.hosts)}", own)
+    done = "kept" if folder.statement_key.exists() else "made"
     load_or_make_key(folder.statement_key)
-    typer.echo(f"{folder.statement_key}, secret: signs statements of contributions")
+    typer.echo(f"{done} {folder.statement_key}, secret: signs statements of contributions")
     connect(wanted.name, wanted.local_address, authority)
     typer.echo(f"Flower's commands know it as {wanted.name!r}, at {wanted.local_address}")
     files.new(folder.configuration, "the settings", files.to_toml(_ABOUT, wanted.to_mapping()))
@@ -63,7 +65,7 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
         with suppress(KeyError):
             owner = folder.path.owner()
         proxy = nginx_settings(wanted.listen, wanted.superlink, owner)
-        run = f"nginx -e stderr -p {folder.nginx.parent} -c nginx.conf"
+        run = f"nginx -e stderr -p {shlex.quote(str(folder.nginx.parent))} -c nginx.conf"
         files.new(folder.nginx, run, proxy)
         if shutil.which("nginx") is None:
             typer.echo("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
@@ -71,16 +73,6 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
         typer.echo(f"without a proxy: whoever reaches {wanted.listen} may submit runs")
     typer.echo(f"certificate's fingerprint: {certificate_fingerprint(authority.read_text())}")
     typer.echo(f"statement key's fingerprint: {statement_fingerprint(folder)}")
-
-
-def _secret(key: Path, certificate: Path, purpose: str) -> None:
-    """Make a certificate's key, unless it is there, or was lost."""
-    if certificate.exists() and not key.exists():
-        raise ConfigError(
-            f"{certificate} is there, but {key.name} is not: restore it from a backup, or move "
-            f"{certificate.name} away too"
-        )
-    files.secret(key, purpose, make_key)
 
 
 def flower_of(folder: FederationFolder) -> Flower:
@@ -101,10 +93,12 @@ def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoRetur
     Raises
     ------
     ConfigError
-        If there is no federation, or its statement key is missing.
+        If there is no federation, or its statement key or a certificate is missing.
     """
     host, port = split_address(folder.settings().bind)
     load_key(folder.statement_key)
+    for needed in (folder.authority, folder.certificate):
+        read_certificate(needed)
     own = [
         *("--host", host, "--port", str(port)),
         *("--ssl-ca-certfile", folder.authority.name),
@@ -119,7 +113,7 @@ def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoRetur
 def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> None:
     """Make a key and a certificate that one peer is to have a copy of; what is there stays."""
     key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
-    _secret(key, certificate, f"of {certificate.name}")
+    files.secret(key, certificate, f"of {certificate.name}", make_key)
     files.new(certificate, f"goes to {goes_to}", own_certificate(key, name, hosts))
 
 

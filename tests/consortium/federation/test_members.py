@@ -51,7 +51,7 @@ def test_an_answer_lets_its_member_in_once(folder, answer, registry):
     [
         ({"member": "hospital-b"}, "hospital-b did not sign its answer"),
         ({"certificate-fingerprint": "0000"}, "hospital-a did not sign its answer"),
-        ({"signature": "?"}, "signature is no base64"),
+        ({"signature": "?"}, "hospital-a: signature is no base64"),
         ({"key": "ssh-rsa AAAA"}, "key is no public key"),
         # Somebody on the way gave the member a certificate of his own, and let it join.
         (None, "hospital-a was given another certificate"),

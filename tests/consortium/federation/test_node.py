@@ -78,6 +78,19 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(node, invitation, monk
     assert started[1] == guarded
 
 
+def test_a_key_that_was_lost_is_not_made_anew_beside_its_answer(node, invitation):
+    join_as(node.path, invitation)
+    node.key.unlink()
+    before = content(node.path)
+    with pytest.raises(ConfigError, match=r"a\.answer\.toml is there, but node\.key is not"):
+        join_as(node.path, invitation)
+    assert content(node.path) == before
+    node.answer("hospital-a").unlink()
+    join_as(node.path, invitation)
+    public = (node.path / "node.key.pub").read_text()
+    assert public == f"{read_document(node.answer('hospital-a'), Answer).key}\n"
+
+
 def test_what_is_damaged_is_refused_before_anything_is_made(node, invitation):
     with pytest.raises(ConfigError, match="certificate is no certificate in PEM"):
         join_as(node.path, invitation.replace(certificate="none"))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedif_consortium.federation import server
 from fedif_consortium.federation.members import add, invite, remove
-from fedif_consortium.federation.server import initialize, look
+from fedif_consortium.federation.server import initialize, look, start_superlink
 from fedif_flower.errors import ConfigError
 from tests.consortium.federation.folders import (
     SETTINGS,
@@ -41,6 +42,24 @@ def test_what_an_interrupted_attempt_left_out_is_made_and_no_key_with_it(folder)
     after = content(folder.path)
     assert after.keys() == before.keys()
     assert [after[name] for name in SECRETS] == [before[name] for name in SECRETS]
+
+
+def test_what_init_says_names_each_secret_and_a_command_that_a_shell_takes(tmp_path, capsys):
+    folder = make_federation(tmp_path / "a b")
+    assert f"nginx -e stderr -p '{folder.nginx.parent}' -c nginx.conf" in capsys.readouterr().out
+    folder.statement_key.unlink()
+    initialize(folder, SETTINGS)
+    said = capsys.readouterr().out.splitlines()
+    done = [next(line.split()[0] for line in said if name in line) for name in SECRETS]
+    assert done == ["kept", "kept", "made"]
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "server.crt"])
+def test_a_superlink_without_a_certificate_says_which(folder, name, monkeypatch):
+    monkeypatch.setattr(server, "become", lambda *_, **__: None)
+    (folder.path / name).unlink()
+    with pytest.raises(ConfigError, match=re.escape(f"{folder.path / name} is no certificate")):
+        start_superlink(folder, [])
 
 
 def test_a_user_without_a_name_has_a_proxy_too(tmp_path, monkeypatch):
