@@ -170,11 +170,11 @@ def show(
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line, not a traceback."""
+    """Run the command line; an error of ours, or a file of others, is a line, no traceback."""
     try:
         show_logs()
         cli()
-    except FedIFError as error:
+    except (FedIFError, PermissionError) as error:
         console = Console(stderr=True)
         said = escape(one_line(error, 2000))
         console.print(f"[bold red]error:[/] {said}", soft_wrap=True, highlight=False)

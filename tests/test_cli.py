@@ -84,6 +84,17 @@ def test_an_error_is_one_line_without_a_traceback(fedif, tmp_path, words, error)
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_is_another_user_s_is_named_without_a_traceback(fedif, tmp_path, monkeypatch):
+    def stat(path: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", stat)
+    status, out, said = fedif("federation", "status", "--in", tmp_path)
+    assert (status, out, len(said.splitlines())) == (1, "", 1)
+    assert said.startswith("error: ")
+    assert f"'{tmp_path / 'federation.toml'}'" in said
+
+
 def test_it_says_which_version_it_is(fedif):
     assert fedif("--version") == (0, f"fedif-flower {version('fedif-flower')}\n", "")
 

@@ -36,6 +36,12 @@ def by_hand(tmp_path: Path, **more) -> Run:
     return load(run_dir)
 
 
+def test_a_run_config_that_lacks_keys_still_names_the_run(tmp_path):
+    run = by_hand(tmp_path)
+    run.folder.config.write({"gamma": 0.3})
+    assert load(run.folder.path).title == "? on ?"
+
+
 def test_members_are_those_of_the_records(tmp_path):
     run = by_hand(tmp_path)
     assert [m.partition_id for m in run.members] == [0, 1, 2]

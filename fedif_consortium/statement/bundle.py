@@ -30,7 +30,7 @@ from fedif_consortium.statement.manifest import (
 )
 from fedif_consortium.statement.member_account import Verdict
 from fedif_consortium.statement.pages import made_with, render
-from fedif_consortium.statement.records import RunRecords, read_run
+from fedif_consortium.statement.records import RunRecords, read_run, require_consistent
 from fedif_consortium.statement.settings import AMOUNT, CONTACT, PayBy, Ties
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import parse_json, refused_as
@@ -86,9 +86,9 @@ def make_statement(
 
     Raises
     ------
-    ConfigError, StorageError
-        If the run has no such records or round, or has a statement already, or the folder cannot
-        be written.
+    ConfigError, StatementError, StorageError
+        If the run has no such records or round, they contradict each other, it has a statement
+        already, or the folder cannot be written.
     """
     is_fine = re.fullmatch(CONTACT, contact) is not None
     require(is_fine, "contact", contact[:80], "at most 200 printable characters")
@@ -100,6 +100,7 @@ def make_statement(
         )
     with refused_as(ConfigError, f"{run_dir}: no statement can be made of its records"):
         records = read_run(run_dir, names)
+        require_consistent(records)
         account = settle(records, budget_cents, pay_by, ties, from_round)
         put_folder(folder, _signed_files(account, records, key, contact))
     return folder

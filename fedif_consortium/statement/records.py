@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, RunFolder, Table
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
 
+ROUNDING = 1e-9  # Sums in another order, on another processor.
 USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
 _Of = TypeVar("_Of", "Part", "Reply")
@@ -241,6 +243,32 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         names=read_names(folder.names.path) if names is None else names,
         lines=_lines(folder.rounds),
     )
+
+
+def require_consistent(records: RunRecords) -> None:
+    """Raise StatementError unless no table was cut off, rounds add up, and credit is at most given.
+
+    That is, nobody is credited with more than it contributed.
+    """
+    run, attributed = records.folder, records.folder.attributed_rounds.path.name
+    last = max((part.round for part in records.parts), default=0)
+    told = max((line["round"] for line in records.lines), default=0)
+    if not last <= len(records.rounds) <= told:
+        raise StatementError(
+            f"{run.attribution.path.name} ends with round {last}, {attributed} with "
+            f"{len(records.rounds)}, {run.rounds.path.name} with {told}: was one cut off?"
+        )
+    contributed, credited = records.by_round
+    for row, total in zip(records.rounds, map(math.fsum, contributed), strict=True):
+        scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
+        off = max(abs(row.attributed - total), abs(row.decrease - row.attributed - row.remainder))
+        if off > 1e-6 * scale:
+            raise StatementError(f"{attributed}: round {row.round} does not add up")
+    # Over the whole run: a step that was taken back has both with the other sign.
+    beyond = (credited - contributed).sum(axis=0) > ROUNDING * np.abs(contributed).sum(axis=0)
+    for client_id in compress(records.members, beyond):
+        name = run.attribution.path.name
+        raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
 
 
 def read_names(path: Path) -> dict[int, str]:

@@ -311,7 +311,7 @@ class RunConfig(ClientConfig, StrategyConfig):
 def subject_of(settings: Mapping[str, Scalar]) -> str:
     """Return what a run with these settings is about: the data set, or the task."""
     task = str(settings.get("task", IMAGES))
-    return str(settings["dataset"]) if task == IMAGES else task.rpartition(":")[2]
+    return str(settings.get("dataset", "?")) if task == IMAGES else task.rpartition(":")[2]
 
 
 def _not_heard(key: str, value: Scalar) -> str:

@@ -331,7 +331,7 @@ def run_title(settings: Mapping[str, Any]) -> str:
     """Return what a run is called."""
     named = settings.get("attack", "none")  # A RunWriter knows of none.
     attack = "" if named == "none" else f", attack: {named}"
-    return f"{settings['strategy']} on {subject_of(settings)}{attack}"
+    return f"{settings.get('strategy', '?')} on {subject_of(settings)}{attack}"
 
 
 def _place(member: Member, by: str) -> tuple[Any, int]:
