@@ -66,10 +66,18 @@ class Krum(CheckedFields):
         parameters_only = self.distances == "parameters"
         points = updates.client_updates if parameters_only else updates.state_updates()  # [m, .]
         scores = krum_scores(points, num_malicious)
-        selected = min(self.num_selected, m)
+        selected = min(max(self.num_selected or m - num_malicious, 1), m)
         weights = torch.zeros_like(scores)
         weights[scores.argsort(stable=True)[:selected]] = 1.0 / selected  # The first of equal ones.
         return Aggregation(weights=weights.cpu(), scores=-scores.cpu())
+
+
+@dataclass(frozen=True)
+class MultiKrum(Krum):
+    """Average the best m - f of m replies or groups, at least one."""
+
+    num_selected: int = field(default=0, init=False, repr=False)  # None that is told: m - f.
+    distances: Distances = field(default="parameters", init=False, repr=False)
 
 
 def krum_scores(updates: Tensor, num_malicious: int) -> Tensor:

@@ -44,10 +44,10 @@ class Attribution(RunPart):
     settings = CreditSettings
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError where nothing is attributed that could be measured on secret data."""
-        secret = config.section(CreditSettings).secret_validation
-        fits = config.attribution != "off" or not secret
-        require(fits, "credit.secret-validation", secret, "false with attribution = 'off'")
+        """Raise ConfigError where nothing is attributed that could be split or measured otherwise."""
+        measured = config.attribution != "off"
+        for key, value in config.section(CreditSettings).to_mapping().items():
+            require(measured or value is not True, key, value, "false with attribution = 'off'")
 
     def build(self, run: RunContext) -> Built:
         """Return the attribution, and the records of its rounds."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import nn
 
-from fedif_flower.aggregators import Krum
 from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.registry import Registry
@@ -44,12 +43,6 @@ class StrategyParts:
 OFFERED = (*(part.name for part in fields(StrategyParts)), "parts")
 
 
-def multi_krum(malicious_fraction: float, clients_per_round: int) -> Krum:
-    """Return Multi-Krum, which averages all but as many as are assumed to be malicious."""
-    malicious = round(malicious_fraction * clients_per_round)
-    return Krum(malicious_fraction, max(clients_per_round - malicious, 1))
-
-
 # Each is imported when it is named.
 _BUILT_IN: Mapping[str, str] = {
     "fedif": "strategies:FedIF",
@@ -65,7 +58,7 @@ _BUILT_IN: Mapping[str, str] = {
     "fedadp": "aggregators:FedAdp",
     "rfa": "aggregators:RFA",
     "krum": "aggregators:Krum",
-    "multikrum": "strategies.registry:multi_krum",
+    "multikrum": "aggregators.krum:MultiKrum",
     "median": "aggregators:Median",
     "trimmed-mean": "aggregators:TrimmedMean",
     "centred-clipping": "aggregators:CentredClipping",

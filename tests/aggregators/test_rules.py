@@ -30,7 +30,7 @@ from fedif_flower.aggregators import (
 )
 from fedif_flower.aggregators.align_ins import sign_alignment
 from fedif_flower.aggregators.flame import cosine_distances
-from fedif_flower.aggregators.krum import krum_scores
+from fedif_flower.aggregators.krum import MultiKrum, krum_scores
 from fedif_flower.aggregators.sign_guard import sign_shares
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
@@ -113,6 +113,7 @@ def after(rule: CentredClipping, step: list[float]) -> CentredClipping:
         (Krum(), LINE, {}, [0, 1, 0, 0]),
         (Krum(num_selected=2), LINE, {}, [0.5, 0.5, 0, 0]),
         (Krum(num_selected=9), LINE, {}, [0.25] * 4),
+        (MultiKrum(0.25), LINE, {}, [1 / 3] * 3 + [0]),
         (Krum(0.25), LINE, {}, [1, 0, 0, 0]),  # Of equal scores the first is taken.
     ],
     ids=lambda value: type(value).__name__ if callable(value) else "",

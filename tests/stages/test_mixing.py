@@ -15,6 +15,7 @@ from fedif_flower.stages.nearest_neighbours import neighbour_mixing
 from fedif_flower.strategies import FedAvg, RobustRule
 from tests.rounds import a_round
 from tests.strategies.lines import BASE, Movers, column, play, point
+from tests.strategies.named import config, run
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> None:
@@ -73,6 +74,14 @@ def test_a_rule_is_applied_to_the_groups(rule):
     assert params.tolist() == pytest.approx([31 / 5, 0])
     each = 0.2 if isinstance(rule, Krum) else None
     assert column(report, "weight") == pytest.approx([each] * 5)
+
+
+def test_multi_krum_leaves_out_its_share_of_groups(tmp_path):
+    keys = {"bucketing": 2, "fraction-train": 1.0, "assumed-malicious-fraction": 0.4}
+    _, _, lines = run(config(tmp_path, "multikrum", **keys, **{"num-server-rounds": 1}))
+    # Three of five groups.
+    weights = sorted(float(line["weight"]) for line in lines)
+    assert weights == pytest.approx([0] * 4 + [1 / 6] * 6)
 
 
 def test_who_weighs_or_remembers_each_client_refuses_groups():
