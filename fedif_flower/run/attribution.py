@@ -44,7 +44,7 @@ class Attribution(RunPart):
     settings = CreditSettings
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError where nothing is attributed that could be split or measured otherwise."""
+        """Raise ConfigError where nothing is attributed to be split, or measured on secret data."""
         measured = config.attribution != "off"
         for key, value in config.section(CreditSettings).to_mapping().items():
             require(measured or value is not True, key, value, "false with attribution = 'off'")

@@ -105,18 +105,17 @@ def triggered_test(
     ConfigError
         If the target is no class.
     DataError
-        If the test split is no pair of tensors.
+        If the test split is no pair of tensors, or none of its examples can have the trigger.
     """
     if not isinstance(acting, Backdoor):
         return None
     pair = tensor_pair(test_data)
     if pair is None:
-        raise DataError(
-            f"a backdoor is measured on tensors; the test_data of task {task.name!r} are "
-            f"{describe(test_data)}"
-        )
+        raise DataError(f"a backdoor is measured on tensors; test_data is {describe(test_data)}")
     scaled, transform = task.in_unit_range(pair[0])
     inputs, targets = acting.triggered(scaled, pair[1], task.num_classes or 0)
+    if not len(targets):
+        raise DataError("test_data has no example of what the backdoor is about")
     return Validation(model, transform(inputs), targets, loss_fn=task.loss, device=device)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import t
 
-from fedif_flower.errors import CheckpointError
+from fedif_flower.errors import CheckpointError, ConfigError
 from fedif_flower.run.attribution import widest_share
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
@@ -46,6 +46,12 @@ def test_a_run_that_was_not_attributed_is_not_resumed_with_attribution(tmp_path)
     run(run_config(tmp_path, num_server_rounds=2))
     with pytest.raises(CheckpointError, match="its rounds were not attributed"):
         run(run_config(tmp_path, attribution="simpson", num_server_rounds=2, resume="auto"))
+
+
+@pytest.mark.parametrize("key", ["credit.per-class", "credit.secret-validation"])
+def test_what_contributions_are_made_of_is_refused_without_any(tmp_path, key):
+    with pytest.raises(ConfigError, match=f"^{key} = True; .* with attribution = 'off'"):
+        run(run_config(tmp_path, **{key: True}))
 
 
 @pytest.fixture(autouse=True)

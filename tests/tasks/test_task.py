@@ -14,8 +14,10 @@ from fedif_flower.attacks import Behaviour
 from fedif_flower.attacks.adversarial import AdversarialSamples
 from fedif_flower.attacks.gradient_noise import GradientNoise
 from fedif_flower.attacks.label_noise import LabelNoise
+from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.client.reply import poisoned_data
 from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.run.loaded_task import triggered_test
 from fedif_flower.tasks.models import MODELS, Dropout, build_model, default_model
 from fedif_flower.tasks.modules import image_format, module_mode, to_memory_format
 from fedif_flower.tasks.task import Metric, Site, Task
@@ -24,6 +26,12 @@ from fedif_flower.tasks.task import Metric, Site, Task
 def task(**changes) -> Task:
     functions = dict.fromkeys(("client_data", "validation_data", "test_data"), lambda site: [])
     return Task(**{"name": "t", "model": lambda: nn.Linear(1, 2), **functions, **changes})
+
+
+def test_a_backdoor_whose_class_no_test_example_has_is_refused():
+    tested, own = (torch.rand(2, 1), torch.tensor([0, 1])), task(num_classes=3, input_range=(0, 1))
+    with pytest.raises(DataError, match="test_data has no example of what the backdoor is about"):
+        triggered_test(SemanticBackdoor(1), own, tested, own.build_model(0), "cpu")
 
 
 def test_the_run_s_seed_decides_what_a_task_draws_and_the_process_s_state_stays():
