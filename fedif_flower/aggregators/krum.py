@@ -63,8 +63,8 @@ class Krum(CheckedFields):
             self._warned.add((num_malicious, m))
             words = "Krum assumes 2f + 2 < m; here f = %d of m = %d: no guarantee holds"
             logger.warning(words, num_malicious, m)
-        parameters_only = self.distances == "parameters"
-        points = updates.client_updates if parameters_only else updates.state_updates()  # [m, .]
+        # [m, .]
+        points = updates.state_updates() if self.distances == "state" else updates.client_updates
         scores = krum_scores(points, num_malicious)
         selected = min(max(self.num_selected or m - num_malicious, 1), m)
         weights = torch.zeros_like(scores)

@@ -56,6 +56,8 @@ def image_task(settings: TaskConfig, facts: Mapping[str, Any] | None = None) -> 
     """
     if facts is not None:
         return _task(settings, facts)
+    for read_before in (_dataset, _parts):
+        read_before.cache_clear()  # The files may be others than in this process's last run.
     dataset = load_dataset(settings.dataset, settings.data_dir)
     return _task(settings, _facts(settings, dataset), len(dataset.train), dataset.fingerprint)
 

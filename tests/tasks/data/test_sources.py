@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.tasks.config import TaskConfig
 from fedif_flower.tasks.data.datasets import load_dataset
 from fedif_flower.tasks.data.sources.image_folder import ImageFolder, class_folders
 from fedif_flower.tasks.data.sources.vision import CIFAR10, FashionMNIST
+from fedif_flower.tasks.images import image_task
+from fedif_flower.tasks.task import ClientSite
 
 
 def save(path: Path, pixels: object, mode: str | None = None) -> None:
@@ -86,6 +89,14 @@ def test_identity_follows_every_change(tree: Path) -> None:
         change()
         seen.add(str(ImageFolder(str(tree), tree).identity()))
     assert len(seen) == 1 + len(changes)
+
+
+def test_the_next_run_of_a_process_reads_files_that_have_changed(tree: Path) -> None:
+    settings = TaskConfig(dataset="image-folder", data_dir=str(tree), model="mlp")
+    site = ClientSite(data_dir=tree, num_partitions=1)
+    assert len(image_task(settings).load("client_data", site)[1]) == 3
+    (tree / "train/cat/1.png").unlink()
+    assert len(image_task(settings).load("client_data", site)[1]) == 2
 
 
 def test_no_folder_is_a_config_error() -> None:
