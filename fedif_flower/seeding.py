@@ -34,7 +34,7 @@ def derive_seed(purpose: str, seed: int, *ids: int) -> int:
     int
         A seed in [0, 2**63).
     """
-    return int(_sequence(purpose, seed, ids).generate_state(1, np.uint64)[0] >> 1)
+    return int(_sequence(purpose, seed, ids).generate_state(1, np.uint64)[0]) >> 1
 
 
 def numpy_generator(purpose: str, seed: int, *ids: int) -> np.random.Generator:
