@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from fedif_consortium.address import split_address
 from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import refused_as
 
 VARIABLE = "FEDIF_HEALTH_ADDRESS"
 
@@ -33,14 +34,9 @@ def serving(host: str, port: int, registry: CollectorRegistry, *, key: str) -> I
     ConfigError
         If the port is taken, or the host is not an address of this machine.
     """
-    try:
+    why = f"cannot listen on {host}, port {port}; give another port, or end what listens there"
+    with refused_as(ConfigError, f"{key}: {why}"):
         server, thread = start_http_server(port, addr=host, registry=registry)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(
-            f"{key}: cannot listen on {host}, port {port}: {reason}; give another port, or end "
-            "what listens there"
-        ) from error
     try:
         yield
     finally:

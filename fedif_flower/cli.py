@@ -174,7 +174,7 @@ def main() -> None:
     try:
         show_logs()
         cli()
-    except (FedIFError, PermissionError) as error:
+    except (FedIFError, OSError) as error:
         console = Console(stderr=True)
         said = escape(one_line(error, 2000))
         console.print(f"[bold red]error:[/] {said}", soft_wrap=True, highlight=False)

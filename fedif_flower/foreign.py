@@ -75,7 +75,7 @@ def read_toml(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
         64.
     """
     try:
-        found: dict[str, Any] = _checked(tomllib.loads(read_whole(path, most).decode()))
+        found: dict[str, Any] = _checked(tomllib.loads(read_whole(path, most).decode("utf-8-sig")))
     except RecursionError:
         raise ConfigError(f"{path}: {_TOO_DEEP}") from None
     except (OSError, ValueError) as error:

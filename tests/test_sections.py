@@ -166,7 +166,7 @@ def test_a_copy_is_checked_and_a_part_keeps_its_values():
 
 def test_a_settings_file_and_its_sections(tmp_path):
     path = tmp_path / "own.toml"
-    path.write_text("low = 2\n[a]\nb = 1\n[a.c]\nd = 3\n")
+    path.write_text("\ufefflow = 2\n[a]\nb = 1\n[a.c]\nd = 3\n")
     content = read_toml(path)
     outer = take_section(content, "a")
     assert (take_section(outer, "c", "a.c"), outer, content) == ({"d": 3}, {"b": 1}, {"low": 2})

@@ -68,7 +68,6 @@ def _listed(path: Path) -> dict[str, Any]:
     from fedif_flower.foreign import refused_as
     from fedif_flower.run.folder import RunFolder
 
-    said = dict.fromkeys(("state", "strategy", "rounds", "num_rounds", "result"), "")
     try:
         with refused_as(ConfigError, f"{path} cannot be read"):
             run = Watched(RunFolder(path))
@@ -81,4 +80,5 @@ def _listed(path: Path) -> dict[str, Any]:
                 "age_seconds": max(run.now - run.last_sign, 0.0),
             }
     except ConfigError as error:
-        return {**said, "state": str(error), "age_seconds": 0.0}
+        unknown = dict.fromkeys(("strategy", "rounds", "num_rounds", "result"), "")
+        return {"state": str(error), **unknown, "age_seconds": 0.0}

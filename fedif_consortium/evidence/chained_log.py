@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from filelock import AcquireReturnProxy, FileLock, Timeout
+
 from fedif_flower.errors import EvidenceError, StorageError
-from fedif_flower.storage import append_line, cut_torn_line
+from fedif_flower.foreign import refused_as, regular
+from fedif_flower.storage import append_line, cut_torn_line, make_folder, writing
 
 logger = logging.getLogger(__name__)
 Entry = Mapping[str, object]
@@ -51,7 +54,7 @@ def verified(lines: Iterable[str], name: str) -> list[Entry]:
     Raises
     ------
     EvidenceError
-        Naming the first line that does not follow from the one before.
+        Naming the first line that is no entry, or does not follow from the one before.
     """
     entries: list[Entry] = []
     head = START
@@ -60,7 +63,8 @@ def verified(lines: Iterable[str], name: str) -> list[Entry]:
         head = _next(head, text)
         if claimed != head:
             raise EvidenceError(f"line {number} of {name} does not follow from the others")
-        entries.append({**json.loads(text), "hash": head})
+        with refused_as(EvidenceError, f"line {number} of {name} is no entry"):
+            entries.append({**json.loads(text), "hash": head})
     return entries
 
 
@@ -80,7 +84,8 @@ def read_log(path: Path) -> list[Entry]:
         If it was cut short, or naming the first line that was changed.
     """
     try:
-        *lines, rest = path.read_text(encoding="utf-8").split("\n")
+        with open(path, encoding="utf-8", opener=regular) as file:
+            *lines, rest = file.read().split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"{path} cannot be read: {error}") from error
     if rest:
@@ -103,6 +108,24 @@ def lines_after(entries: Sequence[Entry], head: str) -> int:
             "removed or changed"
         )
     return len(entries) - hashes.index(head)
+
+
+def hold_folder(folder: Path, by: str) -> AcquireReturnProxy[FileLock]:
+    """Make a log's folder if it is not there, and hold it; a killed process releases it.
+
+    ``by`` is what holds it, for the error.
+
+    Raises
+    ------
+    StorageError
+        If another process holds it, or it cannot be written.
+    """
+    make_folder(folder)
+    with writing(folder):
+        try:
+            return FileLock(folder / ".lock", timeout=0).acquire()
+        except Timeout:
+            raise StorageError(f"{folder} is in use by another {by}") from None
 
 
 def open_log(path: Path) -> ChainedLog:

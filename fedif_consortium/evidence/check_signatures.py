@@ -15,6 +15,7 @@ from fedif_consortium.evidence.part import run_id
 from fedif_consortium.evidence.reply_witness import TRAINED, sent_file
 from fedif_consortium.evidence.signed import SignedUpdate, arrays_digest
 from fedif_flower.errors import EvidenceError, StatementError
+from fedif_flower.foreign import refused_as
 from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 
@@ -41,13 +42,11 @@ def read_signatures(run: RunFolder) -> Signatures:
     found: dict[tuple[int, int], SignedUpdate] = {}
     table, of_run = run.signatures, run_id(run)
     for line, row in enumerate(table.read(), start=2):
-        try:
+        with refused_as(StatementError, f"{table.path.name}, line {line}"):
             place = int(row["round"]), int(row["client_id"])
             if place in found:
                 raise ValueError("it is there twice")
             found[place] = SignedUpdate.read(of_run, row)
-        except (KeyError, ValueError, TypeError) as error:
-            raise StatementError(f"{table.path.name}, line {line}: {error!r:.200}") from error
     return found
 
 

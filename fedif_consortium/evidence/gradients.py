@@ -38,10 +38,8 @@ class PublishGradients(RunPart):
 
     def fits(self, config: RunConfig) -> None:
         """Raise ConfigError where the validation data are secret."""
-        is_fine = not (
-            config.section(GradientSettings).publish
-            and config.section(CreditSettings).secret_validation
-        )
+        is_published = config.section(GradientSettings).publish
+        is_fine = not (is_published and config.section(CreditSettings).secret_validation)
         require(is_fine, "gradients.publish", True, "false with credit.secret-validation")
 
     def build(self, run: RunContext) -> Built:

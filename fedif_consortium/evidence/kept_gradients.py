@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import logging
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedif_flower.client.app import ClientPart
 from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.foreign import refused_as
 from fedif_flower.messages.instructions import CONFIG_KEY, FACTS_KEY, ROUND_KEY, TASK_KEY
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.storage import make_folder, write_atomically
@@ -150,10 +150,10 @@ def read_kept(path: Path) -> KeptGradient:
     ConfigError
         If the file is damaged.
     """
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            texts = [str(held[name]) for name in _TEXTS]
-            arrays = {n.removeprefix(_MODEL): held[n] for n in held if n.startswith(_MODEL)}
-            return KeptGradient(_round(path), arrays, held[_VECTOR], *texts)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{path} is no kept gradient: {error!r:.200}") from error
+    with (
+        refused_as(ConfigError, f"{path} is no kept gradient"),
+        np.load(path, allow_pickle=False) as held,
+    ):
+        texts = [str(held[name]) for name in _TEXTS]
+        arrays = {n.removeprefix(_MODEL): held[n] for n in held if n.startswith(_MODEL)}
+        return KeptGradient(_round(path), arrays, held[_VECTOR], *texts)

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
 
+from fedif_consortium.evidence.keys import public_der, read_public_key
 from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY
 from fedif_consortium.evidence.receipts import LEAF, RoundChain, ToldRound, round_leaves
 from fedif_consortium.evidence.reply_witness import ReplyWitness
@@ -74,6 +76,7 @@ class Evidence(RunPart):
             *(folder, run.run_id),
             heads=chain.sizes,
             late_rounds=config.pace.late_rounds,
+            registered=lambda: registered_keys(run.grid),
             required=own.require_signatures,
             digests=own.receipts,
             keeps=config.section(UpdatesSettings).keep,
@@ -184,7 +187,10 @@ def read_chain(folder: RunFolder, run: str) -> RoundChain:
     try:
         lines = [",".join(row.values()) for row in folder.receipts.read()]
         for head in folder.round_heads.read():
-            said = chain.next(lines[chain.sizes[chain.root] : int(head["size"])])
+            leaves = lines[chain.sizes[chain.root] : int(head["size"])]
+            if not leaves:
+                raise ValueError(f"receipts.csv has no line of round {head['round']}")
+            said = chain.next(leaves)
             chain.add(ToldRound.read(run, {**said, **head}))
     except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(f"{folder.round_heads.path}: {error}") from error
@@ -199,6 +205,12 @@ def last_receipts(
     signed = folder.signatures.read()
     seen = {int(row["client_id"]): bytes.fromhex(row["head"]) for row in signed}  # The last one.
     return {i: chain.told(i, seen.get(i, b"")) for i in client_ids}
+
+
+def registered_keys(grid: Grid) -> dict[int, bytes]:
+    """Return the public keys (DER) that nodes log in with, by node id."""
+    known = {info.node_id: info.public_key for info in grid.get_nodes() if info.public_key}
+    return {i: public_der(read_public_key(key, f"node {i}'s key")) for i, key in known.items()}
 
 
 def run_id(folder: RunFolder) -> str:

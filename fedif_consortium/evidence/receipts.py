@@ -24,7 +24,7 @@ from pydantic import Field, StringConstraints, TypeAdapter
 
 from fedif_consortium.evidence.signed import Hex, Signed
 from fedif_flower.errors import EvidenceError
-from fedif_flower.foreign import parse_json
+from fedif_flower.foreign import parse_json, refused_as
 
 LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
 CARRIED = "carried"
@@ -106,15 +106,11 @@ def read_receipts(content: RecordDict) -> list[ToldRound]:
     record = content.get(RECEIPTS_RECORD)
     if not isinstance(record, ConfigRecord):
         return []
-    try:
+    with refused_as(EvidenceError, "what the server told of its records is unreadable"):
         run, text = record["run"], record["rounds"]
         if not (isinstance(text, str) and len(text) <= _MOST_TEXT):
             raise ValueError("rounds")
         return _TOLD.validate_python([{**cells, "run": run} for cells in parse_json(text)])
-    except (KeyError, ValueError, TypeError) as error:
-        raise EvidenceError(
-            f"what the server told of its records is unreadable: {error!r:.200}"
-        ) from error
 
 
 def leaf_hash(leaf: str) -> bytes:

@@ -6,7 +6,7 @@ was signed are the arrays that came: with ``updates.keep`` they are kept beside 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -60,6 +60,8 @@ class ReplyWitness(Callback, Kept):
         The run's id, which members sign.
     heads : container of bytes
         What members were told of the records: one of them is in what they sign.
+    registered : callable
+        Returns the public keys (DER) that nodes log in with, by node id, as far as they are known.
     required : bool
         Whether replies without a signature are refused.
     digests : bool
@@ -81,17 +83,19 @@ class ReplyWitness(Callback, Kept):
         run: str,
         *,
         heads: Container[bytes] = (),
+        registered: Callable[[], Mapping[int, bytes]] = dict,
         required: bool = False,
         digests: bool = False,
         keeps: bool = False,
         late_rounds: int = 0,
     ) -> None:
         self.run, self._heads, self._late_rounds = run, heads, late_rounds
+        self._registered = registered
         self.seen: dict[int, SeenReply] = {}
         self._required, self._digests, self._keeps = required, digests, keeps
         self._sent: dict[int, ArrayRecord | bytes] = {}  # By round; a digest once it was needed.
         self._strategy: RunningStrategy | None = None
-        self._keys: dict[int, bytes] = {}  # That a node has signed with.
+        self._keys: dict[int, bytes] = {}  # That a node logs in, or has signed, with.
         self._table, self._updates = folder.signatures, folder.updates
         self._rows: list[dict[str, Any]] = []
         self._done = 0
@@ -153,8 +157,10 @@ class ReplyWitness(Callback, Kept):
             if signed.head and signed.head not in self._heads:
                 raise EvidenceError("it signed that it was told other records than these")
             signed.check()
+            if node.node_id not in self._keys:
+                self._keys = {**self._registered(), **self._keys}
             if self._keys.setdefault(node.node_id, signed.key) != signed.key:
-                raise EvidenceError("it is signed with another key than before")
+                raise EvidenceError("it is signed with another key than it is known by")
         except (EvidenceError, ValueError) as error:
             raise ReplyError(f"its signature: {first_of(error)}") from error
         kept = arrays if self._keeps else None

@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, Va
 
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, is_signed, public_der, sign
 from fedif_flower.errors import EvidenceError
+from fedif_flower.foreign import refused_as
 from fedif_flower.messages.arrays import arrays_of, view_array
 
 SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
@@ -79,10 +80,8 @@ class Signed(BaseModel):
 
     def check(self) -> None:
         """Raise EvidenceError unless the key is of a kind that members have, and has signed."""
-        try:
+        with refused_as(EvidenceError, "it is signed with no public key"):
             key = load_der_public_key(self.key)
-        except Exception as error:  # another kind, a curve that is not known, no key at all
-            raise EvidenceError("it is signed with no public key") from error
         if not isinstance(key, VerifyingKey):
             raise EvidenceError("it is signed with a key of another kind")
         if not is_signed(key, self.signature, self.to_bytes()):

@@ -15,6 +15,7 @@ from fedif_consortium.federation.certificates import certificate_fingerprint
 from fedif_consortium.federation.flower import become, config_text
 from fedif_consortium.federation.records import Invitation
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.settings import Scalar, Settings, setting
 
 SUPERNODE = "fedif_flower.runtime.supernode"
@@ -89,7 +90,8 @@ def join(
     Raises
     ------
     ConfigError
-        If the invitation is damaged, or the folder is another federation's or member's.
+        If the invitation is damaged, the folder is another federation's or member's, or a key of
+        ``config`` is wrong.
     """
     certificate = certificate_fingerprint(invited.certificate)  # Before anything is made.
     _require_same(folder, invited)
@@ -110,6 +112,8 @@ def join(
         config=own,
     )
     config_text(settings.config)
+    # Where its data lie may be said later.
+    NodeConfig.from_node_config({"num-partitions": 2**31, **settings.config})
     files.private_folder(folder.path)
     answered = folder.answer(invited.member)
     files.secret(folder.key, answered, "it never leaves this host", records.make_node_key)

@@ -50,11 +50,9 @@ def trusting(protocol: int, trusted: str, certificate: str, key: str, keys: str)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.verify_mode = ssl.CERT_REQUIRED
     paths = [str(Path(path).expanduser()) for path in (trusted, certificate, key)]
-    try:
+    with refused_as(ConfigError, f"{keys} = {', '.join(paths)}"):  # SSLErrors name no file.
         context.load_verify_locations(paths[0])
         context.load_cert_chain(*paths[1:])
-    except OSError as error:  # SSLError is one, and says nothing of the file.
-        raise ConfigError(f"{keys} = {', '.join(paths)}: {error}") from error
     return context
 
 

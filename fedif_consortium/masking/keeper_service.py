@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from filelock import FileLock, Timeout
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from fedif_consortium.evidence.chained_log import open_log, read_log
+from fedif_consortium.address import Address, an_address, split_address
+from fedif_consortium.evidence.chained_log import hold_folder, open_log, read_log
 from fedif_consortium.evidence.keys import VerifyingKey, names_by_digest, read_public_key
 from fedif_consortium.health import serving_health
 from fedif_consortium.masking.boxes import MOST_BYTES
@@ -30,11 +30,11 @@ from fedif_consortium.masking.keeper import MOST_MEMBERS, Keeper, RoundBoxes
 from fedif_consortium.masking.keeper_client import trusting
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import to_bytes, to_ring
-from fedif_flower.errors import ConfigError, KeeperError, StorageError, require
+from fedif_flower.errors import ConfigError, KeeperError, require
 from fedif_flower.foreign import read_toml, read_whole, refused_as
 from fedif_flower.run.logs import FORMATS
 from fedif_flower.settings import Settings, setting, take_section
-from fedif_flower.storage import make_folder, require_private, write_atomically, write_private
+from fedif_flower.storage import require_private, write_atomically, write_private
 
 logger = logging.getLogger(__name__)
 MOST_BOXES = 2 * MOST_BYTES * MOST_MEMBERS  # In JSON.
@@ -44,9 +44,7 @@ _FILES = ("state", "certificate", "certificate_key", "server_certificate")
 class KeeperSettings(Settings):
     """Where a keeper's service listens, and its files; paths are relative to the keeper's file."""
 
-    address: str = setting(
-        "0.0.0.0:9443", "Where it listens.", pattern=r".+:\d{1,5}", allowed="HOST:PORT"
-    )
+    address: Address = an_address("Where it listens.", "0.0.0.0:9443")
     state: str = setting("keeper-state", "Folder of its key and its log; made if it is not there.")
     certificate: str = setting("keeper.crt", "Its certificate for TLS, a file in PEM.")
     certificate_key: str = setting("keeper.key", "The certificate's private key.")
@@ -111,7 +109,8 @@ def keeper_key(folder: Path) -> X25519PrivateKey:
     require_private(path, "the keeper's key")
     with refused_as(ConfigError, f"{path} has no key of a keeper"):
         key = X25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
-    write_atomically(folder / "box-key.pub", key.public_key().public_bytes_raw().hex() + "\n")
+    public = key.public_key().public_bytes_raw().hex()
+    write_atomically(folder / "box-key.pub", f"{public}\n", 0o644)
     return key
 
 
@@ -176,17 +175,15 @@ def keeper_server(app: Starlette, settings: KeeperSettings) -> tuple[uvicorn.Ser
     ConfigError
         If a certificate cannot be used, or the address is not free.
     """
-    host, _, port = settings.address.rpartition(":")
+    host, port = split_address(settings.address)
     config = uvicorn.Config(app, http="h11", ws="none", log_level="warning")
     config.load()
     files = settings.server_certificate, settings.certificate, settings.certificate_key
     keys = "server-certificate, certificate, certificate-key"
     config.ssl = trusting(ssl.PROTOCOL_TLS_SERVER, *files, keys)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listening = socket.create_server((host.strip("[]"), int(port)), family=family)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"address = {settings.address!r}: {error}") from error
+    with refused_as(ConfigError, f"address = {settings.address!r}"):
+        listening = socket.create_server((host, port), family=family)
     return uvicorn.Server(config), listening
 
 
@@ -199,15 +196,11 @@ def serve(config: KeeperConfig) -> None:
         If it cannot begin.
     """
     folder = Path(config.settings.state)
-    make_folder(folder)
-    try:  # A killed process releases the lock.
-        with FileLock(folder / ".lock", timeout=0):
-            keeper = make_keeper(config)
-            server, listening = keeper_server(keeper_app(keeper), config.settings)
-            logger.info("The keeper of masks listens on %s", config.settings.address)
-            logger.info("Members' keeper-key: %s", (folder / "box-key.pub").read_text().strip())
-            logger.info("The log's last hash: %s", keeper.log.head)
-            with serving_health("keeper", config.settings.health_address, key="health-address"):
-                server.run(sockets=[listening])
-    except Timeout:
-        raise StorageError(f"{folder} is in use by another keeper") from None
+    with hold_folder(folder, "keeper"):
+        keeper = make_keeper(config)
+        server, listening = keeper_server(keeper_app(keeper), config.settings)
+        logger.info("The keeper of masks listens on %s", config.settings.address)
+        logger.info("Members' keeper-key: %s", (folder / "box-key.pub").read_text().strip())
+        logger.info("The log's last hash: %s", keeper.log.head)
+        with serving_health("keeper", config.settings.health_address, key="health-address"):
+            server.run(sockets=[listening])

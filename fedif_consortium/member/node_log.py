@@ -9,12 +9,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from fedif_consortium.evidence.chained_log import open_log
-from fedif_flower.errors import StorageError
+from fedif_consortium.evidence.chained_log import hold_folder, open_log
 from fedif_flower.messages.text import printable
-from fedif_flower.storage import make_folder, writing
 
 FILE = "log.txt"
 
@@ -37,13 +33,7 @@ class NodeLog:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        make_folder(folder)
-        self._held = FileLock(folder / ".lock", timeout=0)
-        with writing(folder):
-            try:
-                self._held.acquire()
-            except Timeout:
-                raise StorageError(f"{folder} is in use by another node") from None
+        self._held = hold_folder(folder, "node")
         self._chain = open_log(folder / FILE)
 
     def append(self, **entry: object) -> None:
@@ -66,4 +56,4 @@ class NodeLog:
 
     def close(self) -> None:
         """Let another process have the log."""
-        self._held.release()
+        self._held.lock.release()

@@ -199,7 +199,7 @@ def read_file(folder: Path, name: str) -> bytes:
     try:
         return read_whole(folder / name)
     except OSError as error:
-        raise StatementError(f"{name} cannot be read: {error.strerror}") from error
+        raise StatementError(f"{folder / name} cannot be read: {error.strerror}") from error
 
 
 def file_hash(path: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -232,6 +232,8 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         raise ConfigError(f"{folder.attribution.path}: a client is there twice in a round")
     held = {part.client_id: part.partition_id for part in parts}
     held |= {reply.client_id: reply.partition_id for reply in replies}
+    if not held:
+        raise ConfigError(f"{folder.clients.path}: nobody was asked in this run")
     return RunRecords(
         folder=folder,
         config=folder.config.read(),
@@ -258,6 +260,11 @@ def require_consistent(records: RunRecords) -> None:
             f"{run.attribution.path.name} ends with round {last}, {attributed} with "
             f"{len(records.rounds)}, {run.rounds.path.name} with {told}: was one cut off?"
         )
+    lines = Counter(reply.round for reply in records.replies)
+    for line in records.lines[: len(records.rounds) + 1]:
+        counted = sum(line[status] for status in ("accepted", "rejected", "failed", "late"))
+        if lines[line["round"]] != counted:
+            raise StatementError(f"clients.csv has not {counted} lines of round {line['round']}")
     contributed, credited = records.by_round
     for row, total in zip(records.rounds, map(math.fsum, contributed), strict=True):
         scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
@@ -278,16 +285,16 @@ def read_names(path: Path) -> dict[int, str]:
     ------
     ConfigError
         Naming the file and the line: an id that is no whole number or is there twice, a name that
-        is empty, longer than 80 characters or not printable.
+        is missing, longer than 80 characters or not printable.
     """
     names: dict[int, str] = {}
-    for number, row in enumerate(Table(path, ("client_id", "name")).read(), start=2):
+    for number, row in enumerate(Table(path, ("client_id", "name")).read(""), start=2):
         client_id, name = row.get("client_id", ""), row.get("name", "").strip()
         is_name = None not in row and 0 < len(name) <= 80 and name.isprintable()
         if not is_name or not client_id.isdecimal() or int(client_id) in names:
             raise ConfigError(
                 f"{path}, line {number}: client_id = {client_id!r:.40}, name = {name!r:.90}; "
-                "allowed: each client_id once, a name of 1 to 80 printable characters"
+                "allowed: columns client_id and name, each id once, 1 to 80 printable characters"
             )
         names[int(client_id)] = name
     return names

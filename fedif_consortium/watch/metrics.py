@@ -56,9 +56,11 @@ class ServedMetrics(RunPart):
         Raises
         ------
         ConfigError
-            If the port is taken, or too many members are to be named.
+            If the port is taken, or too many members, or any without a port, are to be named.
         """
         own = run.config.section(MetricsSettings)
+        is_fine = own.port > 0 or not own.members
+        require(is_fine, "metrics.members", True, "false without metrics.port")
         if not own.port:
             return NOTHING
         metrics = RunMetrics(run.config, members=own.members)

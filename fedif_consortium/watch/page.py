@@ -89,7 +89,7 @@ def render(run: Watched, *, folder: str = ".") -> str:
             for name, path in there.items()
             if path.is_file()
         },
-        moment=_moment,
+        moment=lambda seconds: time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)),
         lasting=lasting,
         seconds_of=seconds_of,
         headline=headline,
@@ -108,11 +108,6 @@ def _pictures(run: Watched, title: str) -> dict[str, str]:
             for path in drawn.pictures.values()
             if path.is_file()
         }
-
-
-def _moment(seconds: float) -> str:
-    """Return a time since 1970 as a date and a time of day."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def lasting(seconds: float) -> str:

@@ -109,8 +109,10 @@ class Table:
     def _text(self, lines: Iterable[Mapping[str, object]]) -> str:
         return csv_text([line.get(name) for name in self._columns] for line in lines)
 
-    def read(self) -> list[dict[str, str]]:
+    def read(self, rest: str | None = None) -> list[dict[str, str]]:
         """Return the lines, each as texts by column; none where there is no file.
+
+        ``rest`` is that of :func:`~fedif_flower.run.rows.read_rows`.
 
         Raises
         ------
@@ -118,7 +120,7 @@ class Table:
             If the file is no CSV file.
         """
         try:
-            return read_rows(self.path)
+            return read_rows(self.path, rest)
         except (csv.Error, OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path} cannot be read: {error}") from error
 

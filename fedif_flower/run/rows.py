@@ -55,12 +55,15 @@ def read_table(path: Path, types: Mapping[str, Any] = _NONE, *, more: bool = Fal
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the lines of a CSV file; a last line cut off by a crash is left out."""
+def read_rows(path: Path, rest: str | None = None) -> list[dict[str, str]]:
+    """Return the lines of a CSV file; one that was cut off by a crash is left out.
+
+    ``rest``, if it is given, stands for the cells that such a line lacks.
+    """
     if not path.exists():
         return []
-    with open(path, newline="", encoding="utf-8", opener=regular) as file:
-        return [row for row in csv.DictReader(file) if None not in row.values()]
+    with open(path, newline="", encoding="utf-8-sig", opener=regular) as file:
+        return [row for row in csv.DictReader(file, restval=rest) if None not in row.values()]
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:

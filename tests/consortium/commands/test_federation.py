@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fedif_flower.errors import FedIFError
 from tests.consortium.commands.typed import call
 
 
@@ -56,16 +55,3 @@ def test_a_status_that_is_not_well_has_an_exit_status(server):
     said = json.loads(call("federation", "status", "--json", status=1))
     assert said["members"][0]["state"] == "invited"
     assert said["warnings"][0].startswith("no server that is known by ")
-
-
-@pytest.mark.parametrize(
-    ("words", "match"),
-    [
-        (["federation", "remove-member", "x"], "there is no member 'x'; members: none"),
-        (["federation", "init", "a b", "localhost"], "name = 'a b'"),
-        (["node", "start"], r"has no node\.toml"),
-    ],
-)
-def test_what_is_wrong_is_one_sentence(server, words, match):
-    with pytest.raises(FedIFError, match=match):
-        call(*words)

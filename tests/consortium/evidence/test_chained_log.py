@@ -32,16 +32,17 @@ def test_a_log_is_read_back_goes_on_where_it_ended_and_leaves_out_what_was_not_w
 @pytest.mark.parametrize(
     ("damage", "number"),
     [
-        pytest.param(lambda a, b, c: [a, c], 2, id="a line is gone"),
-        pytest.param(lambda a, b, c: [b, a, c], 1, id="two change places"),
-        pytest.param(lambda a, b, c: [a, b.replace("2", "3"), c], 2, id="edit"),
-        pytest.param(lambda a, b, c: [a, b, c, c], 4, id="a line twice"),
+        pytest.param(lambda a, b, c, _: [a, c], 2, id="a line is gone"),
+        pytest.param(lambda a, b, c, _: [b, a, c], 1, id="two change places"),
+        pytest.param(lambda a, b, c, _: [a, b.replace("2", "3"), c], 2, id="edit"),
+        pytest.param(lambda a, b, c, _: [a, b, c, c], 4, id="a line twice"),
+        pytest.param(lambda *lines: lines, 4, id="no entry"),
     ],
 )
 def test_damage_is_noticed_at_its_line(damage, number):
     lines: list[str] = []
     log = ChainedLog(write=lines.append)
-    for entry in ENTRIES:
+    for entry in [*ENTRIES, "no entry"]:
         log.append(entry)
     with pytest.raises(EvidenceError, match=f"^line {number} of the log of ada"):
         verified(damage(*lines), "the log of ada")

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedif_consortium.evidence.keys import public_der
 from fedif_consortium.evidence.reply_witness import ReplyWitness
 from fedif_consortium.evidence.signed import (
     SIGNATURE_RECORD,
@@ -118,15 +119,17 @@ def test_a_false_signature_is_refused_by_what_is_false(content, reason):
     assert found.seen[1000].signed is None
 
 
-@pytest.mark.parametrize("is_resumed", [False, True])
-def test_a_member_has_one_key_in_a_run(is_resumed):
+@pytest.mark.parametrize("known", ["signed", "resumed", "registered"])
+def test_a_member_has_one_key_in_a_run(known):
     found = witness()
     look(found, reply())
-    if is_resumed:
+    if known == "registered":
+        found = witness(registered=lambda: {1000: public_der(KEY.public_key())})
+    if known == "resumed":
         before, found = found.seen[1000].signed.cells(), witness()
         found.restore([{"round": 1, "client_id": 1000, **before}], None, 1)
     found.begin(2, arrays(1.0))
-    with pytest.raises(ReplyError, match="another key than before"):
+    with pytest.raises(ReplyError, match="another key than it is known by"):
         look(found, reply(OTHER, server_round=2), asked=2)
 
 

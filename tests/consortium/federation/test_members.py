@@ -120,6 +120,8 @@ def test_what_is_wrong_with_a_folder_is_said_before_a_number_is_given(folder, lo
 
 
 def test_a_member_that_was_removed_stays_so(folder, answer, registry):
+    with pytest.raises(ConfigError, match="there is no member 'x'; members: hospital-a"):
+        remove(folder, "x", registry)
     add(folder, answer, registry)
     for _ in range(2):
         remove(folder, "hospital-a", registry)

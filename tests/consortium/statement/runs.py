@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -69,8 +70,12 @@ def make_run(
     folder.attribution.append(parts)
     folder.attributed_rounds.append(rounds)
     folder.clients.replace(clients)
-    counts = dict.fromkeys(("accepted", "rejected", "failed", "round_failed", "online"), 0)
-    folder.rounds.replace({**counts, "round": number} for number in range(len(rounds) + 1))
+    counts = dict.fromkeys(("rejected", "failed", "late", "round_failed", "online"), 0)
+    of_round = Counter(line["round"] for line in clients)
+    folder.rounds.replace(
+        {**counts, "round": number, "accepted": of_round[number]}
+        for number in range(len(rounds) + 1)
+    )
     folder.config.write({"strategy": "fedif", "gamma": 0.3, "attribution": "simpson"})
     folder.summary.write({})
     digests = {"settings_sha256": "aa", "validation_sha256": "bb", "code_sha256": "cc"}

@@ -117,12 +117,12 @@ def test_a_model_that_diverged_leaves_losses_out(split_run):
 
 @pytest.mark.parametrize(
     "text",
-    ["id,name\n1,a", "x,a", "-1,a", "1,", "1,a\x1b[0m", "1,a,b", "7,a\n7,b", f"1,{81 * 'a'}"],
+    ["id,name\n1,a", "x,a", "-1,a", "1", "1,", "1,a\x1b[0m", "1,a,b", "7,a\n7,b", f"1,{81 * 'a'}"],
 )
 def test_names_that_will_not_do_are_named(tmp_path, text):
     path = tmp_path / "names.csv"
     path.write_text(text if "id" in text else f"client_id,name\n{text}")
     with pytest.raises(ConfigError, match=f"names.csv, line {3 if '7' in text else 2}: "):
         read_names(path)
-    path.write_text("client_id,name,place\n18446744073709551615, St. Mary's ,Graz")
+    path.write_text("\ufeffclient_id,name,place\n18446744073709551615, St. Mary's ,Graz")
     assert read_names(path) == {2**64 - 1: "St. Mary's"}

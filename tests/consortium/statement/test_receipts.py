@@ -24,7 +24,7 @@ from fedif_consortium.parts import run_parts
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.part import deliver
 from fedif_consortium.statement.verify import verify
-from fedif_flower.errors import CheckpointError, StatementError
+from fedif_flower.errors import CheckpointError, ConfigError, StatementError
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.signed_runs import NAMES, ROUNDS, altered, rewrite, swapped, without
@@ -197,6 +197,12 @@ def test_a_chain_that_is_not_that_of_the_records_is_found_without_receipts(
     make_statement(copied.path, key)
     with pytest.raises(StatementError, match=found):
         verify(copied.path)
+
+
+def test_receipts_that_were_cut_off_make_no_statement(copied, key):
+    copied.receipts.begin()
+    with pytest.raises(ConfigError, match=r"receipts\.csv has no line of round 1"):
+        make_statement(copied.path, key)
 
 
 def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, monkeypatch):

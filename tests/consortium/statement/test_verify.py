@@ -152,6 +152,7 @@ TAMPERED = [
     (UNEVEN, sign_and_check, "round 1 does not add up"),
     (UNEVEN, remake, "round 1 does not add up"),
     (credited_more, sign_and_check, "is credited with more than it gave"),
+    (cut_off("clients.csv"), remake, r"clients\.csv has not \d lines of round 6"),
     *((cut_off(name), remake, "ends with round 6, .*: was one cut off") for name in ROUNDS),
     *(
         (more(of), sign_and_check, rf"members\[0\]: {of} is .*, but the records give")
@@ -218,9 +219,16 @@ def test_what_the_operator_did_not_sign_as_a_statement_is_none(copy, key, is_ope
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_contributions_without_a_finite_sum_make_no_statement(tmp_path, key):
-    run_dir = make_run(tmp_path / "run", 2 * [{0: 1e308}])
-    with pytest.raises(ConfigError, match="no statement can be made of its records: Overflow"):
+@pytest.mark.parametrize(
+    ("contributions", "said"),
+    [
+        (2 * [{0: 1e308}], "can be made of its records: Overflow"),
+        ([{}], "nobody was asked in this"),
+    ],
+)
+def test_some_runs_make_no_statement(tmp_path, key, contributions, said):
+    run_dir = make_run(tmp_path / "run", contributions)
+    with pytest.raises(ConfigError, match=said):
         make_statement(run_dir, key)
 
 
