@@ -274,7 +274,7 @@ class Aggregation:
     noise: Tensor | None = None
     applied: Tensor | None = None
 
-    def of(self, num_clients: int) -> Aggregation:
+    def require_of(self, num_clients: int) -> Aggregation:
         """Return this, or raise ValuationError where a figure is not one of each client."""
         for name in ("weights", "scores", "normalized", "weight_scores", "accumulative"):
             figures = getattr(self, name)

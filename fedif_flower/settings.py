@@ -74,27 +74,12 @@ def quiet_setting(default: Any, words: str, **declared: Any) -> Any:
 MaliciousFraction = Annotated[float, Setting("assumed share of malicious clients", ge=0, le=1)]
 
 
-class RefusedValueError(ValueError):
-    """Raised by a validator of a :class:`Settings` class that compares several values.
-
-    Parameters
-    ----------
-    name : str
-        The field that is refused.
-    allowed : str
-        What it may be; other fields by their names.
-    """
-
-    def __init__(self, name: str, allowed: str) -> None:
-        super().__init__(name, allowed)
-        self.name, self.allowed = name, allowed
-
-
 class Settings(BaseModel):
     """Settings that belong together: checked when made, immutable after.
 
     A value may be given under the field's name or under its run-config key (``batch_size``,
-    ``batch-size``).
+    ``batch-size``). A validator that compares several values calls
+    :func:`~fedif_flower.errors.require` with the fields' names.
 
     Raises
     ------
@@ -262,11 +247,8 @@ def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, ob
         return text
 
     refused = first.get("ctx", {}).get("error")
-    if isinstance(refused, RefusedValueError):
-        value = given.get(refused.name, given.get(aliases[refused.name]))
-        if value is None:
-            value = cls.model_fields[refused.name].default
-        return spell(f"{refused.name} = {value!r}; allowed: {refused.allowed}")
+    if isinstance(refused, ConfigError):
+        return spell(str(refused))
     key = str(first["loc"][0])
     name = next((name for name, alias in aliases.items() if key in (name, alias)), None)
     if name is None:

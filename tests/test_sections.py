@@ -10,12 +10,12 @@ import pytest
 from pydantic import model_validator
 
 from fedif_flower.attacks import ATTACKS
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import read_toml
 from fedif_flower.registry import Registry
 from fedif_flower.run.config import RunConfig
 from fedif_flower.sections import arguments, make, section
-from fedif_flower.settings import RefusedValueError, Setting, Settings, setting, take_section
+from fedif_flower.settings import Setting, Settings, setting, take_section
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.config import TASKS
 
@@ -125,8 +125,7 @@ class Own(Settings):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.low > self.high:
-            raise RefusedValueError("low", f"<= high = {self.high}")
+        require(self.low <= self.high, "low", self.low, f"<= high = {self.high}")
         return self
 
 

@@ -26,7 +26,7 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import JsonFile
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
-from fedif_flower.settings import RefusedValueError, Settings, in_section, quiet_setting, setting
+from fedif_flower.settings import Settings, in_section, quiet_setting, setting
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
 
@@ -66,8 +66,8 @@ class MaskingSettings(Settings, alias_generator=in_section("masking")):
     def _has_a_keeper(self) -> Self:
         words = "needed with" if self.mode == "keeper" else "empty without"
         for name in ("keeper_url", "keeper_certificate", "client_certificate", "client_key"):
-            if bool(getattr(self, name)) != (self.mode == "keeper"):
-                raise RefusedValueError(name, f"{words} mode 'keeper'")
+            fits = bool(getattr(self, name)) == (self.mode == "keeper")
+            require(fits, name, getattr(self, name), f"{words} mode 'keeper'")
         return self
 
 

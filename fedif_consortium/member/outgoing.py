@@ -18,11 +18,11 @@ from pydantic import StringConstraints, model_validator
 
 from fedif_consortium.member.node_log import NodeLog
 from fedif_consortium.member.privacy import Floats, PrivacyBudget, add_noise
-from fedif_flower.errors import RefusedByMemberError, ReplyError
+from fedif_flower.errors import RefusedByMemberError, ReplyError, require
 from fedif_flower.messages.arrays import is_statistic, pack_array, view_array
 from fedif_flower.messages.instructions import VECTOR_RECORD
 from fedif_flower.messages.text import printable
-from fedif_flower.settings import RefusedValueError, Settings, setting
+from fedif_flower.settings import Settings, setting
 
 Values = NDArray[np.generic]
 _MODEL = "arrays"  # The record that is the model, in messages and replies.
@@ -80,11 +80,11 @@ class LeavesSettings(Settings):
 
     @model_validator(mode="after")
     def _leave_nothing_without_noise(self) -> Self:
-        if self.noise_multiplier and not self.clip_length:
-            raise RefusedValueError("clip_length", "more than 0 where noise_multiplier is")
-        for name in ("arrays", "buffers"):
-            if self.noise_multiplier and getattr(self, name):
-                raise RefusedValueError(name, "none with noise: they would leave without it")
+        clipped, length = self.clip_length > 0 or not self.noise_multiplier, self.clip_length
+        require(clipped, "clip_length", length, "more than 0 where noise_multiplier is")
+        for name in ("arrays", "buffers") if self.noise_multiplier else ():
+            words, own = "none with noise: they would leave without it", getattr(self, name)
+            require(not own, name, own, words)
         return self
 
 

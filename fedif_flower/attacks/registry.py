@@ -10,10 +10,10 @@ from pydantic import model_validator
 
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
 from fedif_flower.attacks.behaviour import Behaviour, Colluder
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings
-from fedif_flower.settings import RefusedValueError, setting
+from fedif_flower.settings import setting
 from fedif_flower.tasks.task import Task
 
 # Each is imported when it is named.
@@ -80,9 +80,8 @@ class AttackConfig(SectionedSettings):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        if self.poison_ratio_min > self.poison_ratio_max:
-            words = f"<= poison_ratio_max = {self.poison_ratio_max}"
-            raise RefusedValueError("poison_ratio_min", words)
+        low, high = self.poison_ratio_min, self.poison_ratio_max
+        require(low <= high, "poison_ratio_min", low, f"<= poison_ratio_max = {high}")
         return self
 
 

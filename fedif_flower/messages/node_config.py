@@ -7,8 +7,8 @@ from typing import Self
 
 from pydantic import model_validator
 
-from fedif_flower.errors import ConfigError
-from fedif_flower.settings import RefusedValueError, Scalar, Settings, setting
+from fedif_flower.errors import ConfigError, require
+from fedif_flower.settings import Scalar, Settings, setting
 
 _HUB_DATA = "data-path"  # What apps on Flower Hub call data-dir.
 
@@ -73,10 +73,10 @@ class NodeConfig(Settings):
 
     @model_validator(mode="after")
     def _is_one_of_the_partitions(self) -> Self:
-        if self.num_partitions is not None and self.partition_id >= self.num_partitions:
-            raise RefusedValueError("partition_id", f"0 <= partition_id < {self.num_partitions}")
-        if self.keeper_key and not self.signing_key:
-            raise RefusedValueError("signing_key", "a path, with keeper_key")
+        own, of = self.partition_id, self.num_partitions
+        require(of is None or own < of, "partition_id", own, f"0 <= partition_id < {of}")
+        signs = bool(self.signing_key or not self.keeper_key)
+        require(signs, "signing_key", self.signing_key, "a path, with keeper_key")
         return self
 
     @classmethod

@@ -23,7 +23,6 @@ from fedif_flower.run.completeness import LEAST_PARTICIPATION
 from fedif_flower.sections import section_name
 from fedif_flower.settings import (
     AUTO,
-    RefusedValueError,
     Scalar,
     Settings,
     alike,
@@ -77,8 +76,8 @@ class CreditSettings(Settings, alias_generator=in_section("credit")):
     @model_validator(mode="after")
     def _can_bound(self) -> Self:
         for name in ("length", "borrowed", "weight"):
-            if 0 < getattr(self, name) < 1:
-                raise RefusedValueError(name, "0 (no bound) or a number >= 1")
+            own = getattr(self, name)
+            require(not 0 < own < 1, name, own, "0 (no bound) or a number >= 1")
         return self
 
     def bounds(self) -> CreditBounds:
@@ -273,12 +272,11 @@ class RunConfig(ClientConfig, StrategyConfig):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         for name in IMAGE_FIELDS if self.task != IMAGES else ():
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise RefusedValueError(name, f"only with task {IMAGES!r}: others have their own")
-        if self.dataset == "image-folder" and not self.data_dir:
-            raise RefusedValueError(
-                "data_dir", "the folder's path, which dataset 'image-folder' needs"
-            )
+            own, words = getattr(self, name), f"only with task {IMAGES!r}: others have their own"
+            require(own == type(self).model_fields[name].default, name, own, words)
+        words = "the folder's path, which dataset 'image-folder' needs"
+        found = self.dataset != "image-folder" or bool(self.data_dir)
+        require(found, "data_dir", self.data_dir, words)
         return self
 
     @property

@@ -12,6 +12,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from fedif_flower.attacks.assignment import malicious_partitions
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
@@ -85,6 +86,10 @@ def run_federation(
         part.fits(config)
     loaded = loaded or load_task(with_free_folder(config), task)
     require_simulated(grid, loaded.config)
+    share, clients = loaded.config.malicious_fraction, loaded.config.num_clients
+    attackers = malicious_partitions(clients, share, loaded.config.seed)
+    if loaded.config.attack != "none" and share and not attackers:
+        logger.warning("malicious-fraction = %g of %d clients: nobody attacks", share, clients)
     folder = RunFolder(loaded.config.run_dir)
     with about(run=folder.path.name), hold_directory(folder.path), ExitStack() as stack:
         settings = {**loaded.config.identity(), "data": loaded.fingerprint}

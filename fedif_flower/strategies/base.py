@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import ConfigError, DivergedError, FedIFError, ValuationError
+from fedif_flower.errors import ConfigError, DivergedError, FedIFError, ValuationError, require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import (
     AverageMetrics,
@@ -97,6 +97,9 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
         **base: Unpack[FlowerArguments],
     ) -> None:
         super().__init__(**base)
+        for name in ("fraction_train", "fraction_evaluate"):
+            share = getattr(self, name)
+            require(0 <= share <= 1, name, share, "a number >= 0 and <= 1")
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or AverageMetrics()
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or AverageMetrics()
         self.stages = Stages(self.default_stages() if stages is None else stages)
@@ -336,7 +339,7 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
             vectors, aggregation = self.stages.combined(staged, weighed)
         else:
             vectors, aggregation = by_step(staged, found)
-        return vectors, staged.unmixed(aggregation).of(updates.num_clients)
+        return vectors, staged.unmixed(aggregation).require_of(updates.num_clients)
 
     def _outcome(self, server_round: int, screening: Screening, *, blamed: bool) -> Outcome:
         """Advance the global model by the accepted replies, if they allow it."""

@@ -156,7 +156,7 @@ class RunningStrategy(FedAvg):
     callbacks: list[Callback]
     own_callbacks: Sequence[Callback] = ()  # The strategy's; they are told first.
     seed: int
-    completed_rounds = 0  # By earlier processes.
+    completed_rounds = 0  # By earlier processes, and by this one.
     _evaluators: Sequence[int] = ()
     _stop: StopTraining | None = None  # After this round.
 
@@ -232,6 +232,7 @@ class RunningStrategy(FedAvg):
                     if metrics is not None:
                         _FLOWER.info("\t└──> Evaluated MetricRecord: %s", metrics)
                         result.evaluate_metrics_clientapp[server_round] = metrics
+                self.completed_rounds = server_round
                 self._look(server_round, evaluate_fn, result)
             seconds = time.monotonic() - started
             _FLOWER.info("Strategy execution finished in %.2fs\n%s", seconds, result)

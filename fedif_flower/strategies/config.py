@@ -6,9 +6,10 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
+from fedif_flower.errors import require
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings, setting_of
-from fedif_flower.settings import RefusedValueError, Settings, in_section, setting
+from fedif_flower.settings import Settings, in_section, setting
 from fedif_flower.stages import (
     Bucketing,
     Clip,
@@ -74,13 +75,13 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
     @model_validator(mode="after")
     def _can_be_paced(self) -> Self:
         buffered = self.is_buffered
-        if buffered != bool(self.buffer_size):
-            words = ">= 1 with rounds 'buffered'" if buffered else "0 without rounds 'buffered'"
-            raise RefusedValueError("buffer_size", words)
+        words = ">= 1 with rounds 'buffered'" if buffered else "0 without rounds 'buffered'"
+        require(buffered == bool(self.buffer_size), "buffer_size", self.buffer_size, words)
         only = {"quorum": 0, "grace": 0, "ask_more": 1} if buffered else {}
         for name, value in only.items():
-            if getattr(self, name) != value:
-                raise RefusedValueError(name, f"{value} with rounds 'buffered', which asks all")
+            own, words = getattr(self, name), f"{value} with rounds 'buffered', which asks all"
+            require(own == value, name, own, words)
+        self.pace()  # What it refuses is refused here.
         return self
 
     def pace(self) -> Pace:
@@ -150,14 +151,13 @@ class StrategyConfig(SectionedSettings):
 
     @model_validator(mode="after")
     def _can_be_attributed(self) -> Self:
-        if self.strategy in WITHOUT_COEFFICIENTS and self.attribution != "off":
-            words = f"'off' with strategy {self.strategy!r}, which gives no update a coefficient"
-            raise RefusedValueError("attribution", words)
+        own, fits = self.attribution, self.strategy not in WITHOUT_COEFFICIENTS
+        words = f"'off' with strategy {self.strategy!r}, which gives no update a coefficient"
+        require(fits or own == "off", "attribution", own, words)
         moves_each = self.server_optimizer not in ("off", "fedavgm")
-        built_in = self.server_optimizer in SERVER_OPTIMIZERS.built_in
-        if built_in and moves_each and self.attribution != "off":
-            words = f"'off' with server-optimizer {self.server_optimizer!r}"
-            raise RefusedValueError("attribution", words)
+        adaptive = moves_each and self.server_optimizer in SERVER_OPTIMIZERS.built_in
+        words = f"'off' with server-optimizer {self.server_optimizer!r}"
+        require(not adaptive or own == "off", "attribution", own, words)
         return self
 
 

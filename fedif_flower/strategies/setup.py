@@ -103,6 +103,7 @@ class Pace(CheckedFields):
         super().__post_init__()
         whole = self.quorum < 1 or self.quorum == int(self.quorum)
         require(whole, "quorum", self.quorum, "0, a share below 1, or a whole number")
+        require(bool(self.quorum or not self.grace), "grace", self.grace, "0 without a quorum")
 
     def closing(self, num_asked: int, awaited: Collection[int]) -> Closing:
         """Return when a round closes in which so many members are asked, beside those at work."""

@@ -165,8 +165,8 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
         If the run is not complete, or its task is of no images with classes, or its app's own.
     """
     folder = RunFolder(run_dir)
-    if not folder.is_complete():
-        raise ConfigError(f"{str(run_dir)!r} holds no complete run")
+    if not all(path.is_file() for path in (folder.summary.path, folder.config.path, folder.model)):
+        raise ConfigError(f"{str(run_dir)!r} holds no complete run with its model")
     config = RunConfig.of_records(folder.config.read())
     loaded = load_task(config)
     images = held_out_images(loaded.validation, "unlearning")

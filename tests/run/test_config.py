@@ -55,6 +55,8 @@ def test_what_auto_stands_for(given, resolved):
         ("poison-ratio-min", 0.9, "poison-ratio-max"),
         ("min-valid-replies", 11, "10 clients"),
         ("run-name", "../elsewhere", "folder"),
+        ("pace.quorum", 1.5, "a share below 1, or a whole number"),
+        ("pace.grace", 3.0, "0 without a pace.quorum"),
         ("banana", 3, "unknown key"),
     ],
 )
@@ -182,9 +184,11 @@ def test_a_run_that_is_stopped_says_how_it_goes_on(tmp_path, caplog):
                 raise KeyboardInterrupt
             return super().push_messages(sent)
 
-    settings = small(tmp_path, **{"num-server-rounds": 5})
+    few = {"attack": "sign-flip", "malicious-fraction": 0.1}
+    settings = small(tmp_path, **{"num-server-rounds": 5, **few})
     with pytest.raises(KeyboardInterrupt):
         through_the_door(Stopped(client_app, 3), settings)
+    assert "malicious-fraction = 0.1 of 3 clients: nobody attacks" in caplog.messages
     (run_dir,) = tmp_path.iterdir()
     (told,) = (m for m in caplog.messages if m.startswith("stopped after"))
     said, _, keys = told.partition(" with ")

@@ -182,8 +182,8 @@ def test_a_setting_beyond_its_range_is_named(kind: Any):
 REFUSED: list[tuple[type, dict[str, object], str]] = [
     (of.Weighting, {"weight_scope": "all"}, "weight_scope = 'all'; allowed: participants, "),
     (ShapleyValuation, {"estimator": "guess"}, "estimator = 'guess'; allowed: "),
-    (of.Pace, {"quorum": 1.5}, "quorum = 1.5; allowed: 0, a share below 1, or a whole number"),
     (of.FedAvg, {"setup": of.Setup(max_examples_ratio=0.5)}, "max_examples_ratio"),
+    (of.FedIF, {"fraction_train": 1.5}, "fraction_train = 1.5; allowed: a number >= 0 and <= 1"),
     (of.Setup, {"max_examples_ratio": float("nan")}, "max_examples_ratio = nan; allowed: "),
     (of.RobustRule, {"rule": 0.5}, "rule = 0.5; allowed: a callable, such as Median"),
 ]

@@ -35,11 +35,9 @@ def value(arrays: ArrayRecord) -> float:
     return round(arrays["weight"].numpy().item(), 4)  # Thirds do not sum to 1 exactly.
 
 
-def start(*callbacks: Callback, completed: int = 0, rounds: int = 3, **started):
+def start(*callbacks: Callback, rounds: int = 3, **started):
     """Three clients that add 1 in each round."""
-    strategy = FedAvg(callbacks=callbacks, **BASE)
-    strategy.completed_rounds = completed
-    grid = LocalGrid(alike(one_more), 3)
+    strategy, grid = FedAvg(callbacks=callbacks, **BASE), LocalGrid(alike(one_more), 3)
     return strategy.start(grid, model_arrays(point(1)), num_rounds=rounds, **started)
 
 
@@ -48,13 +46,17 @@ class Watching(Callback):
         return {"value": value(model.record)}
 
 
-def test_rounds_of_a_resumed_run_go_on_counting():
+def test_rounds_of_a_second_start_go_on_counting():
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         return MetricRecord({"found": value(arrays)})
 
-    result = start(Watching(), rounds=2, completed=5, evaluate_fn=evaluate)
+    strategy, model = FedAvg(callbacks=[Watching()], **BASE), model_arrays(point(1))
+    for rounds in (5, 2):
+        grid = LocalGrid(alike(one_more), 3)
+        result = strategy.start(grid, model, rounds, evaluate_fn=evaluate)
+        model = result.arrays
     found = {t: dict(metrics) for t, metrics in result.evaluate_metrics_serverapp.items()}
-    assert found == {6: {"found": 1.0, "value": 1.0}, 7: {"found": 2.0, "value": 2.0}}
+    assert found == {6: {"found": 6.0, "value": 6.0}, 7: {"found": 7.0, "value": 7.0}}
 
 
 def test_an_evaluation_that_fails_on_one_model_takes_it_back():

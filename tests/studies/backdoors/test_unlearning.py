@@ -107,6 +107,7 @@ def test_the_backdoor_goes_and_the_model_stays_of_use(tmp_path):
 
 
 def test_what_cannot_be_unlearned_is_named(tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds no complete run"):
         unlearn_run(tmp_path)
     run_dir = points.run(tmp_path, points.regression())

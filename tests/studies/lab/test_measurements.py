@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.measurements import find_measurements, from_row, read_measurement, to_row
@@ -52,6 +53,9 @@ def test_only_complete_runs_are_found_each_once(tmp_path):
     (write_result(tmp_path / "running", {}, [0.6]) / "summary.json").unlink()
     found = find_measurements([tmp_path, tmp_path / "two"])
     assert [m.run_dir.name for m in found] == ["one", "two"]
+    (tmp_path / "two" / "summary.json").write_text("{}")  # Another program's.
+    with pytest.raises(ConfigError, match="two holds no run that can be read: KeyError"):
+        find_measurements([tmp_path])
 
 
 def test_a_row_keeps_everything_but_paths(tmp_path):
