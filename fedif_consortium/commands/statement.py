@@ -159,11 +159,9 @@ def verify(
     for name in found.not_here:
         typer.echo(f"Not here, so not checked: {name}")
     for member in found.members:
-        signed = f"{member.signed} of {member.accepted} updates"
-        typer.echo(f"Signed by {member.name}: {signed}")
+        typer.echo(f"Signed by {member.name}: {member.signed} of {member.accepted} updates")
     for held in found.receipts:
-        kept = f"{len(held.lines)} lines, {len(held.rounds)} heads"
-        typer.echo(f"As {held.name} was told: {kept}")
+        typer.echo(f"As {held.name} was told: {len(held.lines)} lines, {len(held.rounds)} heads")
     if found.redone:
         rounds = ", ".join(map(str, found.redone))
         typer.echo(f"Done again after the run was resumed: rounds {rounds}")

@@ -150,10 +150,8 @@ def read_kept(path: Path) -> KeptGradient:
     ConfigError
         If the file is damaged.
     """
-    with (
-        refused_as(ConfigError, f"{path} is no kept gradient"),
-        np.load(path, allow_pickle=False) as held,
-    ):
+    damaged = f"{path} is no kept gradient"
+    with refused_as(ConfigError, damaged), np.load(path, allow_pickle=False) as held:
         texts = [str(held[name]) for name in _TEXTS]
         arrays = {n.removeprefix(_MODEL): held[n] for n in held if n.startswith(_MODEL)}
         return KeptGradient(_round(path), arrays, held[_VECTOR], *texts)

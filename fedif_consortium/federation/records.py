@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedif_consortium.address import Address, an_address, joined_address, split_address
 from fedif_consortium.evidence import keys
 from fedif_consortium.federation import files
-from fedif_consortium.federation.certificates import certificate_fingerprint
+from fedif_consortium.federation.certificates import certificate_fingerprint, read_certificate
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 from fedif_flower.settings import Settings, setting
@@ -113,9 +113,9 @@ class FederationFolder:
         return self.path / "members" / f"{name}.pub"
 
     def certificate_text(self) -> str:
-        """Return the authority's certificate, as PEM; a ConfigError if it cannot be read."""
-        with refused_as(ConfigError, f"{self.authority} is no certificate in PEM"):
-            return self.authority.read_text()
+        """Return the authority's certificate, as PEM; a ConfigError if it is none."""
+        read_certificate(self.authority)
+        return self.authority.read_text()
 
     def settings(self) -> FederationSettings:
         """Read the federation's settings.

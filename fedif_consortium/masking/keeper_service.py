@@ -124,8 +124,7 @@ def make_keeper(config: KeeperConfig) -> Keeper:
     """
     folder = Path(config.settings.state)
     key, file = keeper_key(folder), folder / "log.txt"
-    log = open_log(file)
-    return Keeper(config.policy, config.members, key, log, read_log(file))
+    return Keeper(config.policy, config.members, key, open_log(file), read_log(file))
 
 
 def keeper_app(keeper: Keeper) -> Starlette:

@@ -101,8 +101,8 @@ def main() -> None:
     """Run ``flower-supernode`` with its own arguments, guarded."""
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         sys.exit(USAGE)
-    show_logs()
     try:
+        show_logs()
         policy = read_member_policy(Path(sys.argv.pop(1)))
         prepare(sys.argv[1:])
         install(policy, sys.argv[1:])

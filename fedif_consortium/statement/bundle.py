@@ -31,7 +31,7 @@ from fedif_consortium.statement.manifest import (
 from fedif_consortium.statement.member_account import Verdict
 from fedif_consortium.statement.pages import made_with, render
 from fedif_consortium.statement.records import RunRecords, read_run, require_consistent
-from fedif_consortium.statement.settings import AMOUNT, CONTACT, PayBy, Ties
+from fedif_consortium.statement.settings import AMOUNT, PayBy, StatementSettings, Ties
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import parse_json, refused_as
 from fedif_flower.run.folder import RunFolder
@@ -90,8 +90,7 @@ def make_statement(
         If the run has no such records or round, they contradict each other, it has a statement
         already, or the folder cannot be written.
     """
-    is_fine = re.fullmatch(CONTACT, contact) is not None
-    require(is_fine, "contact", contact[:80], "at most 200 printable characters")
+    StatementSettings(contact=contact)  # Refuses one that will not do.
     folder = RunFolder(run_dir).statement
     if folder.exists() and not again:
         raise ConfigError(
@@ -100,6 +99,10 @@ def make_statement(
         )
     with refused_as(ConfigError, f"{run_dir}: no statement can be made of its records"):
         records = read_run(run_dir, names)
+        if names is not None and names.keys().isdisjoint(records.members):
+            raise ConfigError(
+                f"names: none is a member's client_id, such as {min(records.members)}"
+            )
         require_consistent(records)
         account = settle(records, budget_cents, pay_by, ties, from_round)
         put_folder(folder, _signed_files(account, records, key, contact))

@@ -59,8 +59,7 @@ class ServedMetrics(RunPart):
             If the port is taken, or too many members, or any without a port, are to be named.
         """
         own = run.config.section(MetricsSettings)
-        is_fine = own.port > 0 or not own.members
-        require(is_fine, "metrics.members", True, "false without metrics.port")
+        require(own.port > 0 or not own.members, "metrics.members", True, "false without a port")
         if not own.port:
             return NOTHING
         metrics = RunMetrics(run.config, members=own.members)

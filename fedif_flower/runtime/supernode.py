@@ -90,8 +90,8 @@ def prepare(arguments: Sequence[str]) -> None:
 
 def main() -> None:
     """Run ``flower-supernode`` with its own arguments."""
-    show_logs()
     try:
+        show_logs()
         prepare(sys.argv[1:])
     except FedIFError as error:
         sys.exit(f"error: {error}")

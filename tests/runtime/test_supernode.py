@@ -37,7 +37,7 @@ def test_a_node_whose_key_is_not_registered_is_told_so_once(monkeypatch, caplog,
 
 
 @pytest.mark.parametrize("guarded", [False, True])
-def test_a_port_that_is_taken_is_a_sentence(monkeypatch, tmp_path, guarded):
+def test_what_keeps_a_node_from_starting_is_a_sentence(monkeypatch, tmp_path, guarded):
     policy = tmp_path / "policy.toml"
     policy.touch()
     module = guarded_supernode if guarded else supernode
@@ -47,3 +47,7 @@ def test_a_port_that_is_taken_is_a_sentence(monkeypatch, tmp_path, guarded):
         monkeypatch.setattr(sys, "argv", ["supernode", *words])
         with pytest.raises(SystemExit, match=f"error: this node cannot listen .*{port}: .*in use"):
             module.main()
+    monkeypatch.setenv("FEDIF_LOG_FORMAT", "xml")
+    monkeypatch.setattr(sys, "argv", ["supernode", str(policy)])
+    with pytest.raises(SystemExit, match="error: FEDIF_LOG_FORMAT = 'xml'"):
+        module.main()

@@ -108,12 +108,14 @@ def test_a_registration_that_was_interrupted_is_found_again_and_no_other(
     assert add(folder, path, registry).node_id == "1000"
 
 
-@pytest.mark.parametrize("lost", ["authority", "lock"])
+@pytest.mark.parametrize("lost", ["authority", "authority's content", "lock"])
 def test_what_is_wrong_with_a_folder_is_said_before_a_number_is_given(folder, lost):
-    path = getattr(folder, lost)
+    path = getattr(folder, lost.partition("'")[0])
     path.unlink(missing_ok=True)
     if lost == "lock":
         path.mkdir()
+    elif lost != "authority":
+        path.touch()
     with pytest.raises(FedIFError, match=path.name):
         invite(folder, "a")
     assert folder.members() == {}

@@ -220,16 +220,17 @@ def test_what_the_operator_did_not_sign_as_a_statement_is_none(copy, key, is_ope
 
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize(
-    ("contributions", "said"),
+    ("contributions", "names", "said"),
     [
-        (2 * [{0: 1e308}], "can be made of its records: Overflow"),
-        ([{}], "nobody was asked in this"),
+        (2 * [{0: 1e308}], None, "no statement can be made of its records: Overflow"),
+        ([{}], None, "nobody was asked in this run"),
+        ([{0: 1.0}], {9: "eve"}, "names: none is a member's client_id, such as 0"),
     ],
 )
-def test_some_runs_make_no_statement(tmp_path, key, contributions, said):
+def test_some_runs_make_no_statement(tmp_path, key, contributions, names, said):
     run_dir = make_run(tmp_path / "run", contributions)
     with pytest.raises(ConfigError, match=said):
-        make_statement(run_dir, key)
+        make_statement(run_dir, key, names=names)
 
 
 HASHES = {name: f"another hash of the {name}" for name in ("settings", "validation", "code")}
