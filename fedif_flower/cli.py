@@ -175,9 +175,8 @@ def main() -> None:
         show_logs()
         cli()
     except (FedIFError, OSError) as error:
-        console = Console(stderr=True)
-        said = escape(one_line(error, 2000))
-        console.print(f"[bold red]error:[/] {said}", soft_wrap=True, highlight=False)
+        said = f"[bold red]error:[/] {escape(one_line(error, 2000))}"
+        Console(stderr=True).print(said, soft_wrap=True, highlight=False)
         raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 

@@ -98,7 +98,9 @@ def refused_as(kind: type[FedIFError], what: str) -> Iterator[None]:
     except FedIFError:
         raise
     except Exception as error:  # An OverflowError of 1e308, a KeyError of what is not there ...
-        raise kind(f"{what}: {error!r:.200}") from error
+        # Only the text of an OSError names the file.
+        words = str(error) if isinstance(error, OSError) else repr(error)
+        raise kind(f"{what}: {words:.200}") from error
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

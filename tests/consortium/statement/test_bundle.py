@@ -73,12 +73,12 @@ def split_run(tmp_path):
     return make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}, {0: 0.5}], blocks=blocks)
 
 
-@pytest.mark.parametrize("name", ["summary", "attribution", "attributed_rounds", "clients"])
-def test_a_file_that_is_missing_is_named(split_run, name):
+@pytest.mark.parametrize("name", ["summary", "config", "provenance", "attribution", "clients"])
+def test_a_file_that_is_missing_is_named(split_run, key, name):
     path = getattr(RunFolder(split_run), name).path
     path.unlink()
-    with pytest.raises(ConfigError, match=f"{path.name}' is missing: "):
-        read_run(split_run)
+    with pytest.raises(ConfigError, match=f"{path.name}'"):
+        make_statement(split_run, key)
 
 
 ROW = "\n1,0,0,0.5,0.5,"
