@@ -188,7 +188,7 @@ class RunRecorder(RunWriter):
         """
         last, saved = max(self._last[0] if self._last else self.run.done, 0), self.checkpoints
         if (
-            isinstance(error, Exception | KeyboardInterrupt)
+            isinstance(error, Exception | KeyboardInterrupt | SystemExit)
             and self.config.checkpoint_every
             and last > max(saved.last_round, 0)
         ):

@@ -170,8 +170,8 @@ class PathAttribution(Callback):
         trained = [spec.name for spec in strategy.model.layout.trainable]
         if trained != self.validation.parameter_names:
             raise ConfigError(
-                "the strategy does not train the parameters of the validation set's model; give "
-                "it trainable_keys=validation.parameter_names"
+                "the strategy does not train what the validation set's model does; give it setup="
+                "Setup(trainable_keys=validation.parameter_names, tied_keys=validation.tied_names)"
             )
         require_shapes(type(self).__name__, self.validation.shapes, strategy.model.record)
         self._strategy = strategy

@@ -210,6 +210,8 @@ def _quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:
         return call(cell)
     except FedIFError as error:
         return error
+    except Exception as error:  # out of a task, or for want of memory: other cells go on
+        return FedIFError(repr(error))
     finally:
         logging.disable(logging.NOTSET)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import tomllib
 from pathlib import Path
 
@@ -181,12 +182,12 @@ def test_a_run_that_is_stopped_says_how_it_goes_on(tmp_path, caplog):
             trains = any(message.metadata.message_type == "train" for message in sent)
             self.rounds = getattr(self, "rounds", 0) + trains
             if self.rounds == 3:
-                raise KeyboardInterrupt
+                raise SystemExit(signal.SIGTERM)  # As Ray makes of it.
             return super().push_messages(sent)
 
     few = {"attack": "sign-flip", "malicious-fraction": 0.1}
     settings = small(tmp_path, **{"num-server-rounds": 5, **few})
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit):
         through_the_door(Stopped(client_app, 3), settings)
     assert "malicious-fraction = 0.1 of 3 clients: nobody attacks" in caplog.messages
     (run_dir,) = tmp_path.iterdir()

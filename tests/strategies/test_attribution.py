@@ -127,7 +127,7 @@ def test_what_was_applied_counts_not_what_was_weighed(strategy, steps, coefficie
     ("strategy", "setup", "words"),
     [
         (lambda v, **base: RobustRule(Median(), **base), {}, "RobustRule combines coordinate by"),
-        (fedavg, {"trainable_keys": []}, r"trainable_keys=validation\.parameter_names"),
+        (fedavg, {"trainable_keys": []}, r"Setup\(trainable_keys=validation\.para"),
         (with_stages(FedYogi()), {}, "moves each parameter by itself"),
     ],
 )

@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fedif_flower.client.app import task_app
-from fedif_flower.errors import ConfigError
 from fedif_flower.run.rows import read_rows
 from fedif_studies.commands import cli
 from fedif_studies.lab import run
@@ -27,7 +26,7 @@ def _revision(monkeypatch):
 
 def doubled(cell: Row) -> list[Row]:
     if cell["name"] == "b":
-        raise ConfigError("no")
+        raise RuntimeError("out of memory")
     return [{"figure": cell["share"]}, {"figure": 2}]
 
 
@@ -37,7 +36,7 @@ def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path,
     path.write_text("name,share,figure\na,0.50,7\n")
     assert missing(path, CELLS) == CELLS[1:]
     assert not fill(path, CELLS, doubled, jobs=jobs)
-    assert "failed: b, 0.5: no" in capsys.readouterr().err
+    assert "failed: b, 0.5: RuntimeError('out of memory')" in capsys.readouterr().err
     rows = [(row["name"], row["figure"], row["revision"]) for row in read_rows(path)]
     assert rows == [("a", "7", ""), ("c", "0.5", "abc"), ("c", "2", "abc")]
     assert missing(path, CELLS) == [CELLS[1]]
