@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -79,9 +80,11 @@ def temporary_sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
-def temporary_siblings(path: Path) -> list[Path]:
-    """Return what :func:`temporary_sibling` named and a killed process left behind."""
-    return sorted(path.parent.glob(f".{path.name}.*"))
+def remove_leftovers(path: Path) -> None:
+    """Remove what :func:`temporary_sibling` named and a killed process left behind."""
+    for leftover in path.parent.glob(f".{path.name}.*"):
+        remove = shutil.rmtree if leftover.is_dir() else Path.unlink
+        remove(leftover)
 
 
 def set_aside(path: Path) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedif_flower.errors import CheckpointError, StorageError
 from fedif_flower.run.folder import file_of_round, files_of_rounds
-from fedif_flower.storage import temporary_siblings, write_atomically, writing
+from fedif_flower.storage import remove_leftovers, write_atomically, writing
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +121,7 @@ class CheckpointFolder:
         try:
             with writing(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                for left_behind in temporary_siblings(path):
-                    left_behind.unlink()
+                remove_leftovers(path)
                 end = append_lines(self.folder / JOURNAL, checkpoint.lines, self._last[1])
                 buffer = BytesIO()
                 content = {k: v for k, v in vars(checkpoint).items() if k != "source"}

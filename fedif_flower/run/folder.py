@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, read_whole
 from fedif_flower.run.rows import csv_text, read_rows
-from fedif_flower.storage import make_folder, set_aside, write_atomically, writing
+from fedif_flower.storage import make_folder, remove_leftovers, set_aside, write_atomically, writing
 from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
 from fedif_flower.strategies.quarantine import Decision
 from fedif_flower.strategies.reports import RoundReport
@@ -207,6 +207,7 @@ class RunFolder:
         """
         make_folder(self.path)
         for path in (*self._results, self.live.path):
+            remove_leftovers(path)
             if path not in stay:
                 path.unlink(missing_ok=True)
         set_aside(self.statement)

@@ -74,10 +74,9 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
 
     @model_validator(mode="after")
     def _can_be_paced(self) -> Self:
-        buffered = self.is_buffered
-        words = ">= 1 with rounds 'buffered'" if buffered else "0 without rounds 'buffered'"
-        require(buffered == bool(self.buffer_size), "buffer_size", self.buffer_size, words)
-        only = {"quorum": 0, "grace": 0, "ask_more": 1} if buffered else {}
+        words = ">= 1 with rounds 'buffered'" if self.is_buffered else "0 without rounds 'buffered'"
+        require(self.is_buffered == bool(self.buffer_size), "buffer_size", self.buffer_size, words)
+        only = {"quorum": 0, "grace": 0, "ask_more": 1} if self.is_buffered else {}
         for name, value in only.items():
             own, words = getattr(self, name), f"{value} with rounds 'buffered', which asks all"
             require(own == value, name, own, words)
@@ -154,10 +153,9 @@ class StrategyConfig(SectionedSettings):
         own, fits = self.attribution, self.strategy not in WITHOUT_COEFFICIENTS
         words = f"'off' with strategy {self.strategy!r}, which gives no update a coefficient"
         require(fits or own == "off", "attribution", own, words)
-        moves_each = self.server_optimizer not in ("off", "fedavgm")
-        adaptive = moves_each and self.server_optimizer in SERVER_OPTIMIZERS.built_in
+        moves_each = set(SERVER_OPTIMIZERS.built_in) - {"off", "fedavgm"}
         words = f"'off' with server-optimizer {self.server_optimizer!r}"
-        require(not adaptive or own == "off", "attribution", own, words)
+        require(self.server_optimizer not in moves_each or own == "off", "attribution", own, words)
         return self
 
 

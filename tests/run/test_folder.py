@@ -54,7 +54,7 @@ def test_results_are_those_that_are_there_in_their_order_and_nothing_else(tmp_pa
     folder = RunFolder(tmp_path)
     folder.updates.mkdir()
     results = ["summary.json", "rounds.csv", "masking.json", "report.md", "updates/round-000002.pt"]
-    for name in (*reversed(results), "own.log", "state.json"):
+    for name in (*reversed(results), "own.log", "state.json", ".model.pt.0a1b2c3d"):
         (tmp_path / name).write_text("")
     assert folder.results() == results
     folder.begin()

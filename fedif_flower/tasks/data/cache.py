@@ -28,9 +28,9 @@ from fedif_flower.storage import (
     cache_errors,
     content_key,
     exclusive_lock,
+    remove_leftovers,
     sync_directory,
     temporary_sibling,
-    temporary_siblings,
     write_atomically,
 )
 
@@ -196,8 +196,7 @@ def open_prepared(name: str, source: Source, root: Path) -> Dataset:
         with cache_errors(root), exclusive_lock(root / f"{entry.name}.lock"):
             if not entry.is_dir():  # Another process may have been faster.
                 logger.info("preparing %s in %s, once", name, entry)
-                for leftover in temporary_siblings(entry):  # Of a process that was stopped.
-                    shutil.rmtree(leftover)
+                remove_leftovers(entry)
                 _prepare(name, source.read(), entry)
     try:
         return _read(entry)
