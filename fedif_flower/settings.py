@@ -247,7 +247,7 @@ def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, ob
         return text
 
     refused = first.get("ctx", {}).get("error")
-    if isinstance(refused, ConfigError):
+    if isinstance(refused, ConfigError) and not first["loc"]:  # Of several values.
         return spell(str(refused))
     key = str(first["loc"][0])
     name = next((name for name, alias in aliases.items() if key in (name, alias)), None)
