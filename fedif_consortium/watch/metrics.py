@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from pydantic import model_validator
 
 from fedif_consortium.health import serving
 from fedif_flower.errors import require
@@ -44,6 +45,11 @@ class MetricsSettings(Settings, alias_generator=in_section("metrics")):
         "each member's weight, weight score and replies by name, for at most 1,000 members",
     )
 
+    @model_validator(mode="after")
+    def _has_a_port(self) -> Self:
+        require(self.port > 0 or not self.members, "members", True, "false without a port")
+        return self
+
 
 class ServedMetrics(RunPart):
     """Serves ``/metrics`` while the run goes on."""
@@ -56,10 +62,9 @@ class ServedMetrics(RunPart):
         Raises
         ------
         ConfigError
-            If the port is taken, or too many members, or any without a port, are to be named.
+            If the port is taken, or too many members are to be named.
         """
         own = run.config.section(MetricsSettings)
-        require(own.port > 0 or not own.members, "metrics.members", True, "false without a port")
         if not own.port:
             return NOTHING
         metrics = RunMetrics(run.config, members=own.members)

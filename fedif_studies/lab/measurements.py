@@ -103,39 +103,39 @@ def read_measurement(run_dir: Path) -> Measurement | None:
         If the folder is another program's, or of a version that wrote other files.
     """
     with refused_as(ConfigError, f"{run_dir} holds no run that can be read"):
-        summary = RunFolder(run_dir).summary.read()
-        metric, higher_is_better = ACCURACY, True
-        if summary.get("test_accuracy") is None and (own := summary.get("metrics")):
-            metric = next(iter(own))
-            higher_is_better = own[metric]["higher_is_better"]
-        figures = {name: summary.get(name.replace("-", "_")) for name in _OF_SUMMARY}
-        rows = [row for row in RunFolder(run_dir).rounds.read() if int(row["round"])]
-        for split in SPLITS:
-            column = f"{split}_{metric_key(metric)}"
-            values = [float(row[column]) for row in rows if row.get(column)]
-            if not values:
-                return None
-            best = max(values) if higher_is_better else min(values)
-            of_last = statistics.fmean(map(float, of_last_ten(rows, column)))
-            of_split = (values[-1], of_last, best)
-            figures |= {f"{split}-{n}": v for n, v in zip(ACCURACIES, of_split, strict=True)}
-        label, machine = run_dir / LABEL, summary.get("machine", {})
-        parts = [f"{machine['cores']} cores"] if machine.get("cores") else []
-        parts += [str(machine[key]) for key in ("processor", "gpu") if machine.get(key)]
-        parts += [
-            f"{key} {machine[key]}" for key in ("python", "torch", "flwr") if machine.get(key)
-        ]
-        return Measurement(
-            config=summary["config"],
-            data=JsonFile(label).read()["data"]
-            if label.exists()
-            else subject_of(summary["config"]),
-            figures={name: float(value) for name, value in figures.items() if value is not None},
-            machine=", ".join(parts),
-            run_dir=run_dir,
-            metric=metric,
-            higher_is_better=higher_is_better,
-        )
+        return _measurement(run_dir)
+
+
+def _measurement(run_dir: Path) -> Measurement | None:
+    summary = RunFolder(run_dir).summary.read()
+    metric, higher_is_better = ACCURACY, True
+    if summary.get("test_accuracy") is None and (own := summary.get("metrics")):
+        metric = next(iter(own))
+        higher_is_better = own[metric]["higher_is_better"]
+    figures = {name: summary.get(name.replace("-", "_")) for name in _OF_SUMMARY}
+    rows = [row for row in RunFolder(run_dir).rounds.read() if int(row["round"])]
+    for split in SPLITS:
+        column = f"{split}_{metric_key(metric)}"
+        values = [float(row[column]) for row in rows if row.get(column)]
+        if not values:
+            return None
+        best = max(values) if higher_is_better else min(values)
+        of_last = statistics.fmean(map(float, of_last_ten(rows, column)))
+        of_split = (values[-1], of_last, best)
+        figures |= {f"{split}-{n}": v for n, v in zip(ACCURACIES, of_split, strict=True)}
+    label, machine = run_dir / LABEL, summary.get("machine", {})
+    parts = [f"{machine['cores']} cores"] if machine.get("cores") else []
+    parts += [str(machine[key]) for key in ("processor", "gpu") if machine.get(key)]
+    parts += [f"{key} {machine[key]}" for key in ("python", "torch", "flwr") if machine.get(key)]
+    return Measurement(
+        config=summary["config"],
+        data=JsonFile(label).read()["data"] if label.exists() else subject_of(summary["config"]),
+        figures={name: float(value) for name, value in figures.items() if value is not None},
+        machine=", ".join(parts),
+        run_dir=run_dir,
+        metric=metric,
+        higher_is_better=higher_is_better,
+    )
 
 
 def to_row(measurement: Measurement) -> dict[str, str]:

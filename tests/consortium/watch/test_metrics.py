@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -14,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from client_app import app as client_app
 from fedif_consortium.parts import run_parts
-from fedif_consortium.watch.metrics import RunMetrics, ServedMetrics
+from fedif_consortium.watch.metrics import RunMetrics
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
@@ -99,6 +98,5 @@ def test_without_the_request_no_label_is_a_member_s_or_anybody_s_text(tmp_path):
     assert len(samples(text)) == before
     with pytest.raises(ConfigError, match=r"metrics\.members"):
         RunMetrics(config(tmp_path, num_clients=1001), members=True)
-    portless = SimpleNamespace(config=config(tmp_path, **{"metrics.members": True}))
     with pytest.raises(ConfigError, match=r"metrics\.members = True; allowed: false without"):
-        ServedMetrics().build(portless)
+        config(tmp_path, **{"metrics.members": True})
