@@ -113,9 +113,8 @@ def run(
     """Run an app to its end, and follow its log; exit with 0 only if it completed."""
     from fedif_consortium.federation import flower, server
 
-    flower.run_to_end(
-        server.flower_of(_folder(folder)), app or flower.PROJECT, " ".join(config or [])
-    )
+    connected = server.flower_of(_folder(folder))
+    flower.run_to_end(connected, app or flower.PROJECT, " ".join(config or []))
 
 
 @federation_cli.command()
@@ -127,10 +126,9 @@ def status(
     import json
 
     from fedif_consortium.federation import server
-    from fedif_consortium.federation.server import look
 
     found = _folder(folder)
-    seen = look(found, server.flower_of(found))
+    seen = server.look(found, server.flower_of(found))
     if as_json:
         typer.echo(json.dumps(seen, indent=1))
     else:

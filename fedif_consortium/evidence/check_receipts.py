@@ -102,7 +102,7 @@ def _check_leaves(run: RunFolder, chain: RoundChain, signed: Signatures) -> None
     """Raise StatementError unless each round's last leaves say what records and members say."""
     lines, attributed = _by_round(run.clients.read()), _by_round(run.attribution.read())
     told = {one.number: list(one.own.values()) for one in chain.rounds}
-    for number in (int(row["round"]) for row in run.attributed_rounds.read()):
+    for number in sorted({*told, *(int(row["round"]) for row in run.attributed_rounds.read())}):
         updates = defaultdict[int, str](str)  # By the leaf's place.
         for place, leaf in enumerate(map(read_leaf, told.get(number, ()))):
             own = signed.get((number, int(leaf["client_id"])))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ def read_signatures(run: RunFolder) -> Signatures:
 def check_signatures(
     run: RunFolder,
     signed: Signatures,
-    names: Mapping[int, str],
+    names: Sequence[Mapping[int, str]],
     members: Mapping[str, VerifyingKey] | None = None,
 ) -> tuple[SignedMember, ...]:
     """Check every line of a run's ``signatures.csv``, and that every update has one.
@@ -64,8 +64,8 @@ def check_signatures(
         The run.
     signed : mapping
         Its signatures.
-    names : mapping of int to str
-        What the records call members, by client id.
+    names : sequence of mapping of int to str
+        What statement and records call members, by client id.
     members : mapping of str to public key, optional
         Members' keys by name, from elsewhere than the run. Without them, signatures are checked by
         the keys that the records name.
@@ -84,7 +84,7 @@ def check_signatures(
     received: dict[int, bytes] = {}
 
     def called(client_id: int) -> str:
-        return names.get(client_id) or f"client {client_id}"
+        return next((of[client_id] for of in names if client_id in of), f"client {client_id}")
 
     for (number, client_id), update in signed.items():
         where, asked = f"round {number}: the update of {called(client_id)}", update.asked_in
@@ -103,8 +103,9 @@ def check_signatures(
             f"is the one that {called(update.node_id)} signed": update.node_id != client_id,
             "is signed with another key than before": keys.setdefault(client_id, update.key)
             != update.key,
-            f"is signed with the key of {holders.get(update.key)}": update.key
-            != own_keys.get(names.get(client_id, ""), update.key),
+            f"is signed with the key of {holders.get(update.key)}": any(
+                update.key != own_keys.get(of.get(client_id, ""), update.key) for of in names
+            ),
             f"is the one that it signed for round {asked}": asked != number
             and (asked, client_id) not in late,
             "was signed, and clients.csv has no such reply": not row,
@@ -114,12 +115,12 @@ def check_signatures(
         if found := [words for words, is_so in wrong.items() if is_so]:
             raise StatementError(f"{where} {found[0]}")
     _check_kept_replies(run, signed)
+    with_key = {i for of in names for i in of if of[i] in own_keys} | {*(keys if members else ())}
     counts: dict[int, list[bool]] = {}  # Whether each accepted update is signed, by client id.
     for (number, client_id), row in sorted(replies.items()):
         if row["status"] == "accepted":
             is_signed = (number, client_id) in signed
-            has_key = called(client_id) in own_keys or (members and client_id in keys)
-            if has_key and not is_signed:
+            if client_id in with_key and not is_signed:
                 where = f"round {number}: the update of {called(client_id)}"
                 raise StatementError(f"{where} is not signed, though this member has a key")
             counts.setdefault(client_id, []).append(is_signed)

@@ -30,9 +30,7 @@ from fedif_flower.run.logs import show_logs
 from fedif_flower.runtime.supernode import COMMAND, prepare
 from fedif_flower.storage import writing
 
-logger = logging.getLogger(
-    "fedif_consortium.member.guarded_supernode"
-)  # Not __main__: it is shown.
+logger = logging.getLogger("fedif_consortium.member.guarded_supernode")  # Not as __main__.
 
 USAGE = """\
 usage: python -m fedif_consortium.member.guarded_supernode POLICY ARGUMENT...

@@ -255,7 +255,7 @@ def require_consistent(records: RunRecords) -> None:
     run, attributed = records.folder, records.folder.attributed_rounds.path.name
     last = max((part.round for part in records.parts), default=0)
     told = max((line["round"] for line in records.lines), default=0)
-    if not last <= len(records.rounds) <= told:
+    if not last <= len(records.rounds) == told:
         raise StatementError(
             f"{run.attribution.path.name} ends with round {last}, {attributed} with "
             f"{len(records.rounds)}, {run.rounds.path.name} with {told}: was one cut off?"

@@ -124,8 +124,8 @@ def verify(
         return found
     with refused_as(StatementError, "the records cannot be read"):
         not_here = _check_files(run, found.signed.statement)
-        _check_account(run, found.manifest)
-        names, signed = read_names(run.names.path), read_signatures(run)
+        names = _check_account(run, found.manifest), read_names(run.names.path)
+        signed = read_signatures(run)
         checked = check_signatures(run, signed, names, members)
         held, redone = check_receipts(run, found.manifest.head, signed, receipts)
         return Verified(found.signed, not_here, checked, held, redone)
@@ -236,8 +236,8 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     return tuple(not_here)
 
 
-def _check_account(run: RunFolder, manifest: Manifest) -> None:
-    """Raise StatementError unless account and pages follow from the records."""
+def _check_account(run: RunFolder, manifest: Manifest) -> Mapping[int, str]:
+    """Return the account's names, or raise StatementError: it, or a page, is not of the records."""
     told = read_file(run.statement, ACCOUNT)
     account = read_account(told)
     records = read_run(run.path, account.names)
@@ -255,6 +255,7 @@ def _check_account(run: RunFolder, manifest: Manifest) -> None:
         for name, content in contents(account, records, manifest).items():
             if read_file(run.statement, name) != content:
                 raise StatementError(f"{name} does not show what {ACCOUNT} says")
+    return account.names
 
 
 def _require_same(told: Any, found: Any, where: str) -> None:

@@ -9,7 +9,7 @@ from tests.consortium.commands.typed import call
 from tests.consortium.statement.runs import make_run
 
 
-def test_a_statement_is_made_signed_collected_and_checked(tmp_path):
+def test_a_statement_is_made_signed_collected_and_checked(tmp_path, monkeypatch):
     write_private(tmp_path / "node.key", make_node_key())
     key = read_key_file(tmp_path / "node.key", "key")
     (tmp_path / "members").mkdir()
@@ -33,3 +33,5 @@ def test_a_statement_is_made_signed_collected_and_checked(tmp_path):
     assert signers == [f"Signed by: {operator}, the operator", f"Signed by: {mine}, hospital-a"]
     unknown = f"Not checked: a signature with key {key_id(member)}; --members says whose it is"
     assert call("verify", page).splitlines()[2] == unknown
+    monkeypatch.setattr("fedif_consortium.statement.pages.made_with", str)
+    assert "Made by another version, so not checked" in call("verify", run_dir)

@@ -24,7 +24,7 @@ from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import ConfigError, FedIFError, StatementError
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement.runs import make_run
-from tests.consortium.statement.signed_runs import rewrite
+from tests.consortium.statement.signed_runs import rewrite, without
 
 
 def sign_again(run_dir: Path, key: SigningKey, **changes: object) -> None:
@@ -112,6 +112,11 @@ def credited_more(run_dir: Path) -> None:
     rewrite(RunFolder(run_dir).attribution, lambda rows: [{**rows[0], "credited": "9"}, *rows[1:]])
 
 
+def without_the_last_round(run_dir: Path) -> None:
+    for name in ("attribution", "attributed_rounds"):
+        rewrite(getattr(RunFolder(run_dir), name), without(round="6"))
+
+
 def cut_off(name: str):
     def change(run_dir: Path) -> None:
         lines = (run_dir / name).read_text().splitlines(keepends=True)
@@ -154,6 +159,7 @@ TAMPERED = [
     (credited_more, sign_and_check, "is credited with more than it gave"),
     (cut_off("clients.csv"), remake, r"clients\.csv has not \d lines of round 6"),
     *((cut_off(name), remake, "ends with round 6, .*: was one cut off") for name in ROUNDS),
+    (without_the_last_round, remake, r"attribution.csv ends with round 5, .* 6: was one cut off"),
     *(
         (more(of), sign_and_check, rf"members\[0\]: {of} is .*, but the records give")
         for of in MONEY
