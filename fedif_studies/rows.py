@@ -30,7 +30,7 @@ from fedif_flower.storage import (
 )
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"  # of a checkout
-
+_CPUS = Path("/proc/cpuinfo")  # of Linux
 
 Row = Mapping[str, Any]
 
@@ -89,7 +89,7 @@ def machine() -> dict[str, str]:
     """Return what a figure must be read with; no host names, no paths."""
     names = [
         line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        for line in (_CPUS.read_text().splitlines() if _CPUS.exists() else ())
         if line.startswith("model name")
     ]
     return {
@@ -119,6 +119,7 @@ def committed_revision() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", *packages)  # Another project's may lie around.
         changed = git("status", "--porcelain", "--", *packages)
         revision = git("rev-parse", "--short=12", "HEAD")
     except (OSError, subprocess.CalledProcessError):

@@ -162,7 +162,7 @@ class RunConfig(ClientConfig, StrategyConfig):
         "",
         "`auto`, or a path: go on from the run's last good checkpoint, or from a file; another "
         "configuration's is refused; what simulated clients keep of their rounds (`scaffold`, "
-        "`moon`, `free-rider-step`) begins anew",
+        "`moon`, attacks that use the last global step) begins anew",
     )
 
     overwrite: bool = quiet_setting(

@@ -109,7 +109,7 @@ def why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:
         return "every accepted update has weight 0"
     if not bool(updates.squared_norms.any()):
         return "no accepted reply changes the model"
-    return "the accepted updates cancel, or are too small to change the model"
+    return "what counts of the accepted updates cancels, or is too small to change the model"
 
 
 def by_step(updates: RoundUpdates, step: Tensor) -> tuple[ModelVectors, Aggregation]:

@@ -224,9 +224,9 @@ def _prepare() -> None:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Let other signals that ask for an end do what Ctrl-C does."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    """Let other signals that ask for an end do what Ctrl-C does; nohup has one ignored."""
+    asked = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in asked}
     try:
         yield
     finally:

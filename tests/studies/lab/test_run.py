@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from typer.testing import CliRunner
 
 from fedif_flower.client.app import task_app
+from fedif_flower.run.provenance import package_version
 from fedif_flower.run.rows import read_rows
+from fedif_studies import rows as rows_of
 from fedif_studies.commands import cli
 from fedif_studies.lab import run
 from fedif_studies.lab.cells import find_result
@@ -51,6 +55,16 @@ def test_those_who_write_at_once_lose_nothing(tmp_path):
     assert sorted(int(row[f"own {row['of']}"]) for row in found) == list(range(30))
 
 
+def test_another_project_around_an_installed_package_is_none_of_its_revision(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / "lib" / "fedif_flower").mkdir(parents=True)
+    (tmp_path / "lib" / "fedif_flower" / "installed.py").touch()
+    monkeypatch.setattr(rows_of, "RESULTS", tmp_path / "lib" / "docs" / "results")
+    monkeypatch.setattr(rows_of, "_CPUS", tmp_path / "not on this system")
+    assert rows_of.committed_revision() == package_version()
+    assert rows_of.machine()["processor"] == platform.machine()
+
+
 def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
     good, bad = small_cell(tmp_path, "good"), small_cell(tmp_path, "bad", seed=1)
     bad.config.run_dir.parent.mkdir(parents=True)
@@ -82,6 +96,7 @@ def test_a_signal_leaves_a_grid_that_goes_on(tmp_path, monkeypatch, number):
     def counted(message, context):
         if message.metadata.message_type == "train":
             trained.append(message)
+            os.kill(os.getpid(), signal.SIGHUP)  # As nohup has it ignored.
             if len(trained) == 7:
                 os.kill(os.getpid(), number)
         return app(message, context)
@@ -89,12 +104,13 @@ def test_a_signal_leaves_a_grid_that_goes_on(tmp_path, monkeypatch, number):
     monkeypatch.setattr(run, "task_app", lambda: counted)
     settings = {"num_server_rounds": 3, "checkpoint_every": 1}
     cells = [small_cell(tmp_path), small_cell(tmp_path, "second", seed=1, **settings)]
-    handler = signal.getsignal(number)
+    handler, hung_up = signal.getsignal(number), signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with pytest.raises(GridInterrupted, match="stopped: 1 cells are left; the same command"):
         run_cells(cells, 1)
     assert signal.getsignal(number) is handler
     assert [find_result(cell) is not None for cell in cells] == [True, False]
     assert run_cells(cells, 1)
+    signal.signal(signal.SIGHUP, hung_up)
     rows = read_rows(cells[1].config.run_dir / "rounds.csv")
     assert [row["round"] for row in rows] == ["0", "1", "2", "3"]
     # The first cell's four, the first round's two, one of the second's, and what was left.
