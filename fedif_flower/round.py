@@ -220,11 +220,9 @@ class RoundUpdates:
 
     def state_updates(self) -> Tensor:
         """Return what changed of parameters, buffers and counters, ``[m, d + b + c]`` (new)."""
+        before = self.named_buffers
         changes = [
-            [
-                (value.double() - self.named_buffers[name].double()).flatten()
-                for name, value in own.items()
-            ]
+            [(value.double() - before[name].double()).flatten() for name, value in own.items()]
             for own in self.counters
         ]
         # [m, c]

@@ -166,7 +166,7 @@ def probability_ratios(client: Tensor, before: Tensor) -> Tensor:
     ----------
     client, before : Tensor
         ``[n, classes]``: :math:`\ln p` and :math:`\ln q`. A ratio counts for at most
-        :math:`e^{60}`, and for 1 where one of them is not finite.
+        :math:`e^{60}`, and for 1 where it is not defined.
     """
     return (client - before).nan_to_num(0.0).clamp_max(_MOST_LOG_RATIO).exp().mean(dim=0)
 

@@ -57,7 +57,6 @@ def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoeff
     trust = torch.where(length > 0, products.inner / length, 0.0).clamp(0.0, 1.0)
     # Divided by their sum, cosines that are rounding would be trust like any other.
     trust = torch.where(trust > product_error(trust.dtype, updates.shape[1]), trust, 0.0)
-    total = trust.sum()
-    share = trust / total if bool(total > 0) else trust
+    share = trust / trust.sum().clamp_min(1e-300)
     rescaling = torch.where(norms > 0, server_norm / norms, 0.0)
     return TrustedCoefficients(share * rescaling, trust)

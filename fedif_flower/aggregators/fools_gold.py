@@ -54,8 +54,7 @@ class FoolsGold(CheckedFields):
         """Return weights ``[m]``; all 0 where every client has a like."""
         sent = updates.shortened().client_updates.cpu()
         for client, update in zip(updates.client_ids, sent, strict=True):
-            before = self.sums.get(client)
-            self.sums[client] = update.clone() if before is None else before + update
+            self.sums[client] = self.sums.get(client, 0) + update  # A new tensor, the first too.
         sums = torch.stack([self.sums[client] for client in updates.client_ids])  # [m, d]
         alike = cosines(gram_matrix(sums).cpu()).fill_diagonal_(0)  # [m, m]
         most = alike.amax(dim=1).clamp_min(0)  # [m]

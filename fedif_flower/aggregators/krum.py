@@ -31,8 +31,7 @@ class Krum(CheckedFields):
     malicious_fraction : float
         Assumed share of malicious clients, in [0, 1].
     num_selected : int
-        Average this many of the best (Krum: 1). A single one's parameters are taken over bit for
-        bit.
+        Average this many of the best (Krum: 1), >= 1.
     distances : {"parameters", "state"}
         Between what: what is trained, or all that is sent, as in implementations that flatten a
         ``state_dict``. With batch normalisation the latter holds counts of training steps, whose

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Behaviour, ClientRound
@@ -18,9 +19,9 @@ def last_step(own: ClientRound) -> Tensor:
     """Return the mean global step ``[d]`` since the client's last round; zero at its first."""
     received, memory = own.received, own.memory
     before = memory.get(_RECEIVED, received).to(received.device)
-    rounds = own.server_round - int(memory.get(_ROUND, received.new_zeros(())))
+    rounds = own.server_round - int(memory.get(_ROUND, 0))
     memory[_RECEIVED] = received.clone()
-    memory[_ROUND] = received.new_full((), own.server_round)
+    memory[_ROUND] = torch.tensor(own.server_round)  # Half precision would round it.
     return (received - before) / rounds
 
 

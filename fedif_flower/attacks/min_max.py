@@ -40,7 +40,7 @@ def squared_distances(updates: Tensor) -> Tensor:
 def largest_root(square: Tensor, linear: Tensor, constant: Tensor) -> Tensor:
     r"""Return the largest :math:`\gamma \ge 0` with :math:`a \gamma^2 + 2 b \gamma + c \le 0`.
 
-    ``square`` is a >= 0, the others b and c <= 0. Where a is 0, so is the answer.
+    ``square`` is a >= 0, ``linear`` b, ``constant`` c <= 0. Where a is 0, so is the answer.
     """
     root = (linear.square() - square * constant.clamp(max=0)).sqrt() - linear
     return torch.where(square > 0, root / square.clamp_min(torch.finfo(root.dtype).tiny), 0.0)

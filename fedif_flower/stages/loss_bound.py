@@ -42,8 +42,8 @@ class LossBound(Stage):
     while, and a bound that waits for a step without loss may wait for ever. With a server
     optimizer :math:`w_t` is where that leads, and a step that missed the bound makes it begin anew.
 
-    A round costs one pass over the validation set; one that misses the bound also four passes, five
-    with a server optimizer, and the descent's: three or four gradients and a pass.
+    A round costs one pass over the validation set; one that misses the bound also five passes, six
+    with a server optimizer, and the descent's: about four gradients and a pass.
 
     Parameters
     ----------

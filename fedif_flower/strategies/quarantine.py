@@ -174,11 +174,8 @@ class Quarantine(Callback):
             self._tell(Decision(first, until, client.partition_id, client.client_id, reason))
 
     def _tell(self, decision: Decision) -> None:
-        who = (
-            self._nodes.labels([decision.client_id])[decision.client_id]
-            if self._nodes
-            else "a member"
-        )
+        i, nodes = decision.client_id, self._nodes
+        who = nodes.labels([i])[i] if nodes else "a member"
         logger.info("%s is left out until round %d: %s", who, decision.until_round, decision.reason)
         self.decisions.append(decision)
         if self._on_decision is not None:

@@ -78,6 +78,9 @@ def test_lengths_grow_with_examples_as_the_members_do():
     longer = torch.cat([lengths, torch.tensor([3e4])])
     more = torch.cat([examples, torch.tensor([40.0])])
     assert usual_lengths(more, longer, asked).tolist() == near(expected, rel=0.2)
+    # Of half a million some say the slope: all pairs would take terabytes.
+    many = examples.repeat(100_000)
+    assert usual_lengths(many, 3.0 * many.sqrt(), asked).tolist() == near(expected)
     # Of fewer than five, the median alone.
     few = usual_lengths(examples[:3], lengths[:3], asked)
     assert few.tolist() == near([3.0 * math.sqrt(20)] * 2)
