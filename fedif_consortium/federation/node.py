@@ -167,7 +167,7 @@ def _require_same(folder: NodeFolder, invited: Invitation) -> None:
                 f"{folder.configuration} is of member {found}, not {wanted}: name another folder "
                 "with --in"
             )
-    if folder.authority.exists() and folder.authority.read_text() != invited.certificate:
+    if folder.authority.exists() and folder.authority.read_bytes() != invited.certificate.encode():
         raise ConfigError(
             f"{folder.authority} is another certificate than the invitation's: ask the operator "
             "which is right, and move the wrong one away"

@@ -114,8 +114,8 @@ def _signed_files(
 ) -> dict[str, bytes]:
     """Return what a statement's folder holds, and sign it together with the run's results."""
     run = records.folder
-    if not run.model.is_file():
-        raise ConfigError(f"{run.model} is not there: a statement is about the model of its run")
+    if not (run.model.is_file() and run.model.stat().st_size):
+        raise ConfigError(f"{run.model} holds no model: a statement is about the model of its run")
     manifest = Manifest(
         run=run.path.name,
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -197,7 +197,8 @@ def _called(
     try:
         cells = {pool.submit(_quietly, call, cell): cell for cell in todo}
         for future in as_completed(cells):
-            yield cells[future], future.result()
+            killed = future.exception()  # A process, such as for want of memory.
+            yield cells[future], FedIFError(repr(killed)) if killed else future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():

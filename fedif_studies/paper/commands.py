@@ -68,6 +68,8 @@ def report(
     from fedif_studies.paper.report import update_docs
 
     require_directories([docs, *(directories or [])])
-    require((docs / "results.md").is_file(), "docs", str(docs), "a folder with results.md")
+    text = (docs / "results.md").read_text() if (docs / "results.md").is_file() else ""
+    marked = -1 < text.find("<!-- begin: results -->") < text.find("<!-- end: results -->")
+    require(marked, "docs", str(docs), "a folder with results.md, which has marks for the tables")
     page = update_docs(docs, find_measurements(directories or ()), RunConfig.defaults())
     Console().print(f"Written: {page.absolute()}", soft_wrap=True, highlight=False)

@@ -109,7 +109,7 @@ def test_a_folder_serves_one_member_of_one_federation(node, invitation):
     before = content(node.path)
     with pytest.raises(ConfigError, match="'hospital-a' of 'consortium', not 'hospital-b'"):
         join_as(node.path, invitation.replace(member="hospital-b"))
-    node.authority.write_text("another")
+    node.authority.write_bytes(b"another \xff")
     with pytest.raises(ConfigError, match="is another certificate than the invitation's"):
         join_as(node.path, invitation)
     node.authority.write_bytes(before["ca.crt"])

@@ -154,6 +154,7 @@ TAMPERED = [
     (written("statement/statement.json", "{}"), sign_and_check, "."),
     (edited("statement/statement.json", "{", '{"more": 1,'), sign_and_check, "statement.json is {"),
     (UNEVEN, check, "attribution_rounds.csv was changed"),
+    (written("model.pt", ""), remake, "model.pt holds no model"),
     (UNEVEN, sign_and_check, "round 1 does not add up"),
     (UNEVEN, remake, "round 1 does not add up"),
     (credited_more, sign_and_check, "is credited with more than it gave"),

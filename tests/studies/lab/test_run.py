@@ -34,6 +34,16 @@ def doubled(cell: Row) -> list[Row]:
     return [{"figure": cell["share"]}, {"figure": 2}]
 
 
+def killed(cell: Row) -> list[Row]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return doubled(cell)
+
+
+def test_a_killed_process_is_an_error_of_cells_that_are_tried_again(tmp_path, capsys):
+    assert not fill(tmp_path / "rows.csv", CELLS, killed, jobs=2)
+    assert capsys.readouterr().err.count("failed: ") == 3
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path, capsys, jobs):
     path = tmp_path / "rows.csv"

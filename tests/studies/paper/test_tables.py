@@ -3,11 +3,13 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.measurements import find_measurements
 from fedif_studies.paper.cells import cell_name, fill_table, select
+from fedif_studies.paper.commands import report
 from fedif_studies.paper.report import report_table, result_table
 from fedif_studies.paper.tables import TABLES
 from tests.studies.lab.small import DEFAULTS, write_result
@@ -91,3 +93,9 @@ def test_a_table_is_written_with_its_rows_and_pictures(tmp_path, capsys):
         *(("fedavg", "0"), ("fedif", "0"), ("fedif", "1"))
     ]
     assert "63.00±1.41" in capsys.readouterr().out
+
+
+def test_a_page_without_marks_is_not_said_to_be_written(tmp_path):
+    (tmp_path / "results.md").write_text("<!-- end: results -->\n<!-- begin: results -->\n")
+    with pytest.raises(ConfigError, match=r"a folder with results\.md, which has"):
+        report(docs=tmp_path)
