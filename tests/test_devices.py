@@ -8,11 +8,18 @@ import torch
 
 from fedif_flower.devices import fix_threads, select_device, torch_threads
 from fedif_flower.errors import ConfigError
+from fedif_flower.strategies import FedAvg, Setup
 
 
 def test_a_device_that_is_not_there_is_an_error_not_another_device():
     with pytest.raises(ConfigError, match="cuda:99"):
         select_device("cuda:99")
+
+
+def test_weights_are_computed_where_float64_is(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert select_device("mps").type == "mps"
+    assert FedAvg(setup=Setup(device="mps")).device.type == "cpu"
 
 
 def test_fixed_threads_stay_whatever_another_thread_sets():

@@ -18,8 +18,8 @@ from fedif_flower.valuation.validation import Validation
 HALVINGS = 4
 DESCENT_STEPS = 4
 
-# A loss that fell below this share of what it was first has fallen.
-ENOUGH_OF_FIRST = 0.9
+# A loss that fell by more than this share of its first size has fallen.
+ENOUGH_OF_FIRST = 0.1
 
 
 @dataclass(eq=False)
@@ -116,7 +116,7 @@ class LossBound(Stage):
         rounds = "1 round" if self._held == 1 else f"{self._held} rounds"
         held = f"in {rounds} the whole step would have raised the validation loss"
         fell = f"from {self._first:.4g} to {self._least:.4g}"
-        if self._least < ENOUGH_OF_FIRST * self._first:
+        if self._first - self._least > ENOUGH_OF_FIRST * abs(self._first):
             words = "and a better one was taken: this is no reason to worry, since the loss fell"
             return f"{held}, {words} {fell}"
         words = "a lower learning-rate, and see whether clients and validation set fit together"

@@ -110,7 +110,9 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
             )
         self.setup = setup
         self.seed = setup.seed
-        self.device = select_device(setup.device)
+        device = select_device(setup.device)
+        # Weights are computed in float64, which MPS has not.
+        self.device = select_device("cpu") if device.type == "mps" else device
         self.model = GlobalModel(setup.trainable_keys, setup.tied_keys, self.stages.optimizer)
         self.nodes = NodeDirectory(setup.identify, setup.node_timeout)
         self.failures = MemberFailures(setup.max_failed_rounds, setup.max_paused_turns)

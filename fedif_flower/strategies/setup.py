@@ -122,7 +122,7 @@ class Setup(CheckedFields):
     seed : int
         Clients are drawn from (seed, round).
     device : str or torch.device
-        Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...
+        Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...; for MPS on the CPU.
     trainable_keys : sequence of str, optional
         Names of the trainable parameters, in the order of the vector [d]; other floating-point
         arrays never enter norms, distances or influences. ``None``: those of the strategy's

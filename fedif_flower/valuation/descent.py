@@ -123,9 +123,9 @@ def descend_weights(
             value = loss(params, weights)
             return _Place(weights, value if math.isfinite(value) else math.inf, weights)
         value, gradient = loss_gradient(params, weights)
-        if known is not None:
-            gradient = _less(gradient, [params - global_params, *known])
         here = gradient.to(client_updates.device)
+        if known is not None:
+            here = _less(here, [params - global_params, *known])
         inner = -project_updates(client_updates, here, squared_norms).inner.cpu()
         finite = math.isfinite(value) and bool(inner.isfinite().all())
         return _Place(weights, value if finite else math.inf, inner)

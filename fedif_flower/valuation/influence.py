@@ -182,17 +182,14 @@ class InfluenceValuation:
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""
-        gradient = self.gradient(updates.global_params, updates.named_buffers)
+        sent, squared_norms = updates.client_updates, updates.squared_norms
+        gradient = self.gradient(updates.global_params, updates.named_buffers).to(sent.device)
         if updates.hidden is not None:
             inner = -updates.hidden.products(gradient)
             error = _error(gradient, updates.global_params.dtype)
-            projections = Projections(inner, updates.squared_norms.cpu(), error)
+            projections = Projections(inner, squared_norms.cpu(), error)
         else:
-            projections = project_updates(
-                updates.client_updates,
-                gradient.to(updates.client_updates.device),
-                updates.squared_norms,
-            )
+            projections = project_updates(sent, gradient, squared_norms)
         normalized = self.weight_normalization
         return Scores(
             influence_from(projections, weight_normalization=normalized).cpu(),

@@ -203,8 +203,8 @@ def class_losses(model: nn.Module, batches: Iterable[Any], num_classes: int) -> 
     counts = torch.zeros_like(sums)
     with module_mode(model, training=False):
         for *inputs, labels in batches:
-            losses = functional.cross_entropy(model(*inputs), labels, reduction="none").double()
-            sums.index_add_(0, labels.cpu(), losses.cpu())
+            losses = functional.cross_entropy(model(*inputs), labels, reduction="none")
+            sums.index_add_(0, labels.cpu(), losses.cpu().double())
             counts += torch.bincount(labels.cpu(), minlength=num_classes)
     return sums / counts
 
