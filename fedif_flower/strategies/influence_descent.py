@@ -140,7 +140,9 @@ class InfluenceDescent(ScreenedStrategy):
             last_step=last_step,
             relative=self.descent.relative,
         )
-        scores = descent.weights * (updates.num_examples.sum() / updates.num_examples)
+        # A claim of next to nothing would make the score infinite, which fails the round.
+        examples = updates.num_examples.clamp_min(1e-9)
+        scores = descent.weights * (examples.sum() / examples)
         return Aggregation(
             weights=descent.weights,
             scores=scores,

@@ -10,7 +10,7 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.scored import bounds, valued
+from fedif_flower.strategies.scored import bounds, numbers, valued
 from fedif_flower.strategies.setup import DEFAULTS, BaseArguments, naming
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import ScoreLedger
@@ -72,7 +72,7 @@ class SFedAvg(ScreenedStrategy):
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return FedAvg's weights ``[m]``; the Shapley values only move the relevance."""
-        scores = self.valuation.score(updates)
+        scores = numbers(self.valuation, updates)
         return Aggregation(
             weights=updates.num_examples / updates.num_examples.sum(),
             scores=scores.values,

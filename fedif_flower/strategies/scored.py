@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Unpack
 
@@ -18,7 +18,7 @@ from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.setup import DEFAULTS, BaseArguments, naming, require_kind
 from fedif_flower.strategies.summary import Scoring
 from fedif_flower.valuation import Validation, Valuation
-from fedif_flower.valuation.ledger import Gamma, ScoreLedger, WeightScope, min_max
+from fedif_flower.valuation.ledger import Gamma, ScoreLedger, Scores, WeightScope, min_max
 
 RoundNormalization = Annotated[bool, Setting("min-max over the round (off: an ablation)")]
 
@@ -134,14 +134,8 @@ class ScoredStrategy(ScreenedStrategy):
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return weights ``[m]`` and the scores behind them."""
-        scores, client_ids = self.valuation.score(updates), updates.client_ids
-        values = torch.as_tensor(scores.values, dtype=torch.float64)
-        finite = values.isfinite()
-        if values.shape != (len(client_ids),) or not bool(finite.any()):
-            words = f"the scores {values.tolist()}; expected a number for each of {len(client_ids)}"
-            raise ValuationError(f"{type(self.valuation).__name__} gives {words} clients")
-        # A client can make its own score no number: it is the least then, and others keep theirs.
-        normalized = values = values.where(finite, values[finite].min())
+        scores, client_ids = numbers(self.valuation, updates), updates.client_ids
+        normalized = scores.values
         if self.weighting.round_normalization:
             normalized = min_max(normalized, scores.resolution)
         weight_scores = self.ledger.update(client_ids, normalized)
@@ -155,12 +149,30 @@ class ScoredStrategy(ScreenedStrategy):
             weights = self.ledger.weights(client_ids)
         return Aggregation(
             weights=weights,
-            scores=values,
+            scores=scores.values,
             normalized=normalized,
             weight_scores=weight_scores,
             accumulative=accumulative,
             evaluations=scores.evaluations,
         )
+
+
+def numbers(valuation: Valuation, updates: RoundUpdates) -> Scores:
+    """Return a round's scores, float64; what is not finite is the least of the others.
+
+    Raises
+    ------
+    ValuationError
+        If they are not one of each client, or none is finite.
+    """
+    scores, m = valuation.score(updates), updates.num_clients
+    values = torch.as_tensor(scores.values, dtype=torch.float64)
+    finite = values.isfinite()
+    if values.shape != (m,) or not bool(finite.any()):
+        words = f"the scores {values.tolist()}; expected a number for each of {m} clients"
+        raise ValuationError(f"{type(valuation).__name__} gives {words}")
+    # A client can make its own score no number: others keep theirs.
+    return replace(scores, values=values.where(finite, values[finite].min()))
 
 
 def valued(strategy: ScreenedStrategy, given: Validation | Valuation, seed: int) -> Valuation:

@@ -55,8 +55,8 @@ def block_sums(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return what members contributed, and are credited with, by block, ``[b, n]`` each.
 
-    Of a part of a contribution as much is credited as of the whole: bounds are those of the round.
-    Where they leave no share of it, but less than 0 or than a loss, all blocks lose alike.
+    Of each block's part the same share is credited as of the whole contribution. Where what is
+    credited is no share of it, below 0 or a larger loss, all blocks lose alike.
 
     Parameters
     ----------

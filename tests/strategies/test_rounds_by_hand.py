@@ -246,6 +246,10 @@ def test_influence_descent_by_hand():
     assert list(strategy.weight_scores.values()) == pytest.approx(expected)
     assert report.losses == pytest.approx((9 / 16, (1 - weight) ** 2))
     assert report.evaluations == 2
+    # Who claims next to nothing fails no round.
+    strategy = of.InfluenceDescent(bowl(), **PLAIN)
+    _, (report,) = play(strategy, point(), Movers([[1.0, 0.0]] * 3, examples=[10, 10, 5e-324]))
+    assert not report.failed
 
 
 def test_what_it_descends_is_the_loss_of_the_shortened_updates():

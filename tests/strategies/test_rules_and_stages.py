@@ -16,7 +16,7 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation, ModelVectors
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, LossBound, Stage
-from fedif_flower.strategies import RobustRule, ScoredStrategy, Setup
+from fedif_flower.strategies import RobustRule, ScoredStrategy, Setup, SFedAvg
 from fedif_flower.strategies.config import configured_stages
 from fedif_flower.valuation import Scores
 from tests.rounds import a_round
@@ -138,6 +138,8 @@ def test_a_client_whose_score_is_no_number_takes_nothing_from_others():
         def score(self, updates):
             return Scores([1, 3, math.nan, 2, -math.inf])
 
+    _, (report,) = play(SFedAvg(Own(), alpha=0.0, **BASE), point(), Movers(STEPS))
+    assert column(report, "weight_score") == [1.0, 3.0, 1.0, 2.0, 1.0]
     _, (report,) = play(ScoredStrategy(Own(), **BASE), point(), Movers(STEPS))
     assert column(report, "normalized") == [0.0, 1.0, 0.0, 0.5, 0.0]
     assert column(report, "weight") == pytest.approx([0, 2 / 3, 0, 1 / 3, 0])
