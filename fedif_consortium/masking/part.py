@@ -8,6 +8,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Literal, Self
 
+import numpy as np
 from flwr.app import ArrayRecord
 from pydantic import model_validator
 
@@ -17,6 +18,7 @@ from fedif_consortium.masking.keeper_client import AnyKeeper, HttpKeeper, trusti
 from fedif_consortium.masking.masked_reply import MASKING_KEY
 from fedif_consortium.masking.masked_round import MaskedWorkspace
 from fedif_consortium.masking.policy import KeeperPolicy
+from fedif_consortium.masking.ring import encode_weights
 from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.errors import ConfigError, KeeperError, require
 from fedif_flower.local_methods import LocalMethod
@@ -31,8 +33,6 @@ from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
 
 logger = logging.getLogger(__name__)
-
-MOST_KEEPER_SECONDS = 600.0  # For one answer.
 
 
 class MaskingSettings(Settings, alias_generator=in_section("masking")):
@@ -140,8 +140,8 @@ class MaskedRounds(RunPart):
             files = own.keeper_certificate, own.client_certificate, own.client_key
             keys = "masking.keeper-certificate, client-certificate, client-key"
             context = trusting(ssl.PROTOCOL_TLS_CLIENT, *files, keys)
-            seconds = min(run.config.pace.timeout, MOST_KEEPER_SECONDS)
-            keeper = HttpKeeper(own.keeper_url, context, seconds)
+            # For one answer ten minutes at most.
+            keeper = HttpKeeper(own.keeper_url, context, min(run.config.pace.timeout, 600.0))
             keeper.on_answer = run.waited
         name = own.keeper_url or "beside the server, for trial"
         logger.info("masked: who has the masks is %s", name)
@@ -162,14 +162,15 @@ def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -
     """Raise ConfigError if a keeper's policy refuses every round of a run."""
     # The least of FedIF's normalised scores is 0, and in the first round its member's weight.
     members, more = config.clients_per_round, int(config.strategy == "fedif")
-    least = f"enough for the keeper's least-members = {policy.least_members}"
-    least += " and the one whom FedIF gives no weight" * more + f": a round has {members}"
-    require(members >= policy.least_members + more, "fraction-train", config.fraction_train, least)
+    weights, _ = encode_weights(np.ones(max(members - more, 1)))  # None are more alike.
     vectors = config.num_server_rounds * (more + (config.attribution != "off"))
+    where = f"fraction-train = {config.fraction_train}: {len(weights)} of {members} have weight"
     try:
+        policy.check_weights(weights, ["each"] * len(weights))
+        where = f"num-server-rounds = {config.num_server_rounds}"
         policy.check_known(vectors, num_params)
     except KeeperError as error:
-        raise ConfigError(f"num-server-rounds = {config.num_server_rounds}: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
 
 
 class KeeperRecord(Callback):

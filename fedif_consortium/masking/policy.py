@@ -113,7 +113,8 @@ class KeeperPolicy(Settings):
         self.check_members(int(np.count_nonzero(shares)), "with weight")
         most, largest = np.max(shares), names[int(np.argmax(shares))]
         self._allow(most <= self.largest_share, "largest-share", f"{most:.3g} for {largest}")
-        effective = float(1 / np.sum(shares**2))
+        # Of whole numbers: so many equal shares are as many members, not a rounding less.
+        effective = total**2 / float(np.sum(weights.astype(np.float64) ** 2))
         enough = effective >= self.least_effective_members
         self._allow(enough, "least-effective-members", f"{effective:.3g}")
 

@@ -235,6 +235,12 @@ def check(weights) -> None:
     POLICY.check_weights(encode_weights(np.array(weights))[0], NAMES)
 
 
+def test_as_many_members_as_the_least_may_have_equal_shares():
+    for members in range(2, 40):
+        policy = POLICY.replace(least_members=2, least_effective_members=members)
+        policy.check_weights(encode_weights(np.ones(members))[0], ["each"] * members)
+
+
 def test_sums_that_hide_everyone():
     for weights in ([1, 1, 1, 1], [0, 1, 1, 1], [2.0, 1.0, 1.0, 0.0], [9, 4, 4, 4]):
         check(weights)

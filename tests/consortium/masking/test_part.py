@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from client_app import app as client_app
-from fedif_consortium.masking import masked_reply
+from fedif_consortium.masking import keeper, masked_reply
+from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.parts import run_parts
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
@@ -62,7 +63,7 @@ def masked(tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
         ({"neighbour_mixing": True}, "masking: NearestNeighbours looks at each update"),
         ({"pace.late-rounds": 1}, "masking: late replies cannot be discounted"),
         ({"local_method": "scaffold"}, "masking: Scaffold: members train by SGD alone"),
-        ({"num_clients": 2}, "fraction-train = 1.0; .* = 2 and the one whom FedIF gives no"),
+        ({"num_clients": 2}, "fraction-train = 1.0: 1 of 2 have weight: .* least-members = 2; "),
         # The digits' perceptron has 4,810 parameters: 256 sums, and two products a round.
         ({"num_server_rounds": 1075}, r"num-server-rounds = 1075: .* asked: 2406 numbers"),
     ],
@@ -71,6 +72,13 @@ def test_what_cannot_be_masked_is_refused_before_anything_starts(tmp_path, setti
     with pytest.raises(ConfigError, match=f"^{reason}"):
         run(masked_config(tmp_path, **settings))
     assert not any(tmp_path.iterdir())
+
+
+def test_a_policy_that_refuses_every_sum_is_told_before_anything_starts(tmp_path, monkeypatch):
+    policy = KeeperPolicy(least_effective_members=CLIENTS)
+    monkeypatch.setattr(keeper, "TRIAL_POLICY", policy)
+    with pytest.raises(ConfigError, match=r"^fraction-train = .* least-effective-members = "):
+        run(masked_config(tmp_path))
 
 
 def test_a_masked_run_learns_and_its_records_say_who_kept_the_masks(masked):
