@@ -12,7 +12,7 @@ from torch.nn.utils import vector_to_parameters
 
 from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.aggregators.flame import cosine_distances, density_clusters
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
@@ -49,7 +49,8 @@ class DeepSight(CheckedFields):
     Raises
     ------
     ConfigError
-        If the model has no output layer of this kind, or the inputs are no tensor of numbers.
+        If the model has no output layer of this kind, or one output, or the inputs are no tensor
+        of numbers.
 
     References
     ----------
@@ -71,6 +72,7 @@ class DeepSight(CheckedFields):
         """Raise ConfigError for what is out of range, or does not fit; find the output layer."""
         super().__post_init__()
         self._model, self._layer = copy_module(self.model), output_layer(self.model, "DeepSight")
+        require(self._layer.shape[0] > 1, "model", "of one output", "classes, for DeepSight")
         self._shape, self._low, self._high = _kind_of_input(self.root_data)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:

@@ -103,6 +103,7 @@ def test_a_model_without_a_last_bias_or_with_a_frozen_part_in_bfloat16_is_judged
     [
         (nn.Conv2d(1, 1, 1), INPUTS, "the model has no fully connected layer"),
         (nn.Linear(2, 2), (torch.ones(2, 2).long(), INPUTS[1]), "random inputs like int64"),
+        (nn.Linear(2, 1), INPUTS, "model = 'of one output'; allowed: classes"),
     ],
 )
 def test_what_does_not_fit_is_refused(model, inputs, message):
