@@ -16,7 +16,7 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.setup import BaseArguments, naming, require_kind
-from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair
+from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair, to_device
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import array_shapes, copy_module, tied_names, trainable_names
 from fedif_flower.tasks.task import Data, Task
@@ -57,12 +57,10 @@ class RootTraining:
         self.parameter_names, self.tied_names = trainable_names(model), tied_names(model)
         self.training = training or TrainingConfig()
         self._task = task
-        self._data: Any = as_tensors(inputs if labels is None else (inputs, labels))
-        self._is_pair = tensor_pair(self._data) is not None
-        if not self._is_pair and task is None:
-            raise ConfigError(
-                f"root data are {describe(self._data)}; without a task they are tensors"
-            )
+        given = as_tensors(inputs if labels is None else (inputs, labels))
+        if (pair := tensor_pair(given)) is None and task is None:
+            raise ConfigError(f"root data are {describe(given)}; without a task they are tensors")
+        self._data: Any = pair or given
 
     def __repr__(self) -> str:
         """Name the model, and not the data."""
@@ -71,8 +69,7 @@ class RootTraining:
     def to(self, device: torch.device) -> None:
         """Train on a device."""
         self.model.to(device)
-        if self._is_pair:
-            self._data = tuple(part.to(device) for part in self._data)
+        self._data = to_device(self._data, device)
 
     def update(
         self, params: Tensor, buffers: Mapping[str, Tensor], generator: torch.Generator

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from fedif_flower import Validation
 from fedif_flower import strategies as of
@@ -209,11 +210,12 @@ def server_update(server_round: int, moved: Tensor) -> Tensor:
     return (model.weight.detach() - before).flatten()
 
 
-def test_fltrust_trains_from_each_rounds_model():
+@pytest.mark.parametrize("root", [ROOT, [TensorDataset(*ROOT)]])
+def test_fltrust_trains_from_each_rounds_model(root):
     first = server_update(1, moved=torch.zeros(4))
     # Two clients go twice as far as the server, and are cut to its length; nobody trusts the third.
     movers = Movers([step.tolist() for step in (2 * first, 2 * first, -first)])
-    strategy = of.FLTrust(of.RootTraining(layer_of_two(), *ROOT, training=TRAINING), **PLAIN)
+    strategy = of.FLTrust(of.RootTraining(layer_of_two(), *root, training=TRAINING), **PLAIN)
     params, reports = play(strategy, layer_of_two(), movers, rounds=2)
     assert column(reports[0], "weight") == pytest.approx([0.25, 0.25, 0.0], abs=1e-5)
     second = server_update(2, moved=first)
