@@ -100,9 +100,7 @@ def make_statement(
     with refused_as(ConfigError, f"{run_dir}: no statement can be made of its records"):
         records = read_run(run_dir, names)
         if names is not None and names.keys().isdisjoint(records.members):
-            raise ConfigError(
-                f"names: none is a member's client_id, such as {min(records.members)}"
-            )
+            raise ConfigError(f"names: none is a member's client_id, like {min(records.members)}")
         require_consistent(records)
         account = settle(records, budget_cents, pay_by, ties, from_round)
         put_folder(folder, _signed_files(account, records, key, contact))

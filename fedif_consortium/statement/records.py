@@ -320,8 +320,10 @@ def _parse(
 
 
 def _lines(table: Table) -> list[Line]:
-    found: list[Line] = read_table(table.path, more=True).to_pylist()
-    return found
+    found = read_table(table.path, more=True)
+    if found.num_rows and (absent := {*table.columns} - {*found.column_names}):
+        raise ConfigError(f"{table.path} has no column {min(absent)!r}")
+    return list(found.to_pylist())
 
 
 def by_member(lines: Iterable[_Of]) -> Mapping[int, list[_Of]]:

@@ -155,6 +155,7 @@ TAMPERED = [
     (edited("statement/statement.json", "{", '{"more": 1,'), sign_and_check, "statement.json is {"),
     (UNEVEN, check, "attribution_rounds.csv was changed"),
     (written("model.pt", ""), remake, "model.pt holds no model"),
+    (edited("rounds.csv", "round,", "number,"), remake, "rounds.csv has no column 'round'"),
     (UNEVEN, sign_and_check, "round 1 does not add up"),
     (UNEVEN, remake, "round 1 does not add up"),
     (credited_more, sign_and_check, "is credited with more than it gave"),
@@ -231,7 +232,7 @@ def test_what_the_operator_did_not_sign_as_a_statement_is_none(copy, key, is_ope
     [
         (2 * [{0: 1e308}], None, "no statement can be made of its records: Overflow"),
         ([{}], None, "nobody was asked in this run"),
-        ([{0: 1.0}], {9: "eve"}, "names: none is a member's client_id, such as 0"),
+        ([{0: 1.0}], {9: "eve"}, "names: none is a member's client_id, like 0"),
     ],
 )
 def test_some_runs_make_no_statement(tmp_path, key, contributions, names, said):
