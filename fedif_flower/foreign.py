@@ -100,7 +100,7 @@ def refused_as(kind: type[FedIFError], what: str) -> Iterator[None]:
     except Exception as error:  # An OverflowError of 1e308, a KeyError of what is not there ...
         # Only the text of an OSError names the file.
         words = str(error) if isinstance(error, OSError) else repr(error)
-        raise kind(f"{what}: {words:.200}") from error
+        raise kind(f"{what}: {' '.join(words.split()):.200}") from error
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def test_a_day_has_so_many_rounds_and_messages_even_after_a_restart(tmp_path):
 @pytest.mark.parametrize("content", ["", "[]", '{"day": "2026-01-05", "rounds": "x"}'])
 def test_a_damaged_file_is_an_error_at_the_start(tmp_path, content):
     (tmp_path / "round-counts.json").write_text(content)
-    with pytest.raises(ConfigError, match="without it counts begin at 0"):
+    with pytest.raises(ConfigError, match=r"without it counts begin at 0: [^\n]+\Z"):
         RoundCounts(tmp_path, RunRules())
 
 
