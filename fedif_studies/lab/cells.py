@@ -75,8 +75,7 @@ def make_cell(
     """
     folder = (output_dir / group).absolute()
     own = {"output-dir": str(folder), "run-name": AUTO, "resume": AUTO}
-    config = RunConfig.from_run_config({**settings, **own})
-    config = settled(config)
+    config = settled(RunConfig.from_run_config({**settings, **own}))
     content = f"{config.digest()} {fingerprint(config)}"
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     config = config.replace(run_name=f"{name}-{digest}")

@@ -40,7 +40,6 @@ def plot_curves(
     """
     figure = new_figure(height=4.5)
     axes = figure.subplots()
-    drawn = False
     metric = next((m.metric for found in series.values() for m in found), ACCURACY)
     scale = 100 if metric == ACCURACY else 1
     for index, (name, measurements) in enumerate(series.items()):
@@ -56,8 +55,7 @@ def plot_curves(
         if len(curves) > 1:
             low, high = [min(v) for v in values], [max(v) for v in values]
             axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
-        drawn = True
-    if not drawn:
+    if not axes.lines:
         return False
     axes.set(
         xlabel="round", ylabel=f"{split} {metric}" + (", %" if scale == 100 else ""), title=title
