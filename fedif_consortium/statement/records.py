@@ -254,11 +254,11 @@ def require_consistent(records: RunRecords) -> None:
     """
     run, attributed = records.folder, records.folder.attributed_rounds.path.name
     last = max((part.round for part in records.parts), default=0)
-    told = max((line["round"] for line in records.lines), default=0)
-    if not last <= len(records.rounds) == told:
+    told = [line["round"] for line in records.lines]
+    if last > len(records.rounds) or told != [*range(len(records.rounds) + 1)]:
         raise StatementError(
             f"{run.attribution.path.name} ends with round {last}, {attributed} with "
-            f"{len(records.rounds)}, {run.rounds.path.name} with {told}: was one cut off?"
+            f"{len(records.rounds)}, {run.rounds.path.name} has {len(told) - 1}: was one cut off?"
         )
     lines = Counter(reply.round for reply in records.replies)
     for line in records.lines[: len(records.rounds) + 1]:

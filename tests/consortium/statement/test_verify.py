@@ -112,9 +112,12 @@ def credited_more(run_dir: Path) -> None:
     rewrite(RunFolder(run_dir).attribution, lambda rows: [{**rows[0], "credited": "9"}, *rows[1:]])
 
 
-def without_the_last_round(run_dir: Path) -> None:
-    for name in ("attribution", "attributed_rounds"):
-        rewrite(getattr(RunFolder(run_dir), name), without(round="6"))
+def without_round(number: int, *names: str):
+    def change(run_dir: Path) -> None:
+        for name in names:
+            rewrite(getattr(RunFolder(run_dir), name), without(round=str(number)))
+
+    return change
 
 
 def cut_off(name: str):
@@ -161,7 +164,12 @@ TAMPERED = [
     (credited_more, sign_and_check, "is credited with more than it gave"),
     (cut_off("clients.csv"), remake, r"clients\.csv has not \d lines of round 6"),
     *((cut_off(name), remake, "ends with round 6, .*: was one cut off") for name in ROUNDS),
-    (without_the_last_round, remake, r"attribution.csv ends with round 5, .* 6: was one cut off"),
+    (
+        without_round(6, "attribution", "attributed_rounds"),
+        remake,
+        "with round 5, .* 6: was one cut off",
+    ),
+    (without_round(3, "rounds"), remake, "with 6, rounds.csv has 5: was one cut off"),
     *(
         (more(of), sign_and_check, rf"members\[0\]: {of} is .*, but the records give")
         for of in MONEY
