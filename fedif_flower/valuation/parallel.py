@@ -108,12 +108,13 @@ class JudgePool:
 
     def __init__(self, judges: Sequence[Judge]) -> None:
         self.judges = tuple(judges)
-        self._own = local()
+        # Threads hold what begins them, but not the pool: they end with it.
+        self._own = own = local()
         waiting, begun = iter(self.judges), Barrier(len(judges) + 1)
 
         def begin() -> None:
             fix_threads(1)
-            self._own.judge = next(waiting)
+            own.judge = next(waiting)
             begun.wait()
 
         self._executor = ThreadPoolExecutor(len(judges), "validation-replica", initializer=begin)
@@ -289,8 +290,8 @@ class Passes:
         return self.judge.device.type == "cpu" and size >= _WORTH_SHARING
 
     def _pool(self, purpose: str, size: int) -> JudgePool:
-        """Return ``size`` replicas of the judge, made when they are needed first."""
+        """Return ``size`` replicas of the judge or more, made when they are needed first."""
         with self._pool_lock:
-            if purpose not in self._pools or len(self._pools[purpose].judges) != size:
+            if purpose not in self._pools or len(self._pools[purpose].judges) < size:
                 self._pools[purpose] = JudgePool([self.judge.replica() for _ in range(size)])
             return self._pools[purpose]

@@ -222,6 +222,17 @@ def test_shared_passes_at_once_give_what_one_thread_gives():
         torch.testing.assert_close(own, expected[i % 4], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("shared")
+def test_passes_over_parts_share_the_threads_of_the_whole():
+    validation = judge()
+    part = validation.sample(20, torch.Generator().manual_seed(0))  # Two batches of 23.
+    look(validation, 0)
+    before = threading.active_count()
+    look(part, 0)
+    look(validation, 0)
+    assert threading.active_count() == before
+
+
 def mean_loss(model, batch):
     return functional.cross_entropy(model(batch[0]), batch[1]), len(batch[1])
 
