@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flwr.clientapp import ClientApp
 
-from fedif_flower.errors import DataError
+from fedif_flower.errors import DataError, require
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.loaded_task import load_task, site_of
@@ -51,6 +51,8 @@ def simulate(
         Whatever stopped the run.
     """
     # What is wrong is said before Ray starts: the division among clients too, not what one lacks.
+    late = "0, and pace.rounds 'synchronous', in a simulation, whose replies are never late"
+    require(not config.pace.pace().late_rounds, "pace.late-rounds", config.pace.late_rounds, late)
     loaded = load_task(with_free_folder(config))
     with suppress(DataError):
         site = ClientSite(config.seed, site_of(config).data_dir, 0, config.num_clients)

@@ -270,7 +270,8 @@ class LateReplies(Callback):
         """Raise ConfigError where late replies cannot come, or cannot be used."""
         late, self._asked = self._pace.late_rounds, {}  # An earlier run's come no more.
         can_come = isinstance(grid, ScreenedGrid) and grid.keeps_late
-        require(can_come, "late_rounds", late, "0 in a simulation, whose replies are never late")
+        words = "0 in a simulation (and no buffered rounds), whose replies are never late"
+        require(can_come, "late_rounds", late, words)
         words = "0 with a local method whose clients send more than a model"
         require(local is None, "late_rounds", late, words)
 

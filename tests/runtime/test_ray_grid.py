@@ -111,8 +111,16 @@ def test_two_runs_at_a_time_on_one_node_both_keep_what_they_left_there():
     grid.close()
 
 
-def test_clients_that_the_data_cannot_be_divided_among_are_refused_before_ray_starts(tmp_path):
-    config = RunConfig.from_run_config({"dirichlet-alpha": 1e-320, "output-dir": str(tmp_path)})
-    with pytest.raises(ConfigError, match=r"dirichlet-alpha = 1e-320: .* 100 clients"):
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dirichlet-alpha": 1e-320}, r"dirichlet-alpha = 1e-320: .* 100 clients"),
+        ({"pace.late-rounds": 2}, r"pace.late-rounds = 2; allowed: 0, and pace.rounds 'sync"),
+        ({"pace.rounds": "buffered", "pace.buffer-size": 2}, r"pace.rounds 'synchronous'"),
+    ],
+)
+def test_what_a_simulation_cannot_do_is_refused_before_ray_starts(tmp_path, settings, words):
+    config = RunConfig.from_run_config({**settings, "output-dir": str(tmp_path)})
+    with pytest.raises(ConfigError, match=words):
         simulate(config, client_app, cpus_per_client=0)  # Which Ray's start would refuse.
     assert list(tmp_path.iterdir()) == []
