@@ -82,7 +82,7 @@ define install
 	@test -x $(python) || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu it is a package of its own:" \
 	    "apt install python3-venv" >&2; exit 1; }
-	@echo 'Installing into $(VENV); PyTorch, Ray and Flower take a few minutes and 7 GB the first time.'
+	@echo 'Installing into $(VENV); PyTorch, Ray and Flower take a few minutes and 10 GB the first time.'
 	$(python) -m pip install --quiet --disable-pip-version-check --editable '$(1)'
 	@touch $@
 endef
