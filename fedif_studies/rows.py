@@ -78,9 +78,9 @@ def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
     text = page.read_text()
     for name, lines in tables.items():
         begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
-        if begin in text:
-            head, _, rest = text.partition(begin)
-            _, _, tail = rest.partition(end)
+        head, _, rest = text.partition(begin)
+        _, ended, tail = rest.partition(end)
+        if ended:
             text = head + begin + "".join(f"{line}\n" for line in lines) + end + tail
     write_atomically(page, text)
 

@@ -12,6 +12,7 @@ from fedif_studies.paper.cells import cell_name, fill_table, select
 from fedif_studies.paper.commands import report
 from fedif_studies.paper.report import report_table, result_table
 from fedif_studies.paper.tables import TABLES
+from fedif_studies.rows import put_tables
 from tests.studies.lab.small import DEFAULTS, write_result
 
 
@@ -99,3 +100,6 @@ def test_a_page_without_marks_is_not_said_to_be_written(tmp_path):
     (tmp_path / "results.md").write_text("<!-- end: results -->\n<!-- begin: results -->\n")
     with pytest.raises(ConfigError, match=r"a folder with results\.md, which has"):
         report(docs=tmp_path)
+    (tmp_path / "results.md").write_text("<!-- begin: results -->\nkept\n")
+    put_tables(tmp_path / "results.md", {"results": ["new"]})  # What follows a mark is not lost.
+    assert (tmp_path / "results.md").read_text() == "<!-- begin: results -->\nkept\n"
