@@ -53,7 +53,7 @@ def join(
     if data_dir is not None:
         given["data-dir"] = str(data_dir.absolute())
     read = read_document(invitation, Invitation)
-    node.join(found, read, config=given, port=port, policy=str(policy.absolute()) if policy else "")
+    node.join(found, read, config=given, port=port, policy=_named(policy))
     if check:
         certificates.reach(read.address, found.authority)
         typer.echo(f"{read.address} answers, and is the one invited to")
@@ -71,7 +71,7 @@ def start(
     """Start the node that `fedif node join` made; it keeps running."""
     from fedif_consortium.federation.node import start_node
 
-    start_node(_folder(folder), str(policy.absolute()) if policy else "", options or [])
+    start_node(_folder(folder), _named(policy), options or [])
 
 
 @node_cli.command("log")
@@ -233,3 +233,7 @@ def _folder(path: Path) -> NodeFolder:
     from fedif_consortium.federation.node import NodeFolder
 
     return NodeFolder(path.expanduser().absolute())
+
+
+def _named(policy: Path | None) -> str:
+    return str(policy.absolute()) if policy else ""

@@ -257,13 +257,14 @@ def train_on(
         correction=term.gradient,
     )
     device = next(model.parameters()).device
+    is_mixed = config.precision == "bf16"
     total, weight, examples = torch.zeros((), device=device), 0.0, 0.0
     with seeded_randomness(seed, device), module_mode(model, training=True), sgd, term:
         for _ in range(config.local_epochs):
             total.zero_()
             weight = examples = 0.0
             for batch in source.epoch(generator):
-                with _autocast(device) if config.precision == "bf16" else nullcontext():
+                with _autocast(device) if is_mixed else nullcontext():
                     loss, size = source.loss(model, batch)
                     added = term.loss() if size.weight else None
                 if not size.weight:

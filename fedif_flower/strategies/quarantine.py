@@ -174,8 +174,8 @@ class Quarantine(Callback):
             self._tell(Decision(first, until, client.partition_id, client.client_id, reason))
 
     def _tell(self, decision: Decision) -> None:
-        i, nodes = decision.client_id, self._nodes
-        who = nodes.labels([i])[i] if nodes else "a member"
+        client_id, nodes = decision.client_id, self._nodes
+        who = nodes.labels([client_id])[client_id] if nodes else "a member"
         logger.info("%s is left out until round %d: %s", who, decision.until_round, decision.reason)
         self.decisions.append(decision)
         if self._on_decision is not None:
