@@ -104,14 +104,31 @@ def machine() -> dict[str, str]:
     }
 
 
-def committed_revision() -> str:
+def revision() -> str:
     """Return the revision that is checked out; outside a checkout, the package's version.
+
+    Where the code differs from the revision, ``-changed`` follows it.
+    """
+    number, changed = _checked_out()
+    return f"{number}-changed" if changed else number
+
+
+def committed_revision() -> str:
+    """Return :func:`revision`, of code that is committed.
 
     Raises
     ------
     ConfigError
         If the code differs from it: a row must name what measured it.
     """
+    number, changed = _checked_out()
+    if changed:
+        raise ConfigError(f"uncommitted changes: {changed[0]}; commit first")
+    return number
+
+
+def _checked_out() -> tuple[str, list[str]]:
+    """Return the revision, and which files of the code differ from it."""
     packages = ("fedif_flower", "fedif_consortium", "fedif_studies", "pyproject.toml")
 
     def git(*arguments: str) -> str:
@@ -121,9 +138,7 @@ def committed_revision() -> str:
     try:
         git("ls-files", "--error-unmatch", *packages)  # Another project's may lie around.
         changed = git("status", "--porcelain", "--", *packages)
-        revision = git("rev-parse", "--short=12", "HEAD")
+        number = git("rev-parse", "--short=12", "HEAD")
     except (OSError, subprocess.CalledProcessError):
-        return package_version()
-    if changed:
-        raise ConfigError(f"uncommitted changes: {changed.splitlines()[0].strip()}; commit first")
-    return revision
+        return package_version(), []
+    return number, [line.strip() for line in changed.splitlines()]

@@ -44,7 +44,7 @@ class TaskConfig(SectionedSettings):
     normalization: str = setting(
         "data",
         "pixels less their mean over their standard deviation: `data`: the training split's own, "
-        "`unit-range`: 0.5 and 0.5",
+        "`unit-range`: 0.5 and 0.5, `mnist`: 0.1307 and 0.3081",
         choices=NORMALIZATIONS,
     )
     model: str = setting(AUTO, "the model; `auto`: by data set", choices=(AUTO, *MODELS))

@@ -12,6 +12,7 @@ from fedif_flower.run.folder import JsonFile, RunFolder
 from fedif_flower.run.loaded_task import fingerprint
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.tasks.images import settled
+from fedif_studies.rows import revision
 
 LABEL = "cell.json"
 _TITLES = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "Digits"}
@@ -46,6 +47,7 @@ class Cell:
     def label(self) -> None:
         """Write into its directory what a report cannot derive from the settings."""
         content = {"group": self.group, "name": self.name, "data": self.data}
+        content["revision"] = revision()
         JsonFile(self.config.run_dir / LABEL).write(content)
 
 

@@ -33,7 +33,15 @@ _OF_SUMMARY = (
     *("aggregation-seconds-per-round", "evaluations-per-round"),
     *("malicious-weight-share", "detection-auc"),
 )
-_NO_SETTINGS = {"data", "machine", "metric", "higher-is-better", *_OF_SPLITS, *_OF_SUMMARY}
+_NO_SETTINGS = {
+    "data",
+    "machine",
+    "revision",
+    "metric",
+    "higher-is-better",
+    *_OF_SPLITS,
+    *_OF_SUMMARY,
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,8 @@ class Measurement:
         What accuracies are of: ``"accuracy"``, or the task's own.
     higher_is_better : bool
         Its direction.
+    revision : str
+        Of the code that ran; empty where it was not written down.
     """
 
     config: Mapping[str, Scalar]
@@ -66,6 +76,7 @@ class Measurement:
     run_dir: Path | None = None
     metric: str = ACCURACY
     higher_is_better: bool = True
+    revision: str = ""
 
     @property
     def seed(self) -> int:
@@ -123,18 +134,20 @@ def _measurement(run_dir: Path) -> Measurement | None:
         of_last = statistics.fmean(map(float, of_last_ten(rows, column)))
         of_split = (values[-1], of_last, best)
         figures |= {f"{split}-{n}": v for n, v in zip(ACCURACIES, of_split, strict=True)}
-    label, machine = run_dir / LABEL, summary.get("machine", {})
+    label = JsonFile(run_dir / LABEL).read() if (run_dir / LABEL).exists() else {}
+    machine = summary.get("machine", {})
     parts = [f"{machine['cores']} cores"] if machine.get("cores") else []
     parts += [str(machine[key]) for key in ("processor", "gpu") if machine.get(key)]
     parts += [f"{key} {machine[key]}" for key in ("python", "torch", "flwr") if machine.get(key)]
     return Measurement(
         config=summary["config"],
-        data=JsonFile(label).read()["data"] if label.exists() else subject_of(summary["config"]),
+        data=label.get("data") or subject_of(summary["config"]),
         figures={name: float(value) for name, value in figures.items() if value is not None},
         machine=", ".join(parts),
         run_dir=run_dir,
         metric=metric,
         higher_is_better=higher_is_better,
+        revision=label.get("revision", ""),
     )
 
 
@@ -149,6 +162,7 @@ def to_row(measurement: Measurement) -> dict[str, str]:
             value = measurement.figures.get(name)
             row[name] = "" if value is None else format(value, form)
     row["machine"] = measurement.machine
+    row["revision"] = measurement.revision
     settings = {k: v for k, v in measurement.config.items() if k not in PATHS}
     return row | {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
 
@@ -163,6 +177,7 @@ def from_row(row: Mapping[str, str]) -> Measurement:
         machine=row["machine"],
         metric=row.get("metric") or ACCURACY,
         higher_is_better=row.get("higher-is-better") != "false",
+        revision=row.get("revision", ""),
     )
 
 

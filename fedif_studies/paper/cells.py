@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 
 from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig
@@ -119,6 +120,11 @@ class TableCell:
     measurements: tuple[Measurement, ...]
     paper: MeanStd | None
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Its row and its column, by their keys."""
+        return self.row.key, self.column.key
+
     def mean(self, name: str, scale: int = 1) -> MeanStd | None:
         """Return a figure over seeds, times ``scale``; ``None`` where nobody has it."""
         values = [scale * m.figures[name] for m in self.measurements if name in m.figures]
@@ -130,6 +136,7 @@ def fill_table(
     measurements: Iterable[Measurement],
     defaults: Settings,
     rounds: int | None = None,
+    changed: Settings = MappingProxyType({}),
 ) -> list[TableCell]:
     """Return every cell of a table, column by column, with the measurements that belong to it.
 
@@ -143,13 +150,19 @@ def fill_table(
         A complete run config, for everything that the table leaves open.
     rounds : int, optional
         Only runs of so many rounds; ``None``: of the table's own number.
+    changed : Mapping[str, Scalar]
+        What the runs have in place of the cells' own settings.
     """
+    # Seconds do not depend on how pixels are scaled.
+    free = _FREE | {"normalization"} if table.is_timed else _FREE
     fitting = [m for m in measurements if m.rounds == (rounds or table.rounds)]
     cells = []
     for column in table.columns:
         for row in table.rows:
-            config = RunConfig.from_run_config({**defaults, **table.settings(row, column)})
-            wanted = {k: v for k, v in config.to_mapping().items() if k not in _FREE}
+            config = RunConfig.from_run_config(
+                {**defaults, **table.settings(row, column), **changed}
+            )
+            wanted = {k: v for k, v in config.to_mapping().items() if k not in free}
             of_seed = {m.seed: m for m in fitting if _belongs(m, wanted)}
             found = tuple(of_seed[seed] for seed in sorted(of_seed))
             paper = table.paper.get(row.key, {}).get(column.key)

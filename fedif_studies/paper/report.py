@@ -18,6 +18,8 @@ from fedif_studies.paper.tables import TABLES, Settings, Table
 from fedif_studies.rows import add_rows, put_tables
 
 _PLACE = ("table", "row", "column")
+# How pixels were scaled before the protocol took over the scaling of AFedSV's authors.
+_EARLIER: Settings = {"normalization": "data"}
 
 
 def report_table(
@@ -56,25 +58,46 @@ def _pictures(table: Table, cells: Sequence[TableCell], folder: Path) -> list[Pa
     return drawn
 
 
-def result_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
-    """Return any table of the paper as text."""
+def result_table(
+    table: Table, cells: Sequence[TableCell], earlier: Sequence[TableCell] = ()
+) -> ResultTable:
+    """Return any table of the paper as text.
+
+    Parameters
+    ----------
+    table : Table
+        The table.
+    cells : sequence of TableCell
+        Its cells, those without a measurement included.
+    earlier : sequence of TableCell
+        The same cells measured with pixels scaled by the data set's own mean and deviation.
+    """
     if table.is_timed:
         return _timing_table(table, cells)
     names = [f"{table.split}-{name}" for name in ACCURACIES]
     figures: list[Callable[[TableCell], MeanStd | None]]
     figures = [partial(TableCell.mean, name=name, scale=100) for name in names]
     figures.append(lambda cell: cell.paper)
+    last_ten = figures[list(ACCURACIES).index("last-ten")]
+    before = {cell.place: cell for cell in earlier}
     compared = of_shared_seeds(cells)
     best = [best_rows(compared, figure) for figure in figures]
     lines = []
     for cell in cells:
-        found, key = [figure(cell) for figure in figures], (cell.row.key, cell.column.key)
-        shown = (_shown(one, ".2f", key in top) for one, top in zip(found, best, strict=True))
+        found = [figure(cell) for figure in figures]
+        shown = (
+            _shown(one, ".2f", cell.place in top) for one, top in zip(found, best, strict=True)
+        )
         _, ten, _, paper = found
         beside = "-" if ten is None or paper is None else f"{ten.mean - paper.mean:+.2f}"
         seeds = str(len(cell.measurements) or "-")
-        lines.append([cell.column.title, cell.row.title, seeds, *shown, beside])
+        line = [cell.column.title, cell.row.title, seeds, *shown, beside]
+        if earlier:
+            line.append(_shown(last_ten(before[cell.place]), ".2f"))
+        lines.append(line)
     heading = ["column", "row", "seeds", *ACCURACIES.values(), "paper", "last ten - paper"]
+    if earlier:
+        heading.append("last ten, pixels by the data's own mean")
     return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
 
 
@@ -101,6 +124,8 @@ def note(cells: Sequence[TableCell]) -> str:
         for of in ({m.rounds for m in measured}, {m.seed for m in measured})
     )
     lacking = sum(not cell.measurements for cell in cells)
+    if not measured:
+        return f"Missing: all {lacking} cells."
     return f"Rounds: {rounds}; seeds: {seeds}; missing: {lacking} of {len(cells)} cells."
 
 
@@ -131,20 +156,32 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
     for table in TABLES.values():
         path = docs / "results" / f"{table.name}.csv"
         # Later ones win, so that a new result replaces an old one.
-        cells = fill_table(table, [*read_results(path), *measurements], defaults)
+        known = [*read_results(path), *measurements]
+        cells, earlier = _filled(table, known, defaults)
         # Without one the file stays as it is: rows that are read lose columns in which nobody has
         # a value.
-        if any(m.run_dir for cell in cells for m in cell.measurements):
-            add_rows(path, result_rows(table, cells), anew=True)
+        if any(m.run_dir for cell in (*cells, *earlier) for m in cell.measurements):
+            add_rows(path, result_rows(table, [*cells, *earlier]), anew=True)
             # Six digits are kept: what is shown is what the rows say, not what they were made from.
-            cells = fill_table(table, read_results(path), defaults)
-        shown = [cell for cell in cells if cell.measurements]
+            cells, earlier = _filled(table, read_results(path), defaults)
+        measured = {cell.place for cell in (*cells, *earlier) if cell.measurements}
+        shown = [cell for cell in cells if cell.place in measured]
         text += [f"## {table.title}", ""]
         text += [f"`fedif paper {table.name}`, rows: [{path.name}](results/{path.name})", ""]
-        text += [*result_table(table, shown).to_markdown(), "", note(cells), ""]
+        text += [*result_table(table, shown, earlier).to_markdown(), "", note(cells), ""]
     page = docs / "results.md"
     put_tables(page, {"results": text})
     return page
+
+
+def _filled(
+    table: Table, measurements: Sequence[Measurement], defaults: Settings
+) -> tuple[list[TableCell], list[TableCell]]:
+    """Return a table's cells as the protocol has them, and as it had them before."""
+    cells = fill_table(table, measurements, defaults)
+    if table.is_timed:
+        return cells, []
+    return cells, fill_table(table, measurements, defaults, changed=_EARLIER)
 
 
 def read_results(path: Path) -> list[Measurement]:

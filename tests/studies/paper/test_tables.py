@@ -31,6 +31,28 @@ def test_every_cell_is_a_valid_configuration_of_its_own(table):
     assert {c.dirichlet_alpha for c in configs} == {1.0}
 
 
+def test_pixels_are_scaled_as_the_authors_of_the_models_do():
+    scalings = {
+        (column.settings["dataset"], column.settings["normalization"])
+        for table in TABLES.values()
+        for column in table.columns
+    }
+    assert scalings == {("cifar10", "unit-range"), ("fashion-mnist", "mnist")}
+
+
+def test_runs_with_the_datas_own_pixels_have_a_column_of_their_own(tmp_path):
+    now = settings("cifar10", "fedif", "clean")
+    earlier = now | {"normalization": "data"}
+    write_result(tmp_path / "now", now, accuracies(0.60, 0.63))
+    write_result(tmp_path / "earlier", earlier, accuracies(0.65, 0.66))
+    (tmp_path / "results.md").write_text("<!-- begin: results -->\n<!-- end: results -->\n")
+    report([tmp_path], docs=tmp_path)
+    text = (tmp_path / "results.md").read_text()
+    assert "| clean | FedIF | 1 | 60.00 | 60.00 | 63.00 | 63.60±0.43 | -3.60 | 65.00 |" in text
+    rows = read_rows(tmp_path / "results" / "cifar10.csv")
+    assert [row["normalization"] for row in rows] == ["unit-range", "data"]
+
+
 def test_figures_as_printed():
     assert TABLES["cifar10"].paper["fedif"]["label-noise_0.7_0.7-0.8"] == (51.74, 0.59)
     assert TABLES["timing"].paper["afedsv"]["cifar10_aggregation"] == (91.7635, None)

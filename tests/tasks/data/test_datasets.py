@@ -60,6 +60,8 @@ def test_bytes_become_pixels_and_are_normalised_by_channel(digits: Dataset) -> N
     assert two.grad.flatten().tolist() == [4.0, 2.0]
     ends = torch.tensor([0.0, 1.0]).expand(3, 1, 2)
     assert torch.equal(NORMALIZATIONS["unit-range"]((0.2,) * 3, (0.1,) * 3)(ends), 2 * ends - 1)
+    as_mnist = NORMALIZATIONS["mnist"]((0.286,), (0.353,))(ends[:1])  # [1, 1, 2]
+    assert as_mnist.flatten().tolist() == pytest.approx([-0.1307 / 0.3081, 0.8693 / 0.3081])
 
 
 def test_channel_moments_of_many_blocks_are_those_of_the_whole() -> None:
