@@ -5,6 +5,7 @@ Read off the files and the command line: nothing here needs torch or builds the 
 
 from __future__ import annotations
 
+import keyword
 import re
 import shlex
 from pathlib import Path
@@ -102,6 +103,19 @@ def is_there(name: str) -> bool:
         if file.is_file() and re.search(rf"\b{last}\b", file.read_text()):
             return True
     return len(parents) > 1 and parents[-1][0].isupper() and is_there(".".join(parents))
+
+
+def test_what_a_contributor_is_told_to_write_is_there():
+    """Each class, function, method and attribute that the steps name is defined somewhere."""
+    steps = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("\n## Add ")[2]
+    coded = re.findall(r"`(\w+)(?:\([\w, ]*\)| = \w+)?`", steps)
+    named = {name for name in coded if not keyword.iskeyword(name) and name not in PACKAGES}
+    rooms = [REPOSITORY / "fedif_flower", REPOSITORY / "fedif_studies"]
+    source = "\n".join(path.read_text() for room in rooms for path in room.rglob("*.py"))
+    defined = set(re.findall(r"(?:def|class) (\w+)", source))
+    defined |= set(re.findall(r"^ *(\w+)(?:: [^=\n]+)? = ", source, flags=re.MULTILINE))
+    assert "weigh" in named
+    assert named - defined == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
