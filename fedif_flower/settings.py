@@ -12,7 +12,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 
 from fedif_flower.errors import ConfigError
@@ -70,6 +78,17 @@ def quiet_setting(default: Any, words: str, **declared: Any) -> Any:
     """Declare a setting on which no result depends: where, when or how long."""
     return setting(default, words, changes_result=False, **declared)
 
+
+def _nothing_or_at_least_one(bound: float) -> float:
+    """Return a bound; raise ValueError for one that what is usual would not keep."""
+    if 0 < bound < 1:
+        raise ValueError
+    return bound
+
+
+NO_BOUND = "0 (no bound) or a number >= 1"
+BoundOfUsual = Annotated[float, Field(ge=0), AfterValidator(_nothing_or_at_least_one)]
+"""A bound in multiples of what is usual; its :func:`Setting` says ``allowed=NO_BOUND``."""
 
 MaliciousFraction = Annotated[float, Setting("assumed share of malicious clients", ge=0, le=1)]
 

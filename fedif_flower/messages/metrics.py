@@ -57,10 +57,8 @@ class ReplyLimits:
     max_examples_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for bounds that no reply can keep."""
+        """Raise ConfigError for a bound that no reply can keep."""
         require(self.max_num_examples > 0, "max_num_examples", self.max_num_examples, "> 0")
-        ratio = self.max_examples_ratio
-        require(ratio == 0 or ratio >= 1, "max_examples_ratio", ratio, "0, or >= 1")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pydantic import model_validator
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.run.completeness import LEAST_PARTICIPATION
-from fedif_flower.sections import section_name
+from fedif_flower.sections import section_name, setting_of
 from fedif_flower.settings import (
     AUTO,
     Scalar,
@@ -45,24 +45,9 @@ _OFF = (False, 0, "", "off")  # Values with which a part that is not there is no
 class CreditSettings(Settings, alias_generator=in_section("credit")):
     """What members are credited for, where a run is attributed."""
 
-    length: float = quiet_setting(
-        1.25,
-        "an update is credited for at most so many times the usual length of one from as many "
-        "examples; 0: no such bound (`docs/methods/path-attribution.md`)",
-        ge=0,
-    )
-    borrowed: float = quiet_setting(
-        1.6,
-        "what an update holds of the last three global steps is credited for at most so many times "
-        "what is usual beside what is the member's own; 0: no such bound",
-        ge=0,
-    )
-    weight: float = quiet_setting(
-        2.0,
-        "a member is credited for at most so many times the share of the examples that the median "
-        "member has; 0: no such bound",
-        ge=0,
-    )
+    length: float = setting_of(CreditBounds, "length")
+    borrowed: float = setting_of(CreditBounds, "borrowed")
+    weight: float = setting_of(CreditBounds, "weight")
     per_class: bool = quiet_setting(
         False, "contributions are also split by the class of the validation examples"
     )
@@ -72,13 +57,6 @@ class CreditSettings(Settings, alias_generator=in_section("credit")):
         "many as the validation split has; nothing weighs by them "
         "(`docs/methods/path-attribution.md`)",
     )
-
-    @model_validator(mode="after")
-    def _can_bound(self) -> Self:
-        for name in ("length", "borrowed", "weight"):
-            own = getattr(self, name)
-            require(not 0 < own < 1, name, own, "0 (no bound) or a number >= 1")
-        return self
 
     def bounds(self) -> CreditBounds:
         """Return the bounds of credit."""

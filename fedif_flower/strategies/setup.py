@@ -19,7 +19,7 @@ from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked, Look, Screening, Workspace
 from fedif_flower.sections import CheckedFields
-from fedif_flower.settings import Setting
+from fedif_flower.settings import NO_BOUND, BoundOfUsual, Setting
 from fedif_flower.stages import Stage
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
@@ -188,11 +188,11 @@ class Setup(CheckedFields):
     ] = 63
     max_num_examples: float = 10_000_000
     max_examples_ratio: Annotated[
-        float,
+        BoundOfUsual,
         Setting(
-            "no client counts for more than so many times the round's median of examples, >= 1; "
+            "no client counts for more than so many times the round's median of examples; "
             "0: no such bound",
-            ge=0,
+            allowed=NO_BOUND,
         ),
     ] = 10.0
     intake: GivenIntake | None = None

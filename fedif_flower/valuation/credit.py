@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import cosines, orthonormal
 from fedif_flower.client_table import ClientTable
-from fedif_flower.errors import require
+from fedif_flower.sections import require_settings
+from fedif_flower.settings import NO_BOUND, BoundOfUsual, Setting
 from fedif_flower.valuation.influence import project_updates
 
 REMEMBERED = 3  # Steps; further back, a step says little about where the loss falls.
@@ -109,10 +110,37 @@ class CreditBounds:
         If one lies outside its range.
     """
 
-    def __init__(self, length: float = 1.25, borrowed: float = 1.6, weight: float = 2.0) -> None:
-        for name, value in (("length", length), ("borrowed", borrowed), ("weight", weight)):
-            fits = math.isfinite(value) and (value == 0 or value >= 1)
-            require(fits, name, value, "0 (no bound) or a number >= 1")
+    def __init__(
+        self,
+        length: Annotated[
+            BoundOfUsual,
+            Setting(
+                "an update is credited for at most so many times the usual length of one from as "
+                "many examples; 0: no such bound (`docs/methods/path-attribution.md`)",
+                allowed=NO_BOUND,
+                changes_result=False,
+            ),
+        ] = 1.25,
+        borrowed: Annotated[
+            BoundOfUsual,
+            Setting(
+                "what an update holds of the last three global steps is credited for at most so "
+                "many times what is usual beside what is the member's own; 0: no such bound",
+                allowed=NO_BOUND,
+                changes_result=False,
+            ),
+        ] = 1.6,
+        weight: Annotated[
+            BoundOfUsual,
+            Setting(
+                "a member is credited for at most so many times the share of the examples that "
+                "the median member has; 0: no such bound",
+                allowed=NO_BOUND,
+                changes_result=False,
+            ),
+        ] = 2.0,
+    ) -> None:
+        require_settings(CreditBounds, {"length": length, "borrowed": borrowed, "weight": weight})
         self.length = length
         self.borrowed = borrowed
         self.weight = weight

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Message
+from pydantic.fields import FieldInfo
 from torch import nn
 
 import fedif_flower.strategies as of
@@ -169,10 +170,10 @@ def test_a_setting_beyond_its_range_is_named(kind: Any):
     """Each that a public constructor declares, beside each of its limits, and NaN."""
     given = needed(kind, net(), DATA)
     for name in inspect.signature(kind).parameters.keys() & arguments(kind).keys():
-        (declared,) = arguments(kind)[name][0].__metadata__
-        beyond = [math.nan] if declared.metadata else []
+        declared = FieldInfo.from_annotation(arguments(kind)[name][0]).metadata
+        beyond = [math.nan] if declared else []
         for sign, outside in {"gt": 0, "ge": -1, "lt": 0, "le": 1}.items():
-            limits = [getattr(found, sign) for found in declared.metadata if hasattr(found, sign)]
+            limits = [getattr(found, sign) for found in declared if hasattr(found, sign)]
             beyond += [limit + outside for limit in limits]
         for value in beyond:
             with pytest.raises(ConfigError, match=f"^{name} = {value}; allowed: "):
@@ -182,7 +183,7 @@ def test_a_setting_beyond_its_range_is_named(kind: Any):
 REFUSED: list[tuple[type, dict[str, object], str]] = [
     (of.Weighting, {"weight_scope": "all"}, "weight_scope = 'all'; allowed: participants, "),
     (ShapleyValuation, {"estimator": "guess"}, "estimator = 'guess'; allowed: "),
-    (of.FedAvg, {"setup": of.Setup(max_examples_ratio=0.5)}, "max_examples_ratio"),
+    (of.Setup, {"max_examples_ratio": 0.5}, "max_examples_ratio = 0.5; allowed: 0 (no bound) or "),
     (of.FedIF, {"fraction_train": 1.5}, "fraction_train = 1.5; allowed: a number >= 0 and <= 1"),
     (of.Setup, {"max_examples_ratio": float("nan")}, "max_examples_ratio = nan; allowed: "),
     (of.RobustRule, {"rule": 0.5}, "rule = 0.5; allowed: a callable, such as Median"),

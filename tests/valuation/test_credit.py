@@ -12,6 +12,7 @@ from hypothesis import given
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.run.config import CreditSettings, RunConfig
 from fedif_flower.valuation.credit import (
     REMEMBERED,
     Credit,
@@ -167,11 +168,21 @@ def test_nobody_is_credited_with_more_than_it_contributed(entries, values):
     assert bool((paid[whole] == contributions[whole]).all())
 
 
-@pytest.mark.parametrize("given", [{"length": 0.5}, {"borrowed": -1.0}, {"weight": math.nan}])
-def test_a_bound_is_nothing_or_one_at_least(given):
-    (name,) = given
-    with pytest.raises(ConfigError, match=f"{name} = .*; allowed: 0 \\(no bound\\) or a number"):
-        CreditBounds(**given)
+@pytest.mark.parametrize("bound", [0.5, -1.0, math.nan, math.inf, "2"])
+@pytest.mark.parametrize("name", ["length", "borrowed", "weight"])
+def test_a_bound_is_refused_in_the_same_words_by_its_key_and_by_its_argument(name, bound):
+    words = rf"{name} = {bound!r}; allowed: 0 \(no bound\) or a number >= 1$"
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        CreditBounds(**{name: bound})
+    with pytest.raises(ConfigError, match=rf"^credit\.{words}"):
+        RunConfig.from_run_config({f"credit.{name}": bound})
+
+
+def test_a_bound_of_nothing_and_one_of_what_is_usual_are_allowed():
+    settings = {"credit.length": 0.0, "credit.borrowed": 1.0, "credit.weight": 3.0}
+    bounds = RunConfig.from_run_config(settings).section(CreditSettings).bounds()
+    assert (bounds.length, bounds.borrowed, bounds.weight) == (0.0, 1.0, 3.0)
+    assert CreditBounds(0, 1, 3).borrowed == 1
 
 
 def test_coordinates_in_the_last_steps_by_hand():
