@@ -7,11 +7,14 @@ and JSON.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+
+from fedif_flower.messages.text import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_PAGE_BYTES = 1024 * 1024
@@ -21,6 +24,19 @@ PAGE_HEAD = (
     '<meta http-equiv="Content-Security-Policy" content="'
     "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'\">\n"
 )
+
+
+_VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+# What a statement is written with: text, tables and drawings. None of it leads elsewhere, sends
+# anything, or lies over the page and does.
+_ELEMENTS = {
+    *("html", "head", "title", "style", "body", "header", "footer", "section", "h1", "h2"),
+    *("p", "b", "br", "small", "span", "div", "code", "ul", "ol", "li", "dl", "dt", "dd"),
+    *("table", "colgroup", "col", "thead", "tbody", "tfoot", "tr", "th", "td"),
+    *("figure", "figcaption", "svg", "g", "line", "rect", "circle", "path", "polyline", "text"),
+}
+# Whatever a browser may take for a tag, in comments and style sheets too: more than there are.
+_TAG = re.compile(r"<[/!?]*([a-z][^\s/>]*)", re.IGNORECASE)
 
 
 @lru_cache(maxsize=1)
@@ -40,7 +56,12 @@ def refuse_page(page: bytes) -> str:
     if not page.startswith(PAGE_HEAD.encode()):
         return "the page does not begin with the policy that forbids scripts"
     try:
-        page.decode()
+        text = page.decode()
     except UnicodeDecodeError:
         return "the page is no UTF-8"
+    # The head has one of its own, and no other may tell a browser to go elsewhere.
+    body = text.removeprefix(PAGE_HEAD).replace(_VIEWPORT, "", 1)
+    for tag in _TAG.findall(body):
+        if tag.lower() not in _ELEMENTS:
+            return f"the page has <{printable(tag, 20)}>, which no statement has"
     return ""

@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,21 @@ def read_whole(path: Path, most: int = MOST_BYTES) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
     return content
+
+
+def require_plain_archive(path: Path) -> None:
+    """Raise ValueError if a ZIP archive would unpack to more than the file has.
+
+    NumPy's ``savez`` and PyTorch's ``save`` pack nothing, so what is packed is not theirs: a
+    kilobyte may stand for a gigabyte. A file of another kind passes.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    there = path.stat().st_size
+    if unpacked > there:
+        raise ValueError(f"it has {there} bytes and would unpack to {unpacked}")
 
 
 def parse_json(content: bytes | str) -> Any:

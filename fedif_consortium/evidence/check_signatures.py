@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_consortium.evidence.keys import VerifyingKey, public_der
+from fedif_consortium.evidence.names import as_read
 from fedif_consortium.evidence.part import run_id
 from fedif_consortium.evidence.reply_witness import TRAINED, sent_file
 from fedif_consortium.evidence.signed import SignedUpdate, arrays_digest
 from fedif_flower.errors import EvidenceError, StatementError
-from fedif_flower.foreign import refused_as
+from fedif_flower.foreign import refused_as, require_plain_archive
 from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 
@@ -43,7 +44,7 @@ def read_signatures(run: RunFolder) -> Signatures:
     table, of_run = run.signatures, run_id(run)
     for line, row in enumerate(table.read(), start=2):
         with refused_as(StatementError, f"{table.path.name}, line {line}"):
-            place = int(row["round"]), int(row["client_id"])
+            place = _place(row)
             if place in found:
                 raise ValueError("it is there twice")
             found[place] = SignedUpdate.read(of_run, row)
@@ -75,67 +76,139 @@ def check_signatures(
     StatementError
         Naming round and member of an update that was invented, changed or left out.
     """
-    own_keys = {name: public_der(key) for name, key in (members or {}).items()}
-    holders = {key: name for name, key in own_keys.items()}
-    lines = run.clients.read()
-    replies = _used_or_refused(lines)
-    late = {(int(row["round"]), int(row["client_id"])) for row in lines if row["status"] == "late"}
-    keys: dict[int, bytes] = {}
-    received: dict[int, bytes] = {}
+    check = _SignatureCheck(run, names, members)
+    for place, update in signed.items():
+        check.require_genuine(place, update)
+    _check_kept_replies(run, signed)
+    return check.count(signed)
 
-    def called(client_id: int) -> str:
-        return next((of[client_id] for of in names if client_id in of), f"client {client_id}")
 
-    for (number, client_id), update in signed.items():
-        where, asked = f"round {number}: the update of {called(client_id)}", update.asked_in
+class _SignatureCheck:
+    """What a run's records say of its updates, and the keys seen so far."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        names: Sequence[Mapping[int, str]],
+        members: Mapping[str, VerifyingKey] | None,
+    ) -> None:
+        lines = run.clients.read()
+        self._names = names
+        self._members = members
+        self._holders = {public_der(key): name for name, key in (members or {}).items()}
+        self._replies = _used_or_refused(lines)
+        self._late = {_place(row) for row in lines if row["status"] == "late"}
+        self._keys: dict[int, bytes] = {}  # By client id.
+        self._received: dict[int, bytes] = {}  # By the round in which the model was sent.
+
+    def require_genuine(self, place: tuple[int, int], update: SignedUpdate) -> None:
+        """Raise StatementError unless a line is what its member signed, of this round."""
+        number, client_id = place
+        where = self._update(place)
         try:
             update.check()
         except EvidenceError as error:
             raise StatementError(f"{where} is not the one that was signed: {error}") from error
-        if received.setdefault(asked, update.received) != update.received:
+        asked = update.asked_in
+        if self._received.setdefault(asked, update.received) != update.received:
             raise StatementError(f"round {asked}: members were sent different models")
-        row = replies.get((number, client_id), {})
+        self._require_own_key(where, client_id, update)
+        if asked != number and (asked, client_id) not in self._late:
+            raise StatementError(f"{where} is the one that it signed for round {asked}")
+        self._require_same_examples(where, place, update)
+
+    def _require_own_key(self, where: str, client_id: int, update: SignedUpdate) -> None:
+        """Raise StatementError unless the key is that of the member who is paid for it."""
+        if self._members is not None and update.key not in self._holders:
+            raise StatementError(f"{where} is signed with a key that is no member's")
+        if update.node_id != client_id:
+            raise StatementError(f"{where} is the one that {self._called(update.node_id)} signed")
+        if self._keys.setdefault(client_id, update.key) != update.key:
+            raise StatementError(f"{where} is signed with another key than before")
+        if self._members is None:
+            return
+        holder = self._holders[update.key]
+        for names in self._names:
+            name = names.get(client_id, holder)
+            if as_read(name) != as_read(holder):
+                raise StatementError(f"{where} is signed with the key of {holder}")
+
+    def _require_same_examples(
+        self, where: str, place: tuple[int, int], update: SignedUpdate
+    ) -> None:
+        """Raise StatementError unless clients.csv has the reply, with the examples signed."""
+        row = self._replies.get(place)
+        if row is None:
+            raise StatementError(f"{where} was signed, and clients.csv has no such reply")
         told = float(row.get("claimed_examples") or row.get("num_examples") or "nan")
-        is_used = row.get("status") == "accepted"
-        wrong = {
-            "is signed with a key that is no member's": members is not None
-            and update.key not in holders,
-            f"is the one that {called(update.node_id)} signed": update.node_id != client_id,
-            "is signed with another key than before": keys.setdefault(client_id, update.key)
-            != update.key,
-            f"is signed with the key of {holders.get(update.key)}": any(
-                update.key != own_keys.get(of.get(client_id, ""), update.key) for of in names
-            ),
-            f"is the one that it signed for round {asked}": asked != number
-            and (asked, client_id) not in late,
-            "was signed, and clients.csv has no such reply": not row,
-            f"was signed with {update.examples:g} examples, and clients.csv has {told:g}": is_used
-            and told != update.examples,
-        }
-        if found := [words for words, is_so in wrong.items() if is_so]:
-            raise StatementError(f"{where} {found[0]}")
-    _check_kept_replies(run, signed)
-    with_key = {i for of in names for i in of if of[i] in own_keys} | {*(keys if members else ())}
-    counts: dict[int, list[bool]] = {}  # Whether each accepted update is signed, by client id.
-    for (number, client_id), row in sorted(replies.items()):
-        if row["status"] == "accepted":
-            is_signed = (number, client_id) in signed
+        if row["status"] == "accepted" and told != update.examples:
+            raise StatementError(
+                f"{where} was signed with {update.examples:g} examples, and clients.csv has "
+                f"{told:g}"
+            )
+
+    def count(self, signed: Signatures) -> tuple[SignedMember, ...]:
+        """Return how many updates each member signed.
+
+        Raises
+        ------
+        StatementError
+            If an accepted update of a member that has a key is not signed.
+        """
+        with_key = self._with_key()
+        signed_or_not: dict[int, list[bool]] = {}  # Of each accepted update, by client id.
+        for place, row in sorted(self._replies.items()):
+            if row["status"] != "accepted":
+                continue
+            _, client_id = place
+            is_signed = place in signed
             if client_id in with_key and not is_signed:
-                where = f"round {number}: the update of {called(client_id)}"
+                where = self._update(place)
                 raise StatementError(f"{where} is not signed, though this member has a key")
-            counts.setdefault(client_id, []).append(is_signed)
-    return tuple(
-        SignedMember(holders.get(keys.get(i, b"")) or called(i), sum(of_member), len(of_member))
-        for i, of_member in sorted(counts.items())
-        if signed or members
-    )
+            signed_or_not.setdefault(client_id, []).append(is_signed)
+        if not signed and not self._members:
+            return ()
+        return tuple(
+            SignedMember(self._signer(client_id), sum(updates), len(updates))
+            for client_id, updates in sorted(signed_or_not.items())
+        )
+
+    def _with_key(self) -> set[int]:
+        """Return the client ids of which a key is known: by their name, or by what they signed."""
+        holders = {as_read(name) for name in self._holders.values()}
+        with_key = {
+            client_id
+            for names in self._names
+            for client_id, name in names.items()
+            if as_read(name) in holders
+        }
+        return with_key | self._keys.keys() if self._members else with_key
+
+    def _signer(self, client_id: int) -> str:
+        """Return what the key of a client is called; its name where it has none."""
+        key = self._keys.get(client_id, b"")
+        return self._holders.get(key) or self._called(client_id)
+
+    def _update(self, place: tuple[int, int]) -> str:
+        number, client_id = place
+        return f"round {number}: the update of {self._called(client_id)}"
+
+    def _called(self, client_id: int) -> str:
+        for names in self._names:
+            if client_id in names:
+                return names[client_id]
+        return f"client {client_id}"
+
+
+def _place(row: Mapping[str, str]) -> tuple[int, int]:
+    return int(row["round"]), int(row["client_id"])
 
 
 def _used_or_refused(lines: Iterable[dict[str, str]]) -> dict[tuple[int, int], dict[str, str]]:
     """Return the lines of ``clients.csv`` of replies that came in time, by round and client id."""
     found: dict[tuple[int, int], dict[str, str]] = {}
     for row in lines:
-        place = int(row["round"]), int(row["client_id"])
+        place = _place(row)
         # A second reply of a node is refused, and is no other line's.
         if row["status"] == "accepted" or (row["status"] == "refused" and place not in found):
             found[place] = row
@@ -147,6 +220,8 @@ def _read_replies(path: Path) -> tuple[dict[int, dict[str, NDArray[Any]]], list[
     found = defaultdict[int, dict[str, NDArray[Any]]](dict)
     if not path.is_file():
         return found, []
+    with refused_as(StatementError, f"{path.name} holds no replies"):
+        require_plain_archive(path)
     with np.load(path, allow_pickle=False) as content:
         for key in content.files:
             client_id, slash, name = key.partition("/")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedif_flower.client.app import ClientPart
 from fedif_flower.errors import ConfigError, StorageError
-from fedif_flower.foreign import refused_as
+from fedif_flower.foreign import refused_as, require_plain_archive
 from fedif_flower.messages.instructions import CONFIG_KEY, FACTS_KEY, ROUND_KEY, TASK_KEY
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.storage import make_folder, write_atomically
@@ -150,8 +150,9 @@ def read_kept(path: Path) -> KeptGradient:
     ConfigError
         If the file is damaged.
     """
-    damaged = f"{path} is no kept gradient"
-    with refused_as(ConfigError, damaged), np.load(path, allow_pickle=False) as held:
-        texts = [str(held[name]) for name in _TEXTS]
-        arrays = {n.removeprefix(_MODEL): held[n] for n in held if n.startswith(_MODEL)}
-        return KeptGradient(_round(path), arrays, held[_VECTOR], *texts)
+    with refused_as(ConfigError, f"{path} is no kept gradient"):
+        require_plain_archive(path)
+        with np.load(path, allow_pickle=False) as held:
+            texts = [str(held[name]) for name in _TEXTS]
+            arrays = {n.removeprefix(_MODEL): held[n] for n in held if n.startswith(_MODEL)}
+            return KeptGradient(_round(path), arrays, held[_VECTOR], *texts)

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
+from fedif_consortium.evidence.names import require_apart
 from fedif_flower.errors import ConfigError
 from fedif_flower.storage import config_folder, require_private, write_private
 
@@ -200,7 +201,7 @@ def read_members(folder: Path) -> dict[str, VerifyingKey]:
     ------
     ConfigError
         If there is no such folder or file, or naming the file that is no public key, or two with
-        the same one.
+        the same one, or whose names read alike.
     """
     members = {}
     for path in sorted(folder.glob(f"*{_SUFFIX}")) if folder.is_dir() else [folder]:
@@ -211,6 +212,7 @@ def read_members(folder: Path) -> dict[str, VerifyingKey]:
         members[path.name.removesuffix(_SUFFIX)] = read_public_key(data, str(path))
     if not members:
         raise ConfigError(f"members = {str(folder)!r} holds no public key, NAME{_SUFFIX}")
+    require_apart(members, f"members = {str(folder)!r}:")
     names_by_digest(members, str(folder))
     return members
 

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedif_consortium.evidence.check_receipts import last_head
 from fedif_consortium.evidence.keys import SigningKey, public_der
+from fedif_consortium.evidence.names import require_apart
 from fedif_consortium.evidence.signed import first_of
 from fedif_consortium.statement.account import Account, settle
 from fedif_consortium.statement.manifest import (
@@ -101,6 +102,7 @@ def make_statement(
         records = read_run(run_dir, names)
         if names is not None and names.keys().isdisjoint(records.members):
             raise ConfigError(f"names: none is a member's client_id, like {min(records.members)}")
+        require_apart(records.names.values(), "the members' names:")
         require_consistent(records)
         account = settle(records, budget_cents, pay_by, ties, from_round)
         put_folder(folder, _signed_files(account, records, key, contact))

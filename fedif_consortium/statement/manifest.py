@@ -26,7 +26,7 @@ from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, key_id
 from fedif_consortium.evidence.signed import first_of
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole, regular
-from fedif_flower.messages.text import printable
+from fedif_flower.messages.text import UNSHOWN, printable
 from fedif_flower.storage import set_aside, temporary_sibling, writing
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -38,6 +38,8 @@ ACCOUNT, TABLE, PAGE = "statement.json", "statement.csv", "statement.html"
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # Below the run's folder; fit for terminals.
 _Path = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,200}$")]
+# One line, of letters of any script.
+_Words = Annotated[str, StringConstraints(pattern=rf"^[^{UNSHOWN}]{{0,300}}$")]
 _Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
@@ -72,9 +74,9 @@ class Manifest(_Part):
         SHA-256 of every file but the model, by its path below the run's folder.
     """
 
-    run: str
+    run: _Words
     made: _Time
-    contact: str
+    contact: _Words
     public_key: str
     head: str
     settings: Sha256
@@ -173,11 +175,8 @@ def read_signed(folder: Path, members: Mapping[str, VerifyingKey] = MappingProxy
     try:
         envelope = read_envelope(content, ENVELOPE)
         statement = SignedStatement.model_validate(parse_json(envelope.payload))
-        keys, signers = {**members, OPERATOR: statement.predicate.signer}, []
-        for one in envelope.signatures:
-            name = envelope.signer(one, keys)
-            key = fingerprint(keys[name]) if name else printable(one.keyid, 64)
-            signers.append(SignedBy(name, key))
+        keys = {**members, OPERATOR: statement.predicate.signer}
+        signers = _signers(envelope, keys)
         named = key_id(keys[OPERATOR]) in [one.keyid for one in envelope.signatures]
         if not named or OPERATOR not in [signer.name for signer in signers]:
             raise EvidenceError("the operator's signature is not there")
@@ -185,7 +184,26 @@ def read_signed(folder: Path, members: Mapping[str, VerifyingKey] = MappingProxy
             raise EvidenceError("it is not written as fedif writes it")
     except (EvidenceError, ValueError, UnsupportedAlgorithm) as error:
         raise StatementError(f"{ENVELOPE} was changed: {printable(first_of(error))}") from error
-    return Signed(envelope, statement, tuple(signers))
+    return Signed(envelope, statement, signers)
+
+
+def _signers(envelope: Envelope, keys: Mapping[str, VerifyingKey]) -> tuple[SignedBy, ...]:
+    """Return whose signatures an envelope has, each once however often it signed.
+
+    Raises
+    ------
+    EvidenceError
+        If a signature names one of the keys and is not by it.
+    """
+    signers = []
+    for signature in envelope.signatures:
+        name = envelope.signer(signature, keys)
+        if name:
+            signers.append(SignedBy(name, fingerprint(keys[name])))
+        else:
+            # Nobody checked whose it is: the id is what somebody wrote beside it.
+            signers.append(SignedBy("", printable(signature.keyid, 64)))
+    return tuple(dict.fromkeys(signers))
 
 
 def read_file(folder: Path, name: str) -> bytes:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fedif_flower.messages.text import UNSHOWN
 from fedif_flower.settings import Settings, in_section, setting
 
 PayBy = Literal["sum", "draw"]
 Ties = Literal["apart", "alike"]
 AMOUNT = r"^([0-9]{1,12}(\.[0-9]{1,2})?)?$"
-CONTACT = r"^[^\x00-\x1f\x7f]{0,200}$"
+CONTACT = rf"^[^{UNSHOWN}]{{0,200}}$"
 CLIPPING = 2.0  # Of a run that pays, whatever its strategy.
 
 

@@ -21,6 +21,7 @@ from fedif_consortium.evidence.check_signatures import (
 )
 from fedif_consortium.evidence.dsse import read_envelope
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, fingerprint, key_id
+from fedif_consortium.evidence.names import require_apart
 from fedif_consortium.page import MAX_PAGE_BYTES
 from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.bundle import account_json, contents, read_account
@@ -125,6 +126,8 @@ def verify(
     with refused_as(StatementError, "the records cannot be read"):
         not_here = _check_files(run, found.signed.statement)
         names = _check_account(run, found.manifest), read_names(run.names.path)
+        for called in names:
+            _require_apart(called)
         signed = read_signatures(run)
         checked = check_signatures(run, signed, names, members)
         held, redone = check_receipts(run, found.manifest.head, signed, receipts)
@@ -214,6 +217,14 @@ def envelope_of(path: Path) -> Path:
     return (path.parent if path.is_file() else RunFolder(path).statement) / ENVELOPE
 
 
+def _require_apart(names: Mapping[int, str]) -> None:
+    """Raise StatementError where a member's name reads as another's."""
+    try:
+        require_apart(names.values(), "the members' names:")
+    except ConfigError as error:
+        raise StatementError(str(error)) from error
+
+
 def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     """Return what is not there; raise StatementError for what differs, or is too much."""
     # Large files that others need not be given; where they are not there, that is said.
@@ -229,6 +240,10 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
         elif file_hash(path) != digest:
             raise StatementError(f"{name} was changed")
     folder = run.statement
+    # What a link leads to may change after it was checked, and is not looked through.
+    links = sorted(path for path in (folder, *folder.rglob("*")) if path.is_symlink())
+    if links:
+        raise StatementError(f"{links[0].relative_to(run.path).as_posix()} is a link")
     own = [p.relative_to(run.path).as_posix() for p in folder.rglob("*") if p.is_file()]
     known = {*statement.files, f"{folder.name}/{ENVELOPE}"}
     if unknown := sorted({*own, *run.results()} - known):

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 MAX_LENGTH = 200
+# What a terminal or a page obeys in place of showing it, as a class of a regular expression has it:
+# control characters, line ends, and marks that have no width or turn the direction of writing.
+UNSHOWN = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
 _MOST_NAMES = 10
 _NOT_PRINTABLE = re.compile(r"[^ -~]")
 _RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)  # As Flower writes it.

@@ -19,6 +19,7 @@ from pydantic import model_validator
 
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.text import UNSHOWN
 from fedif_flower.run.completeness import LEAST_PARTICIPATION
 from fedif_flower.sections import section_name, setting_of
 from fedif_flower.settings import (
@@ -116,8 +117,8 @@ class RunConfig(ClientConfig, StrategyConfig):
     run_name: str = quiet_setting(
         AUTO,
         "`auto`: strategy, data set, attack and a hash of the settings",
-        pattern=r"^([^/\\\x00]*[^/\\\x00.][^/\\\x00]*|\.{3,})$",
-        allowed="a folder's name, or 'auto'",
+        pattern=rf"^([^/\\{UNSHOWN}]*[^/\\{UNSHOWN}.][^/\\{UNSHOWN}]*|\.{{3,}})$",
+        allowed="a folder's name of printable characters, or 'auto'",
     )
     start_without: str = quiet_setting(
         "nobody",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import StatementError, require
+from fedif_flower.foreign import require_plain_archive
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.run.config import RunConfig, UpdatesSettings
@@ -88,6 +89,7 @@ def read_step(path: Path) -> Step:
         If it is damaged, or no such file.
     """
     try:
+        require_plain_archive(path)
         content = torch.load(path, weights_only=True)
         updates, applied, weights, examples = (
             content[name] for name in ("updates", "applied", "weights", "examples")

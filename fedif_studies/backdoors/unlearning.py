@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.errors import ConfigError, require
+from fedif_flower.foreign import refused_as, require_plain_archive
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder, write_tensors
 from fedif_flower.run.loaded_task import load_task
@@ -162,7 +163,8 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
     Raises
     ------
     ConfigError
-        If the run is not complete, or its task is of no images with classes, or its app's own.
+        If the run is not complete, its model is damaged or another's, or its task is of no images
+        with classes, or its app's own.
     """
     folder = RunFolder(run_dir)
     if not all(path.is_file() for path in (folder.summary.path, folder.config.path, folder.model)):
@@ -171,7 +173,10 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
     loaded = load_task(config)
     images = held_out_images(loaded.validation, "unlearning")
     model = loaded.model.to(loaded.validation.device)
-    model.load_state_dict(torch.load(folder.model, weights_only=True, map_location="cpu"))
+    with refused_as(ConfigError, f"{folder.model} holds no model of this run"):
+        require_plain_archive(folder.model)
+        arrays = torch.load(folder.model, weights_only=True, map_location="cpu")
+        model.load_state_dict(arrays)
     splits = (loaded.validation, loaded.test)
     before = [_accuracy(split, model) for split in splits]
     training = config.part(TrainingConfig)

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
-from fedif_consortium.evidence.keys import key_id
+from fedif_consortium.evidence.keys import key_id, sign
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.manifest import ENVELOPE, OPERATOR
 from fedif_consortium.statement.verify import merge_signatures, sign_statement, verify
@@ -55,6 +55,17 @@ def test_a_member_cannot_deny_what_it_signed(copy):
     manifest(copy).write_bytes(changed.to_bytes())
     with pytest.raises(StatementError, match="signature of bob does not fit"):
         verify(copy, members=MEMBERS)
+
+
+def test_one_key_is_one_signer_however_often_it_signed(copy):
+    """ECDSA signs with a new number each time, and an envelope need not name a signature's key."""
+    sign_statement(copy, ADA)
+    before = envelope(copy)
+    for _ in range(2):
+        before = before.with_signature("", sign(ADA, before.signed_bytes()))
+    manifest(copy).write_bytes(before.to_bytes())
+    assert names(copy) == [OPERATOR, "ada"]
+    assert len(names(copy, {})) == 3  # Of nobody known: with her key's id, and without any.
 
 
 def test_a_signature_of_another_statement_is_false(copy, tmp_path, key):

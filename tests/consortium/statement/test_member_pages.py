@@ -30,6 +30,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from tests.consortium.statement.runs import make_run
 
 PAGE = PAGE_HEAD.encode() + b"<title>hospital-2</title>"
+REFRESH = b"<meta http-equiv='refresh' content='0;url=https://x.example'>"
 SENT = {"page": PAGE, "manifest": b"{}"}
 
 
@@ -60,6 +61,11 @@ def test_a_node_keeps_its_page_and_what_checks_it(tmp_path):
         ({"page": b"<html><script>alert(1)</script>"}, "the policy that forbids scripts"),
         ({"page": PAGE + b"\xff"}, "no UTF-8"),
         ({"page": [1, 2]}, "holds no page"),
+        ({"page": PAGE + REFRESH}, "has <meta>, which no statement has"),
+        ({"page": PAGE + b"<form action='https://x.example'>"}, "has <form>, which no"),
+        ({"page": PAGE + b"<A href='https://x.example' style='position:fixed'>"}, "has <A>, which"),
+        # What one parser takes for a style sheet is an element to another.
+        ({"page": PAGE + b"<svg><style><a href='https://x.example'>"}, "has <a>, which no"),
         ({"manifest": b"x" * (MAX_PAGE_BYTES + 1)}, "bytes; allowed: 1048576"),
         ({"path": "../../etc/passwd", "name": "/etc/passwd"}, ""),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import zipfile
 from itertools import groupby
 from unittest.mock import Mock
 
@@ -21,6 +22,7 @@ from fedif_consortium.evidence.part import Evidence, ReceiptBook
 from fedif_consortium.evidence.receipts import RoundChain, ToldRound, read_leaf
 from fedif_consortium.evidence.signed import SignedUpdate
 from fedif_consortium.parts import run_parts
+from fedif_consortium.statement import bundle
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.part import deliver
 from fedif_consortium.statement.verify import verify
@@ -378,6 +380,39 @@ def test_a_changed_update_is_named_though_the_operator_signs_again(
         verify(copied.path, members=read_members(keys))
 
 
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [
+        ("b\u043eb", r"letters|'\\u043e' Cyrillic"),
+        ("\uff22\uff4f\uff42", "'Bob' and 'bob' read alike|read alike"),
+        ("BOB", "'BOB' and 'bob' read alike|read alike"),
+        ("Bobby", "round 1: the update of Bobby is signed with the key of ada"),
+    ],
+)
+def test_who_is_paid_is_called_as_the_file_of_its_key(copied, keys, key, monkeypatch, shown, found):
+    """Ada's pay on a line that reads as bob's, or as somebody's who has no key."""
+    monkeypatch.setattr(bundle, "require_apart", lambda *_: None)  # The operator's code is its own.
+    rewrite(copied.names, altered({"name": "ada"}, name=shown))
+    make_statement(copied.path, key)
+    with pytest.raises(StatementError, match=found):
+        verify(copied.path, members=read_members(keys))
+    monkeypatch.undo()
+    if shown != "Bobby":
+        with pytest.raises(ConfigError, match=found):
+            make_statement(copied.path, key, again=True)
+
+
+def test_a_key_in_capitals_is_the_members_all_the_same(copied, keys, key, tmp_path):
+    other = shutil.copytree(keys, tmp_path / "keys")
+    (other / "bob.pub").rename(other / "Bob.pub")
+    make_statement(copied.path, key)
+    assert [one.name for one in verify(copied.path, members=read_members(other)).members] == [
+        "ada",
+        "Bob",
+        "cyd",
+    ]
+
+
 def test_masked_updates_are_signed_too(keys, key, tmp_path):
     run_dir = of.run(of.nodes(keys), tmp_path, **{"masking.mode": "trial"})
     make_statement(run_dir, key)
@@ -408,6 +443,15 @@ def change_round(path):
     content = torch.load(path, weights_only=True)
     content["updates"][0] *= -1.0
     torch.save(content, path)
+
+
+def test_replies_that_unpack_to_more_than_their_file_are_not_read(kept_run, key, tmp_path):
+    run = RunFolder(of.copied(kept_run, tmp_path / "run"))
+    with zipfile.ZipFile(run.updates / "sent-000001.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("1000/w.npy", bytes(2**22))
+    make_statement(run.path, key)
+    with pytest.raises(StatementError, match=r"sent-000001\.npz holds no replies: .* unpack to 41"):
+        verify(run.path)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,29 @@ def test_a_statement_of_the_later_rounds_alone_is_verified(copy, key):
     verify(copy)
 
 
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_link_in_a_statement_is_refused(copy, tmp_path, is_folder):
+    """What it leads to may change after it was checked, and pages behind it would be read."""
+    elsewhere = tmp_path / "elsewhere"
+    if is_folder:
+        elsewhere.mkdir()
+        (elsewhere / "page.html").write_text("another page")
+    else:
+        elsewhere.write_bytes((copy / "statement" / "statement.html").read_bytes())
+        (copy / "statement" / "statement.html").unlink()
+    link = "more" if is_folder else "statement.html"
+    (copy / "statement" / link).symlink_to(elsewhere)
+    with pytest.raises(StatementError, match=f"statement/{link} is a link"):
+        verify(copy)
+
+
+@pytest.mark.parametrize("run", ["october\n", "\x1b[2Joctober", "october\u202efdp"])
+def test_a_manifest_that_a_terminal_would_obey_is_no_statement(copy, key, run):
+    sign_again(copy, key, run=run)
+    with pytest.raises(StatementError, match=r"manifest\.intoto\.json was changed"):
+        verify(copy)
+
+
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_changed_bit_of_any_file_is_found(stated, data):

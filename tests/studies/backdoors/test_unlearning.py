@@ -113,3 +113,12 @@ def test_what_cannot_be_unlearned_is_named(tmp_path):
     run_dir = points.run(tmp_path, points.regression())
     with pytest.raises(ConfigError, match="this app brings no task along"):
         unlearn_run(run_dir)
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"PK\x03\x04"])
+def test_a_damaged_model_is_refused_in_a_sentence(tmp_path, content):
+    chosen = config(tmp_path, "fedavg", **{"num-server-rounds": 1})
+    run(chosen)
+    RunFolder(chosen.run_dir).model.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"model\.pt holds no model of this run: "):
+        unlearn_run(chosen.run_dir)

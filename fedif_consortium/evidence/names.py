@@ -1,0 +1,83 @@
+"""Names of members: which two of them a reader takes for one.
+
+A look-alike of a member's name on a statement takes what is that member's. So two names are
+compared as people read them, and a word in letters of two scripts is no name.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from fedif_flower.errors import ConfigError
+
+# Scripts that are written side by side within a word, in Japanese, Korean and Chinese.
+_WRITTEN_TOGETHER = (
+    {"CJK", "HIRAGANA", "KATAKANA"},
+    {"CJK", "HANGUL"},
+    {"CJK", "BOPOMOFO"},
+)
+
+
+def as_read(name: str) -> str:
+    """Return what a name is compared by: NFKC, without the difference of capitals.
+
+    Full-width letters, ligatures and letters with a mark of their own are what they look like.
+    """
+    folded = unicodedata.normalize("NFKC", name).casefold()
+    return unicodedata.normalize("NFKC", folded)
+
+
+def mixed_scripts(name: str) -> str:
+    """Return the word of a name that has letters of several scripts; empty: there is none.
+
+    A Cyrillic letter among Latin ones looks like the Latin letter.
+    """
+    for word in as_read(name).split():
+        scripts = {_script(letter) for letter in word if _is_letter(letter)}
+        is_usual = any(scripts <= together for together in _WRITTEN_TOGETHER)
+        if len(scripts) > 1 and not is_usual:
+            return word
+    return ""
+
+
+def require_apart(names: Iterable[str], where: str) -> None:
+    """Refuse names that a reader may take for one another.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Of different members; a name may be there twice.
+    where : str
+        What an error calls the place that lists them.
+
+    Raises
+    ------
+    ConfigError
+        Naming the name with letters of several scripts, or the two that read alike.
+    """
+    known: dict[str, str] = {}
+    for name in names:
+        if word := mixed_scripts(name):
+            raise ConfigError(
+                f"{where} {name!r}: {_letters(word)} are of several scripts; allowed: one in a word"
+            )
+        other = known.setdefault(as_read(name), name)
+        if other != name:
+            raise ConfigError(f"{where} {name!r} and {other!r} read alike; allowed: one of them")
+
+
+def _is_letter(character: str) -> bool:
+    # Lm are marks that modify a letter, such as the long vowel of Katakana: of no script.
+    return unicodedata.category(character) in ("Lu", "Ll", "Lt", "Lo")
+
+
+def _script(letter: str) -> str:
+    """Return the script that the letter's name in Unicode begins with, such as LATIN."""
+    return unicodedata.name(letter, "UNKNOWN").partition(" ")[0]
+
+
+def _letters(word: str) -> str:
+    """Return a word's letters with their scripts, in printable ASCII."""
+    shown = [f"{c!a} {_script(c).capitalize()}" for c in word if _is_letter(c)]
+    return ", ".join(shown[:8])

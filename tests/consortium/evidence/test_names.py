@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from fedif_consortium.evidence.names import as_read, mixed_scripts, require_apart
+from fedif_flower.errors import ConfigError
+
+CYRILLIC_O = "\u043e"
+FULL_WIDTH = "\uff22\uff4f\uff42"  # Bob
+
+
+def test_names_are_compared_as_they_are_read():
+    assert as_read(FULL_WIDTH) == as_read("Bob") == as_read("bob") == "bob"
+    assert as_read("Stra\u00dfe") == as_read("STRASSE")
+    assert as_read("bob") != as_read(f"b{CYRILLIC_O}b")
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        (f"b{CYRILLIC_O}b", f"b{CYRILLIC_O}b"),
+        (f"St. M{CYRILLIC_O}ritz", f"m{CYRILLIC_O}ritz"),
+        ("\u03b1lpha", "\u03b1lpha"),  # a Greek alpha
+        ("St. Mary's & Co, no 2", ""),
+        ("Klinik \u0411\u043e\u043b\u044c\u043d\u0438\u0446\u0430", ""),  # a word in each script
+        ("\u6771\u4eac\u306e\u30d7\u30fc\u30eb", ""),  # Han, Hiragana and Katakana
+        ("\u00c9cole-n\u00ba1", ""),
+    ],
+)
+def test_a_word_in_letters_of_several_scripts_is_no_name(name, word):
+    assert mixed_scripts(name) == word
+
+
+def test_names_that_read_alike_are_refused():
+    require_apart(["ada", "bob", "ada"], "members:")
+    for other in ("Bob", FULL_WIDTH):
+        with pytest.raises(ConfigError, match=f"members: '{other}' and 'bob' read alike"):
+            require_apart(["bob", other], "members:")
+    with pytest.raises(ConfigError, match=r"'b' Latin, '\\u043e' Cyrillic, 'b' Latin are of sev"):
+        require_apart([f"b{CYRILLIC_O}b"], "members:")
