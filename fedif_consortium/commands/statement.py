@@ -50,7 +50,7 @@ def make(
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(help="Ed25519 key that signs, made if missing; default: one of your own"),
+        typer.Option(help="Ed25519 key that signs, made if missing; default: the federation's"),
     ] = None,
     from_round: Annotated[
         int, typer.Option(help="the first round that counts, where the first ones decide too much")
@@ -74,13 +74,19 @@ def make(
     """
     require_directories([run_dir])
     from fedif_consortium.evidence import keys
-    from fedif_consortium.statement.bundle import make_statement, parse_budget, read_account
+    from fedif_consortium.statement.bundle import (
+        make_statement,
+        parse_budget,
+        read_account,
+        require_same_signer,
+    )
     from fedif_consortium.statement.manifest import ACCOUNT, PAGE
     from fedif_consortium.statement.pages import open_games
     from fedif_consortium.statement.records import read_names
     from fedif_flower.run.folder import RunFolder
 
     signer = keys.load_or_make_key(key or keys.default_key_path())
+    require_same_signer(run_dir, signer)
     folder = make_statement(
         *(run_dir, signer),
         budget_cents=parse_budget(budget) if budget else None,

@@ -33,6 +33,7 @@ from fedif_flower.storage import config_folder, require_private, write_private
 SigningKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
 VerifyingKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
 
+STATEMENT_KEY = "statement-key.pem"
 _SUFFIX = ".pub"
 _KINDS = "an Ed25519 key or one of an elliptic curve, unencrypted, as OpenSSH or PEM"
 
@@ -84,13 +85,30 @@ def load_key(path: Path) -> SigningKey:
 
 
 def default_key_path() -> Path:
-    """Return ``$FEDIF_STATEMENT_KEY``, or ``statement-key.pem`` in the user's configuration.
+    """Return where the key lies by which an operator is known.
 
-    That is ``<$XDG_CONFIG_HOME or ~/.config>/fedif-flower``. Not beside the results: those are
-    handed around.
+    ``$FEDIF_STATEMENT_KEY``; else ``statement-key.pem`` of the federation in ``$FEDIF_FEDERATION``,
+    whose fingerprint its invitations name; else ``statement-key.pem`` in
+    ``<$XDG_CONFIG_HOME or ~/.config>/fedif-flower``. Not beside the results: those are handed
+    around.
+
+    Raises
+    ------
+    ConfigError
+        If the federation's folder has no such key: members would not know another one.
     """
-    named = os.environ.get("FEDIF_STATEMENT_KEY")
-    return Path(named) if named else config_folder() / "statement-key.pem"
+    if named := os.environ.get("FEDIF_STATEMENT_KEY"):
+        return Path(named)
+    federation = os.environ.get("FEDIF_FEDERATION")
+    if not federation:
+        return config_folder() / STATEMENT_KEY
+    key = Path(federation).expanduser() / STATEMENT_KEY
+    if not key.is_file():
+        raise ConfigError(
+            f"FEDIF_FEDERATION = {federation!r} has no {STATEMENT_KEY}, by which members know "
+            "the operator: restore it, or unset FEDIF_FEDERATION"
+        )
+    return key
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:

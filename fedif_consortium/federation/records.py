@@ -95,7 +95,7 @@ class FederationFolder:
         self.authority_key = path / "ca.key"  # Signs the server's certificates.
         self.authority = path / "ca.crt"  # What members know the federation by.
         self.server_key, self.certificate = path / "server.key", path / "server.crt"
-        self.statement_key = path / "statement-key.pem"  # Signs statements of contributions.
+        self.statement_key = path / keys.STATEMENT_KEY  # Signs statements of contributions.
         self.database = path / "superlink.db"
         self.nginx = path / "nginx" / "nginx.conf"
         self.lock = path / ".lock"  # Held while members' numbers are given out.

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from fedif_consortium.evidence.check_receipts import last_head
-from fedif_consortium.evidence.keys import SigningKey, public_der
+from fedif_consortium.evidence.keys import SigningKey, content_fingerprint, public_der
 from fedif_consortium.evidence.names import require_apart
 from fedif_consortium.evidence.signed import first_of
 from fedif_consortium.statement.account import Account, settle
@@ -27,6 +27,7 @@ from fedif_consortium.statement.manifest import (
     file_hash,
     hashes_of,
     put_folder,
+    read_signed,
     statement_of,
 )
 from fedif_consortium.statement.member_account import Verdict
@@ -51,6 +52,34 @@ def parse_budget(text: str) -> int:
     require(is_amount, "budget", text, "an amount such as 1000 or 1000.50")
     whole, _, cents = text.partition(".")
     return 100 * int(whole) + int(cents.ljust(2, "0"))
+
+
+def require_same_signer(run_dir: Path, key: SigningKey) -> None:
+    """Refuse a key by which members do not know this run's operator.
+
+    They were told of its rounds, and perhaps got a statement, under the key that the run had.
+
+    Raises
+    ------
+    ConfigError
+        Naming both keys.
+    StatementError
+        If the statement that is there was changed.
+    """
+    run = RunFolder(run_dir)
+    known = {}
+    if (run.statement / ENVELOPE).is_file():
+        earlier = read_signed(run.statement).statement.predicate
+        known["its earlier statement"] = public_der(earlier.signer)
+    for head in run.round_heads.read():
+        known["what members were told of its rounds"] = bytes.fromhex(head["key"])
+    own = public_der(key.public_key())
+    for what, other in known.items():
+        if other != own:
+            raise ConfigError(
+                f"{run_dir}: {what} is signed with the key {content_fingerprint(other)}, not "
+                f"with {content_fingerprint(own)}: name its file with --key"
+            )
 
 
 def make_statement(

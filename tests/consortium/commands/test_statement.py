@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import shutil
 
-from fedif_consortium.evidence.keys import fingerprint, key_id, read_key_file
+import pytest
+
+from fedif_consortium.evidence.keys import fingerprint, key_id, load_key, read_key_file
 from fedif_consortium.federation.records import make_node_key, public_line
+from fedif_flower.errors import ConfigError
 from fedif_flower.storage import write_private
 from tests.consortium.commands.typed import call
 from tests.consortium.statement.runs import make_run
@@ -35,3 +38,26 @@ def test_a_statement_is_made_signed_collected_and_checked(tmp_path, monkeypatch)
     assert call("verify", page).splitlines()[2] == unknown
     monkeypatch.setattr("fedif_consortium.statement.pages.made_with", str)
     assert "Made by another version, so not checked" in call("verify", run_dir)
+
+
+def test_a_statement_is_signed_with_the_key_that_members_know(tmp_path, monkeypatch):
+    """Made by hand as by the run: with the federation's key, never with one of the home folder."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    federation = tmp_path / "server"
+    monkeypatch.setenv("FEDIF_FEDERATION", str(federation))
+    run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 5)
+    lacking = r"has no statement-key\.pem, by which members know the operator"
+    with pytest.raises(ConfigError, match=lacking):
+        call("statement", run_dir)
+    call("federation", "init", "consortium", "localhost", "--listen", "127.0.0.1:1")
+    signed = call("statement", run_dir).splitlines()[-1]
+    own = fingerprint(load_key(federation / "statement-key.pem").public_key())
+    assert signed == f"Signed by: {own}"
+    assert not (tmp_path / "home").exists()
+
+    monkeypatch.delenv("FEDIF_FEDERATION")
+    with pytest.raises(ConfigError, match=f"earlier statement is signed with the key {own}, not"):
+        call("statement", run_dir, "--again")
+    assert not (run_dir / "statement-1").exists()
+    call("statement", run_dir, "--again", "--key", federation / "statement-key.pem")
