@@ -95,6 +95,10 @@ class RoundUpdates:
     mixing : Tensor, optional
         ``[m, n]``, on the CPU: the matrix by which the updates are means of the n clients' own
         ones, at full length; n = m unless they are of groups.
+    sent : ModelVectors, optional
+        The clients' models as they came, params ``[m, d]`` and buffers ``[m, b]``, on the CPU: kept
+        for a rule that takes one over. ``global_params + client_updates`` is the same but for
+        rounding.
     """
 
     server_round: int
@@ -111,6 +115,7 @@ class RoundUpdates:
     factors: Tensor | None = None
     buffer_factors: Tensor | None = None
     mixing: Tensor | None = None
+    sent: ModelVectors | None = None
 
     @property
     def shortening(self) -> Tensor:
@@ -158,6 +163,7 @@ class RoundUpdates:
             factors=None,
             buffer_factors=None,
             mixing=own if self.mixing is None else own @ self.mixing,
+            sent=None,
         )
 
     def unmixed(self, aggregation: Aggregation) -> Aggregation:
@@ -352,9 +358,47 @@ def moved(updates: RoundUpdates, coefficients: Tensor, weights: Tensor) -> tuple
     else:
         params = combine(updates.global_params, updates.client_updates, coefficients).cpu()
     buffers = combine_buffers(updates.global_buffers, updates.buffer_updates, weights).cpu()
+    if updates.sent is not None:
+        before, sent = updates.model, updates.sent
+        params = taken_over(
+            params, before.params, updates.client_updates, sent.params, coefficients
+        )
+        buffers = taken_over(buffers, before.buffers, updates.buffer_updates, sent.buffers, weights)
     if not (all_finite(params) and all_finite(buffers)):
         raise ValuationError("the aggregated model is not finite")
     return params, buffers
+
+
+def taken_over(
+    combined: Tensor, before: Tensor, updates: Tensor, sent: Tensor, coefficients: Tensor
+) -> Tensor:
+    r"""Return the one model that counts as it was sent, bit for bit; else ``combined``.
+
+    In floating point :math:`w_0 + (w_i - w_0)` is not :math:`w_i`. Values whose update was bounded,
+    shortened or discounted are not those that were sent: they stay as they were combined.
+
+    Parameters
+    ----------
+    combined : Tensor
+        ``[d]``, on the CPU: the sum of the updates times their coefficients.
+    before : Tensor
+        ``[d]``: the model that the clients received.
+    updates : Tensor
+        ``[m, d]``: of the clients.
+    sent : Tensor
+        ``[m, d]``, on the CPU: their models.
+    coefficients : Tensor
+        ``[m]``: of the updates.
+    """
+    counting = coefficients.nonzero().flatten().tolist()
+    if len(counting) != 1:
+        return combined
+    (chosen,) = counting
+    if float(coefficients[chosen]) != 1.0:
+        return combined
+    model, update = sent[chosen], updates[chosen].cpu()  # [d]
+    is_as_sent = model - before.cpu() == update
+    return torch.where(is_as_sent, model, combined)
 
 
 def all_finite(values: Tensor) -> bool:

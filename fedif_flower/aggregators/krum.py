@@ -21,10 +21,11 @@ Distances = Literal["parameters", "state"]
 
 @dataclass(frozen=True)
 class Krum(CheckedFields):
-    r"""Take over the one model that lies nearest to its neighbours.
+    r"""Take over the one model that lies nearest to its neighbours, bit for bit.
 
     Formula: :func:`krum_scores`. Of m replies, f = round(malicious_fraction * m) are assumed to be
-    malicious.
+    malicious. An update that a stage shortens, or that is late and counts less, moves the model by
+    what is left of it.
 
     Parameters
     ----------
@@ -53,6 +54,11 @@ class Krum(CheckedFields):
     _warned: set[tuple[int, int]] = field(
         default_factory=set, init=False, repr=False, compare=False
     )
+
+    @property
+    def chooses_one(self) -> bool:
+        """Whether the model of one client is the round's."""
+        return self.num_selected == 1
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return 1 for the selected model, 0 for the others, ``[m]``; scores are -distances."""

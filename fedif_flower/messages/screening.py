@@ -128,19 +128,26 @@ class Workspace:
         The model's.
     has_vector : bool
         Whether each reply holds a vector ``[d]`` beside its model, as SCAFFOLD's do.
+    keeps_models : bool
+        Whether the models are kept as they come, beside the updates, in as much memory again.
 
     Attributes
     ----------
     updates, buffer_updates : Tensor
         ``[m, d]`` and ``[m, b]``.
+    sent : ModelVectors, optional
+        The models, where they are kept: ``[m, d]`` and ``[m, b]``.
     beside : dict of str to Tensor
         What replies hold beside the model, ``[m, n]`` each.
     """
 
-    def __init__(self, layout: ParameterLayout, *, has_vector: bool = False) -> None:
+    def __init__(
+        self, layout: ParameterLayout, *, has_vector: bool = False, keeps_models: bool = False
+    ) -> None:
         self.layout = layout
         self.updates = torch.empty(0, layout.num_params, dtype=layout.dtype)
         self.buffer_updates = torch.empty(0, layout.num_buffers, dtype=layout.dtype)
+        self.sent = ModelVectors(self.updates, self.buffer_updates) if keeps_models else None
         self._vector = {VECTOR_KEY: self.updates} if has_vector else {}
         self.expect({})
 
@@ -167,6 +174,9 @@ class Workspace:
             self.updates = empty_rows(rows, layout.num_params, layout.dtype)
         if rows > self.buffer_updates.shape[0]:
             self.buffer_updates = torch.empty(rows, layout.num_buffers, dtype=layout.dtype)
+        if self.sent is not None and rows > len(self.sent.params):
+            params = empty_rows(rows, layout.num_params, layout.dtype)
+            self.sent = ModelVectors(params, torch.empty_like(self.buffer_updates))
         for name, own in self.beside.items():
             if rows > len(own):
                 self.beside[name] = own.new_empty(rows, own.shape[1])
@@ -191,6 +201,10 @@ class Workspace:
         unpacked = self.layout.unpack_update(
             arrays_of(content), received, update, self.buffer_updates[row]
         )
+        if self.sent is not None:
+            model = self.layout.to_vectors(arrays_of(content))
+            self.sent.params[row] = model.params
+            self.sent.buffers[row] = model.buffers
         for rows, values in zip(self.beside.values(), beside, strict=True):
             rows[row] = torch.from_numpy(np.array(values))
         if arrive is None:
@@ -218,6 +232,9 @@ class Workspace:
             if row != source:
                 self.updates[row] = self.updates[source]
                 self.buffer_updates[row] = self.buffer_updates[source]
+                if self.sent is not None:
+                    self.sent.params[row] = self.sent.params[source]
+                    self.sent.buffers[row] = self.sent.buffers[source]
                 for own in self.beside.values():
                     own[row] = own[source]
 
@@ -248,6 +265,9 @@ class Workspace:
         """
         m = len(accepted)
         bound_by_spread(self.buffer_updates[:m])
+        sent = None
+        if self.sent is not None:
+            sent = ModelVectors(self.sent.params[:m], self.sent.buffers[:m])
         updates = RoundUpdates(
             server_round=server_round,
             client_ids=tuple(reply.node.client_id for reply in accepted),
@@ -261,6 +281,7 @@ class Workspace:
             counters=[reply.counters for reply in accepted],
             names=self.layout,
             seed=seed,
+            sent=sent,
         )
         return self.completed(updates)
 

@@ -84,6 +84,7 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
 
     validation: Validation | None = None  # The held-out data by which steps are judged.
     takes_groups = False  # Whether it may be given the means of groups for clients.
+    chooses_one = False  # Whether a round's model is to be one client's, bit for bit.
     can_mask = False  # Whether its weights need no more than products, lengths and examples.
 
     def __init__(
@@ -132,7 +133,11 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
         """Room for the clients' updates."""
         if self.setup.intake is not None:
             return self.setup.intake.workspace(self.model.layout, self.stages.max_length)
-        return Workspace(self.model.layout, has_vector=self.setup.local_method.sends_vector)
+        return Workspace(
+            self.model.layout,
+            has_vector=self.setup.local_method.sends_vector,
+            keeps_models=self.chooses_one,
+        )
 
     def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
         """Return the weights ``[m]`` of the round's updates; or a step ``[d]``.

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from fedif_flower import FedAvg, PathAttribution
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import Scaffold
 from fedif_flower.messages.models import model_arrays
+from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies import Pace, Setup
+from fedif_flower.strategies import Pace, RobustRule, Setup
 from fedif_flower.strategies.nodes import identify_clients
 from tests.clocked_grid import ClockedGrid
 from tests.strategies.hostile import step_reply
@@ -22,11 +24,11 @@ SECONDS = [1.0, 2.0, 9.5]
 PATIENT = Pace(quorum=2, late_rounds=9)
 
 
-def run(pace: Pace, rounds: int, clients=None, callbacks=(), timeout=3600.0, **base):
+def run(pace: Pace, rounds: int, clients=None, callbacks=(), timeout=3600.0, of=FedAvg, **base):
     """Return the model, the reports and the grid of a run with three nodes."""
     grid = ClockedGrid(clients or Movers(STEPS), 3, SECONDS.__getitem__)
     setup = Setup(device="cpu", pace=pace, identify=identify_clients)
-    strategy = FedAvg(fraction_evaluate=0.0, callbacks=callbacks, setup=setup, **base)
+    strategy = of(fraction_evaluate=0.0, callbacks=callbacks, setup=setup, **base)
     result = strategy.start(grid, model_arrays(point()), rounds, timeout)
     (weight,) = result.arrays.to_torch_state_dict().values()
     return weight.flatten().tolist(), strategy.history.rounds, grid
@@ -81,6 +83,23 @@ def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     gained = attribution.rounds[0].loss_before - attribution.rounds[-1].loss_after
     assert sum(attribution.contributions.values()) == pytest.approx(gained, rel=10 * ROUNDING)
     assert attribution.rounds[4].clients[-1].contribution != 0.0
+
+
+class Last:
+    """Chooses the last member's model."""
+
+    gives_weights = chooses_one = True
+
+    def __call__(self, updates):
+        return Aggregation(weights=torch.eye(updates.num_clients)[-1])
+
+
+def test_of_a_late_reply_a_rule_that_chooses_one_takes_the_shortened_update():
+    weight, reports, _ = run(PATIENT, 5, of=RobustRule, rule=Last())
+    assert story(reports) == "aal aa- aa- aa- ala"
+    # Four steps of partition 1, then partition 2's of round 1.
+    shortened = 8.0 / math.sqrt(5.0)
+    assert weight == pytest.approx([shortened, 4.0 + shortened], rel=10 * ROUNDING)
 
 
 def test_what_was_late_when_a_run_ended_is_not_awaited_in_the_next():

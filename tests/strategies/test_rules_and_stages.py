@@ -6,21 +6,35 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedif_flower import FedAvg, FedIF
 from fedif_flower.aggregators import Flame, Krum, Median
 from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.round import Aggregation, ModelVectors
+from fedif_flower.round import Aggregation, ModelVectors, combine, moved
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.stages import Clip, LossBound, Stage
+from fedif_flower.stages import Clip, LossBound, MaxLength, Stage
 from fedif_flower.strategies import RobustRule, ScoredStrategy, Setup, SFedAvg
 from fedif_flower.strategies.config import configured_stages
 from fedif_flower.valuation import Scores
 from tests.rounds import a_round
-from tests.strategies.lines import BASE, Movers, column, play, point, threshold_validation
+from tests.strategies.hostile import Clients, reply_of
+from tests.strategies.lines import (
+    BASE,
+    ROUNDING,
+    Movers,
+    Shifted,
+    column,
+    play,
+    point,
+    threshold_validation,
+)
 from tests.strategies.named import config
 
 STEPS = [[1.0, 9.0], [2.0, -3.0], [7.0, 0.0], [8.0, 2.0], [100.0, -50.0]]
@@ -76,6 +90,66 @@ def test_a_rule_of_ones_own_may_give_weights_and_says_so():
     mute = RobustRule(Last().__call__, **BASE)  # Which does not say so.
     mute.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=1)
     assert "the rule has to return a step [d]" in mute.history.rounds[0].reason
+
+
+class Senders(Clients):
+    """Partition p sends ``models[p]``, whatever it received."""
+
+    def __init__(self, models: list[list[float]]) -> None:
+        super().__init__()
+        self.steps = models
+
+    def train(self, message, partition_id):
+        names = message.content.array_records["arrays"]
+        values = zip(names, self.steps[partition_id], strict=True)
+        arrays = {name: pack_array(np.full(names[name].shape, v, np.float32)) for name, v in values}
+        return reply_of(message, arrays, {"num-examples": 10})
+
+
+def far_away() -> Shifted:
+    """A model from which the way to 0.7 and back is not the way that it was."""
+    model = Shifted()
+    with torch.no_grad():
+        model.weight.fill_(123.456)
+        model.shift.fill_(-98.7654)
+    return model
+
+
+MODELS = [[60.0, 0.0], [0.7, 0.1], [0.7, 0.1]]  # Of weight and buffer; the second is chosen.
+
+
+def test_the_model_that_krum_chooses_is_copied_bit_for_bit():
+    setup = {"setup": Setup(device="cpu", trainable_keys=["weight"])}
+    params, (report,) = play(RobustRule(Krum(), **BASE | setup), far_away(), Senders(MODELS))
+    assert column(report, "weight") == [0, 1, 0]
+    assert params.tolist() == torch.tensor([0.7, 0.1]).tolist()
+
+
+def test_a_model_that_is_shortened_is_not_copied():
+    # Updates are 63, 122.756 and 122.756 long.
+    params, _ = play(RobustRule(Krum(), stages=[Clip(0.5)], **BASE), far_away(), Senders(MODELS))
+    assert params[0].item() == pytest.approx(123.456 - 0.5 * 122.756, rel=ROUNDING)
+    params, _ = play(RobustRule(Krum(), stages=[MaxLength(1.0)], **BASE), point(1), Senders(WIDE))
+    assert params.item() == pytest.approx(1.0, rel=ROUNDING)
+
+
+WIDE = [[5.0], [5.0], [5.0]]
+NUMBERS = st.floats(-1e6, 1e6, width=32)
+
+
+@given(NUMBERS, st.lists(NUMBERS, min_size=1, max_size=4), st.booleans())
+def test_one_that_counts_whole_is_what_was_sent_and_any_other_sum_is_combined(before, sent, whole):
+    models, start = torch.tensor([sent]).T, torch.tensor([before])  # [m, 1], [1]
+    updates = a_round(
+        models - start,
+        model=ModelVectors(start, torch.zeros(0)),
+        sent=ModelVectors(models, torch.zeros(len(sent), 0)),
+    )
+    coefficients = torch.zeros(len(sent), dtype=torch.float64)
+    coefficients[-1] = 1.0 if whole else 0.5
+    params, _ = moved(updates, coefficients, coefficients)
+    combined = combine(start, updates.client_updates, coefficients)
+    assert torch.equal(params, models[-1] if whole else combined)
 
 
 def gives(answer, *, weights: bool):
