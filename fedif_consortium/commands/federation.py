@@ -108,13 +108,26 @@ def run(
     app: Annotated[
         Path | None, typer.Option(help="folder of the app; default: this project's checkout")
     ] = None,
+    queue: Annotated[
+        bool, typer.Option("--queue", help="wait for the end of a run that goes on")
+    ] = False,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="begin all the same: nodes train for both")
+    ] = False,
     folder: Folder = _HERE,
 ) -> None:
     """Run an app to its end, and follow its log; exit with 0 only if it completed."""
     from fedif_consortium.federation import flower, server
 
-    connected = server.flower_of(_folder(folder))
-    flower.run_to_end(connected, app or flower.PROJECT, " ".join(config or []))
+    found = _folder(folder)
+    flower.run_to_end(
+        server.flower_of(found),
+        app or flower.PROJECT,
+        " ".join(config or []),
+        found.path / ".run.lock",
+        queue=queue,
+        beside=beside,
+    )
 
 
 @federation_cli.command()

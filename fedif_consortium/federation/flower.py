@@ -19,7 +19,8 @@ from fedif_consortium.federation.files import to_toml
 from fedif_flower.errors import ConfigError, FedIFError, TrainingFailedError
 from fedif_flower.foreign import read_toml, refused_as
 from fedif_flower.settings import Scalar, parse_overrides, take_section, unknown_key
-from fedif_flower.storage import write_atomically
+from fedif_flower.signals import ended_as_interrupted
+from fedif_flower.storage import exclusive_lock, write_atomically
 
 PROJECT = Path(__file__).resolve().parents[2]
 ATTEMPTS = 10  # Of asking how a run is: a busy host may need a while.
@@ -168,7 +169,15 @@ def _flwr(*arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["flwr", *map(str, arguments)], check=False, **own, **how)
 
 
-def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
+def run_to_end(
+    flower: Flower,
+    app: Path,
+    run_config: str,
+    lock: Path,
+    *,
+    queue: bool = False,
+    beside: bool = False,
+) -> None:
     """Submit a run and follow it; return once it completed.
 
     Parameters
@@ -179,43 +188,87 @@ def run_to_end(flower: Flower, app: Path, run_config: str) -> None:
         Folder of the app.
     run_config : str
         As ``flwr run`` takes it; a shell may have taken the quotes of a word away.
+    lock : Path
+        Held while a run is submitted, so that of two at once the second sees the first.
+    queue : bool
+        Wait for runs that go on there.
+    beside : bool
+        Run beside them: nodes train for both at once.
 
     Raises
     ------
     ConfigError
-        If the app has no such key.
+        If the app has no such key, or another run goes on.
     TrainingFailedError
         If it ended in another way, with Flower's words for it.
     FlowerCommandError
         If the SuperLink did not take the run, or has not answered for a while.
     KeyboardInterrupt
-        At Ctrl-C: the run goes on.
+        At Ctrl-C, and at a signal to end: the run goes on.
     """
     given = _checked_config(app, run_config)
-    run_id, attempts = flower.submit(app.absolute(), given), ATTEMPTS
-    typer.echo(f"run {run_id}")
-    sys.stdout.flush()
-    try:
-        while True:
-            # Exit statuses of Flower's own commands say nothing about a run's outcome.
-            flower.follow(run_id)
-            try:
-                run, attempts = flower.runs("--run-id", run_id)[0], ATTEMPTS
-            except FlowerCommandError:
-                attempts -= 1
-                if not attempts:
-                    raise
-            else:
-                if run["status"].startswith("finished:completed"):
-                    return
-                if run["status"].startswith("finished:"):
-                    ended = f"{run['status']} {run['status-details']}".removesuffix(" N/A").rstrip()
-                    raise TrainingFailedError(f"run {run_id}: {ended}")
-            time.sleep(PAUSE)
-    except KeyboardInterrupt:
-        words = f"{run_id} {flower.connection}"
-        typer.echo(f"run {run_id} goes on; follow it: flwr log {words}, end it: flwr stop {words}")
-        raise
+    with ended_as_interrupted():
+        run_id = _submit(flower, app.absolute(), given, lock, queue=queue, beside=beside)
+        typer.echo(f"run {run_id}")
+        sys.stdout.flush()
+        try:
+            _follow(flower, run_id)
+        except (KeyboardInterrupt, FlowerCommandError):
+            words = f"{run_id} {flower.connection}"
+            typer.echo(
+                f"run {run_id} goes on; follow it: flwr log {words}, end it: flwr stop {words}"
+            )
+            raise
+
+
+def _submit(flower: Flower, app: Path, given: str, lock: Path, *, queue: bool, beside: bool) -> int:
+    """Begin a run once no other one goes on, or beside them; return its id."""
+    waiting: list[str] = []
+    while True:
+        with exclusive_lock(lock):
+            others = [] if beside else _unfinished(flower)
+            if not others:
+                return flower.submit(app, given)
+        words = f"run {', '.join(others)}"
+        if not queue:
+            raise ConfigError(
+                f"{words} has not finished, and nodes would train for both at once: --queue waits "
+                "for its end, --beside does not"
+            )
+        if others != waiting:
+            typer.echo(f"waiting for the end of {words}")
+            sys.stdout.flush()
+            waiting = others
+        time.sleep(PAUSE)
+
+
+def _unfinished(flower: Flower) -> list[str]:
+    """Return the ids of the runs that go on, or are about to."""
+    return [
+        str(run["run-id"]) for run in flower.runs() if not run["status"].startswith("finished:")
+    ]
+
+
+def _follow(flower: Flower, run_id: int) -> None:
+    """Show a run's log until it ended, and return if it completed."""
+    attempts = ATTEMPTS
+    while True:
+        # Exit statuses of Flower's own commands say nothing about a run's outcome.
+        flower.follow(run_id)
+        try:
+            run = flower.runs("--run-id", run_id)[0]
+        except FlowerCommandError:
+            attempts -= 1
+            if not attempts:
+                raise
+        else:
+            attempts = ATTEMPTS
+            if run["status"].startswith("finished:completed"):
+                return
+            if run["status"].startswith("finished:"):
+                ended = f"{run['status']} {run['status-details']}".removesuffix(" N/A").rstrip()
+                raise TrainingFailedError(f"run {run_id}: {ended}")
+        time.sleep(PAUSE)
 
 
 def _checked_config(app: Path, run_config: str) -> str:

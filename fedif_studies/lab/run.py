@@ -30,6 +30,7 @@ from fedif_flower.run.report import of_last_ten, require_last_round
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
+from fedif_flower.signals import ended_as_interrupted
 from fedif_studies.lab.cells import Cell, distinct, find_result
 from fedif_studies.rows import Row, add_rows, committed_revision, machine
 
@@ -166,7 +167,7 @@ def _carry_out(
     """Call for each cell, keep what comes of it, and return whether none failed."""
     began, done, failed = time.monotonic(), 0, 0
     try:
-        with _terminated_as_interrupted():
+        with ended_as_interrupted():
             for cell, found in _called(todo, call, jobs):
                 done += 1
                 if isinstance(found, FedIFError):
@@ -221,15 +222,3 @@ def _prepare() -> None:
     """Leave Ctrl-C to the process that started this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let other signals that ask for an end do what Ctrl-C does; nohup has one ignored."""
-    asked = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, signal.default_int_handler) for number in asked}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import signal
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import call, create_autospec
 
@@ -51,16 +53,25 @@ def test_a_file_of_flower_s_that_is_none_is_named(tmp_path, flower_home, text):
         connect("d", "b:3", tmp_path / "ca.crt")
 
 
-def superlink(*answers: str):
-    """Return what stands for a SuperLink that answers so to how a run is."""
+def superlink(*answers: str, others: Sequence[Sequence[str]] = ((),)):
+    """Return what stands for a SuperLink that answers so to how a run is.
+
+    ``others`` are the ids of runs that go on at the first question, the second ...
+    """
     found = create_autospec(Flower, instance=True, connection="consortium")
     found.submit.return_value = 9
-    found.runs.side_effect = [
-        FlowerCommandError(status)
-        if status == "unavailable"
-        else [{"status": status, "status-details": "why"}]
-        for status in answers
-    ]
+    asked, waiting = iter(answers), iter(others)
+
+    def runs(*arguments: object):
+        if not arguments:
+            done = {"run-id": 1, "status": "finished:completed"}
+            return [done, *({"run-id": i, "status": "running"} for i in next(waiting))]
+        status = next(asked)
+        if status == "unavailable":
+            raise FlowerCommandError(status)
+        return [{"run-id": 9, "status": status, "status-details": "why"}]
+
+    found.runs.side_effect = runs
     return found
 
 
@@ -78,19 +89,48 @@ def test_a_key_that_the_app_lacks_is_named_before_anything_is_submitted(tmp_path
     for text, expected in ((config, match), ("", "is no app of Flower")):
         (tmp_path / "pyproject.toml").write_text(text)
         with pytest.raises(ConfigError, match=expected):
-            run_to_end(runs, tmp_path, given.format(tmp_path))
+            run_to_end(runs, tmp_path, given.format(tmp_path), tmp_path / "lock")
     runs.submit.assert_not_called()
 
 
-def test_a_run_is_followed_to_its_end_by_a_superlink_that_may_not_answer_at_once(monkeypatch):
+@pytest.fixture
+def lock(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr("time.sleep", lambda _: None)
+    return tmp_path / "lock"
+
+
+def test_a_run_is_followed_to_its_end_by_a_superlink_that_may_not_answer_at_once(lock):
     config = 'num-server-rounds=1 resume="auto"'
     answers = "unavailable", "unavailable", "running", "unavailable", "finished:completed"
     runs = superlink(*answers)
-    run_to_end(runs, PROJECT, config.replace('"', ""))  # As a shell hands it on.
+    run_to_end(runs, PROJECT, config.replace('"', ""), lock)  # As a shell hands it on.
     runs.submit.assert_called_once_with(PROJECT, config)
     assert runs.follow.call_args_list == [call(9)] * len(answers)
     with pytest.raises(TrainingFailedError, match="run 9: finished:failed why"):
-        run_to_end(superlink("finished:failed"), PROJECT, config)
+        run_to_end(superlink("finished:failed"), PROJECT, config, lock)
     with pytest.raises(FlowerCommandError):
-        run_to_end(superlink(*["unavailable"] * 10), PROJECT, config)
+        run_to_end(superlink(*["unavailable"] * 10), PROJECT, config, lock)
+
+
+def test_a_run_does_not_begin_beside_another_one_unless_it_is_to(lock, capsys):
+    running = superlink(others=[["7", "8"]])
+    with pytest.raises(ConfigError, match=r"run 7, 8 has not finished.* --queue waits .* --beside"):
+        run_to_end(running, PROJECT, "", lock)
+    running.submit.assert_not_called()
+    run_to_end(superlink("finished:completed", others=[["7"]]), PROJECT, "", lock, beside=True)
+
+    waited = superlink("finished:completed", others=[["7"], ["7"], []])
+    run_to_end(waited, PROJECT, "", lock, queue=True)
+    waited.submit.assert_called_once()
+    assert capsys.readouterr().out.count("waiting for the end of run 7") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_who_stops_following_a_run_reads_that_it_goes_on(lock, capsys, number):
+    runs = superlink()
+    runs.follow.side_effect = lambda _: signal.raise_signal(number)
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(runs, PROJECT, "", lock)
+    assert "run 9 goes on; follow it: flwr log 9 consortium" in capsys.readouterr().out
+    assert signal.getsignal(number) is before
