@@ -146,7 +146,7 @@ def status(
         typer.echo(json.dumps(seen, indent=1))
     else:
         _show(seen)
-    raise typer.Exit(1 if seen["warnings"] else 0)
+    raise typer.Exit(0 if seen["ok"] else 1)
 
 
 @federation_cli.command("keeper-client")

@@ -267,7 +267,10 @@ def _follow(flower: Flower, run_id: int) -> None:
                 return
             if run["status"].startswith("finished:"):
                 ended = f"{run['status']} {run['status-details']}".removesuffix(" N/A").rstrip()
-                raise TrainingFailedError(f"run {run_id}: {ended}")
+                raise TrainingFailedError(
+                    f"run {run_id}: {ended}; `fedif federation status` says whether all is well "
+                    'now, and the same command with resume="auto" goes on'
+                )
         time.sleep(PAUSE)
 
 

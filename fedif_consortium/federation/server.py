@@ -105,9 +105,12 @@ def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoRetur
         *("--ssl-certfile", folder.certificate.name, "--ssl-keyfile", folder.server_key.name),
         *("--enable-supernode-auth", "--database", folder.database.name),
     ]
-    # The ServerApp signs with the key whose fingerprint members were told.
-    key = str(folder.statement_key)
-    become(GUARDED_SUPERLINK, [*own, *options], folder.path, FEDIF_STATEMENT_KEY=key)
+    environment = {
+        # The ServerApp signs with the key whose fingerprint members were told.
+        "FEDIF_STATEMENT_KEY": str(folder.statement_key),
+        "FEDIF_SERVER_CERTIFICATE": str(folder.certificate),
+    }
+    become(GUARDED_SUPERLINK, [*own, *options], folder.path, **environment)
 
 
 def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> None:
@@ -126,7 +129,8 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
         As JSON has it: ``federation`` and ``address``; ``superlink``, empty if it answers, else why
         it does not; ``members``, each with
         ``online`` and ``last_seen`` null where the SuperLink did not say; the latest ``runs``;
-        ``certificate_ends`` and ``authority_ends``; ``free_bytes``; ``warnings``, what to do about.
+        ``certificate_ends`` and ``authority_ends``; ``free_bytes``; ``warnings``, what to do about,
+        and ``ok``, whether there are none.
 
     Raises
     ------
@@ -153,6 +157,12 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
     free = shutil.disk_usage(folder.path).free
     if free < LEAST_FREE:
         warnings.append(f"{free / 2**20:.0f} MiB are free in {folder.path}")
+    if runs and str(runs[0]["status"]).startswith("finished:failed"):
+        details = str(runs[0].get("status-details", "")).removesuffix(" N/A")
+        warnings.append(
+            f"the last run, {runs[0]['run-id']}, failed: {details}; once that is mended, the same "
+            'command with resume="auto" goes on'
+        )
     members = [_status_of(member, nodes) for member in folder.members().values()]
     registered = [member for member in members if member["state"] == "registered"]
     gone = [member["name"] for member in registered if member["online"] is None]
@@ -171,6 +181,7 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
         "authority_ends": f"{authority.not_valid_after_utc:%Y-%m-%d}",
         "free_bytes": free,
         "warnings": warnings,
+        "ok": not warnings,
     }
 
 

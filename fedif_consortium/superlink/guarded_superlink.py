@@ -12,22 +12,24 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from flwr.supercore import sql_mixin
-from flwr.supercore.constant import NodeStatus
 from flwr.superlink.cli import flower_superlink
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fedif_consortium.health import VARIABLE, serving_health
+from fedif_consortium.superlink.figures import federation_figures
 from fedif_consortium.superlink.reply_guard import ReplyGuard
 from fedif_consortium.superlink.signed_requests import SignedRequests
 from fedif_flower.errors import FedIFError, require
 from fedif_flower.run.logs import show_logs
 
 BUDGET = "FEDIF_REPLY_BUDGET"
+CERTIFICATE = "FEDIF_SERVER_CERTIFICATE"  # Whose days are among the figures.
 
 
 def reply_budget(text: str) -> float:
@@ -41,11 +43,6 @@ def reply_budget(text: str) -> float:
         budget = 0.0
     require(budget >= 1, BUDGET, text, "a number >= 1")
     return budget
-
-
-def _online(app: Any) -> int:
-    """Return how many nodes are online, which shows that the database answers."""
-    return len(app.state.linkstate_factory.state().get_node_info(statuses=[NodeStatus.ONLINE]))
 
 
 def wait_for_database() -> None:
@@ -67,9 +64,11 @@ def main() -> None:
 
     def run_guarded(app: Any, **options: Any) -> None:
         try:
-            online = {"members_online": lambda: _online(app)}
-            with serving_health("superlink", os.environ.get(VARIABLE, ""), online):
-                serve(SignedRequests(app, app.state.linkstate_factory.state), **options)
+            state = app.state.linkstate_factory.state
+            named = os.environ.get(CERTIFICATE)
+            figures = federation_figures(state, Path(named) if named else None)
+            with serving_health("superlink", os.environ.get(VARIABLE, ""), figures):
+                serve(SignedRequests(app, state), **options)
         except FedIFError as error:
             sys.exit(f"error: {error}")
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
+from fedif_consortium.superlink.figures import federation_figures
 from fedif_consortium.watch.metrics import RunMetrics
 from fedif_flower.run.config import RunConfig
 
@@ -33,9 +36,11 @@ def dashboard() -> dict:
 
 @pytest.fixture(scope="module")
 def known() -> set[str]:
-    """The names under which Prometheus has a run's metrics."""
+    """The names under which Prometheus has the metrics of a run and of its federation."""
     families = list(RunMetrics(RunConfig.from_run_config({})).registry.collect())
-    return {family.name + ending for family in families for ending in ENDINGS[family.type]}
+    of_run = {family.name + ending for family in families for ending in ENDINGS[family.type]}
+    of_federation = {f"fedif_{name}" for name in federation_figures(object, Path("server.crt"))}
+    return of_run | of_federation | {"fedif_up"}
 
 
 def named(expression: str) -> set[str]:
@@ -48,6 +53,28 @@ def test_every_rule_is_about_metrics_that_there_are(known):
     assert len(rules()) == len({rule["alert"] for rule in rules()})
     for rule in rules():
         assert named(rule["expr"]) <= known
+
+
+def test_each_rule_is_played():
+    played = yaml.safe_load((FOLDER / "alerts_test.yml").read_text())["tests"]
+    expected = [case for test in played for case in test["alert_rule_test"]]
+    for rule in rules():
+        fires = [
+            bool(case["exp_alerts"]) for case in expected if case["alertname"] == rule["alert"]
+        ]
+        assert any(fires), rule["alert"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Prometheus")
+def test_the_rules_fire_as_they_are_played():
+    done = subprocess.run(
+        ["promtool", "test", "rules", "alerts_test.yml"],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_panel_is_about_metrics_that_there_are_and_none_is_forgotten(known):

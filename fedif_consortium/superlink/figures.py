@@ -1,0 +1,59 @@
+"""What the SuperLink says of its federation to Prometheus: figures that outlive every run.
+
+A run serves its own figures, and is silent once its process has died. These are the SuperLink's,
+so that an alert on them sees what died.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flwr.common.constant import Status, SubStatus
+from flwr.supercore.constant import NodeStatus
+
+from fedif_consortium.federation.certificates import read_certificate
+
+_GOES_ON = (Status.PENDING, Status.STARTING, Status.RUNNING)
+_REGISTERED = (NodeStatus.REGISTERED, NodeStatus.ONLINE, NodeStatus.OFFLINE)
+
+
+def federation_figures(
+    state: Callable[[], Any], certificate: Path | None
+) -> Mapping[str, Callable[[], float]]:
+    """Return what to ask at every look, by the figure's name.
+
+    Parameters
+    ----------
+    state : callable
+        Returns Flower's link state; that it answers shows that the database does.
+    certificate : Path, optional
+        The server's; ``None``: its days are not among the figures.
+    """
+
+    def members(*statuses: str) -> float:
+        return len(state().get_node_info(statuses=list(statuses)))
+
+    def failed() -> float:
+        ended = state().get_run_info(statuses=[Status.FINISHED])
+        return sum(run.status.sub_status == SubStatus.FAILED for run in ended)
+
+    figures: dict[str, Callable[[], float]] = {
+        "members_online": lambda: members(NodeStatus.ONLINE),
+        "members_registered": lambda: members(*_REGISTERED),
+        "runs_unfinished": lambda: len(state().get_run_info(statuses=list(_GOES_ON))),
+        "runs_failed": failed,
+        "free_bytes": lambda: shutil.disk_usage(Path.cwd()).free,
+    }
+    if certificate is not None:
+        figures["certificate_days"] = lambda: days_left(certificate)
+    return figures
+
+
+def days_left(certificate: Path) -> float:
+    """Return how many days a certificate is still good for; negative: it has ended."""
+    left = read_certificate(certificate).not_valid_after_utc - datetime.now(UTC)
+    return left.total_seconds() / 86_400
