@@ -95,6 +95,17 @@ def identify_by_name(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
     return [ClientNode(UNKNOWN_PARTITION, i, name=names.get(i, "")) for i in node_ids]
 
 
+def identify_unasked(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
+    """Name nodes without a question to them: an app of one's own need not answer any.
+
+    Simulated ones are their partitions, others are called what the operator calls them. In a
+    simulation Flower draws other node ids in every run: by these, neither the order in which
+    clients are drawn nor their scores would be the same again.
+    """
+    identify = identify_by_registration if is_simulated(grid) else identify_by_name
+    return identify(grid, node_ids)
+
+
 def identify_clients(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
     """Name nodes by registration order in a simulation, and by asking them elsewhere."""
     identify = identify_by_registration if is_simulated(grid) else identify_by_query
@@ -225,13 +236,13 @@ class NodeDirectory:
     ----------
     identify : callable, optional
         ``identify(grid, node_ids)`` names nodes not known yet. ``None``: nobody is asked which
-        partition it holds.
+        partition it holds (:func:`identify_unasked`).
     timeout : float
         Seconds to wait for enough nodes.
     """
 
     def __init__(self, identify: Identify | None, timeout: float) -> None:
-        self._identify = identify or identify_by_name
+        self._identify = identify or identify_unasked
         self._timeout = timeout
         self._known: dict[int, ClientNode] = {}
         self._questions: Counter[int] = Counter()
@@ -303,7 +314,7 @@ class NodeDirectory:
 
     def _is_unknown(self, node_id: int) -> bool:
         node = self._known.get(node_id)
-        if node is None or self._identify is identify_by_name:
+        if node is None or self._identify is identify_unasked:
             return node is None
         silent = node.partition_id == UNKNOWN_PARTITION
         return silent and self._questions[node_id] < MOST_QUESTIONS

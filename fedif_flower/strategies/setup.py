@@ -131,7 +131,9 @@ class Setup(CheckedFields):
         Second names of arrays (tied weights), and their first names; a reply in which the two
         differ is refused. ``None``: as ``trainable_keys``.
     identify : callable, optional
-        Names nodes (see :class:`~fedif_flower.strategies.nodes.NodeDirectory`).
+        ``identify(grid, node_ids)`` says who nodes are, a
+        :class:`~fedif_flower.messages.client_node.ClientNode` each. ``None``: simulated ones are
+        their partitions, others what the operator called them at registration.
     node_timeout : float
         Seconds to wait for ``min_train_nodes``, and before the first round for
         ``min_available_nodes`` as well.

@@ -23,6 +23,7 @@ from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 from fedif_flower.valuation.validation import Validation
 
+_MOST_SHOWN = 100  # Clients of a ledger that is printed.
 WeightScope = Literal["participants", "population"]
 Gamma = Annotated[float, Setting("rate of the smooth update", gt=0, le=1)]
 
@@ -153,6 +154,14 @@ class ScoreLedger(CheckedFields):
         init=False,
         repr=False,
     )
+
+    def __str__(self) -> str:
+        """Return the weight scores by client id, a line each, the highest first."""
+        ranked = sorted(self.scores.items(), key=lambda item: (-item[1], item[0]))
+        lines = [f"{client_id} {score:.4f}" for client_id, score in ranked[:_MOST_SHOWN]]
+        if more := len(ranked) - len(lines):
+            lines.append(f"and {more} more, at most {ranked[_MOST_SHOWN][1]:.4f}")
+        return "\n".join(lines) or "no weight scores yet"
 
     @property
     def scores(self) -> dict[int, float]:

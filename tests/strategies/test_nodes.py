@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 
+from fedif_flower import FedIF
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import nodes
 from fedif_flower.strategies.nodes import (
@@ -15,6 +18,7 @@ from fedif_flower.strategies.nodes import (
     wait_for_nodes,
 )
 from tests.strategies.hostile import Clients
+from tests.strategies.lines import BASE, Movers, Threshold, threshold_validation
 from tests.strategies.waiting import Clock, LateGrid
 
 
@@ -107,7 +111,55 @@ def test_a_node_is_called_what_it_was_registered_as():
     for clients, identify in ((Slow({0: 9}), identify_by_query), (Clients(), None)):
         node = asked(Registered(clients, 2), identify)[0]
         assert (node.partition_id, node.name) == (UNKNOWN_PARTITION, "hospital-2")
-    assert [node.name for node in asked(Simulated(Clients(), 2), None)] == ["client 0", "client 1"]
+
+
+class Drawn(LocalGrid):
+    """A simulation as Flower's: drawn node ids, handed out in no order; registered in order."""
+
+    simulated = True
+
+    def __init__(self, clients, node_ids: list[int]) -> None:
+        super().__init__(clients, len(node_ids))
+        self.registered = node_ids
+
+    def get_node_ids(self):
+        return sorted(self.registered)
+
+    def get_nodes(self):
+        for place, node_id in reversed(list(enumerate(self.registered))):
+            yield NodeInfo(node_id=node_id, registered_at=f"{place:020d}")
+
+    def pull_messages(self, message_ids):
+        for message in map(self._waiting.pop, message_ids):
+            context = self.contexts[1000 + self.registered.index(message.metadata.dst_node_id)]
+            yield self._client_app(message, context)
+
+
+def test_a_simulated_member_of_an_own_app_is_its_partition_and_nobody_is_asked():
+    clients = Slow({})
+    found = asked(Drawn(clients, [9005578534988295792, 17, 40]), None)
+    assert [(n.partition_id, n.client_id, n.node_id) for n in found] == [
+        (0, 0, 9005578534988295792),
+        (1, 1, 17),
+        (2, 2, 40),
+    ]
+    assert [n.label for n in found] == ["client 0", "client 1", "client 2"]
+    assert clients.asked == []
+
+
+def test_an_own_app_s_simulation_draws_and_scores_alike_whatever_node_ids_are_drawn():
+    told = []
+    for node_ids in ([51, 7, 30, 12], [2, 90, 11, 48]):
+        strategy = FedIF(threshold_validation(), fraction_train=0.5, **BASE)
+        model = model_arrays(Threshold())
+        # Started again, over a grid that draws others, it goes on with its scores.
+        for ids in (node_ids, [node_id + 1000 for node_id in node_ids]):
+            grid = Drawn(Movers([[1.0], [-1.0], [2.0], [0.5]]), ids)
+            model = strategy.start(grid, model, num_rounds=3).arrays
+        drawn = [[c.node.client_id for c in r.clients] for r in strategy.history.rounds]
+        told.append((drawn, strategy.weight_scores))
+    assert told[0] == told[1]
+    assert set(told[0][1]) == {f"client {i}" for i in range(4)}
 
 
 def test_a_member_s_refusal_is_logged_where_it_is_asked_who_it_is(caplog):

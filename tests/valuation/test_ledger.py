@@ -98,3 +98,14 @@ def test_what_is_wrong_is_named():
     with pytest.raises(ValuationError, match="client 9 has score nan"):
         ledger.update([8, 9], vector(1.0, float("nan")))
     assert ledger.scores == {}
+
+
+def test_a_printed_ledger_is_its_scores_the_highest_first():
+    ledger = ScoreLedger(0.5)
+    assert str(ledger) == "no weight scores yet"
+    ledger.update([7, 1009, 3, 4], vector(0.25, 1.0, -0.5, 0.25))
+    assert str(ledger) == "1009 0.5000\n4 0.1250\n7 0.1250\n3 -0.2500"
+    assert repr(ledger).startswith("ScoreLedger(gamma=0.5")
+    ledger.update(list(range(150)), vector(*[0.0] * 150))
+    assert len(str(ledger).splitlines()) == 101
+    assert str(ledger).endswith("\nand 51 more, at most 0.0000")
