@@ -121,9 +121,9 @@ def test_a_run_that_is_not_complete_is_shown_and_not_compared(two, tmp_path):
     shutil.copytree(two[0], stopped)
     (stopped / "summary.json").unlink()
     run = load(stopped)
-    assert repr(run).endswith("2 rounds, not complete)")
+    assert repr(run).endswith("2 rounds, unfinished)")
     assert len(run.table().lines) == 3
-    with pytest.raises(ConfigError, match="stopped is not complete"):
+    with pytest.raises(ConfigError, match="stopped is unfinished"):
         compare([run, load(two[1])])
 
 

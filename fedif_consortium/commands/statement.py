@@ -101,7 +101,7 @@ def make(
     account = read_account((folder / ACCOUNT).read_text())
     if account.unpaid:
         typer.secho(f"No shares: {account.unpaid}", fg="yellow")
-    for warning in open_games(RunFolder(run_dir).config.read()):
+    for warning in open_games(RunFolder(run_dir).settings()):
         typer.secho(f"Left open: {warning}", fg="yellow")
     typer.echo(f"Signed by: {keys.fingerprint(signer.public_key())}")
 

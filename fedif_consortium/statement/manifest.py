@@ -36,6 +36,7 @@ SALT = "validation-salt.txt"  # Of secret data.
 ACCOUNT, TABLE, PAGE = "statement.json", "statement.csv", "statement.html"
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_Known = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]  # Empty: it is not.
 # Below the run's folder; fit for terminals.
 _Path = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,200}$")]
 # One line, of letters of any script.
@@ -67,7 +68,9 @@ class Manifest(_Part):
     head : str
         Lines and root of the chain that members have receipts of; empty: there are none.
     settings, validation, code : str
-        Hashes of what can change a result, of the validation set, of the package's source.
+        Hashes of what can change a result, of the validation set, of the package's source. Of an
+        app of its own the settings are not known, of data that are no tensors the validation set:
+        empty.
     made_with : str
         Hash of the code and the templates that made the statement.
     files : dict of str to str
@@ -79,8 +82,8 @@ class Manifest(_Part):
     contact: _Words
     public_key: str
     head: str
-    settings: Sha256
-    validation: Sha256
+    settings: _Known
+    validation: _Known
     code: Sha256
     made_with: Sha256
     files: dict[_Path, Sha256]

@@ -88,7 +88,7 @@ class RunRecords:
     folder : RunFolder
         Where they lie.
     config, provenance : mapping
-        Settings; hashes of the validation set and the code.
+        Settings, of an app of its own those that are known; hashes of validation set and code.
     rounds : tuple of RoundLoss
         One for each round, in order.
     parts : tuple of Part
@@ -221,7 +221,10 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     folder = RunFolder(run_dir)
     for file in (folder.summary, folder.attribution, folder.attributed_rounds, folder.clients):
         if not file.path.is_file():
-            why = "it takes a complete run with attribution = 'simpson'"
+            why = (
+                "it takes a run that came to its end with attribution = 'simpson', or in an app of "
+                "its own with PathAttribution beside RunWriter"
+            )
             raise ConfigError(f"{str(file.path)!r} is missing: {why}")
     rounds, replies = _parse(folder.attributed_rounds, RoundLoss), _parse(folder.clients, Reply)
     split = {"by_class": "contribution_class_", "by_block": BLOCK_COLUMN}
@@ -236,7 +239,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         raise ConfigError(f"{folder.clients.path}: nobody was asked in this run")
     return RunRecords(
         folder=folder,
-        config=folder.config.read(),
+        config=folder.settings(),
         provenance=folder.provenance.read(),
         rounds=rounds,
         parts=parts,

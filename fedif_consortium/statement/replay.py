@@ -18,7 +18,7 @@ from fedif_flower.run.config import CreditSettings, RunConfig
 from fedif_flower.run.folder import files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
-from fedif_flower.run.provenance import code_hash, tensors_hash
+from fedif_flower.run.provenance import code_hash, data_hash
 from fedif_flower.run.secret_validation import paying_part
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.strategies.attributed import RoundAttribution
@@ -57,8 +57,8 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
         Naming the round and the client whose contribution is another one, or the validation set if
         it is not the run's.
     ConfigError
-        If the run kept no updates, had a task of its app's own and none is given, or its settings
-        name a module of a package that may not be imported.
+        If the run kept no updates or has no run config, had a task of its app's own and none is
+        given, or its settings name a module of a package that may not be imported.
     """
     with importing_only(import_from), refused_as(StatementError, "the run cannot be recomputed"):
         records = read_run(run_dir)
@@ -81,11 +81,16 @@ def _kept_steps(records: RunRecords) -> dict[int, Step]:
 
 def _load(records: RunRecords, task: Task | None) -> LoadedTask:
     """Return what the run's server held: its task and validation set."""
+    if not records.folder.config.path.is_file():
+        raise ConfigError(
+            f"{str(records.folder.path)!r} is of an app of its own, without a run config: it kept "
+            "no updates, and nothing says how to attribute them"
+        )
     config = RunConfig.of_records(records.config)
     if task is None and config.task.startswith(OWN):
         raise ConfigError(f"the run's task is its app's own, {config.task!r}: call replay with it")
     loaded = load_task(config, task)
-    if tensors_hash(tensors_in(loaded.validation_data)) != records.provenance["validation_sha256"]:
+    if data_hash(tensors_in(loaded.validation_data)) != records.provenance["validation_sha256"]:
         raise StatementError("the validation set is not the one that the run had")
     salt = records.salt()
     return replace(loaded, validation=paying_part(loaded, salt)) if salt else loaded

@@ -67,7 +67,9 @@ def render(run: Watched, *, folder: str = ".") -> str:
     folder : str
         Where the run's folder is, seen from the page: links begin with it.
     """
-    title = run_title(run.config) if run.config else run.folder.path.name
+    title = str(run.summary.get("title") or run.folder.path.name)
+    if run.config:
+        title = run_title(run.config)
     members, states = run.members[:MOST_MEMBERS], [member.state for member in run.members]
     own = run.folder
     there = {"Report": own.report, "Statement": own.statement / "statement.html"}

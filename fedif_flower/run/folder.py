@@ -29,6 +29,7 @@ from fedif_flower.strategies.reports import RoundReport
 _MEMBER = ("round", "partition_id", "client_id")
 # What blocks of held-out examples are of all, in the provenance; their columns of contributions.
 BLOCKS_KEY, BLOCK_COLUMN = "held_out_blocks", "contribution_block_"
+SETTINGS_KEY = "settings"  # In the provenance of a run without a run config.
 # What a new model is measured by; a task's metrics have columns of their own behind.
 MEASURED = (
     *("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "attack_success"),
@@ -212,6 +213,22 @@ class RunFolder:
                 path.unlink(missing_ok=True)
         set_aside(self.statement)
 
+    def settings(self) -> dict[str, Any]:
+        """Return the run's settings by their keys.
+
+        Of an app of its own, which has no run config, they are what its objects tell: a few.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there are none.
+        """
+        if self.provenance.path.is_file() and not self.config.path.is_file():
+            known = self.provenance.read().get(SETTINGS_KEY)
+            if isinstance(known, dict):
+                return known
+        return self.config.read()
+
     def is_complete(self) -> bool:
         """Tell whether the run came to its end."""
         try:
@@ -228,6 +245,10 @@ class RunFolder:
         there = [path for path in self._results if path.is_file()]
         more = sorted(self.updates.glob("[rs]*"))
         return [path.relative_to(self.path).as_posix() for path in (*there, *more)]
+
+    def tables(self) -> list[Path]:
+        """Return where its tables lie, there or not."""
+        return [path for path in self._results if path.suffix == ".csv"]
 
     def begin_attribution(self, num_classes: int, num_blocks: int = 0) -> None:
         """Begin both tables of the attribution, with a column for each class and each block."""

@@ -35,13 +35,13 @@ def origin(settings: str, validation: Iterable[Tensor]) -> dict[str, Any]:
     Parameters
     ----------
     settings : str
-        Their SHA-256.
+        Their SHA-256; empty: they are not known.
     validation : iterable of Tensor
         The data that contributions are measured on.
     """
     return {
         "settings_sha256": settings,
-        "validation_sha256": tensors_hash(validation),
+        "validation_sha256": data_hash(validation),
         "code_sha256": code_hash(),
         "versions": {
             "fedif-flower": package_version(),
@@ -49,6 +49,12 @@ def origin(settings: str, validation: Iterable[Tensor]) -> dict[str, Any]:
             "torch": version("torch"),
         },
     }
+
+
+def data_hash(tensors: Iterable[Tensor]) -> str:
+    """Return :func:`tensors_hash`; empty where there are none: other data would have the same."""
+    found = list(tensors)
+    return tensors_hash(found) if found else ""
 
 
 def tensors_hash(tensors: Iterable[Tensor]) -> str:

@@ -10,17 +10,15 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from fedif_flower.errors import CheckpointError, FedIFError, TrainingFailedError
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
-from fedif_flower.run.folder import write_tensors
 from fedif_flower.run.loaded_task import tensors_in
 from fedif_flower.run.logs import note
 from fedif_flower.run.part import RunContext
@@ -102,6 +100,9 @@ class RunRecorder(RunWriter):
                 super()._add(table, self.run.checkpoint.lines.get(table, ()))
             known, self.names = self.names, {}
             self._add_names(known)
+
+    def _write_origin(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+        """Write the run config, and hashes of all that the results come from."""
         self.folder.config.write(self.config.to_mapping())
         loaded, own = self.run.loaded, self.run.joined("provenance")
         found = origin(self.config.digest(), tensors_in(loaded.validation_data))
@@ -123,16 +124,10 @@ class RunRecorder(RunWriter):
     def on_end(self) -> None:
         """Leave the report to whoever finishes the run."""
 
-    def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Write model, report and, last of all, ``summary.json``; return the summary."""
-        write_tensors(self.folder.model, state_dict)
-        summary = self._write_report() | {
-            "config": self.config.to_mapping(),
-            "seconds": round(time.perf_counter() - self._started, 3),
-            "machine": describe_machine(self.config.device),
-        }
-        self.folder.summary.write(summary)
-        return summary
+    def _circumstances(self) -> dict[str, Any]:
+        """Return what the summary has beside figures: the run config, too."""
+        machine = describe_machine(self.config.device)
+        return {"config": self.config.to_mapping(), **super()._circumstances(), "machine": machine}
 
     def restore(self, checkpoint: Checkpoint, grid: Grid) -> ArrayRecord:
         """Go back to where a checkpoint was made; return the global model of that moment.

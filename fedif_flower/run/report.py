@@ -20,7 +20,7 @@ from fedif_flower.errors import IncompleteRunError, TrainingFailedError
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED, Completeness, is_failed
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import plot_members, plot_progress
-from fedif_flower.run.results import Run, run_title
+from fedif_flower.run.results import UNFINISHED, Run
 from fedif_flower.run.rows import Line
 from fedif_flower.storage import write_atomically
 from fedif_flower.strategies.summary import Scoring
@@ -31,8 +31,13 @@ _UNKNOWN = "-"
 Points = dict[int, list[tuple[int, float]]]  # Rounds and values, by client.
 
 
-def write_report(run: Run, summary: Mapping[str, Any], title: str) -> None:
-    """Write pictures and ``report.md`` beside the tables of a run that is over."""
+def write_report(
+    run: Run, summary: Mapping[str, Any], title: str, *, is_finished: bool = True
+) -> None:
+    """Write pictures and ``report.md`` beside the tables of a run that is over.
+
+    One that is not finished was ended by an error.
+    """
     folder, rounds = run.folder, run.lines("rounds")
     lines = [f"# {title}", "", *_figures(summary).to_markdown(), ""]
     if told := _remainder(summary):
@@ -61,7 +66,7 @@ def write_report(run: Run, summary: Mapping[str, Any], title: str) -> None:
     members = run.table()
     words = _column_words(members.heading, Scoring.from_record(summary.get("scoring")))
     lines += ["## Members", "", *wrap(words, 100), "", *members.to_markdown()]
-    lines += _completeness(run.completeness)
+    lines += _completeness(run.completeness, is_finished=is_finished)
     write_atomically(folder.report, "\n".join(lines) + "\n")
 
 
@@ -125,14 +130,12 @@ def require_complete(run_dir: Path) -> None:
 
 def print_summary(run_dir: Path, console: Console | None = None) -> None:
     """Print a completed run's table and where its report lies."""
-    console, folder = console or Console(), RunFolder(run_dir)
-    summary = folder.summary.read()
-    _figures(summary, run_title(summary["config"])).print(console)
-    if found := summary.get("completeness"):
-        told = f"{found['verdict'].capitalize()}: {' '.join(found['reasons'])}"
-        style = None if found["verdict"] == "complete" else "yellow"
-        console.print(told, style=style, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"Report: {folder.report}", soft_wrap=True, highlight=False)
+    console, run = console or Console(), Run(run_dir)
+    _figures(run.summary, run.title).print(console)
+    found = run.completeness
+    style = None if found.verdict == "complete" else "yellow"
+    console.print(found.headline, style=style, soft_wrap=True, markup=False, highlight=False)
+    console.print(f"Report: {run.folder.report}", soft_wrap=True, highlight=False)
 
 
 def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -164,9 +167,13 @@ def _percent(value: float | None) -> str:
     return _UNKNOWN if value is None else f"{100 * value:.1f} %"
 
 
-def _completeness(found: Completeness) -> list[str]:
+def _completeness(found: Completeness, *, is_finished: bool) -> list[str]:
     """Return a Markdown section: the verdict, and who lacks what, with its rounds as letters."""
-    lines = ["", "## Completeness", "", *wrap(found.headline, 100)]
+    told = found.headline
+    if not is_finished:
+        until = f"an error ended the run after round {found.rounds}. Until then:"
+        told = f"{UNFINISHED.capitalize()}: {until} {' '.join(found.reasons)}"
+    lines = ["", "## Completeness", "", *wrap(told, 100)]
     shown = [member for member in found.members if member.has_gaps or member.count["not admitted"]]
     if not shown:
         return lines

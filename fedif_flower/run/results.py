@@ -26,6 +26,7 @@ from fedif_flower.valuation.intervals import ends_of, intervals
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+UNFINISHED = "unfinished"  # It goes on, or was stopped: its completeness is not known yet.
 TABLES = ("members", "rounds", "clients", "attendance", "attribution")
 _MOST_BARS = 40  # Members that a picture has room for.
 
@@ -87,7 +88,7 @@ class Run:
     folder : RunFolder
         Its files.
     config, summary : mapping
-        Its settings and figures; empty where it left none.
+        Its run config and figures; empty where it left none. An app of its own has no run config.
 
     Raises
     ------
@@ -109,14 +110,20 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Strategy, data and attack; the folder's name where there is no run config."""
-        return run_title(self.config) if self.config else self.name
+        """Strategy, data and attack; without a run config its report's title or folder's name."""
+        if self.config:
+            return run_title(self.config)
+        return str(self.summary.get("title") or self.name)
+
+    @property
+    def state(self) -> str:
+        """What its report says of its completeness, in a word or three; before its end, that."""
+        return self.completeness.verdict if self.summary else UNFINISHED
 
     def __repr__(self) -> str:
         """Say how far it came."""
-        state = "complete" if self.summary else "not complete"
         where = repr(str(self.folder.path))
-        return f"Run({where}: {self.title}, {self.last_round} rounds, {state})"
+        return f"Run({where}: {self.title}, {self.last_round} rounds, {self.state})"
 
     @property
     def last_round(self) -> int:
@@ -167,7 +174,15 @@ class Run:
     def completeness(self) -> Completeness:
         """Whether what it asked for came."""
         rounds, clients, changes = map(self.lines, ("rounds", "clients", "attendance"))
-        return completeness(rounds, clients, changes, self.names, self.config)
+        return completeness(rounds, clients, changes, self.names, self._settings)
+
+    @property
+    def _settings(self) -> Mapping[str, Any]:
+        """What is known of its settings; a run that has just begun may have left none."""
+        try:
+            return self.folder.settings()
+        except FileNotFoundError:
+            return {}
 
     @cached_property
     def members(self) -> tuple[Member, ...]:

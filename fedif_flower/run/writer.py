@@ -1,4 +1,9 @@
-"""A federation's rounds and clients as files, for those who have no run config."""
+"""A federation's rounds and clients as files, for those who have no run config.
+
+``provenance.json`` comes first, with what the objects of an app of its own tell of themselves;
+``rounds.csv`` and ``clients.csv`` grow by whole lines, and ``summary.json`` comes last: its
+presence means that the run came to its end.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +17,38 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
+from torch import Tensor
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import printable
-from fedif_flower.run.folder import MEASURED, RunFolder
+from fedif_flower.run.folder import (
+    BLOCKS_KEY,
+    MEASURED,
+    SETTINGS_KEY,
+    RunFolder,
+    write_tensors,
+)
 from fedif_flower.run.presence import Change, RollCall
-from fedif_flower.run.report import summarize, write_report
+from fedif_flower.run.provenance import data_hash, origin
+from fedif_flower.run.report import describe_machine, summarize, write_report
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import Line
 from fedif_flower.strategies.attribution import PathAttribution
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.tasks.batches import tensors_of
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
 
+STAGES_KEY = "stages"  # No run config has it: what a strategy's stages are.
 OnRow = Callable[[RoundReport], object]
 logger = logging.getLogger(__name__)
 
 
 class RunWriter(Callback):
-    """Writes tables as rounds come in, and ``report.md`` at the end.
+    """Writes tables as rounds come in; ``report.md``, ``model.pt`` and a summary at the end.
 
     ``rounds.csv`` has a line for each round, ``clients.csv`` for each client in it, and
     ``attendance.csv`` wherever a member came, left or was paused.
@@ -42,13 +58,14 @@ class RunWriter(Callback):
     where an ``evaluate_fn`` or another callback gives them, as ``test-accuracy``,
     ``validation-loss`` and so on.
 
-    Beside a :class:`~fedif_flower.PathAttribution` it writes contributions as well.
+    Beside a :class:`~fedif_flower.PathAttribution` it writes contributions as well, of which
+    ``fedif statement`` makes a statement. A strategy that is started again goes on in its files.
 
     Parameters
     ----------
     directory : str or Path
         Where to; as rounds begin it is made, and an earlier run's files of the same names are
-        replaced.
+        replaced, unless it is this strategy's own.
     validation, test : Validation, optional
         Held-out data on which each new model is evaluated.
     every : int
@@ -95,6 +112,8 @@ class RunWriter(Callback):
         self._own = [f"{s}_{metric.key}" for metric in metrics for s in ("test", "validation")]
         self.listeners = [on_row] if on_row else []
         self._strategy: RunningStrategy | None = None
+        self._outer: BaseException | None = None  # That was being handled as the rounds began.
+        self._written = -1  # The last round with a line.
         self._stay: Collection[Path] = ()  # Of an earlier run's files.
         self._attribution: PathAttribution | None = None
         self._every = every
@@ -115,19 +134,39 @@ class RunWriter(Callback):
         return server_round % self._every == 0
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Begin the files."""
-        self._strategy = strategy
+        """Begin the files, or go on with those of this strategy's earlier rounds."""
+        goes_on = strategy is self._strategy and strategy.completed_rounds == self._written > 0
+        self._strategy, self._outer = strategy, sys.exception()
+        found = (told for told in strategy.callbacks if isinstance(told, PathAttribution))
+        self._attribution = next(found, None)
+        if goes_on:
+            self.folder.begin({*self._stay, *self.folder.tables()})
+        else:
+            self._begin_tables()
+        if self._attribution is not None:
+            self._attribution.on_attribution.insert(0, self.folder.add_attribution)
+        self._write_origin(strategy)
+
+    def _begin_tables(self) -> None:
+        """Begin the tables, with what was attributed before."""
         self.folder.begin(self._stay)
         self.folder.rounds.begin(self._own)
         self.folder.clients.begin()
         self.folder.attendance.begin()
-        found = (told for told in strategy.callbacks if isinstance(told, PathAttribution))
-        self._attribution = own = next(found, None)
-        if own is not None:
-            self.folder.begin_attribution(own.num_classes, len(own.block_weights))
-            for earlier in own.rounds:
+        if self._attribution is not None:
+            classes, blocks = self._attribution.num_classes, self._attribution.block_weights
+            self.folder.begin_attribution(classes, len(blocks))
+            for earlier in self._attribution.rounds:
                 self.folder.add_attribution(earlier)
-            own.on_attribution.insert(0, self.folder.add_attribution)
+
+    def _write_origin(self, strategy: RunningStrategy) -> None:
+        """Write where the results come from, as far as it is known without a run config."""
+        paying = self._attribution.validation if self._attribution else None
+        provenance = origin("", _tensors_of(paying))
+        if self._attribution is not None:
+            provenance[BLOCKS_KEY] = self._attribution.block_weights
+        provenance[SETTINGS_KEY] = known_settings(strategy, self._attribution)
+        self.folder.provenance.write(provenance)
 
     def on_asked(self, question: Question) -> None:
         """Note who is there, gone or kept from being asked, where that is news."""
@@ -203,16 +242,38 @@ class RunWriter(Callback):
             },
         )
         self._add("rounds", [report.line()])
+        self._written = server_round
         for told in self.listeners:
             told(report)
 
     def on_end(self) -> None:
-        """Write the report."""
-        if self._attribution is not None and sys.exception() is None:
+        """Write the report; after a good end model and summary as well."""
+        if sys.exception() is not self._outer:
+            self._write_report(is_finished=False)
+            return
+        if self._attribution is not None:
             self._attribution.settle()
-        self._write_report()
+            self._attribution.on_attribution.remove(self.folder.add_attribution)
+        assert self._strategy is not None  # on_start
+        self.finish(self._strategy.model.record.to_torch_state_dict())
 
-    def _write_report(self) -> dict[str, Any]:
+    def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Write model, report and, last of all, ``summary.json``; return the summary."""
+        write_tensors(self.folder.model, state_dict)
+        summary = self._write_report() | self._circumstances()
+        self.folder.summary.write(summary)
+        return summary
+
+    def _circumstances(self) -> dict[str, Any]:
+        """Return what the summary has beside figures."""
+        device = getattr(self._strategy, "device", "")  # Of any strategy of this package.
+        return {
+            "title": self.title,
+            "seconds": round(time.perf_counter() - self._started, 3),
+            "machine": describe_machine(str(device)),
+        }
+
+    def _write_report(self, *, is_finished: bool = True) -> dict[str, Any]:
         """Write the report; return what it is made of."""
         run = Run(self.run_dir)
         scoring = self._strategy and self._strategy.scoring
@@ -224,7 +285,7 @@ class RunWriter(Callback):
         if rounds := run.attributed[0]:
             names = ("decrease", "attributed", "remainder")
             summary["attribution"] = {n: math.fsum(row[n] for row in rounds) for n in names}
-        write_report(run, summary, self.title)
+        write_report(run, summary, self.title, is_finished=is_finished)
         return summary
 
     def _add(self, table: str, lines: Sequence[Line]) -> None:
@@ -239,3 +300,33 @@ class RunWriter(Callback):
         self.folder.names.replace(
             {"client_id": key, "name": name} for key, name in sorted(self.names.items())
         )
+
+
+def known_settings(
+    strategy: RunningStrategy, attribution: PathAttribution | None
+) -> dict[str, Any]:
+    """Return what the objects of a run without a run config tell, under a run config's keys."""
+    known: dict[str, Any] = {"strategy": type(strategy).__name__}
+    weighing = None
+    if isinstance(strategy, ScreenedStrategy):
+        weighing = strategy.validation
+        known[STAGES_KEY] = repr(strategy.stages)
+        known["pace.late-rounds"] = strategy.setup.pace.late_rounds
+    if attribution is None:
+        return known
+    known["attribution"] = attribution.rule
+    bounds, paying = attribution.bounds, attribution.validation
+    for name in ("length", "borrowed", "weight"):
+        known[f"credit.{name}"] = 0.0 if bounds is None else getattr(bounds, name)
+    # Data that pay and never weigh are another set than the strategy's own.
+    is_other = weighing is not None and weighing is not paying
+    known["credit.secret-validation"] = is_other and data_hash(_tensors_of(weighing)) != data_hash(
+        _tensors_of(paying)
+    )
+    return known
+
+
+def _tensors_of(validation: Validation | None) -> list[Tensor]:
+    """Return the tensors of a validation set's batches, in their order."""
+    batches = () if validation is None else validation.batches
+    return [tensor for batch in batches for tensor in tensors_of(batch.content)]

@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.results import Run
+from fedif_flower.run.results import UNFINISHED, Run
+from fedif_flower.run.writer import STAGES_KEY
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.config import configured_bounds, default_clipping
 from fedif_flower.tables import ResultTable
@@ -36,18 +37,20 @@ def compare(runs: Sequence[Run]) -> ResultTable:
     Raises
     ------
     ConfigError
-        If one is not complete or never evaluated its model, or they have different metrics.
+        If one is unfinished or never evaluated its model, or they have different metrics.
     """
     measured = []
     for run in runs:
         found = read_measurement(run.folder.path) if run.summary else None
         if found is None:
-            raise ConfigError(f"{run.name} is not complete, or never evaluated its model")
+            raise ConfigError(f"{run.name} {_why_not(run)}: it cannot be compared")
         measured.append(found)
     if len({m.metric for m in measured}) > 1:
         metrics = ", ".join(f"{r.name}: {m.metric}" for r, m in zip(runs, measured, strict=True))
         raise ConfigError(f"the runs are measured by different metrics: {metrics}")
-    differ = [*varying(measured), *(["seed"] if len({m.seed for m in measured}) > 1 else [])]
+    differ = varying(measured)
+    if len({m.config.get("seed") for m in measured}) > 1:
+        differ.append("seed")
     bounds = [_bounds(one.config) for one in measured]
     bounded = ["bounds"] if len(set(bounds)) > 1 else []
     heading = ["run", *differ, *bounded, *ACCURACIES.values(), "detection AUC", "s"]
@@ -60,6 +63,13 @@ def compare(runs: Sequence[Run]) -> ResultTable:
     return ResultTable(title, heading, lines, num_labels=1 + len(differ) + len(bounded))
 
 
+def _why_not(run: Run) -> str:
+    """Return why a run without figures has none."""
+    if not run.summary:
+        return f"is {UNFINISHED}"
+    return "never evaluated its model on a validation and a test split"
+
+
 def names_of(runs: Sequence[Run]) -> list[str]:
     """Return what runs are called beside each other: by their paths where names are the same."""
     names = [run.name for run in runs]
@@ -68,6 +78,8 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 
 def _bounds(settings: Mapping[str, Any]) -> str:
     """Return the bounds that a run had on its updates, and whether they are its strategy's own."""
+    if STAGES_KEY in settings:  # Of an app of its own.
+        return str(settings[STAGES_KEY])
     strategy, clipping = str(settings["strategy"]), float(settings.get("update-clipping", 0.0))
     stages = " + ".join(map(repr, configured_bounds(strategy, clipping))) or "none"
     return stages + (", by default" if clipping == default_clipping(strategy) else "")
@@ -114,7 +126,7 @@ def report_sweep(
 def varying(measurements: Sequence[Measurement]) -> list[str]:
     """Return the settings, the seed aside, in which those runs differ that have them."""
     keys = dict.fromkeys(key for m in measurements for key in m.config)
-    ignored = {*PATHS, "seed"}
+    ignored = {*PATHS, "seed", STAGES_KEY}
     return [key for key in keys if key not in ignored and len(_values(key, measurements)) > 1]
 
 

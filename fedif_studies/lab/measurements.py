@@ -51,7 +51,7 @@ class Measurement:
     Attributes
     ----------
     config : Mapping[str, Scalar]
-        Its settings under their kebab-case keys.
+        Its settings under their kebab-case keys; of an app of its own those that are known.
     data : str
         What its data set is called.
     figures : Mapping[str, float]
@@ -94,12 +94,13 @@ class Measurement:
 
 
 def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
-    """Return every complete run in or under the directories, each only once."""
+    """Return every complete run with a run config in or under the directories, each only once."""
     found = {
         path.parent.resolve()
         for directory in directories
         for path in directory.rglob(RunFolder(directory).summary.path.name)
         if RunFolder(path.parent).is_complete()
+        and "config" in RunFolder(path.parent).summary.read()
     }
     read = (read_measurement(run_dir) for run_dir in sorted(found))
     return [measurement for measurement in read if measurement is not None]
@@ -135,13 +136,14 @@ def _measurement(run_dir: Path) -> Measurement | None:
         of_split = (values[-1], of_last, best)
         figures |= {f"{split}-{n}": v for n, v in zip(ACCURACIES, of_split, strict=True)}
     label = JsonFile(run_dir / LABEL).read() if (run_dir / LABEL).exists() else {}
+    config = summary.get("config") or RunFolder(run_dir).settings()
     machine = summary.get("machine", {})
     parts = [f"{machine['cores']} cores"] if machine.get("cores") else []
     parts += [str(machine[key]) for key in ("processor", "gpu") if machine.get(key)]
     parts += [f"{key} {machine[key]}" for key in ("python", "torch", "flwr") if machine.get(key)]
     return Measurement(
-        config=summary["config"],
-        data=label.get("data") or subject_of(summary["config"]),
+        config=config,
+        data=label.get("data") or subject_of(config),
         figures={name: float(value) for name, value in figures.items() if value is not None},
         machine=", ".join(parts),
         run_dir=run_dir,

@@ -6,24 +6,44 @@ import logging
 import re
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
-from fedif_flower import CreditBounds, FedIF, PathAttribution, RunWriter, ShowRounds, load
+from fedif_flower import (
+    CreditBounds,
+    FedAvg,
+    FedIF,
+    PathAttribution,
+    RunWriter,
+    ShowRounds,
+    Validation,
+    load,
+)
+from fedif_flower.cli import cli
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.provenance import data_hash, tensors_hash
 from fedif_flower.run.rows import read_rows
+from fedif_flower.run.writer import known_settings
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies import Setup
+from fedif_flower.strategies import Pace, ScreenedStrategy, Setup
 from fedif_flower.strategies.callbacks import Callback
+from fedif_studies.lab.comparison import compare
 from tests.strategies.lines import Movers, Threshold, threshold_validation
 
 
-def written(directory, *more, num_rounds=3, attribution=None, **arguments) -> FedIF:
+def written(
+    directory, *more, num_rounds=3, attribution=None, kind=FedIF, clients=None, **own
+) -> ScreenedStrategy:
     """Run a federation of three with a writer, in an app of one's own."""
     beside = [attribution] if attribution else []
-    callbacks = [RunWriter(directory, **arguments), *beside, *more]
+    callbacks = [RunWriter(directory, **own), *beside, *more]
     validation = attribution.validation if attribution else threshold_validation()
+    held_out = [validation] if kind is FedIF else []
     setup = Setup(device="cpu")
-    strategy = FedIF(validation, fraction_evaluate=0.0, callbacks=callbacks, setup=setup)
-    grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+    strategy = kind(*held_out, fraction_evaluate=0.0, callbacks=callbacks, setup=setup)
+    grid = LocalGrid(clients or Movers([[1.0], [-1.0], [2.0]]), 3)
     strategy.start(grid, model_arrays(Threshold()), num_rounds=num_rounds)
     return strategy
 
@@ -57,16 +77,145 @@ def test_beside_an_attribution_it_writes_contributions(tmp_path):
     assert re.search(r"contributions add up to 0\.\d+ (more|less) than the validation loss", report)
 
 
-def test_a_run_that_an_error_ended_has_a_report(tmp_path):
-    class Failing(Callback):
-        def on_round(self, report):
-            if report.round == 2:
-                raise RuntimeError("no more")
+class Failing(Callback):
+    """Ends a run by an error in its second round."""
 
+    def on_round(self, report):
+        if report.round == 2:
+            raise RuntimeError("no more")
+
+
+def test_a_run_that_an_error_ended_has_a_report_that_says_so(tmp_path):
     attribution = PathAttribution(threshold_validation())
     with pytest.raises(RuntimeError, match="no more"):
         written(tmp_path, Failing(), attribution=attribution)
-    assert (tmp_path / "report.md").is_file()
+    report = (tmp_path / "report.md").read_text()
+    told = (
+        "Unfinished: an error ended the run after round 1. Until then: Every request was answered."
+    )
+    assert told in " ".join(report.split())
+    assert not (tmp_path / "summary.json").exists()
+    assert repr(load(tmp_path)).endswith("1 rounds, unfinished)")
+
+
+def fedif(*arguments: object) -> str:
+    return CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False).stdout
+
+
+def test_a_run_that_came_to_its_end_is_called_the_same_everywhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    strategy = written(tmp_path, title="Three members", validation=threshold_validation())
+    report, shown = (tmp_path / "report.md").read_text(), fedif("show", tmp_path)
+    assert "\nComplete: Every request was answered.\n" in report
+    assert "\nComplete: Every request was answered.\n" in shown
+    assert "Three members, 3 rounds, complete)" in shown
+    model = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert torch.equal(model["weight"], strategy.model.vectors.params)
+    summary = RunFolder(tmp_path).summary.read()
+    assert (summary["rounds"], summary["machine"]["device"]) == (3, "cpu")
+
+
+def test_a_round_that_fails_is_the_same_word_in_report_and_command(tmp_path):
+    class Away(Movers):
+        def train(self, message, partition_id):
+            if partition_id == 1:
+                raise RuntimeError("no data")
+            return super().train(message, partition_id)
+
+    written(tmp_path, clients=Away([[1.0], [-1.0], [2.0]]))
+    run = load(tmp_path)
+    assert run.state == "incomplete"
+    assert "\nIncomplete: 1 of 3 members" in (tmp_path / "report.md").read_text()
+    assert repr(run).endswith("3 rounds, incomplete)")
+
+
+def test_a_run_that_begins_while_an_error_is_handled_comes_to_its_end(tmp_path):
+    try:
+        raise RuntimeError("another grid")
+    except RuntimeError:
+        written(tmp_path, attribution=PathAttribution(threshold_validation()))
+    assert load(tmp_path).state == "complete"
+    assert len(RunFolder(tmp_path).attributed_rounds.read()) == 3
+
+
+def test_a_strategy_that_is_started_again_goes_on_in_its_files(tmp_path):
+    attribution = PathAttribution(threshold_validation())
+    strategy = written(tmp_path, num_rounds=2, attribution=attribution)
+    grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+    strategy.start(grid, strategy.model.record, num_rounds=2)
+    folder = RunFolder(tmp_path)
+    assert [row["round"] for row in folder.rounds.read()] == ["0", "1", "2", "3", "4"]
+    assert len(folder.clients.read()) == 4 * 3
+    assert [row["round"] for row in folder.attributed_rounds.read()] == ["1", "2", "3", "4"]
+    assert len(folder.attribution.read()) == 4 * 3
+    assert load(tmp_path).state == "complete"
+
+
+def test_what_an_own_app_s_objects_tell_is_known(tmp_path):
+    bounds = CreditBounds(length=1.5, borrowed=0.0)
+    attribution = PathAttribution(threshold_validation(), "trapezoid", bounds=bounds)
+    written(tmp_path, attribution=attribution)
+    folder = RunFolder(tmp_path)
+    assert not folder.config.path.exists()
+    assert folder.settings() == {
+        "strategy": "FedIF",
+        "stages": "[Clip(multiple=2.0), LossBound(tolerance=0.1)]",
+        "pace.late-rounds": 0,
+        "attribution": "trapezoid",
+        "credit.length": 1.5,
+        "credit.borrowed": 0.0,
+        "credit.weight": 2.0,
+        "credit.secret-validation": False,
+    }
+    provenance = folder.provenance.read()
+    assert provenance["settings_sha256"] == ""
+    inputs, targets = torch.tensor([[1.0], [1 / 2], [1 / 3], [1 / 4]]), torch.ones(4).long()
+    assert provenance["validation_sha256"] == tensors_hash([inputs, targets])
+
+
+def test_for_how_long_late_replies_count_is_known():
+    patient = FedAvg(setup=Setup(pace=Pace(late_rounds=4)))
+    assert known_settings(patient, None)["pace.late-rounds"] == 4
+
+
+def test_data_that_pay_and_never_weigh_are_told_from_those_that_do():
+    same, other = (
+        threshold_validation(),
+        Validation(Threshold(), torch.tensor([[1.0]]), torch.ones(1).long(), device="cpu"),
+    )
+    strategy = FedIF(threshold_validation())
+    key = "credit.secret-validation"
+    assert not known_settings(strategy, PathAttribution(same))[key]
+    assert known_settings(strategy, PathAttribution(other))[key]
+    # Nothing weighs by held-out data here, and yet members may know those that pay.
+    assert not known_settings(FedAvg(), PathAttribution(other))[key]
+
+
+def test_data_without_tensors_have_no_hash():
+    assert data_hash([]) == ""
+    assert len(data_hash([torch.zeros(1)])) == 64
+
+
+def test_own_runs_are_compared_by_what_is_known_of_them(tmp_path):
+    held_out = threshold_validation()
+    for name, kind in (("weighed", FedIF), ("plain", FedAvg)):
+        both = {"validation": held_out, "test": held_out}
+        written(tmp_path / name, kind=kind, **both)
+    table = compare([load(tmp_path / "weighed"), load(tmp_path / "plain")])
+    lines = [dict(zip(table.heading, line, strict=True)) for line in table.lines]
+    assert [(line["run"], line["strategy"]) for line in lines] == [
+        ("weighed", "FedIF"),
+        ("plain", "FedAvg"),
+    ]
+    assert lines[0]["bounds"].startswith("[Clip")
+    assert lines[1]["bounds"] == "[]"
+    assert not {"seed", "stages"} & set(table.heading)
+
+
+def test_a_run_without_figures_is_not_called_incomplete(tmp_path):
+    written(tmp_path)
+    with pytest.raises(ConfigError, match="never evaluated its model on a validation and a test"):
+        compare([load(tmp_path), load(tmp_path)])
 
 
 def test_a_notebook_sees_one_line_a_round_in_place_of_flowers(tmp_path, capsys, caplog):

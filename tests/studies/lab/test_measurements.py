@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -51,6 +52,8 @@ def test_only_complete_runs_are_found_each_once(tmp_path):
     write_result(tmp_path / "two", {"seed": 1}, [0.6])
     (write_result(tmp_path / "broken", {}, [0.6]) / "summary.json").write_text("{")
     (write_result(tmp_path / "running", {}, [0.6]) / "summary.json").unlink()
+    own = write_result(tmp_path / "of an own app", {}, [0.6]) / "summary.json"
+    own.write_text(json.dumps({"title": "without a run config"}))
     found = find_measurements([tmp_path, tmp_path / "two"])
     assert [m.run_dir.name for m in found] == ["one", "two"]
     (tmp_path / "two" / "summary.json").write_text("{}")  # Another program's.
