@@ -26,6 +26,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import parse_overrides
+from tests.consortium.commands.typed import call
 from tests.strategies.lines import BASE, Movers, Threshold, threshold_validation
 from tests.test_docs_names import REPOSITORY, blocks_of
 
@@ -64,6 +65,11 @@ def test_own_app_finds_the_clients_with_wrong_labels_and_draws_curves(tmp_path, 
         exec(compile(code, "own-app.md", "exec"), names)
         if number == 4:
             scores = names["strategy"].ledger.scores
+        elif "print(strategy.ledger)" in code:
+            highest, *others = (
+                float(line.split()[1]) for line in str(names["strategy"].ledger).split("\n")
+            )
+            assert highest >= max(others)
     assert "end below 0.15, all others above 0.4" in page
     assert all((score < 0.15) == (node_id < 1003) for node_id, score in scores.items())
     assert all((score > 0.4) == (node_id >= 1003) for node_id, score in scores.items())
@@ -80,6 +86,27 @@ def test_own_app_finds_the_clients_with_wrong_labels_and_draws_curves(tmp_path, 
     for client_id, score in strategy.ledger.scores.items():
         curve = logged[f"members/{client_id}/weight_score"]
         assert (set(curve), curve[2]) == ({1, 2}, score)
+
+
+def test_own_app_goes_as_far_as_a_statement(tmp_path, monkeypatch):
+    """Its code up to the statement runs, then its commands."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    page = (REPOSITORY / "docs" / "tutorial" / "own-app.md").read_text()
+    names: dict = {"__name__": "documentation"}
+    for code in blocks_of(page.partition("## What members are called")[0], "python"):
+        exec(compile(code, "own-app.md", "exec"), names)
+    (block,) = (block for block in blocks_of(page, "sh") if "fedif statement" in block)
+    shown, stated, verified = (call(*shlex.split(line)[1:]) for line in block.strip().split("\n"))
+    assert "Ten clients in October, 10 rounds, complete)" in shown
+    assert "Left open: credit.secret-validation" in stated
+    assert stated.count("Left open") == 1
+    assert verified.startswith("Unchanged: runs/october")
+    account = settle(read_run(Path("runs/october")), 1000_00)
+    paid = {member.client_id: member.cents for member in account.members}
+    assert [node_id for node_id, cents in sorted(paid.items()) if not cents] == [1000, 1001, 1002]
+    assert "the three clients with wrong labels are paid nothing" in page
+    assert account.widest_share is not None
 
 
 def test_the_statement_pays_free_riders_nothing(tmp_path):
