@@ -35,11 +35,12 @@ def federation_figures(
     """
 
     def members(*statuses: str) -> float:
-        return len(state().get_node_info(statuses=list(statuses)))
+        nodes = state().get_node_info(statuses=list(statuses))
+        return len(nodes)
 
     def failed() -> float:
         ended = state().get_run_info(statuses=[Status.FINISHED])
-        return sum(run.status.sub_status == SubStatus.FAILED for run in ended)
+        return len([run for run in ended if run.status.sub_status == SubStatus.FAILED])
 
     figures: dict[str, Callable[[], float]] = {
         "members_online": lambda: members(NodeStatus.ONLINE),
