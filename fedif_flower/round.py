@@ -226,7 +226,7 @@ class RoundUpdates:
 
     def state_updates(self) -> Tensor:
         """Return what changed of parameters, buffers and counters, ``[m, d + b + c]`` (new)."""
-        before = self.named_buffers
+        before = self.model.counters
         changes = [
             [(value.double() - before[name].double()).flatten() for name, value in own.items()]
             for own in self.counters

@@ -30,7 +30,7 @@ from fedif_flower.messages.arrays import (
     pack_array,
     view_array,
 )
-from fedif_flower.messages.text import enumerated
+from fedif_flower.messages.names import Names, names_in_model, reply_mismatch
 from fedif_flower.round import ModelVectors
 
 # Beyond this a model is absurd, and squares of its 10^8 values would leave float32.
@@ -68,6 +68,8 @@ class ParameterLayout:
         Arrays that nobody may change: complex ones, and buffers with infinite values.
     tied : mapping of str to str
         Second names of arrays that the record has twice, and their first names.
+    called : mapping of str to str
+        What a model of the server's own calls arrays, where it has another name for them.
     """
 
     trainable: tuple[ArraySpec, ...]
@@ -76,6 +78,7 @@ class ParameterLayout:
     order: tuple[str, ...]
     constants: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
+    called: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_arrays(
@@ -83,6 +86,7 @@ class ParameterLayout:
         arrays: ArrayRecord,
         trainable_keys: Sequence[str] | None = None,
         tied_keys: Mapping[str, str] | None = None,
+        names: Names | None = None,
     ) -> ParameterLayout:
         """Read the layout off a record.
 
@@ -96,6 +100,8 @@ class ParameterLayout:
             running statistics.
         tied_keys : mapping of str to str, optional
             Second names of arrays, and their first names; those not in the record are left out.
+        names : mapping of str to str, or callable, optional
+            What ``trainable_keys`` and ``tied_keys`` call an array, by its name in the record.
 
         Raises
         ------
@@ -105,7 +111,13 @@ class ParameterLayout:
         """
         values = {name: view_array(array) for name, array in arrays.items()}
         _require_numbers(values)
-        tied = {k: first for k, first in (tied_keys or {}).items() if k in values}
+        called = names_in_model(names, values)
+        sent_as = {own: name for name, own in called.items()}
+        tied = {
+            sent_as[k]: sent_as.get(first, first)
+            for k, first in (tied_keys or {}).items()
+            if k in sent_as
+        }
         for name, first in tied.items():
             if first not in values or not _same(values[name], values[first]):
                 raise ValueError(f"{name!r} and {first!r} are one array in the model, but not here")
@@ -113,8 +125,15 @@ class ParameterLayout:
         constants = {k: values[k] for k in specs if _is_constant(values[k])}
         floating = [s for s in specs.values() if s.is_floating and s.name not in constants]
         if trainable_keys is None:
-            trainable_keys = [spec.name for spec in floating if not is_statistic(spec.name)]
-        unfit = [key for key in trainable_keys if specs.get(key) not in floating]
+            trainable_keys = [s.name for s in floating if not is_statistic(called[s.name])]
+        else:
+            trainable_keys = [sent_as.get(key, key) for key in trainable_keys]
+        if unsent := [key for key in trainable_keys if key not in specs]:
+            raise ValueError(
+                f"trainable parameters {unsent} are not in initial_arrays, which have "
+                f"{list(specs)}: freeze what members keep, by requires_grad_(False)"
+            )
+        unfit = [key for key in trainable_keys if specs[key] not in floating]
         if unfit:
             raise ValueError(
                 f"trainable parameters {unfit} are not finite floating-point arrays of the global "
@@ -130,7 +149,17 @@ class ParameterLayout:
             order=tuple(values),
             constants={k: v.copy() for k, v in constants.items()},
             tied=tied,
+            called={name: own for name, own in called.items() if name != own},
         )
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """What a model of the server's own calls the trainable arrays, in their order."""
+        return [self.own_name(spec.name) for spec in self.trainable]
+
+    def own_name(self, name: str) -> str:
+        """Return what a model of the server's own calls an array."""
+        return self.called.get(name, name)
 
     @cached_property
     def num_params(self) -> int:
@@ -162,10 +191,10 @@ class ParameterLayout:
             Unless it has exactly this layout's names, shapes and dtypes, and what nobody may
             change is as it was sent.
         """
-        if missing := set(self.order) - set(arrays):
-            raise ReplyError(f"arrays missing: {enumerated(missing)}")
-        if extra := set(arrays) - set(self.order):
-            raise ReplyError(f"unexpected arrays: {enumerated(extra)}")
+        missing = set(self.order) - set(arrays)
+        extra = set(arrays) - set(self.order)
+        if missing or extra:
+            raise ReplyError(reply_mismatch(missing, extra))
         specs = (*self.trainable, *self.buffers, *self.counters)
         views = {spec.name: spec.view(arrays[spec.name]) for spec in specs}
         for name, constant in self.constants.items():
@@ -206,8 +235,9 @@ class ParameterLayout:
         views = self.views(arrays)
         sent = self.split_buffers(received.buffers)
         for spec in (*self.trainable, *self.buffers):
-            if is_variance(spec.name) and spec.size:
-                largest = float(sent[spec.name].max()) if spec.name in sent else math.inf
+            own = self.own_name(spec.name)
+            if is_variance(own) and spec.size:
+                largest = float(sent[own].max()) if own in sent else math.inf
                 check_variance(spec.name, views[spec.name], largest)
         squared_norm = _subtract(self.trainable, views, received.params, update, MAX_MAGNITUDE)
         _subtract(self.buffers, views, received.buffers, buffer_update, MAX_MAGNITUDE)
@@ -217,7 +247,7 @@ class ParameterLayout:
             values = views[spec.name]
             if advance := measure_advance(spec.name, received.counters[spec.name].numpy(), values):
                 counters[spec.name] = torch.from_numpy(np.array(values))
-                advances[spec.name] = advance
+                advances[self.own_name(spec.name)] = advance
         return UnpackedUpdate(squared_norm, counters, advances)
 
     def to_vectors(self, arrays: Mapping[str, Array]) -> ModelVectors:
@@ -239,15 +269,20 @@ class ParameterLayout:
         return ArrayRecord({name: packed[self.tied.get(name, name)] for name in self.order})
 
     def named_buffers(self, vectors: ModelVectors) -> dict[str, Tensor]:
-        """Return floating-point buffers as named views of ``vectors.buffers``, and the others."""
+        """Return floating-point buffers as named views of ``vectors.buffers``, and the others.
+
+        The names are those of the server's own model.
+        """
         constants = {name: torch.from_numpy(values) for name, values in self.constants.items()}
-        return {**constants, **vectors.counters, **self.split_buffers(vectors.buffers)}
+        others = {**constants, **vectors.counters}
+        renamed = {self.own_name(name): value for name, value in others.items()}
+        return {**renamed, **self.split_buffers(vectors.buffers)}
 
     def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Return ``buffers`` [..., b] as named views ``[..., *shape]``."""
+        """Return ``buffers`` [..., b] as views ``[..., *shape]``, by the server's own names."""
         leading = buffers.shape[:-1]
         return {
-            spec.name: buffers[..., place].view(*leading, *spec.shape)
+            self.own_name(spec.name): buffers[..., place].view(*leading, *spec.shape)
             for spec, place in _places(self.buffers)
         }
 

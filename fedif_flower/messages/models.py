@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedif_flower.messages.arrays import pack_array
+from fedif_flower.messages.names import matched, said_of, wrapper_of
+from fedif_flower.messages.text import enumerated
 
 
 def model_arrays(model: nn.Module) -> ArrayRecord:
@@ -45,8 +47,17 @@ def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:
     received = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
     # What a model's state_dict leaves out, such as a frozen base, does not travel.
     kept = model.state_dict().keys()
-    if other := sorted(kept ^ received.keys()):
-        raise ValueError(f"this client's model is not the server's: {', '.join(other)} differ")
+    unknown, unsent = received.keys() - kept, kept - received.keys()
+    if unknown or unsent:
+        wrong = []
+        if unknown:
+            wrong.append(f"{enumerated(unknown)} were sent, which it does not have")
+        if unsent:
+            wrong.append(f"{enumerated(unsent)} of it were not sent")
+        wrapper = wrapper_of(matched(unknown, unsent))
+        if wrapper is not None:
+            wrong.append(said_of(wrapper))
+        raise ValueError(f"this client's model is not the server's: {'; '.join(wrong)}")
     try:
         model.load_state_dict(received, strict=False)
     except RuntimeError as error:

@@ -14,6 +14,10 @@ _MOST_NAMES = 10
 _NOT_PRINTABLE = re.compile(r"[^ -~]")
 _RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)  # As Flower writes it.
 
+MESSAGE_API = "only the message API is served (docs/tutorial/own-app.md)"
+# What a client app of Flower's older API misses in a message.
+_OLDER = ("fitins.", "evaluateins.", "getparametersins.", "getpropertiesins.")
+
 
 def printable(text: object, max_length: int = MAX_LENGTH) -> str:
     r"""Return ``text`` as printable ASCII of at most ``max_length`` characters.
@@ -46,7 +50,12 @@ def reason_of(error: Any) -> str:
     """Return the reason of Flower's error: ``ValueError: words`` for what an app raised."""
     reason = str(error.reason)
     raised = _RAISED.fullmatch(reason)
-    return f"{raised[1]}: {raised[2]}" if raised else reason
+    if raised:
+        reason = f"{raised[1]}: {raised[2]}"
+    if any(key in reason for key in _OLDER):
+        older = "the client app is of Flower's older API (NumPyClient, client_fn)"
+        return f"{older}; {MESSAGE_API}: {reason}"
+    return reason
 
 
 def enumerated(names: Iterable[str]) -> str:

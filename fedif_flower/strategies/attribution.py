@@ -167,13 +167,14 @@ class PathAttribution(Callback):
                 f"stages = {strategy.stages}: {optimizer!r} moves each parameter by itself, so "
                 "that no step can be attributed; FedAvgM's can"
             )
-        trained = [spec.name for spec in strategy.model.layout.trainable]
-        if trained != self.validation.parameter_names:
+        layout = strategy.model.layout
+        if layout.parameter_names != self.validation.parameter_names:
             raise ConfigError(
                 "the strategy does not train what the validation set's model does; give it setup="
                 "Setup(trainable_keys=validation.parameter_names, tied_keys=validation.tied_names)"
             )
-        require_shapes(type(self).__name__, self.validation.shapes, strategy.model.record)
+        record = strategy.model.record
+        require_shapes(type(self).__name__, self.validation.shapes, record, names=layout.own_name)
         self._strategy = strategy
         self._begin(strategy.model.vectors)
 

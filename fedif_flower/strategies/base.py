@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DivergedError, FedIFError, ValuationError, require
+from fedif_flower.messages.arrays import is_statistic
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import (
     AverageMetrics,
@@ -31,15 +32,16 @@ from fedif_flower.messages.metrics import (
 )
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked, Screening, Workspace, screen_replies
-from fedif_flower.messages.text import printable
+from fedif_flower.messages.text import enumerated, printable
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.stages import Stage, Stages
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.failures import MemberFailures
-from fedif_flower.strategies.global_model import GlobalModel, require_shapes
+from fedif_flower.strategies.global_model import GlobalModel, require_record, require_shapes
 from fedif_flower.strategies.local_part import LocalPart
 from fedif_flower.strategies.nodes import NodeDirectory, sample_clients, share_of
+from fedif_flower.strategies.older_api import MessageApiOnly
 from fedif_flower.strategies.reports import History, round_report
 from fedif_flower.strategies.setup import DEFAULTS, FlowerArguments, LateReplies, Setup
 from fedif_flower.strategies.steps import (
@@ -56,7 +58,7 @@ from fedif_flower.valuation import Validation
 logger = logging.getLogger(__name__)
 
 
-class ScreenedStrategy(TellsSettings, RunningStrategy):
+class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failures.
 
     A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
@@ -114,7 +116,9 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
         device = select_device(setup.device)
         # Weights are computed in float64, which MPS has not.
         self.device = select_device("cpu") if device.type == "mps" else device
-        self.model = GlobalModel(setup.trainable_keys, setup.tied_keys, self.stages.optimizer)
+        self.model = GlobalModel(
+            setup.trainable_keys, setup.tied_keys, self.stages.optimizer, setup.names
+        )
         self.nodes = NodeDirectory(setup.identify, setup.node_timeout)
         self.failures = MemberFailures(setup.max_failed_rounds, setup.max_paused_turns)
         self.limits = ReplyLimits(
@@ -193,14 +197,35 @@ class ScreenedStrategy(TellsSettings, RunningStrategy):
             If the model cannot be averaged, is not the one that the strategy was given, or not the
             one that an earlier run has led to.
         """
+        require_record(initial_arrays)
         if self._late is not None:
             self._late.require(grid, self.local)
         if own := self.own_shapes:
-            require_shapes(type(self).__name__, own, initial_arrays)
+            require_shapes(
+                type(self).__name__,
+                own,
+                initial_arrays,
+                trained=self.setup.trainable_keys or (),
+                tied=self.setup.tied_keys,
+                names=self.setup.names,
+            )
         if self.setup.intake is not None:
             self.setup.intake.require(self, initial_arrays)
         self.stages.begin(self.validation)
         super().begin(grid, initial_arrays)
+        self._tell_of_kept_statistics()
+
+    def _tell_of_kept_statistics(self) -> None:
+        """Warn where members keep batch norm's statistics: the server judges by its own then."""
+        layout = self.model.layout
+        sent = {layout.own_name(name) for name in layout.order}
+        kept = [name for name in self.own_shapes if is_statistic(name) and name not in sent]
+        if kept:
+            logger.warning(
+                "initial_arrays lack %s: %s judges by those of the model that it was given",
+                enumerated(kept),
+                type(self).__name__,
+            )
 
     def draw(
         self,

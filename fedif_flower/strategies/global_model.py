@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.names import Names, mismatch, names_in_model
 from fedif_flower.round import ModelVectors
 from fedif_flower.stages import ServerOptimizer
 
@@ -20,8 +21,25 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+def require_record(arrays: object) -> None:
+    """Raise ConfigError unless a run begins with arrays, in a record."""
+    if not isinstance(arrays, ArrayRecord):
+        raise ConfigError(
+            f"initial_arrays is of type {type(arrays).__name__}; allowed: an ArrayRecord, as "
+            "ArrayRecord(model.state_dict())"
+        )
+    if not arrays:
+        raise ConfigError("initial_arrays has no array; allowed: those of the model to begin with")
+
+
 def require_shapes(
-    whose: str, shapes: Mapping[str, Sequence[int]], arrays: Mapping[str, Array]
+    whose: str,
+    shapes: Mapping[str, Sequence[int]],
+    arrays: Mapping[str, Array],
+    *,
+    trained: Sequence[str] = (),
+    tied: Mapping[str, str] | None = None,
+    names: Names | None = None,
 ) -> None:
     """Raise ConfigError unless a model of one's own has every array that is sent, of its shape.
 
@@ -33,15 +51,30 @@ def require_shapes(
         Of its parameters and buffers, by name.
     arrays : mapping of str to Array
         The model that a run begins with.
+    trained : sequence of str
+        Those of the model's parameters that have to be sent.
+    tied : mapping of str to str, optional
+        Second names of its arrays, and their first names.
+    names : mapping of str to str, or callable, optional
+        What the model calls an array, by the name under which it is sent.
     """
+    called = names_in_model(names, arrays)
+    sent = set(called.values())
+    unknown = [name for name, own in called.items() if own not in shapes]
+    unsent = [name for name in trained if name not in sent]
+    if unknown or unsent:
+        others = [name for name in shapes if name not in sent]
+        seconds = {
+            name: tied[own]
+            for name, own in called.items()
+            if tied and own in tied and tied[own] in unsent
+        }
+        raise ConfigError(mismatch(whose, unknown, unsent, others, seconds))
     for name, array in arrays.items():
-        if name not in shapes:
+        shape = list(shapes[called[name]])
+        if list(array.shape) != shape:
             raise ConfigError(
-                f"{whose} was given a model without {name!r}, which initial_arrays have"
-            )
-        if list(array.shape) != list(shapes[name]):
-            raise ConfigError(
-                f"{whose} was given a model in which {name!r} has shape {list(shapes[name])}; in "
+                f"{whose} was given a model in which {called[name]!r} has shape {shape}; in "
                 f"initial_arrays it has {list(array.shape)}"
             )
 
@@ -57,6 +90,8 @@ class GlobalModel:
         Second names of arrays (tied weights), and their first names.
     optimizer : ServerOptimizer, optional
         Moves the model on after the round's own step.
+    names : mapping of str to str, or callable, optional
+        What the keys call an array, by the name under which it is sent.
 
     Attributes
     ----------
@@ -77,10 +112,12 @@ class GlobalModel:
         trainable_keys: Sequence[str] | None = None,
         tied_keys: Mapping[str, str] | None = None,
         optimizer: ServerOptimizer | None = None,
+        names: Names | None = None,
     ) -> None:
         self._optimizer = optimizer
         self._trainable_keys = trainable_keys
         self._tied_keys = tied_keys
+        self._names = names
         self._proven: ArrayRecord | None = None  # The last from which a round succeeded.
 
     @property
@@ -122,7 +159,9 @@ class GlobalModel:
             If the record is none that can be averaged, or not of the first one's layout.
         """
         if self._proven is None:
-            self.layout = ParameterLayout.from_arrays(arrays, self._trainable_keys, self._tied_keys)
+            self.layout = ParameterLayout.from_arrays(
+                arrays, self._trainable_keys, self._tied_keys, self._names
+            )
         elif arrays is self.record:
             return self.vectors
         self.record, self.vectors = arrays, self.layout.to_vectors(arrays)

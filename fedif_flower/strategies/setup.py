@@ -15,6 +15,7 @@ from fedif_flower.errors import ConfigError, require
 from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.metrics import MetricsAggregation
+from fedif_flower.messages.names import Names
 from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked, Look, Screening, Workspace
@@ -130,6 +131,10 @@ class Setup(CheckedFields):
     tied_keys : mapping of str to str, optional
         Second names of arrays (tied weights), and their first names; a reply in which the two
         differ is refused. ``None``: as ``trainable_keys``.
+    names : mapping of str to str, or callable, optional
+        What the server's own model calls an array, by the name under which it travels:
+        ``{"head.weight": "vit.head.weight"}``, or ``lambda name: f"vit.{name}"``. Names that a
+        mapping leaves out are the same. ``trainable_keys`` and ``tied_keys`` have the model's own.
     identify : callable, optional
         ``identify(grid, node_ids)`` says who nodes are, a
         :class:`~fedif_flower.messages.client_node.ClientNode` each. ``None``: simulated ones are
@@ -165,6 +170,7 @@ class Setup(CheckedFields):
     device: str | torch.device = "auto"
     trainable_keys: Sequence[str] | None = None
     tied_keys: Mapping[str, str] | None = None
+    names: Names | None = None
     identify: Identify | None = None
     node_timeout: float = NODE_TIMEOUT
     min_valid_replies: Annotated[

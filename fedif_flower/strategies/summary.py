@@ -12,8 +12,10 @@ from typing import Any, ClassVar, Self
 from pydantic import TypeAdapter
 from torch import nn
 
+from fedif_flower.errors import ConfigError
 from fedif_flower.sections import require_settings
 from fedif_flower.stages import Stage
+from fedif_flower.strategies.older_api import refuse_older_arguments
 from fedif_flower.valuation.ledger import ScoreLedger
 
 # Flower's strategies tell their settings on its logger, which prints them in any program.
@@ -56,13 +58,39 @@ class TellsSettings:
         made = super().__new__(cls)
         try:
             bound = cls.__signature__.bind_partial(*args, **kwargs)
-        except TypeError:  # The constructor says it better.
+        except TypeError:  # The constructor says it better, unless an older one was meant.
+            refuse_older_arguments(cls.__name__, kwargs.keys() - cls.__signature__.parameters)
+            cls._refuse_unnamed(len(args))
             made.settings = {}
             return made
+        if args or kwargs:  # Without any, a copy is made, or the constructor says it.
+            cls._require_all(bound)
         bound.apply_defaults()
         made.settings = bound.arguments
         require_settings(cls, made.settings)
         return made
+
+    @classmethod
+    def _refuse_unnamed(cls, count: int) -> None:
+        """Raise ConfigError for more arguments without a name than it takes."""
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        known = [p.name for p in cls.__signature__.parameters.values() if p.kind in kinds]
+        if count > len(known):
+            taken = f"only {' and '.join(known)}" if known else "no argument"
+            raise ConfigError(
+                f"{cls.__name__} takes {taken} without a name; Flower's own are named, as in "
+                "fraction_train=0.5"
+            )
+
+    @classmethod
+    def _require_all(cls, bound: inspect.BoundArguments) -> None:
+        """Raise ConfigError for an argument that is missing."""
+        for name, parameter in cls.__signature__.parameters.items():
+            if parameter.default is parameter.empty and name not in bound.arguments:
+                raise ConfigError(
+                    f"{cls.__name__} needs {name}, before Flower's own arguments, as in "
+                    f"{cls.__name__}({name}, fraction_train=0.5)"
+                )
 
     @classmethod
     def default_stages(cls) -> list[Stage]:

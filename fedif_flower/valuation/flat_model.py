@@ -40,10 +40,11 @@ class FlatModel:
     Raises
     ------
     ValuationError
-        If the model cannot be copied, or its trainable parameters do not make a vector.
+        If it is no module, cannot be copied, or its trainable parameters do not make a vector.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
+        _require_module(model)
         self.parameter_names = trainable_names(model)
         self.tied_names = tied_names(model)
         _require_vector(model)
@@ -100,6 +101,20 @@ def _copy(model: nn.Module, device: torch.device) -> nn.Module:
         and parameter.device == device
     }
     return copy_module(model, shared).to(device).eval()
+
+
+def _require_module(model: object) -> None:
+    """Raise ValuationError for a model of another library, or a class of models."""
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type):
+        raise ValuationError(f"model is the class {model.__name__}; allowed: {model.__name__}(...)")
+    kind = type(model)
+    raise ValuationError(
+        f"model is a {kind.__module__.partition('.')[0]} {kind.__name__}; allowed: a "
+        "torch.nn.Module with the arrays that travel, as nn.Linear(features, classes) for a "
+        "logistic regression; Setup(names=...) says which array is which"
+    )
 
 
 def _require_vector(model: nn.Module) -> None:
