@@ -10,15 +10,16 @@ with :math:`c_i` the contributions and :math:`\hat c_i \le c_i` what is credited
 negative one is shown as such and paid 0. What the model gained beyond all credits is paid to
 nobody. The sum of positive contributions would be no better whole: two members whose updates cancel
 could raise it at will, and take everybody's pay. Rounds whose remainders keep the contributions
-from adding up are left out and named. A run that lowered the loss by nothing gives no shares, nor
-does one of which no round is left.
+from adding up are left out and named, each with its whole event: a harm and the recovery from it
+both count, or neither (see :func:`~fedif_consortium.statement.shares.left_out_rounds`). A run that
+ends with no lower loss than it began with gives no shares, nor does one of which no round is left.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -40,6 +41,7 @@ from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_consortium.statement.shares import (
     NOTHING,
     alike_shares,
+    fall_of,
     gain_shares,
     left_out_rounds,
     reason_against_shares,
@@ -58,9 +60,12 @@ class Account:
     """A run's gain, in nats of validation loss, and its members', the highest first.
 
     ``first_round`` is the first of the ``rounds`` that count, but for those ``left_out`` (see
-    :func:`left_out_rounds`); ``decisive_round`` is the one that brought more than half of what was
-    gained, which is ``decisive``. ``unpaid`` says why nobody has a share; it is empty where shares
-    hold. ``nobody_share`` and ``nobody_cents`` lie beyond the bounds: nobody is paid them.
+    :func:`left_out_rounds`). ``decrease`` is by how much the loss fell between the ends of the run;
+    it is the sum of what is ``attributed``, the ``remainder``, and ``left_out_decrease``, by which
+    the rounds left out lowered the loss on balance. ``decisive_round`` is the one that brought more
+    than half of what was gained, which is ``decisive``. ``unpaid`` says why nobody has a share; it
+    is empty where shares hold. ``nobody_share`` and ``nobody_cents`` lie beyond the bounds: nobody
+    is paid them.
     ``completeness`` is that of the whole run, whichever rounds count. ``about`` names what the
     intervals are about; empty: there are none. ``is_drawn`` says whether some members were asked
     in fewer rounds than others, ``never_drawn`` who was in none. ``groups`` are the client ids of
@@ -74,6 +79,7 @@ class Account:
     decrease: float
     attributed: float
     remainder: float
+    left_out_decrease: float
     budget_cents: int | None
     first_round: int
     left_out: tuple[int, ...]
@@ -136,10 +142,12 @@ def settle(
     counted = records.since(from_round)
     left_out = left_out_rounds(counted.rounds)
     used, ids = counted.without(left_out), list(records.members)
-    fall = {
-        name: math.fsum(getattr(row, name) for row in used.rounds)
-        for name in ("decrease", "attributed", "remainder")
-    }
+    counted_decrease = math.fsum(row.decrease for row in used.rounds)
+    attributed = math.fsum(row.attributed for row in used.rounds)
+    remainder = math.fsum(row.remainder for row in used.rounds)
+    # Between the ends of the run, whichever rounds count.
+    decrease = counted.losses[0] - counted.losses[-1]
+    left_out_decrease = decrease - counted_decrease if left_out else 0.0
     draws, turns = _draws(used), used.judged().members
     contributed, credited = ([math.fsum(own) + 0.0 for own in of.T] for of in used.by_round)
     decisive = decisive_row([row.attributed for row in used.rounds])
@@ -155,7 +163,8 @@ def settle(
         ]
         for of in (credited, contributed)
     )
-    unpaid = reason_against_shares(fall["decrease"], fall["remainder"], credited)
+    fall = fall_of(counted.rounds)
+    unpaid = reason_against_shares(fall, counted_decrease, remainder, credited)
     shares = [NOTHING for _ in ids] if unpaid else gain_shares(worth, sum(gained))
     nobody = 1 - sum(shares, NOTHING) if any(shares) else NOTHING
 
@@ -181,6 +190,7 @@ def settle(
     columns: dict[str, Sequence[Any]] = {
         "contribution": contributed,
         "credited": credited,
+        "left_out_harm": _left_out_harm(counted, left_out, fall),
         "other_rounds": [None if decisive is None else math.fsum(own) + 0.0 for own in others],
         "per_draw": [float(mean) if draws[i] else None for i, mean in zip(ids, means, strict=True)],
         "place": [1 + int((values > value).sum()) for value in values],
@@ -202,7 +212,10 @@ def settle(
         rounds=len(counted.rounds),
         loss_before=counted.losses[0],
         loss_after=counted.losses[-1],
-        **fall,
+        decrease=decrease,
+        attributed=attributed,
+        remainder=remainder,
+        left_out_decrease=left_out_decrease,
         budget_cents=budget_cents,
         first_round=from_round,
         left_out=left_out,
@@ -221,6 +234,16 @@ def settle(
         names=records.names,
         members=tuple(sorted(members, key=lambda m: (-m.contribution, m.client_id))),
     )
+
+
+def _left_out_harm(records: RunRecords, left_out: Collection[int], fall: float) -> list[float]:
+    """Return by how much each member raised the loss in rounds left out, in falls of the run."""
+    if not left_out:
+        return [0.0 for _ in records.members]
+    is_out = np.array([row.round in left_out for row in records.rounds])
+    contributed, _ = records.by_round
+    sums = [math.fsum(own) for own in contributed[is_out].T]
+    return [max(-value, 0.0) / fall for value in sums]
 
 
 def _draws(records: RunRecords) -> Counter[int]:

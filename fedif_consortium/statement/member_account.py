@@ -53,6 +53,9 @@ class MemberAccount:
         In nats of validation loss; negative: it raised the loss.
     credited : float
         What of the contribution lies within the bounds; at most the contribution.
+    left_out_harm : float
+        By how much its updates raised the loss in the rounds that are left out, all of them
+        together, in multiples of what the whole run lowered it by; 0: they did not.
     by_class : tuple of float
         The contribution in each class's loss, where that was attributed.
     equal_part : float
@@ -101,6 +104,7 @@ class MemberAccount:
     refusals: tuple[tuple[str, int], ...]
     contribution: float
     credited: float
+    left_out_harm: float
     by_class: tuple[float, ...]
     equal_part: float
     other_rounds: float | None
@@ -175,6 +179,14 @@ RULES: tuple[Rule, ...] = (
         "the updates raised the loss, and the whole interval is negative",
         lambda f: f.interval is not None and f.interval[1] < 0,
         _HARM,
+    ),
+    Rule(
+        "quarantine",
+        "in rounds that are left out, its updates raised the loss by more than the run lowered it",
+        lambda f: f.left_out_harm > 1,
+        _HARM,
+        "in rounds that are left out, its updates raised the loss by {0.left_out_harm:.1f} times "
+        "what the whole run lowered it by",
     ),
     Rule(
         "review",

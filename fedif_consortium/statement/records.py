@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import compress
+from itertools import compress, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from fedif_flower.run.rows import Line, read_table
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
+SAME_LOSS = 1e-4  # Of it: one model's loss, measured twice.
 USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
 _Of = TypeVar("_Of", "Part", "Reply")
@@ -253,7 +254,8 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
 def require_consistent(records: RunRecords) -> None:
     """Raise StatementError unless no table was cut off, rounds add up, and credit is at most given.
 
-    That is, nobody is credited with more than it contributed.
+    That is, nobody is credited with more than it contributed, and each round begins at the loss
+    that the one before ended with: which rounds count, and what is paid, follows from these.
     """
     run, attributed = records.folder, records.folder.attributed_rounds.path.name
     last = max((part.round for part in records.parts), default=0)
@@ -274,11 +276,35 @@ def require_consistent(records: RunRecords) -> None:
         off = max(abs(row.attributed - total), abs(row.decrease - row.attributed - row.remainder))
         if off > 1e-6 * scale:
             raise StatementError(f"{attributed}: round {row.round} does not add up")
+    _require_chained(records.rounds, attributed)
     # Over the whole run: a step that was taken back has both with the other sign.
     beyond = (credited - contributed).sum(axis=0) > ROUNDING * np.abs(contributed).sum(axis=0)
     for client_id in compress(records.members, beyond):
         name = run.attribution.path.name
         raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
+
+
+def _require_chained(rounds: Sequence[RoundLoss], name: str) -> None:
+    """Raise StatementError unless falls are those between the losses, which lead on to each other.
+
+    Else a round could be given any fall and remainder that add up.
+    """
+    for row in rounds:
+        fall = row.loss_before - row.loss_after
+        expected = fall if math.isfinite(fall) else 0.0
+        if not math.isclose(row.decrease, expected, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            raise StatementError(
+                f"{name}: round {row.round} has a fall of {row.decrease:.6g}, its losses one of "
+                f"{expected:.6g}"
+            )
+    for before, row in pairwise(rounds):
+        is_finite = math.isfinite(before.loss_after), math.isfinite(row.loss_before)
+        is_same = math.isclose(before.loss_after, row.loss_before, rel_tol=SAME_LOSS)
+        if is_finite != (False, False) and not is_same:
+            raise StatementError(
+                f"{name}: round {row.round} begins at a loss of {row.loss_before:.6g}, but round "
+                f"{before.round} ended at {before.loss_after:.6g}"
+            )
 
 
 def read_names(path: Path) -> dict[int, str]:

@@ -13,53 +13,117 @@ MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where
 
 
 def left_out_rounds(rounds: Sequence[RoundLoss]) -> tuple[int, ...]:
-    """Return the rounds without which the contributions add up to the fall of the loss.
+    r"""Return the rounds that count for nobody, so that the contributions of the others add up.
 
-    Where the remainders come to more than half of the fall, the round of the largest remainder is
-    left out, and with it those after it that only bring the loss back to what it was before; then
-    the next one, until the others add up. Where they never do, none is left out: nobody is paid.
+    With :math:`\ell_0 \dots \ell_T` the losses, the fall of the run is that between its own ends,
+    :math:`F = \ell_0 - \ell_T`; that of the rounds K that count is :math:`F_K`, the sum of their
+    falls, and :math:`R_K` that of their remainders. Rounds count once
+
+    .. math:: F_K > 0 \quad\text{and}\quad |R_K| \le F_K / 2.
+
+    Until then the round of the largest remainder that still counts is left out, and with it its
+    whole event (:func:`event_of`): the harm, and the recovery from it. A round without a finite
+    loss is left out in any case, likewise. Where :math:`F \le 0`, or no rounds ever count, none is
+    left out: nobody is paid.
+
+    What was left out changed the loss by :math:`F - F_K` on balance. So
+    :math:`F = \sum c + R_K + (F - F_K)`: all that the run gained is told.
 
     Parameters
     ----------
     rounds : sequence of RoundLoss
-        In their order.
+        In their order, each from where the one before led.
     """
-    left = list(rounds)
-    while left and not _adds_up(left):
-        worst = max(left, key=lambda row: abs(row.remainder))
-        start = rounds.index(worst)
-        end = start + 1
-        while end < len(rounds) and not rounds[end - 1].loss_after <= worst.loss_before:
-            end += 1
-        gone = {row.round for row in rounds[start:end]}
-        left = [row for row in left if row.round not in gone]
-    kept = {row.round for row in left}
-    return tuple(row.round for row in rounds if row.round not in kept) if left else ()
+    losses = losses_of(rounds)
+    if not fall_of(rounds) > 0:
+        return ()
+    gone: set[int] = set()  # Places in ``rounds``.
+    for place in range(len(rounds)):
+        if not (math.isfinite(losses[place]) and math.isfinite(losses[place + 1])):
+            gone.update(event_of(place, losses))
+    while len(gone) < len(rounds):
+        left = [place for place in range(len(rounds)) if place not in gone]
+        if _adds_up([rounds[place] for place in left]):
+            return tuple(rounds[place].round for place in sorted(gone))
+        worst = max(left, key=lambda place: abs(rounds[place].remainder))
+        gone.update(event_of(worst, losses))
+    return ()
+
+
+def event_of(place: int, losses: Sequence[float]) -> range:
+    r"""Return the rounds that belong together with one, by their places.
+
+    An event goes from the round in which the loss rises above a level to the one in which it is
+    back at it, or to the end of the run. The level of round t is the last loss before it that was
+    no higher than :math:`\max(\ell_t, \min_{s<t} \ell_s)`. So the event of a round
+
+    - that raises the loss is that round, and those after it until the loss is where it was before;
+    - that brings back what was lost begins with the round in which it was lost;
+    - that goes lower than ever before, from where it was lowest, is the round alone.
+
+    Parameters
+    ----------
+    place : int
+        The round's, from 0: it leads from ``losses[place]`` to ``losses[place + 1]``.
+    losses : sequence of float
+        :math:`\ell_0 \dots \ell_T`; infinite where there is none.
+    """
+    reached = max(losses[place + 1], min(losses[: place + 1]))
+    start = place
+    while losses[start] > reached:
+        start -= 1
+    end = place + 1
+    while end < len(losses) - 1 and losses[end] > losses[start]:
+        end += 1
+    return range(start, end)
+
+
+def losses_of(rounds: Sequence[RoundLoss]) -> list[float]:
+    """Return the loss before the first round and after each; infinite where it is not finite."""
+    losses = [rounds[0].loss_before, *(row.loss_after for row in rounds)]
+    return [loss if math.isfinite(loss) else math.inf for loss in losses]
+
+
+def fall_of(rounds: Sequence[RoundLoss]) -> float:
+    """Return by how much the loss fell between the ends of a run.
+
+    A run that ends without a finite loss has fallen by minus infinity. The first loss is the first
+    that is finite.
+    """
+    losses = losses_of(rounds)
+    return next((loss for loss in losses if math.isfinite(loss)), math.inf) - losses[-1]
 
 
 def _adds_up(rounds: Sequence[RoundLoss]) -> bool:
-    """Tell whether the remainders come to at most half of the fall; a rise has nothing to share."""
+    """Tell whether the loss fell in these rounds, and the remainders are at most half of that."""
     decrease = math.fsum(row.decrease for row in rounds)
     remainder = math.fsum(row.remainder for row in rounds)
-    return decrease <= 0 or abs(remainder) <= MOST_REMAINDER * decrease
+    return decrease > 0 and abs(remainder) <= MOST_REMAINDER * decrease
 
 
-def reason_against_shares(decrease: float, remainder: float, contributions: Sequence[float]) -> str:
+def reason_against_shares(
+    fall: float, decrease: float, remainder: float, contributions: Sequence[float]
+) -> str:
     """Return why a run gives nobody a share of what was gained; empty: it does.
 
     Parameters
     ----------
+    fall : float
+        By how much the validation loss fell between the run's ends.
     decrease, remainder : float
-        By how much the validation loss fell, and what of that is nobody's.
+        By how much it fell in the rounds that count, and what of that is nobody's.
     contributions : sequence of float
         The members'.
     """
-    if not decrease > 0:
+    if fall == -math.inf:
+        return "the model that it ended with has no finite validation loss: there is nothing gained"
+    if not fall > 0:
         return "the validation loss did not fall: there is no gain to share"
     if not abs(remainder) <= MOST_REMAINDER * decrease:
+        part = f"{abs(remainder) / decrease:.0%} of it" if decrease > 0 else f"{remainder:.3g} nats"
         return (
             "the contributions do not add up to the fall of the validation loss: the remainder is "
-            f"{abs(remainder) / decrease:.0%} of it"
+            f"{part}"
         )
     return "" if any(value > 0 for value in contributions) else "nobody contributed"
 

@@ -6,9 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from fedif_consortium.statement.shares import reason_against_shares
+from fedif_consortium.statement.records import RoundLoss
+from fedif_consortium.statement.shares import fall_of, left_out_rounds, reason_against_shares
 from fedif_flower.run.folder import RunFolder
 from fedif_studies.rows import Row
+
+_OF_ROUND = ("loss_before", "loss_after", "decrease", "attributed", "remainder")
 
 
 def read_figures(folder: RunFolder) -> Row:
@@ -20,26 +23,38 @@ def read_figures(folder: RunFolder) -> Row:
     summary, replies = folder.summary.read(), folder.clients.read()
     malicious = {row["client_id"]: row["malicious"] == "1" for row in replies}
     contributions = by_client(folder.attribution.read(), "contribution")
-    paid = contributions and not _unpaid(folder, contributions)
+    paid = _paid(folder)
     figures = {
         "accuracy": summary["test_accuracy_last_ten"],
         "attack-success": summary["attack_success"],
         "malicious-weight": summary["malicious_weight_share"],
         "weight-auc": low_means_auc(by_client(replies, "weight"), malicious),
         "attribution-auc": low_means_auc(contributions, malicious),
-        "attackers-gain": attackers_gain(contributions, malicious) if paid else None,
+        "attackers-gain": attackers_gain(paid, malicious),
         "aggregation-seconds": summary["aggregation_seconds_per_round"],
     }
     return {k: "" if value is None else f"{value:.6g}" for k, value in figures.items()}
 
 
-def _unpaid(folder: RunFolder, contributions: Mapping[str, Sequence[float]]) -> str:
-    """Return why the statement of a run gives nobody a share; empty: it does."""
-    rounds = folder.attributed_rounds.read()
-    decrease, remainder = (
-        math.fsum(float(row[column]) for row in rounds) for column in ("decrease", "remainder")
+def _paid(folder: RunFolder) -> dict[str, list[float]]:
+    """Return by client what its statement counts; empty: it gives nobody a share."""
+    rounds = [
+        RoundLoss(int(row["round"]), *(float(row[column]) for column in _OF_ROUND))
+        for row in folder.attributed_rounds.read()
+    ]
+    if not rounds:
+        return {}
+    left_out = left_out_rounds(rounds)
+    used = [row for row in rounds if row.round not in left_out]
+    rows = [row for row in folder.attribution.read() if int(row["round"]) not in left_out]
+    contributions = by_client(rows, "contribution")
+    reason = reason_against_shares(
+        fall_of(rounds),
+        math.fsum(row.decrease for row in used),
+        math.fsum(row.remainder for row in used),
+        list(map(math.fsum, contributions.values())),
     )
-    return reason_against_shares(decrease, remainder, list(map(math.fsum, contributions.values())))
+    return {} if reason else contributions
 
 
 def by_client(rows: Iterable[Mapping[str, str]], column: str) -> dict[str, list[float]]:

@@ -70,13 +70,15 @@ def test_one_step_that_cannot_be_attributed_takes_nobodys_pay(tmp_path):
     found = account(tmp_path, rounds, 100_00, remainders={3: 30.0})
     assert (found.left_out, found.unpaid, found.remainder) == ((3, 4), "", 0.0)
     assert (found.rounds, found.last_round, found.decrease) == (5, 5, 1.625)
+    assert (found.attributed, found.left_out_decrease) == (1.625, 0.0)
     members = by_name(found)
     assert members["client 0"].contribution == 1.125
     assert [m.cents for m in found.members] == [69_23, 30_77]
     assert members["client 1"].taken_part == 4  # It did take part in what counts for nobody.
-    # A loss that never comes back leaves all later rounds out.
+    # A loss that never comes back leaves all later rounds out: 1 of harm stays in the model.
     found = account(tmp_path / "late", rounds[:4], 100_00, remainders={3: 30.0, 4: -1.0})
-    assert (found.left_out, found.decrease) == ((3, 4), 1.5)
+    assert (found.left_out, found.decrease) == ((3, 4), 0.5)
+    assert (found.attributed, found.left_out_decrease) == (1.5, -1.0)
 
 
 def test_refusals_and_absence_are_told_apart(tmp_path):
@@ -269,6 +271,8 @@ CASES = [
     (facts(-0.1, 0.5, None, 3, 0), "review", "raised the loss"),
     (facts(0.4, 0.5, None, 3, 0), "review", "too few rounds to judge by: 3"),
     (facts(0.4, 0.5, (0.0, 1.2), 1, 0), "review", "too few rounds to judge by: 1"),
+    (facts(0.4, 0.5, (0.1, 0.9), 20, 0, left_out_harm=30.2), "quarantine", "by 30.2 times what"),
+    (facts(0.4, 0.5, (0.1, 0.9), 20, 0, left_out_harm=1.0), "accept", "it contributed"),
     (facts(0.4, 0.5, (0.1, 0.9), 20, 0, has_same_part=True), "review", "the same own part"),
     (
         facts(0.4, 0.5, (0.1, 0.9), 20, 0, credited=0.1, **BORROWED),

@@ -257,11 +257,14 @@ def test_what_the_operator_did_not_sign_as_a_statement_is_none(copy, key, is_ope
         verify(copy)
 
 
+TOO_LARGE = [{0: 1e308}, {0: 1e308, 1: -1e308}]  # The losses are finite, one's sum is not.
+
+
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize(
     ("contributions", "names", "said"),
     [
-        (2 * [{0: 1e308}], None, "no statement can be made of its records: Overflow"),
+        (TOO_LARGE, None, "no statement can be made of its records: Overflow"),
         ([{}], None, "nobody was asked in this run"),
         ([{0: 1.0}], {9: "eve"}, "names: none is a member's client_id, like 0"),
     ],

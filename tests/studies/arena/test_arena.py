@@ -83,7 +83,8 @@ def test_a_runs_figures_are_read_from_its_files(decrease, remainder, gain, tmp_p
         "clients.csv": "round,client_id,malicious,weight\n1,1,0,0.75\n1,2,1,0.25\n",
     }
     if decrease is not None:
-        rounds = f"round,decrease,remainder\n1,{decrease},{remainder}\n"
+        rounds = "round,loss_before,loss_after,decrease,attributed,remainder\n"
+        rounds += f"1,4,{4 - decrease},{decrease},{decrease - remainder},{remainder}\n"
         own = "round,client_id,contribution\n1,1,2\n1,2,1\n"
         files |= {"attribution_rounds.csv": rounds, "attribution.csv": own}
     for name, text in files.items():
@@ -97,6 +98,25 @@ def test_a_runs_figures_are_read_from_its_files(decrease, remainder, gain, tmp_p
         "attackers-gain": "" if gain is None else "0.5",
         "aggregation-seconds": "0.003",
     }
+
+
+def test_rounds_that_a_statement_leaves_out_bring_nobody_a_gain(tmp_path):
+    # 4 -> 2 -> 50 -> 2 -> 1: client 2 harms, and both repair more than was lost.
+    (tmp_path / "summary.json").write_text(
+        '{"test_accuracy_last_ten": 0.8, "attack_success": null, "malicious_weight_share": 0.25, '
+        '"aggregation_seconds_per_round": 0.003}'
+    )
+    (tmp_path / "clients.csv").write_text(
+        "round,client_id,malicious,weight\n1,1,0,0.75\n1,2,1,0.25\n"
+    )
+    (tmp_path / "attribution_rounds.csv").write_text(
+        "round,loss_before,loss_after,decrease,attributed,remainder\n"
+        "1,4,2,2,2,0\n2,2,50,-48,-48,0\n3,50,2,48,70,-22\n4,2,1,1,1,0\n"
+    )
+    (tmp_path / "attribution.csv").write_text(
+        "round,client_id,contribution\n1,1,2\n2,2,-48\n3,1,10\n3,2,60\n4,2,1\n"
+    )
+    assert read_figures(RunFolder(tmp_path))["attackers-gain"] == "0.5"
 
 
 TEXT = """\
