@@ -95,9 +95,12 @@ def superlink(
     folder: Folder = _HERE,
 ) -> None:
     """Run the SuperLink, guarded, for registered members alone; it keeps running."""
-    from fedif_consortium.federation import server
+    from fedif_consortium.federation import members, server
 
-    server.start_superlink(_folder(folder), options or [])
+    found = _folder(folder)
+    found.settings()  # Before anything is written.
+    members.apply_removals(found)
+    server.start_superlink(found, options or [])
 
 
 @federation_cli.command()

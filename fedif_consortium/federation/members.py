@@ -17,8 +17,9 @@ from fedif_consortium.federation.records import (
     Member,
     key_fingerprint,
 )
+from fedif_consortium.federation.removals import note_removal, read_removals, removal_of
 from fedif_consortium.federation.server import statement_fingerprint
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.storage import exclusive_lock, writing
 
 _ABOUT_MEMBER = "A member, as the operator knows it; written by `fedif federation`."
@@ -110,6 +111,8 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
         If there is no such member.
     FlowerCommandError
         If the SuperLink does not do it.
+    StorageError
+        If the list of removed members cannot be written: the registration is ended all the same.
     """
     with exclusive_lock(folder.lock):
         members = folder.members()
@@ -117,9 +120,6 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
             names = ", ".join(members) or "none"
             raise ConfigError(f"there is no member {name!r}; members: {names}")
         member = members[name]
-        if member.removed:
-            typer.echo(f"kept {name}: removed on {member.removed}")
-            return
         live = _live(flower) if member.key else set[str]()
         if member.key and not member.node_id and (nobodys := _nobodys(folder, live)):
             raise ConfigError(
@@ -127,12 +127,46 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
                 f"{', '.join(sorted(nobodys))}: `fedif federation add-member` once more, or end "
                 "those that are nobody's by `flwr supernode unregister`"
             )
-        if member.node_id in live:  # Somebody may have ended it by Flower's own command.
+        # Somebody may have ended it by Flower's own command, or put a backup back.
+        if member.node_id in live:
             flower.unregister(member.node_id)
             typer.echo(f"ended the registration of {name}, node {member.node_id}")
-        _save(folder, member.replace(removed=_now()))
+        elif member.removed:
+            typer.echo(f"kept {name}: removed on {member.removed}")
+        if not member.removed:
+            member = member.replace(removed=_now())
+            _save(folder, member)
         with writing(folder.invitation(name)):
             folder.invitation(name).unlink(missing_ok=True)
+        note_removal(folder.removals, removal_of(name, member.key, member.removed))
+
+
+def apply_removals(folder: FederationFolder) -> None:
+    """Mark members as removed that the list beside the folder names, and the folder does not.
+
+    A backup was put back. Members that only the folder knows as removed are added to the list;
+    where it cannot be written, that is said, and the federation goes on.
+
+    Raises
+    ------
+    ConfigError
+        If the list cannot be read.
+    """
+    with exclusive_lock(folder.lock):
+        for removal in read_removals(folder.removals):
+            for member in folder.members().values():
+                own = removal_of(member.name, member.key, removal.removed)
+                is_same = own.key == removal.key if own.key else own.name == removal.name
+                if is_same and not member.removed:
+                    typer.echo(f"{member.name} was removed on {removal.removed}, and came back")
+                    _save(folder, member.replace(removed=removal.removed))
+        try:
+            for member in folder.members().values():
+                if member.removed:
+                    removal = removal_of(member.name, member.key, member.removed)
+                    note_removal(folder.removals, removal)
+        except StorageError as error:
+            typer.echo(f"! {error}")
 
 
 def _answering(folder: FederationFolder, answer: Answer) -> Member:

@@ -98,6 +98,8 @@ class FederationFolder:
         self.statement_key = path / keys.STATEMENT_KEY  # Signs statements of contributions.
         self.database = path / "superlink.db"
         self.nginx = path / "nginx" / "nginx.conf"
+        # Beside the folder: a backup of this, put back, must not bring removed members back.
+        self.removals = path.with_name(f"{path.name}.removed.csv")
         self.lock = path / ".lock"  # Held while members' numbers are given out.
 
     def invitation(self, name: str) -> Path:

@@ -26,8 +26,9 @@ from fedif_consortium.federation.certificates import (
 )
 from fedif_consortium.federation.flower import Flower, become, connect
 from fedif_consortium.federation.records import FederationFolder, FederationSettings, Member
+from fedif_consortium.federation.removals import begin_removals
 from fedif_consortium.superlink.proxy import nginx_settings
-from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.errors import ConfigError, FedIFError, StorageError
 
 GUARDED_SUPERLINK = "fedif_consortium.superlink.guarded_superlink"
 _ABOUT = "The federation's settings, written by `fedif federation init`."
@@ -71,6 +72,10 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
             typer.echo("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
     else:
         typer.echo(f"without a proxy: whoever reaches {wanted.listen} may submit runs")
+    try:
+        begin_removals(folder.removals)
+    except StorageError as error:
+        typer.echo(f"! {error}")
     typer.echo(f"certificate's fingerprint: {certificate_fingerprint(authority.read_text())}")
     typer.echo(f"statement key's fingerprint: {statement_fingerprint(folder)}")
 
@@ -109,6 +114,7 @@ def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoRetur
         # The ServerApp signs with the key whose fingerprint members were told.
         "FEDIF_STATEMENT_KEY": str(folder.statement_key),
         "FEDIF_SERVER_CERTIFICATE": str(folder.certificate),
+        "FEDIF_REMOVED_MEMBERS": str(folder.removals),
     }
     become(GUARDED_SUPERLINK, [*own, *options], folder.path, **environment)
 
@@ -163,6 +169,13 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
             f"the last run, {runs[0]['run-id']}, failed: {details}; once that is mended, the same "
             'command with resume="auto" goes on'
         )
+    for member in folder.members().values():
+        status = nodes.get(member.node_id, {}).get("status", "unregistered")
+        if member.removed and status != "unregistered":
+            warnings.append(
+                f"{member.name} was removed on {member.removed}, and the SuperLink still has its "
+                f"registration: `fedif federation remove-member {member.name}` ends it"
+            )
     members = [_status_of(member, nodes) for member in folder.members().values()]
     registered = [member for member in members if member["state"] == "registered"]
     gone = [member["name"] for member in registered if member["online"] is None]

@@ -21,6 +21,7 @@ from flwr.superlink.cli import flower_superlink
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
+from fedif_consortium.federation.removals import removed_keys
 from fedif_consortium.health import VARIABLE, serving_health
 from fedif_consortium.superlink.figures import federation_figures
 from fedif_consortium.superlink.reply_guard import ReplyGuard
@@ -30,6 +31,7 @@ from fedif_flower.run.logs import show_logs
 
 BUDGET = "FEDIF_REPLY_BUDGET"
 CERTIFICATE = "FEDIF_SERVER_CERTIFICATE"  # Whose days are among the figures.
+REMOVED = "FEDIF_REMOVED_MEMBERS"  # The list of those who are let in no more.
 
 
 def reply_budget(text: str) -> float:
@@ -56,6 +58,8 @@ def main() -> None:
     try:
         show_logs()
         guard = ReplyGuard(reply_budget(os.environ.get(BUDGET, "")))
+        listed = os.environ.get(REMOVED)
+        removed = removed_keys(Path(listed)) if listed else frozenset[str]()
     except FedIFError as error:
         sys.exit(f"error: {error}")
     guard.install(fleet_handlers, runtime_handlers)
@@ -68,7 +72,7 @@ def main() -> None:
             named = os.environ.get(CERTIFICATE)
             figures = federation_figures(state, Path(named) if named else None)
             with serving_health("superlink", os.environ.get(VARIABLE, ""), figures):
-                serve(SignedRequests(app, state), **options)
+                serve(SignedRequests(app, state, removed), **options)
         except FedIFError as error:
             sys.exit(f"error: {error}")
 

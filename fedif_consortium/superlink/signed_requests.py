@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import datetime
 from base64 import b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 from anyio import to_thread
@@ -18,6 +19,9 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fedif_consortium.evidence.keys import key_id, read_public_key
+from fedif_flower.errors import FedIFError
 
 FLEET = "/v1/fleet/"
 SMALL = 4096  # Bytes of a body that costs nothing to parse: a key, a few ids.
@@ -36,11 +40,17 @@ class SignedRequests:
         The SuperLink.
     state : Callable
         Returns Flower's link state, which knows the nodes' keys.
+    removed : collection of str
+        Ids of keys that nobody is let in with, whatever the link state says: a backup of it may
+        have been put back.
     """
 
-    def __init__(self, app: ASGIApp, state: Callable[[], Any]) -> None:
+    def __init__(
+        self, app: ASGIApp, state: Callable[[], Any], removed: Collection[str] = ()
+    ) -> None:
         self._app = app
         self._state = state
+        self._removed = removed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
@@ -50,7 +60,7 @@ class SignedRequests:
             length = headers.get(b"content-length", b"none")
             small = length.isdigit() and int(length) <= SMALL
             is_known = small or await to_thread.run_sync(lambda: is_signed(headers, self._state()))
-            if not is_known:
+            if not is_known or (self._removed and _key_of(headers) in self._removed):
                 response = PlainTextResponse("Invalid SuperNode authentication", 401)
                 response.headers["connection"] = "close"  # The body is not read.
                 await response(scope, receive, send)
@@ -80,3 +90,16 @@ def is_signed(headers: Mapping[bytes, bytes], state: Any) -> bool:
         )
     except (KeyError, ValueError, TypeError):
         return False
+
+
+def _key_of(headers: Mapping[bytes, bytes]) -> str:
+    """Return the id of the key that a request names; empty: it names none."""
+    try:
+        return _id_of(b64decode(headers[KEY], validate=True))
+    except (KeyError, ValueError, FedIFError):
+        return ""
+
+
+@lru_cache(maxsize=1000)
+def _id_of(key: bytes) -> str:
+    return key_id(read_public_key(key, KEY.decode()))

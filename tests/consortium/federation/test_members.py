@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
-from fedif_consortium.evidence.keys import read_members
+from fedif_consortium.evidence.keys import key_id, read_members
 from fedif_consortium.federation.files import read_document, to_toml
 from fedif_consortium.federation.flower import FlowerCommandError
-from fedif_consortium.federation.members import add, invite, remove
+from fedif_consortium.federation.members import add, apply_removals, invite, remove
 from fedif_consortium.federation.records import Answer
+from fedif_consortium.federation.removals import removed_keys
+from fedif_consortium.federation.server import look
 from fedif_flower.errors import ConfigError, FedIFError
-from tests.consortium.federation.folders import Registry, answer_of, content, make_federation
+from tests.consortium.federation.folders import (
+    Registry,
+    answer_of,
+    content,
+    make_federation,
+    serving,
+)
 
 
 @pytest.fixture
@@ -134,3 +144,44 @@ def test_a_member_that_was_removed_stays_so(folder, answer, registry):
         invite(folder, "hospital-a")
     with pytest.raises(ConfigError, match="was removed"):
         add(folder, answer, registry)
+
+
+def test_a_backup_brings_no_removed_member_back(folder, tmp_path, registry, capsys):
+    """The folder is put back as it was before, its database with the registration too."""
+    for name in ("ada", "dan"):
+        add(folder, answer_of(folder, name, tmp_path / name), registry)
+    backup = shutil.copytree(folder.path, tmp_path / "backup")
+    remove(folder, "dan", registry)
+    shutil.rmtree(folder.path)
+    shutil.copytree(backup, folder.path)
+    registry.ended.clear()
+    assert folder.members()["dan"].state == "registered"
+
+    apply_removals(folder)
+    assert "dan was removed on " in capsys.readouterr().out
+    assert {m.name: m.state for m in folder.members().values()} == {
+        "ada": "registered",
+        "dan": "removed",
+    }
+    key = read_members(folder.path / "members")["dan"]
+    assert removed_keys(folder.removals) == {key_id(key)}
+    with serving(folder) as settings:
+        folder.configuration.write_text(settings)
+        [warning] = look(folder, registry)["warnings"]
+        assert "dan was removed on " in warning
+        assert "`fedif federation remove-member dan` ends it" in warning
+        remove(folder, "dan", registry)
+        assert registry.ended == {"1001"}
+        assert look(folder, registry)["ok"]
+
+
+def test_a_list_of_removals_that_is_lost_is_made_again(folder, answer, registry):
+    add(folder, answer, registry)
+    remove(folder, "hospital-a", registry)
+    before = folder.removals.read_text()
+    folder.removals.unlink()
+    apply_removals(folder)
+    assert folder.removals.read_text() == before
+    folder.removals.write_text("name\nx\n")
+    with pytest.raises(ConfigError, match="is no list of removed members: name, key, removed"):
+        apply_removals(folder)

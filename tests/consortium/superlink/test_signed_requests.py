@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from base64 import b64encode
+from collections.abc import Collection
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
+from fedif_consortium.evidence.keys import key_id
 from fedif_consortium.superlink.signed_requests import (
     KEY,
     SIGNATURE,
@@ -75,6 +77,21 @@ def test_everything_else_is_a_stranger_s(found):
     ],
 )
 def test_a_large_request_is_read_once_it_is_known_to_be_a_node_s(path, length, signed, status):
+    given = headers() if signed else {}
+    given |= {} if length is None else {b"content-length": length}
+    assert answer(path, given) == status
+
+
+@pytest.mark.parametrize("length", [b"10", b"9000000"])
+def test_a_key_that_was_removed_opens_nothing_though_a_backup_has_its_registration(length):
+    other = ec.generate_private_key(ec.SECP384R1()).public_key()
+    given = headers() | {b"content-length": length}
+    assert answer("/v1/fleet/pull-messages", given, {key_id(other)}) == 200
+    assert answer("/v1/fleet/pull-messages", given, {key_id(PRIVATE.public_key())}) == 401
+
+
+def answer(path: str, given: dict[bytes, bytes], removed: Collection[str] = ()) -> int:
+    """Return the status of a request with these headers, whose body nobody may read."""
     sent = []
 
     async def superlink(scope, receive, send):
@@ -86,8 +103,6 @@ def test_a_large_request_is_read_once_it_is_known_to_be_a_node_s(path, length, s
     async def receive():
         raise AssertionError("the body was read")
 
-    given = headers() if signed else {}
-    given |= {} if length is None else {b"content-length": length}
     scope = {"type": "http", "path": path, "headers": list(given.items())}
-    asyncio.run(SignedRequests(superlink, lambda: STATE)(scope, receive, send))
-    assert sent[0]["status"] == status
+    asyncio.run(SignedRequests(superlink, lambda: STATE, removed)(scope, receive, send))
+    return sent[0]["status"]

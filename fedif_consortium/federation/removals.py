@@ -1,0 +1,85 @@
+"""Who was removed, in a list beside the federation's folder: no backup of it brings a member back.
+
+A backup holds the registrations of its day. Restored, it would let in whoever was removed since.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from fedif_consortium.evidence.keys import key_id, read_public_key
+from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.run.rows import csv_text, read_rows
+from fedif_flower.storage import append_line, cut_torn_line
+
+_COLUMNS = ("name", "key", "removed")
+
+
+class Removal(NamedTuple):
+    """A member that was removed: its name, the id of its key (empty: it had none), and when."""
+
+    name: str
+    key: str
+    removed: str
+
+
+def removal_of(name: str, key: str, removed: str) -> Removal:
+    """Return the removal of a member whose key is given in a line, as OpenSSH writes it."""
+    digest = key_id(read_public_key(key.encode(), f"{name}: key")) if key else ""
+    return Removal(name, digest, removed)
+
+
+def read_removals(path: Path) -> list[Removal]:
+    """Return the list; empty where there is no file.
+
+    Raises
+    ------
+    ConfigError
+        If it is no such list.
+    """
+    rows = read_rows(path)
+    if any(row.keys() != set(_COLUMNS) for row in rows):
+        raise ConfigError(f"{path} is no list of removed members: {', '.join(_COLUMNS)}")
+    return [Removal(**row) for row in rows]
+
+
+def note_removal(path: Path, removal: Removal) -> None:
+    """Add a removal to the list, unless it is there.
+
+    Raises
+    ------
+    StorageError
+        If the list cannot be written.
+    """
+    if any(removal[:2] == other[:2] for other in read_removals(path)):
+        return
+    begin_removals(path)
+    append_line(path, csv_text([removal]).rstrip())
+
+
+def begin_removals(path: Path) -> None:
+    """Make an empty list, unless there is one.
+
+    It only grows: where the folder that it lies in is another user's, a file that is this one's
+    will do.
+
+    Raises
+    ------
+    StorageError
+        Saying what to do where it cannot be written.
+    """
+    try:
+        cut_torn_line(path, 0o600)
+        if not path.stat().st_size:
+            append_line(path, ",".join(_COLUMNS))
+    except StorageError as error:
+        raise StorageError(
+            f"the list of removed members cannot be written ({error}): make {path} this user's, "
+            "with `install -o USER -m 600 /dev/null FILE` as root"
+        ) from error
+
+
+def removed_keys(path: Path) -> frozenset[str]:
+    """Return the ids of the keys that are let in no more."""
+    return frozenset(removal.key for removal in read_removals(path) if removal.key)
