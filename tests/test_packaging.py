@@ -16,6 +16,9 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
+from fedif_flower.run import provenance
+from fedif_flower.run.provenance import code_hash
+
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "fedif_flower"
 PACKAGES = (PACKAGE, PROJECT / "fedif_consortium", PROJECT / "fedif_studies")
@@ -69,10 +72,27 @@ def test_no_module_of_one_operating_system_is_imported():
 
 
 @pytest.fixture(scope="module")
-def bundle() -> set[str]:
-    """The files that `flwr build` puts into the bundle for the server and the nodes."""
+def unpacked(tmp_path_factory) -> Path:
+    """The bundle that `flwr build` makes for the server and the nodes, as they unpack it."""
+    folder = tmp_path_factory.mktemp("bundle")
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(PROJECT))) as fab:
-        return set(fab.namelist())
+        fab.extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bundle(unpacked) -> set[str]:
+    """Its files."""
+    return {p.relative_to(unpacked).as_posix() for p in unpacked.rglob("*") if p.is_file()}
+
+
+def test_a_server_s_hash_of_the_code_is_a_checkout_s_and_covers_all_it_got(unpacked, monkeypatch):
+    """What provenance leaves out is what the bundle leaves out, and nothing else."""
+    checkout = code_hash.__wrapped__()
+    monkeypatch.setattr(provenance, "PACKAGE", unpacked / "fedif_flower")
+    assert code_hash.__wrapped__() == checkout
+    monkeypatch.setattr(provenance, "_NOT_IN_BUNDLES", ())
+    assert code_hash.__wrapped__() == checkout
 
 
 def test_the_bundle_holds_the_two_apps_and_the_rooms_they_use(bundle):
