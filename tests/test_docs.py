@@ -8,6 +8,8 @@ import shlex
 import shutil
 import sys
 import types
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,6 +85,20 @@ def test_settings_in_commands_are_allowed(path, tmp_path):
             read_member_policy(spec)
             continue
         assert read_sweep(spec, defaults, tmp_path)
+
+
+def test_every_file_of_rows_is_named_by_a_page():
+    """By its name, or by a pattern: rows of a sweep by that of their settings."""
+    pages = "\n".join(path.read_text() for path in WRITTEN)
+    patterns = set(re.findall(r"`docs/results/([^`]*\*[^`]*)`", pages)) - {"*.csv"}  # Not all.
+    folder = DOCS / "results"
+
+    def is_named(path: Path) -> bool:
+        sweep = path.with_suffix(".toml")
+        names = [path.name, *([sweep.name] if sweep.exists() else [])]
+        return path.name in pages or any(fnmatch(n, p) for n in names for p in patterns)
+
+    assert [path.name for path in sorted(folder.glob("*.csv")) if not is_named(path)] == []
 
 
 def test_commands_exist():
