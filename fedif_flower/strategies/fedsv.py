@@ -15,7 +15,9 @@ class FedSV(ScoredStrategy):
 
     The paper values clients and does not weigh by the values. Others who do so take their softmax.
     Here min-max maps them to [0, 1], as for AFedSV: the two then differ in smoothing alone, and the
-    round's worst client has weight 0. By default 50 permutations are sampled, as in the paper.
+    round's worst client has weight 0, unless values differ by no more than chance makes of equal
+    ones: then all weights are equal. By default 50 permutations are sampled, as in the paper; here
+    each random one comes with its reverse.
     Parameters as in :class:`~fedif_flower.strategies.afedsv.AFedSV`; ``gamma`` is of no use.
     """
 

@@ -36,17 +36,16 @@ def min_max(scores: Tensor, resolution: float = 0.0) -> Tensor:
     .. math:: \Psi_i = (\Phi_i - \min \Phi) / (\max \Phi - \min \Phi)
 
     with :math:`\Phi` the scores of the m participants. All equal, or m = 1: ones. Scores are equal
-    where they differ by rounding alone, which would otherwise be stretched to 0 and 1.
+    where they differ by rounding or by chance alone, which would otherwise be stretched to 0 and 1.
 
     Parameters
     ----------
     scores : Tensor
         ``[m]``, m >= 1, finite.
     resolution : float
-        Scores whose range is no larger than this, >= 0, are equal: what the rounding of their
-        computation may make of equal ones (see
-        :attr:`Scores.resolution`). At least four roundings of the
-        largest score itself are taken for it.
+        Scores whose range is no larger than this, >= 0, are equal: what their computation, or the
+        draws by which they are estimated, may make of equal ones (see :attr:`Scores.resolution`).
+        At least four roundings of the largest score itself are taken for it.
 
     Returns
     -------
@@ -79,7 +78,7 @@ class Scores:
     evaluations : int
         Passes over the validation set that the scores took.
     resolution : float
-        Two scores no further apart than this, >= 0, may differ by rounding alone.
+        The scores of equal clients may lie so far apart, >= 0, by rounding or by chance.
     """
 
     values: Tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.seeding import torch_generator
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import InfluenceValuation
-from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+from fedif_flower.valuation.shapley.valuation import SampledOrders, ShapleyValuation
 from tests.strategies.lines import (
     BASE,
     PLAIN,
@@ -149,6 +150,26 @@ def test_fedsv_weighs_by_the_rounds_own_values():
     assert column(reports[0], "weight") == pytest.approx([21 / 36, 15 / 36, 0.0])
     for report in reports:
         assert column(report, "weight_score") == column(report, "normalized")
+
+
+@pytest.mark.parametrize("valuation", [SampledOrders, partial(ShapleyValuation, estimator="owen")])
+@pytest.mark.parametrize(("members", "least"), [(2, 12), (5, 10)])
+def test_fedsv_weighs_identical_members_alike(valuation, members, least):
+    """By exact values for two, else in 19 of 20 rounds: of 12, two more may be unlucky."""
+    alike = 0
+    for seed in range(12):
+        given = valuation(threshold_validation(), seed=seed)
+        # 2.5 gets two of four right, whoever is in the coalition.
+        _, (report,) = play(of.FedSV(given, **PLAIN), Threshold(), Movers([[2.5]] * members))
+        alike += column(report, "weight") == pytest.approx([1 / members] * members)
+    assert alike >= least
+
+
+def test_fedsv_tells_a_member_that_harms_from_those_that_help():
+    steps = [[2.5], [2.5], [-9.0], [2.5], [2.5]]
+    _, (report,) = play(of.FedSV(threshold_validation(), **PLAIN), Threshold(), Movers(steps))
+    assert column(report, "normalized")[2] == 0.0
+    assert min(w for i, w in enumerate(column(report, "weight")) if i != 2) > 0.1
 
 
 @pytest.mark.parametrize("given", [threshold_validation(), exact()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
@@ -21,7 +22,13 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import RoundUpdates
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.shapley import ESTIMATORS, CoalitionMemo, Utility, exact_shapley
+from fedif_flower.valuation.shapley import (
+    ESTIMATORS,
+    CoalitionMemo,
+    Estimate,
+    Utility,
+    exact_shapley,
+)
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_flower.valuation.shapley.valuation import RoundGame, ShapleyValuation
 from tests.rounds import a_round
@@ -90,24 +97,81 @@ def test_estimates_converge_to_the_exact_values(name: str) -> None:
     few, many, repeats = 56, 56 * 64, 100
     generator = Generator().manual_seed(11)
 
-    def estimate(samples: int) -> Tensor:
+    def estimate(samples: int) -> Estimate:
         return SAMPLERS[name](game(TABLE), M, num_samples=samples, generator=generator)
 
     exact = exact_shapley(game(TABLE), M)
-    runs = torch.stack([estimate(few) for _ in range(repeats)])
+    estimates = [estimate(few) for _ in range(repeats)]
+    runs = torch.stack([found.values for found in estimates])
     spread = runs.std(dim=0)
+    # What they say of their own error is what it is; more where draws are of different kinds.
+    said = torch.stack([found.errors for found in estimates]).square().mean(dim=0).sqrt()
+    most = {"owen": 1.7, "gtg": 1.7}.get(name, 1.3)
+    assert ((0.75 * spread < said) & (said < most * spread)).all()
     # Unbiased: the mean of the runs lies within five of its own standard errors.
     assert ((runs.mean(dim=0) - exact).abs() <= 5 * spread / repeats**0.5).all()
     # Converging: 64 times the samples, an eighth of the spread.
-    assert ((estimate(many) - exact).abs() <= 5 * spread / 8).all()
+    assert ((estimate(many).values - exact).abs() <= 5 * spread / 8).all()
 
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"complementary"}))
 def test_additive_games_are_valued_without_error(name: str) -> None:
     worth = [0.5, -1.0, 0.0, 2.0]
     generator = Generator().manual_seed(0)
-    values = ESTIMATORS[name](additive_game(worth), 4, num_samples=3, generator=generator)
-    torch.testing.assert_close(values, torch.tensor(worth, dtype=torch.float64))
+    found = ESTIMATORS[name](additive_game(worth), 4, num_samples=3, generator=generator)
+    torch.testing.assert_close(found.values, torch.tensor(worth, dtype=torch.float64))
+    assert found.resolution < 1e-12
+
+
+@given(st.lists(st.floats(-10, 10), min_size=4, max_size=4), st.integers(1, 5), st.integers(0, 99))
+def test_two_clients_are_valued_exactly_by_pairs(table: list[float], samples: int, seed: int):
+    utility = game(torch.tensor(table, dtype=torch.float64))
+    for name in ("permutation", "owen"):
+        generator = Generator().manual_seed(seed)
+        found = ESTIMATORS[name](utility, 2, num_samples=samples, generator=generator)
+        torch.testing.assert_close(found.values, exact_shapley(utility, 2))
+        assert found.resolution == 0.0
+
+
+def test_what_chance_may_put_between_equal_clients_by_hand() -> None:
+    # Squared differences of the columns: 2, 2 and 8, in the mean 4. Two draws of three clients
+    # leave two degrees of freedom, of which the quantile is (2p - 1) / sqrt(2p (1 - p)).
+    values, residuals = torch.tensor([0.3, 0.1, 0.2]), torch.tensor([[1.0, 0, -1], [-1, 0, 1]])
+    found = Estimate(values.double(), residuals.double())
+    p = 1 - 0.05 / (2 * 3)
+    assert found.resolution == pytest.approx(2 * (2 * p - 1) / (2 * p * (1 - p)) ** 0.5)
+    assert found.errors.tolist() == pytest.approx([2**0.5, 0, 2**0.5])
+    assert found._replace(residuals=residuals[:0]).resolution == 0.0
+    assert found._replace(residuals=residuals[:1]).resolution == math.inf
+    alone = Estimate(values[:1], residuals[:, :1])
+    assert alone.resolution == 0.0
+
+
+@pytest.mark.parametrize("name", ["permutation", "owen", "complementary", "gtg"])
+def test_equal_clients_are_told_to_be_equal_in_most_draws_and_others_are_not(name):
+    clients, draws = 5, 60
+
+    def told_apart(utility: Utility) -> int:
+        """Return in how many draws the highest and the lowest value differ."""
+        count = 0
+        for seed in range(draws):
+            generator = Generator().manual_seed(seed)
+            found = ESTIMATORS[name](utility, clients, num_samples=50, generator=generator)
+            spread = float(found.values.max() - found.values.min())
+            # Of values near 1: min_max itself takes roundings for none.
+            count += spread > max(found.resolution, 1e-12)
+        return count
+
+    def equal(masks: Tensor) -> Tensor:
+        size = masks.sum(dim=1).double()
+        return size / (size + 1)
+
+    def one_is_bad(masks: Tensor) -> Tensor:
+        return equal(masks[:, 1:]) - 0.3 * masks[:, 0].double()
+
+    # 95 % are expected; of 60 draws 52 or more in 997 of 1,000 cases.
+    assert told_apart(equal) <= draws - 52
+    assert told_apart(one_is_bad) == draws
 
 
 def test_a_memo_passes_each_distinct_row_on_once_in_one_batch() -> None:
@@ -127,13 +191,13 @@ def test_a_memo_passes_each_distinct_row_on_once_in_one_batch() -> None:
 def test_complementary_by_hand() -> None:
     # u: empty 0, {0} 1, {1} 2, both 4. Size 1: -1 for client 0, +1 for client 1; size 2: 4 each.
     by_hand = game(torch.tensor([0.0, 1.0, 2.0, 4.0]))
-    values = ESTIMATORS["complementary"](by_hand, 2, num_samples=1, generator=Generator())
-    assert values.tolist() == [1.5, 2.5]
+    found = ESTIMATORS["complementary"](by_hand, 2, num_samples=1, generator=Generator())
+    assert found.values.tolist() == [1.5, 2.5]
 
 
 def test_gtg_skips_a_round_that_changes_nothing_and_stops_after_enough_orders() -> None:
     utility, asked = counted(lambda masks: 0.01 * masks.all(dim=1))
-    assert GTG(utility, M, generator=Generator()).tolist() == [0.0] * M
+    assert GTG(utility, M, generator=Generator()).values.tolist() == [0.0] * M
     assert asked == [2]
     # In an additive game the means never move. Sweeps of 4 orders: 32 is the first beyond 30.
     utility, asked = counted(additive_game([0.4, 0.3, 0.2, 0.1]))
@@ -146,8 +210,9 @@ def test_leave_one_out_by_hand() -> None:
     def teams(masks: Tensor) -> Tensor:
         return masks[:, :2].sum(dim=1) * masks[:, 2:].sum(dim=1)
 
-    values = ESTIMATORS["leave-one-out"](teams, 5)
-    assert values.tolist() == [3.0, 3.0, 2.0, 2.0, 2.0]
+    found = ESTIMATORS["leave-one-out"](teams, 5)
+    assert found.values.tolist() == [3.0, 3.0, 2.0, 2.0, 2.0]
+    assert found.resolution == 0.0
 
 
 # -- the game of a round

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 from torch.nn.functional import one_hot
 
+from fedif_flower.valuation.shapley.estimate import Estimate
 from fedif_flower.valuation.shapley.permutation import random_permutations
 from fedif_flower.valuation.shapley.utility import Utility
 
 
 def complementary_shapley(
     utility: Utility, num_clients: int, *, num_samples: int = 50, generator: Generator
-) -> Tensor:
+) -> Estimate:
     r"""Estimate the Shapley values by stratified complementary contributions.
 
     M times, for each j = 1..m, the first j clients of a new random order form L, the others R,
@@ -36,8 +37,9 @@ def complementary_shapley(
 
     Returns
     -------
-    Tensor
-        ``[m]``, float64.
+    Estimate
+        Values, and what is left to chance in them: each draw's distance from its stratum's mean,
+        over m times the stratum's draws.
 
     References
     ----------
@@ -56,4 +58,13 @@ def complementary_shapley(
     right_size = one_hot(num_clients - sizes, num_clients + 1).double()
     sums = (left_of * delta).T @ left_size - (right_of * delta).T @ right_size  # [m, m + 1]
     counts = left_of.T @ left_size + right_of.T @ right_size
-    return (sums / counts.clamp_min(1.0)).sum(dim=1) / num_clients
+    means = sums / counts.clamp_min(1.0)  # [m, m + 1]
+    # What each draw says of client k, and how many draws say it.
+    said = torch.where(left, delta, -delta)  # [M m, m]
+    sizes_of = torch.where(left, sizes[:, None], num_clients - sizes[:, None])  # [M m, m]
+    mean = means.T.gather(0, sizes_of)
+    count = counts.T.gather(0, sizes_of)
+    # One draw says nothing of its error; of two or more, n - 1 are free.
+    free = (count * (count - 1).clamp_min(1.0)).sqrt()
+    residuals = (said - mean) / free / num_clients  # [M m, m]
+    return Estimate(means.sum(dim=1) / num_clients, residuals)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from fedif_flower.valuation.shapley.estimate import Estimate, exactly, mean_of_draws
 from fedif_flower.valuation.shapley.permutation import empty_and_grand, marginal_contributions
 from fedif_flower.valuation.shapley.utility import Utility
 
@@ -23,7 +24,7 @@ def gtg_shapley(
     min_permutations: int = 30,
     num_samples: int = 500,
     generator: Generator,
-) -> Tensor:
+) -> Estimate:
     r"""Estimate the Shapley values by guided truncated gradient Shapley.
 
     If :math:`|u(N) - u(\emptyset)|` is at most ``round_truncation``, every value is 0. Otherwise
@@ -57,8 +58,9 @@ def gtg_shapley(
 
     Returns
     -------
-    Tensor
-        ``[m]``, float64.
+    Estimate
+        Values, and what is left to chance in them, as if no order were guided; what is truncated
+        comes beside it.
 
     References
     ----------
@@ -67,7 +69,7 @@ def gtg_shapley(
     """
     empty, grand = utility(empty_and_grand(num_clients)).double()
     if abs(float(grand - empty)) <= round_truncation:
-        return torch.zeros(num_clients, dtype=torch.float64)
+        return exactly(torch.zeros(num_clients, dtype=torch.float64))
     marginals = torch.empty(0, num_clients, dtype=torch.float64)  # [t, m]
     while True:
         sweep = _guided_permutations(num_clients, generator)  # [m, m]
@@ -76,7 +78,7 @@ def gtg_shapley(
         if done >= num_samples or (
             done > min_permutations and _relative_change(marginals, window) <= tolerance
         ):
-            return marginals.mean(dim=0)
+            return mean_of_draws(marginals)
 
 
 def _guided_permutations(num_clients: int, generator: Generator) -> Tensor:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
+from fedif_flower.valuation.shapley.estimate import Estimate, mean_of_pairs
 from fedif_flower.valuation.shapley.utility import Utility
 
 
 def owen_shapley(
     utility: Utility, num_clients: int, *, num_samples: int = 50, generator: Generator
-) -> Tensor:
+) -> Estimate:
     r"""Estimate the Shapley values by Owen sampling with antithetic pairs.
 
     .. math:: \varphi_i = \int_0^1 \mathbb{E}\bigl[ u(S_q \cup \{i\}) - u(S_q \setminus \{i\})
@@ -19,7 +20,8 @@ def owen_shapley(
     with :math:`S_q` a random coalition that each client joins with probability q, independently.
     The grid has M points on [0, 1/2], each at a random place of its own cell, so that the
     estimate is unbiased for any M; each coalition drawn at q is used together with its
-    complement, which is a draw at 1 - q, and serves all m clients.
+    complement, which is a draw at 1 - q, and serves all m clients. Of two clients the values are
+    exact.
 
     Parameters
     ----------
@@ -35,8 +37,8 @@ def owen_shapley(
 
     Returns
     -------
-    Tensor
-        ``[m]``, float64.
+    Estimate
+        Values, and what is left to chance in them.
 
     References
     ----------
@@ -54,4 +56,5 @@ def owen_shapley(
     here = utilities[: len(coalitions), None]  # [2M, 1]
     there = utilities[len(coalitions) :].view(-1, num_clients)  # [2M, m]
     marginals = torch.where(coalitions, here - there, there - here)
-    return marginals.mean(dim=0)
+    below, above = marginals.chunk(2)  # [M, m]: of each coalition, and of its complement.
+    return mean_of_pairs((below + above) / 2)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
+from fedif_flower.valuation.shapley.estimate import Estimate, mean_of_pairs
 from fedif_flower.valuation.shapley.utility import Utility
 
 
 def permutation_shapley(
     utility: Utility, num_clients: int, *, num_samples: int, generator: Generator
-) -> Tensor:
-    r"""Estimate the Shapley values from random orders.
+) -> Estimate:
+    r"""Estimate the Shapley values from random orders, each with its reverse.
 
     .. math:: \hat\varphi_i = \frac{1}{M} \sum_{\pi}
               \bigl( u(P_i^\pi \cup \{i\}) - u(P_i^\pi) \bigr)
 
-    with :math:`\pi` one of M uniformly random orders and :math:`P_i^\pi` the clients before i
-    in it.
+    with :math:`\pi` one of M orders, of which half are uniformly random and half their reverses,
+    and :math:`P_i^\pi` the clients before i in it. A client that comes early in an order comes late
+    in its reverse, so that the two errors have mostly opposite signs. Of two clients a pair has
+    both orders: the values are exact.
 
     Parameters
     ----------
@@ -26,21 +29,26 @@ def permutation_shapley(
     num_clients : int
         m, >= 1.
     num_samples : int
-        M, >= 1. All M m coalitions are asked for in one call.
+        M, >= 1; an odd one counts as the next even one. All M m coalitions are asked for in one
+        call.
     generator : torch.Generator
         Of the CPU.
 
     Returns
     -------
-    Tensor
-        ``[m]``, float64; they sum to u(N) - u(empty).
+    Estimate
+        Values that sum to u(N) - u(empty), and what is left to chance in them.
 
     References
     ----------
-    Ghorbani and Zou, "Data Shapley", ICML 2019, algorithm 1.
+    Ghorbani and Zou, "Data Shapley", ICML 2019, algorithm 1; Mitchell et al., "Sampling
+    Permutations for Shapley Value Estimation", JMLR 2022, on pairs.
     """
-    permutations = random_permutations(num_samples, num_clients, generator)
-    return marginal_contributions(utility, permutations).mean(dim=0)
+    pairs = -(-num_samples // 2)
+    orders = random_permutations(pairs, num_clients, generator)  # [M / 2, m]
+    marginals = marginal_contributions(utility, torch.cat([orders, orders.flip(1)]))  # [M, m]
+    forward, backward = marginals.chunk(2)
+    return mean_of_pairs((forward + backward) / 2)
 
 
 def marginal_contributions(

@@ -171,8 +171,8 @@ class ShapleyValuation(CheckedFields):
     num_samples: Annotated[
         int,
         Setting(
-            "complementary: samples per stratum; permutation: orders; gtg: most orders; owen: "
-            "antithetic pairs",
+            "complementary: samples per stratum; permutation: orders, each with its reverse; gtg: "
+            "most orders; owen: antithetic pairs",
             ge=1,
         ),
     ] = 50
@@ -193,10 +193,14 @@ class ShapleyValuation(CheckedFields):
         """Do nothing: coalitions can be evaluated only when the clients have trained."""
 
     def score(self, updates: RoundUpdates) -> Scores:
-        """Return Shapley values ``[m]`` and the number of coalitions evaluated."""
+        """Return Shapley values ``[m]`` and the number of coalitions evaluated.
+
+        What chance alone may put between equal clients is no difference (see
+        :attr:`~fedif_flower.valuation.shapley.Estimate.resolution`).
+        """
         game = RoundGame(self.validation, updates, self.utility)
         memo = CoalitionMemo(game)
-        values = ESTIMATORS[self.estimator](
+        estimate = ESTIMATORS[self.estimator](
             memo,
             updates.num_clients,
             num_samples=self.num_samples,
@@ -204,10 +208,11 @@ class ShapleyValuation(CheckedFields):
         )
         # Shares of right answers are counted; losses and scores are as exact as the model.
         exact = torch.float64 if self.utility == "accuracy" else updates.global_params.dtype
+        rounding = _ROUNDINGS * torch.finfo(exact).eps * game.largest
         return Scores(
-            values,
+            estimate.values,
             evaluations=memo.evaluations,
-            resolution=_ROUNDINGS * torch.finfo(exact).eps * game.largest,
+            resolution=max(rounding, estimate.resolution),
         )
 
 
