@@ -1,0 +1,118 @@
+"""By how much Shapley values err that are estimated, ``python -m fedif_studies.estimators``.
+
+Federations of ten members on digits, eight rounds, honest or with three who misbehave. In each
+round the accuracy of all 1,024 coalitions is known, and with it the exact values. Every estimator
+then draws from that table, at its default of 50 samples, again and again. Errors are told in shares
+of what lies between the highest and the lowest exact value of a round: that is how min-max sees
+them. A line of ``docs/results/estimators.csv`` is a federation's mean over rounds and draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import product
+from statistics import mean
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor
+
+from fedif_flower.run.rows import read_rows
+from fedif_flower.seeding import torch_generator
+from fedif_flower.tables import ResultTable
+from fedif_flower.valuation.shapley import ESTIMATORS, CoalitionMemo, Utility, exact_shapley
+from fedif_flower.valuation.shapley.exact import all_coalitions
+from fedif_flower.valuation.shapley.valuation import RoundGame
+from fedif_studies.audit.cases import HONEST, attack
+from fedif_studies.audit.federation import federate
+from fedif_studies.audit.members import AuditTask
+from fedif_studies.lab.run import fill
+from fedif_studies.rows import RESULTS, Row
+
+CSV = RESULTS / "estimators.csv"
+MEMBERS, ROUNDS, SAMPLES = 10, 8, 50
+CASES = {HONEST: "", "label noise": "label-noise", "sign flip": "sign-flip"}
+
+
+@cache
+def task() -> AuditTask:
+    """Return data, model and splits."""
+    return AuditTask.of(num_clients=MEMBERS, num_server_rounds=ROUNDS)
+
+
+def games(case: str, seed: int) -> Iterator[Tensor]:
+    """Yield the accuracy of every coalition ``[2**m]`` in each round of a federation."""
+    behaviour = CASES[case]
+    members = attack(behaviour)(task(), seed) if behaviour else task().members
+    _, steps = federate(task(), members, seed=seed)
+    masks = all_coalitions(MEMBERS)
+    for step in steps:
+        yield RoundGame(step.validation, step.updates, "accuracy")(masks)
+
+
+def lookup(table: Tensor) -> Utility:
+    """Return the game whose coalition with bits r is worth ``table[r]``."""
+    return lambda masks: table[masks.long() @ 2 ** torch.arange(masks.shape[1])]
+
+
+def judge(table: Tensor, estimator: str, draws: int) -> Mapping[str, float]:
+    """Return the mean figures of an estimator's draws from one game."""
+    exact = exact_shapley(lookup(table), MEMBERS)
+    spread = float(exact.max() - exact.min())
+    figures: dict[str, list[float]] = {"error": [], "resolution": [], "alike": [], "coalitions": []}
+    for draw in range(draws):
+        utility = CoalitionMemo(lookup(table))
+        generator = torch_generator("estimators", draw)
+        found = ESTIMATORS[estimator](utility, MEMBERS, num_samples=SAMPLES, generator=generator)
+        figures["error"].append(float((found.values - exact).abs().mean()) / spread)
+        figures["resolution"].append(found.resolution / spread)
+        estimated = float(found.values.max() - found.values.min())
+        figures["alike"].append(float(estimated <= found.resolution))
+        figures["coalitions"].append(utility.evaluations)
+    return {name: mean(values) for name, values in figures.items()}
+
+
+def measure(cell: Row) -> list[Row]:
+    """Return an estimator's mean figures over a federation's rounds, a row for each estimator."""
+    tables = list(games(cell["case"], cell["seed"]))
+    rows: list[Row] = []
+    for estimator in ESTIMATORS:
+        of_rounds = [judge(table, estimator, cell["draws"]) for table in tables]
+        figures = {name: f"{mean(of[name] for of in of_rounds):.4g}" for name in of_rounds[0]}
+        rows.append({"estimator": estimator, "samples": SAMPLES, **figures})
+    return rows
+
+
+def table() -> ResultTable:
+    """Return each estimator's means over all federations."""
+    by_estimator: dict[str, list[Mapping[str, str]]] = {}
+    for row in read_rows(CSV):
+        by_estimator.setdefault(row["estimator"], []).append(row)
+    lines = []
+    for estimator, rows in by_estimator.items():
+        error, resolution, alike, asked = (
+            mean(float(row[name]) for row in rows)
+            for name in ("error", "resolution", "alike", "coalitions")
+        )
+        figures = [f"{error:.1%}", f"{resolution:.0%}", f"{alike:.1%}", f"{asked:.0f}"]
+        lines.append([estimator, *figures])
+    heading = ["estimator", "error", "counts as none", "rounds without a difference", "coalitions"]
+    return ResultTable("Errors of estimators", heading, lines, num_labels=1)
+
+
+def main(
+    seeds: Annotated[int, typer.Option(min=0, help="the seeds 0, 1 ...; 0: measure nothing")] = 3,
+    draws: Annotated[int, typer.Option(min=1, help="of each estimator in each round")] = 20,
+) -> None:
+    """Measure what is missing, and print the table."""
+    cells: list[Row] = [
+        {"case": case, "seed": seed, "draws": draws} for case, seed in product(CASES, range(seeds))
+    ]
+    fill(CSV, cells, measure)
+    print(*table().to_markdown(), sep="\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
