@@ -21,7 +21,7 @@ from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import read_config
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import QUESTION, RECORD, Finding, Status, to_record
-from fedif_flower.tasks.batches import class_labels, count_examples, read_batches
+from fedif_flower.tasks.batches import class_labels, count_examples, count_not_finite, read_batches
 from fedif_flower.tasks.task import Data, Task
 
 Checks = Callable[[NodeConfig, ConfigRecord], Sequence[Finding]]
@@ -71,7 +71,7 @@ def check_member(config: ClientConfig, node: NodeConfig, task: Callable[[], Task
     """
     loaded: list[tuple[Task, Data]] = []
 
-    def data() -> str:
+    def data() -> str | Finding:
         found = task()
         own = found.load("client_data", client_site(config, node))
         method = build_local_method(config, found, config.seed)
@@ -103,13 +103,13 @@ def tried(check: str, function: Callable[[], str | Finding]) -> Finding:
     return found if isinstance(found, Finding) else Finding(check, Status.OK, found)
 
 
-def data_words(task: Task, data: Data) -> str:
-    """Return what a member's data are.
+def data_words(task: Task, data: Data) -> str | Finding:
+    """Return what a member's data are; of those that lie in memory, whether all are numbers.
 
     Raises
     ------
     DataError
-        If there are none, or a label is of no class of the task.
+        If there are none, a label is of no class of the task, or there are NaN.
     """
     count, labels = count_examples(data), class_labels(data)
     if count == 0:
@@ -118,7 +118,13 @@ def data_words(task: Task, data: Data) -> str:
         raise DataError(
             f"there is a label {int(labels.max())}; the classes are 0 to {task.num_classes - 1}"
         )
-    return "batches" if count is None else f"{count} examples"
+    words = "batches" if count is None else f"{count} examples"
+    nan, infinite = count_not_finite(data) or (0, 0)
+    if nan:
+        raise DataError(f"{words}, NaN in {nan} of them: fill it in, or leave these out")
+    if infinite:
+        return Finding("data", Status.WARNING, f"{words}, infinite numbers in {infinite} of them")
+    return words
 
 
 def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
@@ -133,7 +139,11 @@ def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
     if task.train is not None:
         return "not tried: the task trains by a function of its own"
     model.to(select_device(config.device))
-    batch = next(iter(read_batches(task.transformed(data), None, config.batch_size)))
+    transformed = task.transformed(data)
+    nan, _ = count_not_finite(transformed) or (0, 0)
+    if nan:
+        raise DataError(f"transform of task {task.name!r} makes NaN of {nan} examples")
+    batch = next(iter(read_batches(transformed, None, config.batch_size)))
     once = config.replace(local_epochs=1)
     loss = train_task(task, model, [batch], once, torch.Generator().manual_seed(0)).loss
     if not math.isfinite(loss):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from fedif_flower.tasks.batches import (
     count_examples,
     describe,
     read_batches,
+    read_not_finite,
     tensor_pair,
     to_device,
 )
@@ -32,6 +34,7 @@ from fedif_flower.tasks.modules import (
 from fedif_flower.tasks.task import LossFunction, Task
 from fedif_flower.valuation.objective import BatchSize, Objective, class_mean, objective_of
 
+logger = logging.getLogger(__name__)
 NO_EXAMPLES = "local training needs at least one example; this client has none"
 
 
@@ -75,6 +78,7 @@ class PreparedBatches:
         size = min(batch_size, count)
         self._inputs = to_memory_format(inputs, image_format(model, inputs))
         self._labels, self._loss_fn = labels, loss_fn
+        self.data = inputs, labels
         self._shuffled, self._shuffled_labels = (
             torch.empty_like(self._inputs),
             torch.empty_like(labels),
@@ -121,7 +125,7 @@ class BatchesAsTheyCome:
     def __init__(
         self, data: Any, objective: Objective, batch_size: int, device: torch.device
     ) -> None:
-        self._data, self._objective = data, objective
+        self.data, self._objective = data, objective
         self._batch_size, self._device = batch_size, device
 
     def epoch(self, generator: torch.Generator) -> Iterator[tuple[Any, BatchSize | None]]:
@@ -134,8 +138,8 @@ class BatchesAsTheyCome:
         DataError
             If batches can be gone through only once.
         """
-        is_over = isinstance(self._data, Iterator)
-        for batch in read_batches(self._data, None, self._batch_size, generator):
+        is_over = isinstance(self.data, Iterator)
+        for batch in read_batches(self.data, None, self._batch_size, generator):
             is_over = False
             # Before it is moved: to read it on a GPU would be to wait for that.
             self._objective.check(batch)
@@ -260,9 +264,10 @@ def train_on(
     is_mixed = config.precision == "bf16"
     total, weight, examples = torch.zeros((), device=device), 0.0, 0.0
     with seeded_randomness(seed, device), module_mode(model, training=True), sgd, term:
-        for _ in range(config.local_epochs):
+        for epoch in range(config.local_epochs):
             total.zero_()
             weight = examples = 0.0
+            losses: list[Tensor] = []
             for batch in source.epoch(generator):
                 with _autocast(device) if is_mixed else nullcontext():
                     loss, size = source.loss(model, batch)
@@ -273,12 +278,60 @@ def train_on(
                 (loss if added is None else loss + added).backward()  # type: ignore[no-untyped-call]
                 sgd.after_backward()
                 term.steps += 1
-                total.add_(loss.detach().float(), alpha=size.weight)
+                losses.append(loss.detach())
+                total.add_(losses[-1].float(), alpha=size.weight)
                 weight += size.weight
                 examples += size.examples
             if not weight:
                 raise DataError(NO_EXAMPLES)
+            if not (bool(total.isfinite()) and _has_numbers(model)):
+                _refuse_divergence(model, source.data, losses, epoch + 1)
     return Trained(float(total) / weight, int(examples) if examples.is_integer() else examples)
+
+
+def _has_numbers(model: nn.Module) -> bool:
+    """Tell whether every trainable parameter is finite."""
+    sums = torch.stack([p.detach().float().sum() for p in model.parameters() if p.requires_grad])
+    if bool(sums.isfinite().all()):
+        return True
+    # A sum may leave floating point though no value has.
+    return all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad)
+
+
+def _refuse_divergence(model: nn.Module, data: Any, losses: Sequence[Tensor], epoch: int) -> None:
+    """Raise DataError where an epoch led to a model that is none; warn of a loss that is none.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        After the epoch.
+    data : Data
+        What it was trained on.
+    losses : sequence of Tensor
+        Of the epoch's steps.
+    epoch : int
+        From 1.
+    """
+    bad = [step for step, loss in enumerate(losses, start=1) if not bool(loss.isfinite())]
+    if bad:
+        value = float(losses[bad[0] - 1])
+        words = f"the training loss was {value:g} at step {bad[0]} of epoch {epoch}"
+    else:
+        words = f"a step of epoch {epoch} led to parameters that are NaN or infinite"
+    words += f"; {_why(data)}"
+    logger.warning("%s", words)
+    if not _has_numbers(model):
+        raise DataError(words)
+
+
+def _why(data: Any) -> str:
+    """Return whether data have examples that are no numbers."""
+    nan, infinite = read_not_finite(data)
+    if nan:
+        return f"NaN in {nan} of its examples"
+    if infinite:
+        return f"infinite numbers in {infinite} of its examples"
+    return "all its examples are finite: try a lower learning-rate"
 
 
 def _autocast(device: torch.device) -> torch.autocast:
@@ -371,4 +424,8 @@ def _train_as_told(
             f"task {task.name!r}: train() returned {describe(loss)}; expected a number, the mean "
             "training loss"
         )
-    return Trained(float(loss), count)
+    found = float(loss)
+    if not _has_numbers(model):
+        words = f"train() of task {task.name!r} led to parameters that are NaN or infinite"
+        raise DataError(f"{words}, with a training loss of {found:g}; {_why(data)}")
+    return Trained(found, count)

@@ -22,6 +22,7 @@ from fedif_flower.messages.text import enumerated, printable, reason_of
 
 logger = logging.getLogger(__name__)
 
+_LOSSES = ("train-loss", "loss")  # What members call it.
 TRAIN_LOSS, TRAIN_SECONDS = "train-loss", "train-seconds"
 # Larger values are no figure of a training; their sums would leave floating point.
 MAX_METRIC = 1e15
@@ -157,6 +158,16 @@ def scalar(records: RecordDict, name: str) -> float | None:
             if key.replace("_", "-") == name and isinstance(value, int | float):
                 return float(value)
     return None
+
+
+def lost_loss(content: RecordDict) -> str:
+    """Return what to add to a refusal where a reply reports a training loss that is no number."""
+    for record in content.values():
+        for key, value in record.items() if isinstance(record, MetricRecord) else ():
+            is_loss = key.replace("_", "-") in _LOSSES
+            if is_loss and isinstance(value, float) and not math.isfinite(value):
+                return f"; its training loss was {value:g}"
+    return ""
 
 
 def screen_evaluations(

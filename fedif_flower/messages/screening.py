@@ -28,6 +28,7 @@ from fedif_flower.messages.metrics import (
     ClientRecords,
     ReplyLimits,
     bound_examples,
+    lost_loss,
     screen_records,
 )
 from fedif_flower.messages.polling_grid import REGISTRATION_ENDED, Closing
@@ -366,7 +367,10 @@ def screen_replies(
             max_seconds = 1.01 * (time.perf_counter() - one.at) + 1.0
             reported = screen_records(content, limits, max_seconds)
             row = rows[node_id]
-            unpacked = workspace.unpack(content, node, row, one.received, arrive)
+            try:
+                unpacked = workspace.unpack(content, node, row, one.received, arrive)
+            except ReplyError as error:
+                raise ReplyError(f"{error}{lost_loss(content)}") from error
             found = AcceptedReply(node, reported, *unpacked)
             is_late = one.server_round != server_round
             accepted[row] = _discounted(found, one, workspace, row) if is_late else found

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from fedif_flower.errors import ValuationError
 
@@ -209,3 +209,79 @@ def count_examples(data: Any) -> int | None:
         return None if None in counts else sum(filter(None, counts))
     sized = data.dataset if isinstance(data, DataLoader) else data
     return len(sized) if hasattr(sized, "__len__") and hasattr(sized, "__getitem__") else None
+
+
+class NotFinite(NamedTuple):
+    """How many examples hold NaN, and how many of the others an infinite number."""
+
+    nan: int
+    infinite: int
+
+
+def count_not_finite(data: Any) -> NotFinite | None:
+    """Return how many examples are no numbers, of data that lie in memory; else ``None``.
+
+    Parameters
+    ----------
+    data : Tensor, dict or tuple of Tensor, list of batches, TensorDataset, or DataLoader or Subset
+        What is read from a disk, or made as it is asked for, is not looked at.
+    """
+    if isinstance(data, DataLoader):
+        examples = data.dataset
+        if isinstance(examples, list):
+            return _added(map(_of_one, examples))
+        return count_not_finite(examples)
+    if isinstance(data, Subset):
+        whole, rows = data.dataset, list(data.indices)
+        if isinstance(whole, list):
+            return _added(_of_one(whole[row]) for row in rows)
+        if isinstance(whole, TensorDataset):
+            return _of_rows(tuple(tensor[rows] for tensor in whole.tensors))
+        return None
+    if isinstance(data, TensorDataset):
+        return _of_rows(data.tensors)
+    if isinstance(data, list):
+        return _added(map(_of_rows, data))
+    if isinstance(data, Tensor | np.ndarray | Mapping | tuple):
+        return _of_rows(data)
+    return None
+
+
+def read_not_finite(data: Any) -> NotFinite:
+    """Return how many examples are no numbers, of any data that can be read once more."""
+    known = count_not_finite(data)
+    if known is not None or isinstance(data, Iterator):
+        return known or NotFinite(0, 0)
+    return _added(map(_of_rows, read_batches(data, None, batch_size=100)))
+
+
+def _of_rows(batch: Any) -> NotFinite:
+    """Return the counts of a batch; of one whose tensors differ in length, as of one example."""
+    batch = as_tensors(batch)
+    floating = [t for t in tensors_of(batch) if t.is_floating_point()]
+    if not floating:
+        return NotFinite(0, 0)
+    if num_rows(floating) is None:
+        return _of_one(batch)
+    nan = torch.zeros(len(floating[0]), dtype=torch.bool)
+    infinite = nan.clone()
+    for tensor in floating:
+        rows = tensor.detach().cpu().flatten(1) if tensor.dim() > 1 else tensor.cpu()[:, None]
+        nan |= rows.isnan().any(dim=1)
+        infinite |= rows.isinf().any(dim=1)
+    return NotFinite(int(nan.sum()), int((infinite & ~nan).sum()))
+
+
+def _of_one(example: Any) -> NotFinite:
+    floating = [t for t in tensors_of(as_tensors(example)) if t.is_floating_point()]
+    has_nan = any(bool(tensor.isnan().any()) for tensor in floating)
+    has_infinite = any(bool(tensor.isinf().any()) for tensor in floating)
+    return NotFinite(int(has_nan), int(has_infinite and not has_nan))
+
+
+def _added(counts: Iterable[NotFinite]) -> NotFinite:
+    nan = infinite = 0
+    for count in counts:
+        nan += count.nan
+        infinite += count.infinite
+    return NotFinite(nan, infinite)

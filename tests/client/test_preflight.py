@@ -29,7 +29,8 @@ INPUTS, LABELS = torch.zeros(6, 4), torch.arange(6) % 3
 def make_task(inputs=INPUTS, targets=LABELS, *, width: int = 4, **more) -> Task:
     """Return a task of three classes."""
     kinds = ("client_data", "validation_data", "test_data")
-    data = dict.fromkeys(kinds, lambda site: (inputs, targets))
+    given = inputs if isinstance(inputs, list) else (inputs, targets)
+    data = dict.fromkeys(kinds, lambda site: given)
     return Task(name="tiny", model=lambda: torch.nn.Linear(width, 3), num_classes=3, **data, **more)
 
 
@@ -42,6 +43,9 @@ def ask(task: Task) -> RecordDict:
     return reply.content
 
 
+LAST_NAN = INPUTS.clone()
+LAST_NAN[5, 2] = torch.nan
+NO_LOSS = ("failed", "training loss was nan at step 1 of epoch 1; all its examples are finite: try")
 WELL, NO_DATA = ("ok", "6 examples"), ("warning", "not tried: there are no data")
 
 
@@ -50,7 +54,27 @@ WELL, NO_DATA = ("ok", "6 examples"), ("warning", "not tried: there are no data"
     [
         (make_task(), WELL, ("ok", "of one batch")),
         (make_task(width=5), WELL, ("failed", "RuntimeError: ")),
-        (make_task(INPUTS + torch.nan), WELL, ("failed", "the loss of one batch is nan")),
+        (make_task(INPUTS + torch.nan), ("failed", "6 examples, NaN in 6 of them"), NO_DATA),
+        (make_task(LAST_NAN), ("failed", "6 examples, NaN in 1 of them: fill"), NO_DATA),
+        (
+            make_task([(INPUTS, LABELS), (LAST_NAN, LABELS)]),
+            ("failed", "NaN in 1 of them"),
+            NO_DATA,
+        ),
+        (
+            make_task(INPUTS.index_fill(0, torch.tensor([1, 4]), torch.inf)),
+            ("warning", "6 examples, infinite numbers in 2 of them"),
+            (
+                "failed",
+                "the training loss was nan at step 1 of epoch 1; infinite numbers in 2",
+            ),
+        ),
+        (make_task(loss=lambda outputs, targets: outputs.sum() * torch.nan), WELL, NO_LOSS),
+        (
+            make_task(transform=lambda inputs: inputs / inputs.std()),
+            WELL,
+            ("failed", "transform of task 'tiny' makes NaN of 6 examples"),
+        ),
         (make_task(train=lambda *_: 1.0), WELL, ("ok", "not tried: the task trains by a")),
         (make_task(targets=LABELS + 1), ("failed", "label 3; the classes are 0 to 2"), NO_DATA),
         (make_task(INPUTS[:0], LABELS[:0]), ("failed", "there are no examples"), NO_DATA),
