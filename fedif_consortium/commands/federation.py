@@ -28,27 +28,35 @@ _HERE = Path()
 def init(
     name: Annotated[str, typer.Argument(help="the federation's name")],
     hosts: Annotated[list[str], typer.Argument(help="names or addresses members reach it by")],
-    listen: Annotated[str, typer.Option(help="HOST:PORT for members")] = "0.0.0.0:9092",
-    proxy: Annotated[bool, typer.Option(help="members come by nginx")] = True,
+    listen: Annotated[
+        str | None, typer.Option(help="HOST:PORT for members; default: 0.0.0.0:9092")
+    ] = None,
+    proxy: Annotated[
+        bool | None, typer.Option(help="members come by nginx; default: they do")
+    ] = None,
     superlink: Annotated[
-        str, typer.Option(help="HOST:PORT of the SuperLink behind nginx")
-    ] = "127.0.0.1:9095",
-    keeper_key: Annotated[str, typer.Option(help="of a keeper of masks, for invitations")] = "",
+        str | None,
+        typer.Option(help="HOST:PORT of the SuperLink behind nginx; default: 127.0.0.1:9095"),
+    ] = None,
+    keeper_key: Annotated[
+        str | None, typer.Option(help="of a keeper of masks, for invitations")
+    ] = None,
     folder: Folder = _HERE,
 ) -> None:
-    """Make a federation's keys, certificates and settings; what is there already stays."""
+    """Make a federation's keys, certificates and settings; what is there already stays.
+
+    Given again, to make what is missing, it takes from federation.toml what it is not given.
+    """
     from fedif_consortium.federation.records import FederationSettings
     from fedif_consortium.federation.server import initialize
 
-    wanted = FederationSettings(
-        name=name,
-        hosts=hosts,
-        listen=listen,
-        proxy=proxy,
-        superlink=superlink,
-        keeper_key=keeper_key,
-    )
-    initialize(_folder(folder), wanted)
+    found = _folder(folder)
+    options = {"listen": listen, "proxy": proxy, "superlink": superlink, "keeper_key": keeper_key}
+    wanted: dict[str, Any] = {}
+    if found.configuration.is_file():
+        wanted = found.settings().model_dump()
+    wanted |= {key: value for key, value in options.items() if value is not None}
+    initialize(found, FederationSettings(**{**wanted, "name": name, "hosts": hosts}))
 
 
 @federation_cli.command()
@@ -78,13 +86,30 @@ def add_member(
 
 @federation_cli.command("remove-member")
 def remove_member(
-    name: Annotated[str, typer.Argument(help="a member")], folder: Folder = _HERE
+    name: Annotated[str, typer.Argument(help="a member")],
+    erase: Annotated[bool, typer.Option("--erase", help="remove what need not stay of it")] = False,
+    folder: Folder = _HERE,
 ) -> None:
     """End a member's registration: its key opens nothing any more, and a run goes on without it."""
     from fedif_consortium.federation import members, server
 
     found = _folder(folder)
     members.remove(found, name, server.flower_of(found))
+    if erase:
+        members.erase(found, name)
+    members.tell_what_stays(found, name)
+
+
+@federation_cli.command()
+def rekey(
+    name: Annotated[str, typer.Argument(help="a member")],
+    answer: Annotated[Path, typer.Argument(help="of `fedif node join`, with its new key")],
+    folder: Folder = _HERE,
+) -> None:
+    """Give a member that lost its key another one: it keeps its number, its node and its score."""
+    from fedif_consortium.federation import members
+
+    members.rekey(_folder(folder), name, answer)
 
 
 @federation_cli.command()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_consortium.evidence.keys import VerifyingKey, public_der
-from fedif_consortium.evidence.names import as_read
+from fedif_consortium.evidence.names import as_read, holder_of
 from fedif_consortium.evidence.part import run_id
 from fedif_consortium.evidence.reply_witness import TRAINED, sent_file
 from fedif_consortium.evidence.signed import SignedUpdate, arrays_digest
@@ -95,7 +95,7 @@ class _SignatureCheck:
         lines = run.clients.read()
         self._names = names
         self._members = members
-        self._holders = {public_der(key): name for name, key in (members or {}).items()}
+        self._holders = {public_der(key): holder_of(n) for n, key in (members or {}).items()}
         self._replies = _used_or_refused(lines)
         self._late = {_place(row) for row in lines if row["status"] == "late"}
         self._keys: dict[int, bytes] = {}  # By client id.
@@ -123,10 +123,14 @@ class _SignatureCheck:
             raise StatementError(f"{where} is signed with a key that is no member's")
         if update.node_id != client_id:
             raise StatementError(f"{where} is the one that {self._called(update.node_id)} signed")
-        if self._keys.setdefault(client_id, update.key) != update.key:
-            raise StatementError(f"{where} is signed with another key than before")
+        before = self._keys.setdefault(client_id, update.key)
         if self._members is None:
+            if before != update.key:
+                raise StatementError(f"{where} is signed with another key than before")
             return
+        # A member may have got another key while the run stood still; both are known then.
+        if self._holders[before] != self._holders[update.key]:
+            raise StatementError(f"{where} is signed with another key than before")
         holder = self._holders[update.key]
         for names in self._names:
             name = names.get(client_id, holder)

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 
-from fedif_consortium.evidence.names import require_apart
+from fedif_consortium.evidence.names import holder_of, require_apart
 from fedif_flower.errors import ConfigError
 from fedif_flower.storage import config_folder, require_private, write_private
 
@@ -209,6 +209,9 @@ def _hash_for(curve: ec.EllipticCurve) -> ec.ECDSA:
 def read_members(folder: Path) -> dict[str, VerifyingKey]:
     """Return the public keys in a folder, each by its file's name without `.pub`.
 
+    That is its holder's name, or, of a key that it had before, see
+    :func:`~fedif_consortium.evidence.names.key_name`.
+
     Parameters
     ----------
     folder : Path
@@ -230,7 +233,7 @@ def read_members(folder: Path) -> dict[str, VerifyingKey]:
         members[path.name.removesuffix(_SUFFIX)] = read_public_key(data, str(path))
     if not members:
         raise ConfigError(f"members = {str(folder)!r} holds no public key, NAME{_SUFFIX}")
-    require_apart(members, f"members = {str(folder)!r}:")
+    require_apart(map(holder_of, members), f"members = {str(folder)!r}:")
     names_by_digest(members, str(folder))
     return members
 

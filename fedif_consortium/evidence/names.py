@@ -19,6 +19,21 @@ _WRITTEN_TOGETHER = (
 )
 
 
+# Between a member's name and the number of a key that it had before, in the name of the key's file.
+EARLIER = "~"
+
+
+def key_name(name: str, earlier: int) -> str:
+    """Return what the file of a member's key is called: ``bob``, or ``bob~1`` of its first one."""
+    return f"{name}{EARLIER}{earlier}" if earlier else name
+
+
+def holder_of(key: str) -> str:
+    """Return the member whose key is called so."""
+    name, mark, number = key.rpartition(EARLIER)
+    return name if mark and number.isdecimal() else key
+
+
 def as_read(name: str) -> str:
     """Return what a name is compared by: NFKC, without the difference of capitals.
 

@@ -1,15 +1,18 @@
-"""Members: invited by name, let in by their public key, sent away."""
+"""Members: invited by name, let in by their public key, given another one, sent away."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from fedif_consortium.evidence.keys import read_public_key
 from fedif_consortium.federation import files
 from fedif_consortium.federation.certificates import certificate_fingerprint
 from fedif_consortium.federation.flower import Flower, FlowerCommandError
+from fedif_consortium.federation.node_keys import replace_key
 from fedif_consortium.federation.records import (
     Answer,
     FederationFolder,
@@ -17,9 +20,16 @@ from fedif_consortium.federation.records import (
     Member,
     key_fingerprint,
 )
-from fedif_consortium.federation.removals import note_removal, read_removals, removal_of
+from fedif_consortium.federation.removals import (
+    Removal,
+    note_removal,
+    read_removals,
+    rekeying_of,
+    removal_of,
+)
 from fedif_consortium.federation.server import statement_fingerprint
 from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import exclusive_lock, writing
 
 _ABOUT_MEMBER = "A member, as the operator knows it; written by `fedif federation`."
@@ -155,11 +165,7 @@ def apply_removals(folder: FederationFolder) -> None:
     with exclusive_lock(folder.lock):
         for removal in read_removals(folder.removals):
             for member in folder.members().values():
-                own = removal_of(member.name, member.key, removal.removed)
-                is_same = own.key == removal.key if own.key else own.name == removal.name
-                if is_same and not member.removed:
-                    typer.echo(f"{member.name} was removed on {removal.removed}, and came back")
-                    _save(folder, member.replace(removed=removal.removed))
+                _apply_removal(folder, member, removal)
         try:
             for member in folder.members().values():
                 if member.removed:
@@ -169,12 +175,161 @@ def apply_removals(folder: FederationFolder) -> None:
             typer.echo(f"! {error}")
 
 
+def _apply_removal(folder: FederationFolder, member: Member, removal: Removal) -> None:
+    """Mark a member as removed if the removal is its own; say it where only its key was."""
+    own = removal_of(member.name, member.key, removal.removed)
+    is_same = own.key == removal.key if own.key else own.name == removal.name
+    if not is_same or member.removed:
+        return
+    if removal.is_of_member:
+        typer.echo(f"{member.name} was removed on {removal.removed}, and came back")
+        _save(folder, member.replace(removed=removal.removed))
+    else:
+        typer.echo(
+            f"! {member.name} got another key on {removal.removed}, which is not here: "
+            f"`fedif federation rekey {member.name} ANSWER` once more"
+        )
+
+
+def rekey(folder: FederationFolder, name: str, given: Path) -> Member:
+    """Give a member another key: it keeps its number, its node and its score.
+
+    Its earlier key opens nothing any more, and stays where ``fedif verify --members`` finds it, so
+    that what was signed with it can be checked.
+
+    Parameters
+    ----------
+    folder : FederationFolder
+        The server's.
+    name : str
+        The member.
+    given : Path
+        Its new answer to its invitation, of ``fedif node join`` with a new key.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such registered member, or the answer is not its, or has no new key.
+    StorageError
+        If the list of removed keys cannot be written: the key is replaced all the same.
+    """
+    with exclusive_lock(folder.lock):
+        answer = files.read_document(given, Answer)
+        if answer.member != name:
+            raise ConfigError(f"{given} is the answer of {answer.member}, not of {name}")
+        member = _invited(folder, answer)
+        if not member.node_id:
+            raise ConfigError(f"{name} has no key yet: `fedif federation add-member {given}`")
+        if key_fingerprint(answer.key) == key_fingerprint(member.key):
+            raise ConfigError(f"{given} has the key that {name} has already")
+        _require_nobodys_key(folder, answer)
+        old, new = (read_public_key(key.encode(), name) for key in (member.key, answer.key))
+        replace_key(folder.database, member.node_id, old, new)
+        earlier = (*member.earlier_keys, member.key)
+        files.new(folder.public_key(name, len(earlier)), "its earlier key", f"{member.key}\n")
+        removal = rekeying_of(name, member.key, _now())
+        member = _changed(member, key=answer.key, earlier_keys=list(earlier))
+        _save(folder, member)
+        files.write(folder.public_key(name), "its key", f"{member.key}\n")
+        note_removal(folder.removals, removal)
+        typer.echo(f"{name} has the key {key_fingerprint(member.key)}: node {member.node_id}")
+    return member
+
+
+def erase(folder: FederationFolder, name: str) -> None:
+    """Remove what need not stay of a member that was removed.
+
+    Its name and number stay, so that nobody else gets them. Where a run's records name its node,
+    its key stays too: what it signed there could not be checked without it.
+
+    Raises
+    ------
+    ConfigError
+        If it is a member still.
+    """
+    with exclusive_lock(folder.lock):
+        member = folder.members()[name]
+        if not member.removed:
+            raise ConfigError(f"{name} is a member: remove it first")
+        runs = _runs_of(folder, member)
+        for run in runs:
+            _forget_page(run, member)
+        if runs:
+            return
+        for path in folder.public_keys(name):
+            path.unlink()
+            typer.echo(f"erased {path}")
+        _save(folder, _changed(member, key="", earlier_keys=[], node_id=""))
+
+
+def tell_what_stays(folder: FederationFolder, name: str) -> None:
+    """Say what is kept of a member that was removed, and why."""
+    member = folder.members()[name]
+    typer.echo(f"stays: {folder.member_file(name)}, so that nobody else gets name and number")
+    for path in folder.public_keys(name):
+        typer.echo(f"stays: {path}, by which what it signed is checked")
+    for run in _runs_of(folder, member):
+        what = "records and kept updates"
+        why = "others' contributions are computed with them"
+        if run.statement.is_dir():
+            what, why = "records, kept updates and statement", "they were signed"
+        typer.echo(f"stays: {what} in {run.path}: {why}")
+
+
+def _runs_of(folder: FederationFolder, member: Member) -> list[RunFolder]:
+    """Return the runs in this folder whose records name a member's node."""
+    if not member.node_id:
+        return []
+    runs = [RunFolder(path) for path in sorted(folder.path.glob("runs/*")) if path.is_dir()]
+    return [
+        run for run in runs if any(row["client_id"] == member.node_id for row in run.clients.read())
+    ]
+
+
+def _forget_page(run: RunFolder, member: Member) -> None:
+    """Leave a member out of those who are still to get their page."""
+    if not run.undelivered.path.is_file():
+        return
+    left = run.undelivered.read()
+    if left.pop(member.node_id, None) is None:
+        return
+    typer.echo(f"erased its page from {run.undelivered.path}")
+    if left:
+        run.undelivered.write(left)
+    else:
+        run.undelivered.path.unlink()
+
+
 def _answering(folder: FederationFolder, answer: Answer) -> Member:
     """Return the member whose answer this is, once it is clear that it may have its key.
 
     That is: an answer to an invitation of this federation, which nobody changed, and a key that is
     neither another member's nor a second one.
     """
+    member = _invited(folder, answer)
+    own = key_fingerprint(answer.key)
+    there = key_fingerprint(member.key) if member.key else own
+    if there != own:
+        raise ConfigError(
+            f"{member.name} has another key, {there}, not {own}: a member that lost its key gets "
+            f"a new one by `fedif federation rekey {member.name}`"
+        )
+    _require_nobodys_key(folder, answer)
+    return member
+
+
+def _require_nobodys_key(folder: FederationFolder, answer: Answer) -> None:
+    """Raise ConfigError if an answer's key is another member's, or was anybody's before."""
+    own = key_fingerprint(answer.key)
+    for other in folder.members().values():
+        if other.name != answer.member and other.key and key_fingerprint(other.key) == own:
+            raise ConfigError(f"{answer.member} has the key of {other.name}: each needs its own")
+        if own in map(key_fingerprint, other.earlier_keys):
+            raise ConfigError(f"{answer.member} has an earlier key of {other.name}: make a new one")
+
+
+def _invited(folder: FederationFolder, answer: Answer) -> Member:
+    """Return the member whose answer this is, to an invitation that nobody changed."""
     answer.check()
     ours = certificate_fingerprint(folder.certificate_text())
     theirs = answer.certificate_fingerprint
@@ -190,17 +345,12 @@ def _answering(folder: FederationFolder, answer: Answer) -> Member:
         raise ConfigError(f"{who} was not invited: `fedif federation invite`")
     if member.removed:
         raise ConfigError(f"{member.name} was removed on {member.removed}: invite another name")
-    own = key_fingerprint(answer.key)
-    known = {one.name: key_fingerprint(one.key) for one in members.values() if one.key}
-    if (there := known.pop(member.name, own)) != own:
-        raise ConfigError(
-            f"{member.name} has another key, {there}, not {own}: a member that lost its key is "
-            "removed, and invited under another name"
-        )
-    for name, theirs in known.items():
-        if theirs == own:
-            raise ConfigError(f"{member.name} has the key of {name}: each needs its own")
     return member
+
+
+def _changed(member: Member, **values: Any) -> Member:
+    """Return a member with other values, lists among them."""
+    return Member(**{**member.model_dump(), **values})
 
 
 def _live(flower: Flower) -> set[str]:

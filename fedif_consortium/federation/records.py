@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedif_consortium.address import Address, an_address, joined_address, split_address
 from fedif_consortium.evidence import keys
+from fedif_consortium.evidence.names import EARLIER, key_name
 from fedif_consortium.federation import files
 from fedif_consortium.federation.certificates import certificate_fingerprint, read_certificate
 from fedif_flower.errors import ConfigError
@@ -68,6 +69,9 @@ class Member(Settings):
     number: int = setting(..., "Its own number (`partition-id`).", ge=0)
     invited: str = setting("", "When it was invited.")
     key: str = setting("", "Its public key, once it is known.")
+    earlier_keys: list[str] = setting(
+        [], "Those that it had before.", allowed="lines as OpenSSH writes public keys"
+    )
     node_id: str = setting("", "Its id at the SuperLink, once its key is registered there.")
     registered: str = setting("", "When that was.")
     removed: str = setting("", "When its registration was ended.")
@@ -110,9 +114,14 @@ class FederationFolder:
         """Return where a member's record lies."""
         return self.path / "members" / f"{name}.toml"
 
-    def public_key(self, name: str) -> Path:
-        """Return where a member's public key lies, once it is known."""
-        return self.path / "members" / f"{name}.pub"
+    def public_key(self, name: str, earlier: int = 0) -> Path:
+        """Return where a member's public key lies, once it is known; or its first, second one."""
+        return self.path / "members" / f"{key_name(name, earlier)}.pub"
+
+    def public_keys(self, name: str) -> list[Path]:
+        """Return the files of a member's keys, earlier ones too."""
+        earlier = sorted((self.path / "members").glob(f"{key_name(name, 0)}{EARLIER}*.pub"))
+        return [path for path in (self.public_key(name), *earlier) if path.is_file()]
 
     def certificate_text(self) -> str:
         """Return the authority's certificate, as PEM; a ConfigError if it is none."""

@@ -13,21 +13,45 @@ from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.rows import csv_text, read_rows
 from fedif_flower.storage import append_line, cut_torn_line
 
-_COLUMNS = ("name", "key", "removed")
+_COLUMNS = ("name", "key", "removed", "why")
+_GONE, _REKEYED = "removed", "rekeyed"
 
 
 class Removal(NamedTuple):
-    """A member that was removed: its name, the id of its key (empty: it had none), and when."""
+    """A key that is let in no more.
+
+    Attributes
+    ----------
+    name : str
+        Whose it was.
+    key : str
+        Its id; empty: the member had none yet.
+    removed : str
+        When.
+    why : str
+        ``removed``: the member was; ``rekeyed``: it has another one.
+    """
 
     name: str
     key: str
     removed: str
+    why: str = _GONE
+
+    @property
+    def is_of_member(self) -> bool:
+        """Whether the member itself was removed."""
+        return self.why == _GONE
 
 
 def removal_of(name: str, key: str, removed: str) -> Removal:
     """Return the removal of a member whose key is given in a line, as OpenSSH writes it."""
     digest = key_id(read_public_key(key.encode(), f"{name}: key")) if key else ""
     return Removal(name, digest, removed)
+
+
+def rekeying_of(name: str, key: str, removed: str) -> Removal:
+    """Return the removal of a member's earlier key."""
+    return removal_of(name, key, removed)._replace(why=_REKEYED)
 
 
 def read_removals(path: Path) -> list[Removal]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, read_members
+from fedif_consortium.evidence.names import holder_of
 from fedif_flower.errors import ConfigError, EvidenceError
 from fedif_flower.foreign import refused_as
 from fedif_flower.settings import Settings, setting
@@ -144,7 +145,9 @@ class MemberApps:
         self.refused = state / "refused-apps"
         self._signers: Mapping[str, VerifyingKey] = {}
         if rules.signers:
-            self._signers = read_members(beside / rules.signers)
+            keys = read_members(beside / rules.signers)
+            # A key that its holder had before may be somebody else's by now.
+            self._signers = {name: key for name, key in keys.items() if holder_of(name) == name}
             if len(self._signers) < self._least:
                 raise ConfigError(
                     f"[apps] signers = {rules.signers!r} has {len(self._signers)} keys, NAME.pub; "

@@ -23,6 +23,7 @@ from pydantic.alias_generators import to_camel
 
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, key_id
+from fedif_consortium.evidence.names import holder_of
 from fedif_consortium.evidence.signed import first_of
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole, regular
@@ -202,7 +203,7 @@ def _signers(envelope: Envelope, keys: Mapping[str, VerifyingKey]) -> tuple[Sign
     for signature in envelope.signatures:
         name = envelope.signer(signature, keys)
         if name:
-            signers.append(SignedBy(name, fingerprint(keys[name])))
+            signers.append(SignedBy(holder_of(name), fingerprint(keys[name])))
         else:
             # Nobody checked whose it is: the id is what somebody wrote beside it.
             signers.append(SignedBy("", printable(signature.keyid, 64)))

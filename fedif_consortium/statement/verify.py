@@ -21,7 +21,7 @@ from fedif_consortium.evidence.check_signatures import (
 )
 from fedif_consortium.evidence.dsse import read_envelope
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, fingerprint, key_id
-from fedif_consortium.evidence.names import require_apart
+from fedif_consortium.evidence.names import holder_of, require_apart
 from fedif_consortium.page import MAX_PAGE_BYTES
 from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.bundle import account_json, contents, read_account
@@ -203,9 +203,10 @@ def merge_signatures(
                 if not name:
                     key = printable(signature.keyid, 64)
                     raise EvidenceError(f"a signature with key {key!r}, which is no member's")
-                if name != OPERATOR and name not in added:
+                holder = holder_of(name)
+                if name != OPERATOR and holder not in added:
                     envelope = envelope.with_signature(key_id(keys[name]), signature.sig)
-                    added[name] = True
+                    added[holder] = True
         except (EvidenceError, OSError) as error:
             raise StatementError(f"{file}: {error}") from error
     write_atomically(target, envelope.to_bytes())

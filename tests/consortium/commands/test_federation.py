@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fedif_flower.errors import ConfigError
 from tests.consortium.commands.typed import call
 
 
@@ -55,3 +56,14 @@ def test_a_status_that_is_not_well_has_an_exit_status(server):
     said = json.loads(call("federation", "status", "--json", status=1))
     assert said["members"][0]["state"] == "invited"
     assert said["warnings"][0].startswith("no server that is known by ")
+
+
+def test_a_certificate_is_renewed_by_init_with_name_and_hosts(server):
+    """What the federation was first made with is not given a second time."""
+    before = (server / "server.crt").read_bytes()
+    (server / "server.crt").unlink()
+    call("federation", "init", "consortium", "localhost")
+    assert (server / "server.crt").read_bytes() != before
+    assert tomllib.loads((server / "federation.toml").read_text())["listen"] == "127.0.0.1:1"
+    with pytest.raises(ConfigError, match=r"federation\.toml is there and says otherwise"):
+        call("federation", "init", "consortium", "localhost", "--listen", "127.0.0.1:2")

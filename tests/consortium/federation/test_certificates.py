@@ -100,3 +100,22 @@ def test_a_member_reaches_the_server_that_its_invitation_means(folder, files):
         pytest.raises(UnreachableError, match="is not well: status 500"),
     ):
         reach(address, folder.authority)
+
+
+def test_a_member_that_knows_two_authorities_reaches_the_server_before_and_after(tmp_path):
+    """`cat ca.crt next/ca.crt`: from one authority to the next, without a day of silence."""
+    for name in ("now", "next"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "server.key").write_bytes(certificates.make_key())
+        make_authority(tmp_path / name)
+        own = of_server(tmp_path / name, ["localhost", "127.0.0.1"])
+        (tmp_path / name / "server.crt").write_bytes(own)
+    both = tmp_path / "both.crt"
+    both.write_bytes(b"".join((tmp_path / n / "ca.crt").read_bytes() for n in ("now", "next")))
+    for name in ("now", "next"):
+        folder = tmp_path / name
+        with https(folder / "server.crt", folder / "server.key") as address:
+            assert reach(address, both)[0] == read_certificate(folder / "server.crt")
+            other = tmp_path / ("next" if name == "now" else "now") / "ca.crt"
+            with pytest.raises(UnreachableError):
+                reach(address, other)

@@ -1,21 +1,37 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.superlink.federation import NoOpFederationManager
 
-from fedif_consortium.evidence.keys import key_id, read_members
+from fedif_consortium.evidence.keys import key_id, read_members, read_public_key
 from fedif_consortium.federation.files import read_document, to_toml
 from fedif_consortium.federation.flower import FlowerCommandError
-from fedif_consortium.federation.members import add, apply_removals, invite, remove
-from fedif_consortium.federation.records import Answer
+from fedif_consortium.federation.members import (
+    add,
+    apply_removals,
+    erase,
+    invite,
+    rekey,
+    remove,
+    tell_what_stays,
+)
+from fedif_consortium.federation.node import NodeFolder
+from fedif_consortium.federation.records import Answer, FederationFolder, Invitation
 from fedif_consortium.federation.removals import removed_keys
 from fedif_consortium.federation.server import look
 from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.run.folder import RunFolder
 from tests.consortium.federation.folders import (
     Registry,
     answer_of,
     content,
+    join_as,
     make_federation,
     serving,
 )
@@ -91,7 +107,7 @@ def test_a_key_is_never_replaced_and_never_two_members(folder, tmp_path, registr
     (tmp_path / "a" / "node.key").rename(tmp_path / "lost")
     for path in (tmp_path / "a").iterdir():
         path.unlink()
-    with pytest.raises(ConfigError, match="hospital-a has another key"):
+    with pytest.raises(ConfigError, match=r"hospital-a has another key, .* federation rekey hosp"):
         add(folder, answer_of(folder, "hospital-a", tmp_path / "a"), registry)
     (tmp_path / "b").mkdir()
     (tmp_path / "lost").rename(tmp_path / "b" / "node.key")
@@ -185,3 +201,116 @@ def test_a_list_of_removals_that_is_lost_is_made_again(folder, answer, registry)
     folder.removals.write_text("name\nx\n")
     with pytest.raises(ConfigError, match="is no list of removed members: name, key, removed"):
         apply_removals(folder)
+
+
+def link_state(folder: FederationFolder):
+    """Return Flower's link state on the federation's database."""
+    state = SqlLinkState(
+        str(folder.database), NoOpFederationManager(), ObjectStoreFactory().store()
+    )
+    state.initialize()
+    return state
+
+
+class Registered(Registry):
+    """Nodes that are let in, in Flower's own database."""
+
+    def __init__(self, folder: FederationFolder) -> None:
+        super().__init__()
+        self.state = link_state(folder)
+
+    def register(self, public_key, name):
+        key = flower_key(public_key.read_text())
+        return str(self.state.create_node("operator", "operator", key, 30.0, name=name))
+
+
+def flower_key(line: str) -> bytes:
+    return public_key_to_bytes(read_public_key(line.encode(), "key"))
+
+
+def answer_with_a_new_key(folder: FederationFolder, name: str, host: Path) -> Path:
+    """A member lost its key: it joins once more by its invitation, in an empty folder."""
+    join_as(host, read_document(folder.invitation(name), Invitation))
+    return NodeFolder(host).answer(name)
+
+
+def test_a_member_that_lost_its_key_stays_the_node_that_it_was(folder, tmp_path):
+    registered = Registered(folder)
+    before = add(folder, answer_of(folder, "ada", tmp_path / "a"), registered)
+    bob = add(folder, answer_of(folder, "bob", tmp_path / "b"), registered)
+    after = rekey(folder, "ada", answer_with_a_new_key(folder, "ada", tmp_path / "again"))
+    assert (after.node_id, after.number) == (before.node_id, before.number)
+    assert after.key != before.key
+    assert after.earlier_keys == [before.key]
+    state = link_state(folder)
+    for member in (after, bob):
+        assert state.get_node_id_by_public_key(flower_key(member.key)) == int(member.node_id)
+    assert state.get_node_id_by_public_key(flower_key(before.key)) is None
+    # What it signed before can be checked, and a backup does not bring the old key back.
+    keys = read_members(folder.path / "members")
+    assert set(keys) == {"ada", "ada~1", "bob"}
+    assert removed_keys(folder.removals) == {key_id(keys["ada~1"])}
+    apply_removals(folder)
+    assert folder.members()["ada"].state == "registered"
+
+    with pytest.raises(ConfigError, match="has the key that ada has already"):
+        rekey(folder, "ada", NodeFolder(tmp_path / "again").answer("ada"))
+    with pytest.raises(ConfigError, match="is the answer of ada, not of bob"):
+        rekey(folder, "bob", NodeFolder(tmp_path / "again").answer("ada"))
+    with pytest.raises(ConfigError, match="ada has an earlier key of ada: make a new one"):
+        rekey(folder, "ada", NodeFolder(tmp_path / "a").answer("ada"))
+
+
+def test_a_key_is_replaced_where_the_database_has_the_old_one_alone(folder, tmp_path):
+    invite(folder, "ada")
+    given = answer_of(folder, "ada", tmp_path / "a")
+    with pytest.raises(ConfigError, match="ada has no key yet: `fedif federation add-member"):
+        rekey(folder, "ada", given)
+    member = add(folder, given, Registry())  # Another SuperLink's.
+    new = answer_with_a_new_key(folder, "ada", tmp_path / "again")
+    with pytest.raises(ConfigError, match="the SuperLink has registered nobody yet"):
+        rekey(folder, "ada", new)
+    link_state(folder)
+    with pytest.raises(ConfigError, match=f"no node {member.node_id} with the key that is known"):
+        rekey(folder, "ada", new)
+    assert folder.members()["ada"] == member
+
+
+def test_a_backup_of_before_a_rekeying_is_named(folder, tmp_path, capsys):
+    add(folder, answer_of(folder, "ada", tmp_path / "a"), Registered(folder))
+    backup = shutil.copytree(folder.path, tmp_path / "backup")
+    rekey(folder, "ada", answer_with_a_new_key(folder, "ada", tmp_path / "again"))
+    shutil.rmtree(folder.path)
+    shutil.copytree(backup, folder.path)
+    capsys.readouterr()
+    apply_removals(folder)
+    assert "which is not here: `fedif federation rekey ada ANSWER` once more" in (
+        capsys.readouterr().out
+    )
+    assert folder.members()["ada"].state == "registered"
+
+
+@pytest.mark.parametrize("took_part", [False, True])
+def test_what_need_not_stay_of_a_member_is_erased(folder, answer, registry, capsys, took_part):
+    member = add(folder, answer, registry)
+    with pytest.raises(ConfigError, match="hospital-a is a member: remove it first"):
+        erase(folder, "hospital-a")
+    run = RunFolder(folder.path / "runs" / "october")
+    if took_part:
+        run.path.mkdir(parents=True)
+        run.clients.begin()
+        run.clients.append([{"round": 1, "client_id": member.node_id, "status": "accepted"}])
+        run.undelivered.write({member.node_id: "members/001.html", "7": "members/002.html"})
+    remove(folder, "hospital-a", registry)
+    capsys.readouterr()
+    erase(folder, "hospital-a")
+    tell_what_stays(folder, "hospital-a")
+    said = capsys.readouterr().out
+    assert f"stays: {folder.member_file('hospital-a')}" in said
+    assert folder.public_key("hospital-a").exists() == took_part
+    assert bool(folder.members()["hospital-a"].key) == took_part
+    assert (f"stays: records and kept updates in {run.path}" in said) == took_part
+    if took_part:
+        assert run.undelivered.read() == {"7": "members/002.html"}
+    with pytest.raises(ConfigError, match="choose another name"):
+        invite(folder, "hospital-a")

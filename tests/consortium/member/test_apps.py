@@ -98,6 +98,19 @@ def test_a_signature_counts_for_its_key_and_its_bundle(member):
     assert member.signers_of(DIGEST) == ["ada"]
 
 
+@pytest.mark.usefixtures("member")
+def test_a_key_that_a_signer_had_before_signs_no_app(tmp_path):
+    """Whoever has it by now is not a second signer, nor the first one."""
+    signers = tmp_path / "signers"
+    (signers / "ada.pub").rename(signers / "ada~1.pub")
+    (signers / "ada.pub").write_text(public_line(Ed25519PrivateKey.generate(), "ada"))
+    again = MemberApps(AppRules(signers="signers", least_signers=2), tmp_path, tmp_path / "state")
+    for key in KEYS.values():
+        name, content = sign_bundle(DIGEST, key)
+        (again.signatures / name).write_bytes(content)
+    assert again.signers_of(DIGEST) == ["bob"]
+
+
 def test_so_many_refused_bundles_are_kept(member, tmp_path):
     contents = [bundle(f"x = {i}\n") for i in range(5)]
     digests = [bundle_digest(content) for content in contents]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import Error, Message
 
 from client_app import app as client_app
@@ -21,6 +22,7 @@ from fedif_consortium.evidence.keys import read_members, read_private_key
 from fedif_consortium.evidence.part import Evidence, ReceiptBook
 from fedif_consortium.evidence.receipts import RoundChain, ToldRound, read_leaf
 from fedif_consortium.evidence.signed import SignedUpdate
+from fedif_consortium.federation.records import public_line
 from fedif_consortium.parts import run_parts
 from fedif_consortium.statement import bundle
 from fedif_consortium.statement.bundle import make_statement
@@ -400,6 +402,25 @@ def test_who_is_paid_is_called_as_the_file_of_its_key(copied, keys, key, monkeyp
     if shown != "Bobby":
         with pytest.raises(ConfigError, match=found):
             make_statement(copied.path, key, again=True)
+
+
+def test_a_member_that_got_another_key_between_two_attempts_is_one_signer(
+    copied, keys, key, tmp_path
+):
+    """Bob signed round 2 with a new key: both are known as his, and the old one as an earlier."""
+    folder = shutil.copytree(keys, tmp_path / "keys")
+    (folder / "bob.pub").rename(folder / "bob~1.pub")
+    new = Ed25519PrivateKey.generate()
+    (folder / "bob.pub").write_text(public_line(new, "bob"))
+    private = new.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    (folder / "new").write_bytes(private)
+    rewrite(copied.signatures, signed_anew(copied, folder, "new"))
+    make_statement(copied.path, key)
+    found = verify(copied.path, members=read_members(folder)).members
+    assert [(one.name, one.signed) for one in found] == [(name, ROUNDS) for name in NAMES]
+    (folder / "bob~1.pub").unlink()
+    with pytest.raises(StatementError, match="of bob is signed with a key that is no member's"):
+        verify(copied.path, members=read_members(folder))
 
 
 def test_a_key_in_capitals_is_the_members_all_the_same(copied, keys, key, tmp_path):
