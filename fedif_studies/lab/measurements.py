@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
@@ -100,7 +101,7 @@ def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
         for directory in directories
         for path in directory.rglob(RunFolder(directory).summary.path.name)
         if RunFolder(path.parent).is_complete()
-        and "config" in RunFolder(path.parent).summary.read()
+        and not _is_own_app_s(RunFolder(path.parent).summary.read())
     }
     read = (read_measurement(run_dir) for run_dir in sorted(found))
     return [measurement for measurement in read if measurement is not None]
@@ -136,7 +137,8 @@ def _measurement(run_dir: Path) -> Measurement | None:
         of_split = (values[-1], of_last, best)
         figures |= {f"{split}-{n}": v for n, v in zip(ACCURACIES, of_split, strict=True)}
     label = JsonFile(run_dir / LABEL).read() if (run_dir / LABEL).exists() else {}
-    config = summary.get("config") or RunFolder(run_dir).settings()
+    own = _is_own_app_s(summary)
+    config = RunFolder(run_dir).settings() if own else summary["config"]
     machine = summary.get("machine", {})
     parts = [f"{machine['cores']} cores"] if machine.get("cores") else []
     parts += [str(machine[key]) for key in ("processor", "gpu") if machine.get(key)]
@@ -151,6 +153,11 @@ def _measurement(run_dir: Path) -> Measurement | None:
         higher_is_better=higher_is_better,
         revision=label.get("revision", ""),
     )
+
+
+def _is_own_app_s(summary: Mapping[str, Any]) -> bool:
+    """Tell whether a run's summary is of an app of its own, which has no run config."""
+    return "config" not in summary and "title" in summary
 
 
 def to_row(measurement: Measurement) -> dict[str, str]:
