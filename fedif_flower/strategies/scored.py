@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Unpack
@@ -19,6 +20,8 @@ from fedif_flower.strategies.setup import DEFAULTS, BaseArguments, naming, requi
 from fedif_flower.strategies.summary import Scoring
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger, Scores, WeightScope, min_max
+
+logger = logging.getLogger(__name__)
 
 RoundNormalization = Annotated[bool, Setting("min-max over the round (off: an ablation)")]
 
@@ -97,6 +100,7 @@ class ScoredStrategy(ScreenedStrategy):
     default_weighting = Weighting()
     default_stages = staticmethod(bounds)
     ledger: ScoreLedger
+    _warned_of_two = False
 
     def __init__(
         self,
@@ -138,6 +142,7 @@ class ScoredStrategy(ScreenedStrategy):
         normalized = scores.values
         if self.weighting.round_normalization:
             normalized = min_max(normalized, scores.resolution)
+            self._warn_of_two(updates.server_round, normalized)
         weight_scores = self.ledger.update(client_ids, normalized)
         accumulative = None
         if scores.influences is not None:
@@ -154,6 +159,18 @@ class ScoredStrategy(ScreenedStrategy):
             weight_scores=weight_scores,
             accumulative=accumulative,
             evaluations=scores.evaluations,
+        )
+
+    def _warn_of_two(self, server_round: int, normalized: Tensor) -> None:
+        """Say once that min-max leaves one of two members nothing, however close they are."""
+        if self._warned_of_two or len(normalized) != 2 or bool(normalized.all()):
+            return
+        self._warned_of_two = True
+        logger.warning(
+            "round %d: of two members the round's normalisation gives one 1 and the other 0, "
+            "however close their scores are; use Weighting(round_normalization=False), or let at "
+            "least three members take part in a round",
+            server_round,
         )
 
 
