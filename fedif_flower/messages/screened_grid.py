@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from flwr.app import Array, Error, Message, RecordDict
@@ -67,7 +67,7 @@ class ScreenedGrid(ForwardingGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send messages and return their ids, which nobody can guess."""
-        return self.inner.push_messages(_unguessable(messages))
+        return self.inner.push_messages(unguessable(messages))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -82,7 +82,7 @@ class ScreenedGrid(ForwardingGrid):
             Seconds; ``None``: wait for as long as it takes.
         """
         closing, self._closing = self._closing, None
-        sent = _unguessable(messages)
+        sent = unguessable(messages)
         late: list[Message] = []
         if closing is not None and self.keeps_late:
             late = self._transport.outstanding(closing.awaited)
@@ -91,7 +91,7 @@ class ScreenedGrid(ForwardingGrid):
             replies = iter(self._transport.send_and_receive(sent, timeout=timeout))
             if closing is not None:
                 replies = _until_closed(replies, timeout, closing)
-        return _believable(replies, [*sent, *late])
+        return believable(replies, [*sent, *late])
 
 
 def _until_closed(
@@ -130,7 +130,8 @@ def weight(content: RecordDict) -> tuple[int, int]:
     return size, values
 
 
-def _unguessable(messages: Iterable[Message]) -> list[Message]:
+def unguessable(messages: Iterable[Message]) -> list[Message]:
+    """Return messages with ids that nobody can guess, once they are sent."""
     sent = list(messages)
     for message in sent:
         # A member's log calls it the round.
@@ -140,7 +141,8 @@ def _unguessable(messages: Iterable[Message]) -> list[Message]:
     return sent
 
 
-def _believable(replies: Iterable[Message], sent: list[Message]) -> Iterator[Message]:
+def believable(replies: Iterable[Message], sent: Sequence[Message]) -> Iterator[Message]:
+    """Return replies to messages that were sent, as :class:`ScreenedGrid` does."""
     asked: dict[str, Message] = {}
     nodes = {message.metadata.dst_node_id for message in sent}
     answered: set[str] = set()

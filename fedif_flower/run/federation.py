@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from fedif_flower.attacks.assignment import malicious_partitions
@@ -147,7 +146,6 @@ def _run_rounds(
     except BaseException as error:
         recorder.stopped(error)
         raise
-    final: ArrayRecord = result.arrays if len(result.arrays) else arrays
-    summary = recorder.finish(final.to_torch_state_dict())
+    summary = recorder.finish(result.arrays.to_torch_state_dict())
     for what, count in troubles(summary):
         logger.warning("%s: %s", what, count)

@@ -68,6 +68,7 @@ class LocalGrid(Grid):
         self._silent = {FIRST_NODE_ID + partition_id for partition_id in silent}
         self._waiting: dict[str, Message] = {}
         self._count = 0
+        self.most_nodes = num_nodes  # That can be online: nobody waits for more.
         self.node_ids: Sequence[int] = range(FIRST_NODE_ID, FIRST_NODE_ID + num_nodes)
         self.contexts: dict[int, Context] = NodeContexts(num_nodes, node_configs)
 

@@ -31,7 +31,13 @@ from fedif_flower.messages.metrics import (
     aggregate_metrics,
 )
 from fedif_flower.messages.screened_grid import ScreenedGrid
-from fedif_flower.messages.screening import Asked, Screening, Workspace, screen_replies
+from fedif_flower.messages.screening import (
+    AcceptedReply,
+    Asked,
+    Screening,
+    Workspace,
+    screen_replies,
+)
 from fedif_flower.messages.text import enumerated, printable
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.seeding import numpy_generator
@@ -40,7 +46,18 @@ from fedif_flower.strategies.callbacks import Callback, Question, RunningStrateg
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel, require_record, require_shapes
 from fedif_flower.strategies.local_part import LocalPart
-from fedif_flower.strategies.nodes import NodeDirectory, sample_clients, share_of
+from fedif_flower.strategies.nodes import (
+    NodeDirectory,
+    require_enough,
+    sample_clients,
+    share_of,
+)
+from fedif_flower.strategies.noise import (
+    NoiseWrapper,
+    calling_wrapper,
+    require_equal_weights,
+    why_noise_is_too_small,
+)
 from fedif_flower.strategies.older_api import MessageApiOnly
 from fedif_flower.strategies.reports import History, round_report
 from fedif_flower.strategies.setup import DEFAULTS, FlowerArguments, LateReplies, Setup
@@ -200,6 +217,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         require_record(initial_arrays)
         if self._late is not None:
             self._late.require(grid, self.local)
+        self.setup.pace.require_in(grid)
         if own := self.own_shapes:
             require_shapes(
                 type(self).__name__,
@@ -227,6 +245,14 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
                 type(self).__name__,
             )
 
+    def _require_nodes(self, grid: Grid) -> None:
+        """Raise ConfigError where a grid can never have the nodes that rounds need."""
+        require_enough(grid, self.min_train_nodes, "min_train_nodes")
+        require_enough(grid, self.min_available_nodes, "min_available_nodes")
+        require_enough(grid, self.setup.min_valid_replies, "min_valid_replies")
+        if self.fraction_evaluate:
+            require_enough(grid, self.min_evaluate_nodes, "min_evaluate_nodes")
+
     def draw(
         self,
         nodes: Sequence[ClientNode],
@@ -239,17 +265,40 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         generator = numpy_generator("sample-clients", self.seed, server_round)
         return sample_clients(nodes, size, generator, probabilities)
 
-    def configure_train(
+    def summary(self) -> None:
+        """Log every setting; where a wrapper adds noise, see that it is made for the weights."""
+        if (wrapper := calling_wrapper()) is not None:
+            require_equal_weights(wrapper, self.why_weights_differ())
+        super().summary()
+
+    def why_weights_differ(self) -> str:
+        """Return why members of equal examples may have different weights; empty: they have not."""
+        return f"{type(self).__name__} weighs them by what they send"
+
+    def _require_noise_fits(self, wrapper: NoiseWrapper, arrays: ArrayRecord) -> None:
+        """Raise ConfigError where a wrapper's noise does not hide what a member may add."""
+        require_equal_weights(wrapper, self.why_weights_differ())
+        vectors = self.model.receive(arrays)
+        if vectors.buffers.numel() or vectors.counters:
+            names = ", ".join(self.model.named_buffers)
+            why = f"of arrays that are not trained ({names}) medians and maxima are taken"
+            require_equal_weights(wrapper, why)
+
+    def _ask(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Draw the round's clients and send them the model."""
+    ) -> list[Message]:
+        """Draw the round's clients; return the messages that send them the model."""
         if self.fraction_train == 0.0:
             return []
         vectors = self.model.receive(arrays)  # What cannot be averaged is refused right here.
+        arrays = self.model.record  # Another one, where the loop's was taken back.
         late = {i: one for by in self.told for i, one in by.awaited(server_round).items()}
         needed = max(self.min_train_nodes, 1)
         key, wanted = "min_train_nodes", needed
-        if not (self.asked or self.completed_rounds) and self.min_available_nodes > needed:
+        is_first = not (self.asked or self.completed_rounds)
+        if is_first:
+            self._require_nodes(grid)
+        if is_first and self.min_available_nodes > needed:
             key, wanted = "min_available_nodes", self.min_available_nodes
         self.online = self.nodes.online(grid, wanted, key)
         free = self.failures.available(self.online, server_round, needed)
@@ -264,7 +313,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             sampled = self.select(nodes, server_round) if nodes else []
         self._sampled = sampled
         self._closing = self.setup.pace.closing(len(sampled), late)
-        if isinstance(grid, ScreenedGrid):
+        if isinstance(grid, ScreenedGrid) and self._run is not None and self._run.screens:
             grid.close_by(self._closing)
         self.prepare(vectors.params, self.model.named_buffers)
         config["server-round"] = server_round
@@ -291,7 +340,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         own = {name: r for of in self.told for name, r in of.enclose(node).items()}
         return RecordDict({**record, **own}) if own else record
 
-    def aggregate_train(
+    def _take_in(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen the replies, weigh them, and combine them into the new model."""
@@ -333,12 +382,11 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         self.tell(report_to)
         accepted = screening.accepted
         if not blamed:
-            # A round whose replies lead nowhere is not counted: clients could end the run by such.
+            # A round whose replies lead nowhere is not counted: clients could end the run by such,
+            # and those that have learned all there is change nothing either.
             usable = len(accepted) >= self.setup.min_valid_replies and outcome.aggregation is None
             failed = outcome.reason if usable else ""
             self.failures.update(server_round, screening, self._sampled, self.online, failed=failed)
-        if report.failed:
-            return outcome.arrays, None
         records = [reply.reported.records for reply in accepted]
         metrics = aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
         return outcome.arrays, metrics
@@ -383,6 +431,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             # Where nonsense is all that came, the model that was sent may be why.
             nonsense = not accepted and any(r.status == "refused" for r in screening.refused)
             return self._failed(server_round, reason, suspect=nonsense)
+        if too_small := self._why_noise_is_too_small(accepted):
+            return self._failed(server_round, too_small, suspect=False)
         try:
             updates = self.workspace.round_updates(
                 server_round, accepted, self.model.vectors, self.device, self.seed
@@ -403,6 +453,13 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         shares = () if optimizer is None else tuple(optimizer.shares)
         step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
         return Outcome("advanced", arrays, aggregation, step=step)
+
+    def _why_noise_is_too_small(self, accepted: Sequence[AcceptedReply]) -> str:
+        """Return why noise that is added to the round's model does not hide each member."""
+        if self._run is None or not self._run.noise_for:
+            return ""
+        examples = [reply.num_examples for reply in accepted]
+        return why_noise_is_too_small(examples, self._run.noise_for)
 
     def _failed(self, server_round: int, reason: str, *, suspect: bool) -> Outcome:
         """Keep the model, or take it back if it is suspected to be the cause."""

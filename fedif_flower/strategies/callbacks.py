@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedif_flower.errors import FedIFError, ValuationError
+from fedif_flower.errors import ConfigError, FedIFError, ValuationError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
-from fedif_flower.messages.screened_grid import screened
+from fedif_flower.messages.screened_grid import believable, screened, unguessable
 from fedif_flower.messages.screening import Asked, Screening, Workspace
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.stages import Stages
 from fedif_flower.strategies.failures import MemberFailures
 from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.nodes import NodeDirectory, sample_clients, share_of
+from fedif_flower.strategies.noise import NoiseWrapper, calling_wrapper
 from fedif_flower.strategies.reports import History, RoundReport
 from fedif_flower.strategies.steps import Step
 from fedif_flower.strategies.summary import Scoring
@@ -29,6 +33,7 @@ from fedif_flower.valuation.ledger import ScoreLedger
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger(__name__)
+_ENDS_RUNS = "_fedif_ends_runs"  # The mark of a `start` that does.
 _FLOWER = logging.getLogger("flwr")  # Which prints in any program, as Flower's strategies do.
 
 
@@ -137,12 +142,107 @@ class Callback:
         """Be told that there are no more rounds, whether they ended in good order or not."""
 
 
+@dataclass
+class OpenRun:
+    """A run that has begun and not ended.
+
+    Attributes
+    ----------
+    loops_grid, grid : Grid
+        The way to the clients as its loop has it, and the same with replies that are screened.
+    is_own : bool
+        Whether :meth:`RunningStrategy.start` goes through its rounds; else another loop does.
+    is_over : bool
+        Whether a callback has ended it, though its loop goes on.
+    server_round : int
+        The last round that began; 0 before the first.
+    combined, looked_at : int
+        The last round whose replies were combined, and after which callbacks looked at the model.
+    number : int
+        What its loop calls the last round that began.
+    ahead : int
+        How far a round is ahead of that: what is started again goes on counting.
+    noise_for : int
+        Of how many members each noise hides that is added to the round's model; 0: none is.
+    trained, evaluated : list of Message
+        What was sent to clients by a grid that screens no reply.
+    outer : BaseException, optional
+        What was being handled as it began: another one ends it.
+    """
+
+    loops_grid: Grid
+    grid: Grid
+    is_own: bool = False
+    is_over: bool = False
+    server_round: int = 0
+    combined: int = 0
+    looked_at: int = 0
+    number: int = 0
+    ahead: int = 0
+    noise_for: int = 0
+    trained: list[Message] = field(default_factory=list)
+    evaluated: list[Message] = field(default_factory=list)
+    outer: BaseException | None = field(default_factory=sys.exception)
+
+    @property
+    def screens(self) -> bool:
+        """Whether the loop's grid screens replies itself."""
+        return self.grid is self.loops_grid
+
+    def reach_by(self, grid: Grid) -> Grid:
+        """Return a loop's grid with replies that are screened."""
+        if grid is not self.loops_grid:
+            self.loops_grid, self.grid = grid, screened(grid)
+        return self.grid
+
+    def count(self, number: int, completed_rounds: int) -> None:
+        """Take in what its loop calls the round that begins."""
+        if not self.server_round:
+            self.ahead = max(completed_rounds + 1 - number, 0)
+        elif number == self.number and self.combined == self.server_round:
+            self.ahead += 1  # The same number once more, for another round.
+        self.number = number
+        self.server_round = number + self.ahead
+
+
+def with_an_end(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``start`` of a subclass's own, after which the run has ended for callbacks too.
+
+    Its rounds go over a grid on which no reply is believed, as those of
+    :meth:`RunningStrategy.start` do.
+    """
+
+    @wraps(start)
+    def start_and_end(strategy: RunningStrategy, *given: Any, **named: Any) -> Any:
+        strategy.end()
+        is_nested = strategy._ends_by_itself
+        strategy._ends_by_itself = True
+        given = tuple(screened(value) if isinstance(value, Grid) else value for value in given)
+        named = {key: screened(v) if isinstance(v, Grid) else v for key, v in named.items()}
+        try:
+            result = start(strategy, *given, **named)
+        finally:
+            strategy._ends_by_itself = is_nested
+            strategy.end()
+        if isinstance(result, Result) and hasattr(strategy.model, "record"):
+            result.arrays = strategy.model.ended_with(result.arrays)
+        return result
+
+    setattr(start_and_end, _ENDS_RUNS, True)
+    return start_and_end
+
+
 class RunningStrategy(FedAvg):
     """Flower's ``FedAvg`` with rounds that are counted from the first process on, and told of.
 
     After each round, clients drawn from the seed, the user's evaluation and callbacks look at the
     global model. No error of an evaluation ends a run that has begun: a model that the user's
     cannot bear is taken back.
+
+    A loop of somebody else's, such as that of a strategy that wraps this one, may call Flower's
+    methods itself. The first call begins the run then, and the next one closes each round. What
+    only :meth:`start` knows is when there are no more rounds: such a loop calls :meth:`end`. A
+    subclass with a ``start`` of its own need not.
     """
 
     combines_updates = True  # Whether a step is a sum of updates times coefficients.
@@ -157,8 +257,17 @@ class RunningStrategy(FedAvg):
     own_callbacks: Sequence[Callback] = ()  # The strategy's; they are told first.
     seed: int
     completed_rounds = 0  # By earlier processes, and by this one.
+    _run: OpenRun | None = None  # That is going on.
+    _ends_by_itself = False  # Whether a `start` of a subclass's own goes through it.
     _evaluators: Sequence[int] = ()
     _stop: StopTraining | None = None  # After this round.
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let a ``start`` of the subclass's own end runs as this one's does."""
+        super().__init_subclass__(**kwargs)
+        own = cls.start
+        if own is not RunningStrategy.start and not hasattr(own, _ENDS_RUNS):
+            cls.start = with_an_end(own)  # type: ignore[method-assign]
 
     @cached_property
     def workspace(self) -> Workspace:
@@ -183,12 +292,38 @@ class RunningStrategy(FedAvg):
             except StopTraining as stop:
                 self._stop = stop
 
-    def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:  # noqa: ARG002
+    def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Take the model that a run begins with, and tell callbacks, before anybody is asked."""
         self._stop = None
         self.model.begin(initial_arrays)
         for callback in self.told:
             callback.on_start(self)
+        self._run = OpenRun(grid, screened(grid))
+
+    def end(self) -> None:
+        """End the run: callbacks are told that there are no more rounds.
+
+        For loops that call Flower's methods themselves, after the last round. Where no run goes on,
+        nothing happens.
+        """
+        run = self._run
+        if run is None:
+            return
+        failed = sys.exception() is not run.outer
+        try:
+            if not (run.is_own or failed):
+                self._close_round()
+        finally:
+            self._run = None
+            if not run.is_over:
+                self._tell_end(failed=failed)
+
+    def _tell_end(self, *, failed: bool) -> None:
+        for callback in self.told:
+            callback.on_end()
+        if not failed:
+            for remark in filter(None, (stage.remark() for stage in self.stages)):
+                logger.info("%s", remark)
 
     def start(
         self,
@@ -202,12 +337,16 @@ class RunningStrategy(FedAvg):
     ) -> Result:
         """Run the rounds, as in Flower's ``Strategy``, over a grid on which no reply is believed.
 
-        See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid`.
+        See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid`. The arrays of the result are
+        the model that the run ended with, whatever its rounds have led to.
         """
+        self.end()  # Of another loop's.
         grid, result, started = screened(grid), Result(), time.monotonic()
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
         self.begin(grid, initial_arrays)
+        assert self._run is not None  # begin
+        self._run.is_own = True
         last_round = self.completed_rounds + num_rounds
         _FLOWER.info("Starting %s strategy: %d rounds", type(self).__name__, num_rounds)
         self.summary()
@@ -219,8 +358,7 @@ class RunningStrategy(FedAvg):
                 model = self.model.record
                 asked = self.configure_train(server_round, model, train_config, grid)
                 replies = grid.send_and_receive(asked, timeout=timeout)
-                made, metrics = self.aggregate_train(server_round, replies)
-                result.arrays = made or result.arrays
+                _, metrics = self.aggregate_train(server_round, replies)
                 if metrics is not None:
                     _FLOWER.info("\t└──> Aggregated MetricRecord: %s", metrics)
                     result.train_metrics_clientapp[server_round] = metrics
@@ -234,23 +372,126 @@ class RunningStrategy(FedAvg):
                         result.evaluate_metrics_clientapp[server_round] = metrics
                 self.completed_rounds = server_round
                 self._look(server_round, evaluate_fn, result)
+            result.arrays = self.model.record
             seconds = time.monotonic() - started
             _FLOWER.info("Strategy execution finished in %.2fs\n%s", seconds, result)
         except StopTraining as stop:
             logger.info("stopped: %s", stop)
         finally:
-            for callback in self.told:
-                callback.on_end()
-        for remark in filter(None, (stage.remark() for stage in self.stages)):
-            logger.info("%s", remark)
-        if result.arrays:
-            result.arrays = self.model.record  # The last may have been taken back.
+            self.end()
+        result.arrays = self.model.record
         return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the round's clients and send them the model.
+
+        The first call of a loop that is not :meth:`start` begins the run; a later one lets
+        callbacks look at the model that the loop goes on from. Nobody is asked any more after a
+        callback has ended the run.
+        """
+        run = self._run
+        if run is not None and run.is_own:
+            return self._ask(server_round, arrays, config, grid)
+        wrapper = calling_wrapper()
+        if wrapper is not None:
+            self._require_noise_fits(wrapper, arrays)
+        if run is not None and server_round < run.number:
+            self.end()  # The loop was started again.
+        with self._ending_where_it_fails():
+            run = self._entered(arrays, grid)
+            if run.is_over:
+                return []
+            run.count(server_round, self.completed_rounds)
+            run.noise_for = 0 if wrapper is None else wrapper.num_sampled_clients
+            messages = self._ask(run.server_round, arrays, config, run.grid)
+            run.trained = self._sent(run, messages)
+            return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Screen the replies, weigh them, and combine them into the new model.
+
+        Returns
+        -------
+        tuple of ArrayRecord and MetricRecord
+            The model to go on with, and the clients' metrics. Where the round has made none,
+            ``None`` to :meth:`start` and to what adds noise to it; another loop gets the model that
+            stays.
+
+        Raises
+        ------
+        ConfigError
+            If no run has begun.
+        TrainingFailedError
+            If it is the last of too many rounds that failed.
+        """
+        run = self._run
+        if run is None:
+            raise ConfigError(
+                f"{type(self).__name__}.aggregate_train: no clients were asked by its "
+                "configure_train, which one of your own has to call (super().configure_train)"
+            )
+        if run.is_own:
+            return self._take_in(server_round, replies)
+        stays = None if run.noise_for else self.model.record
+        if run.is_over:
+            return stays, None
+        with self._ending_where_it_fails():
+            arrays, metrics = self._take_in(run.server_round, _believed(replies, run.trained))
+            run.combined = self.completed_rounds = run.server_round
+            if arrays is None and not run.noise_for:
+                arrays = self.model.record
+            return arrays, metrics
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the clients that evaluate the new model, by draws of their own, and send it."""
+        run = self._run
+        if run is not None and run.is_own:
+            return self._ask_evaluators(server_round, arrays, config, grid)
+        with self._ending_where_it_fails():
+            run = self._entered(arrays, grid)
+            if run.is_over:
+                return []
+            arrays = self.model.ended_with(arrays)
+            number = server_round + run.ahead
+            messages = self._ask_evaluators(number, arrays, config, run.grid)
+            run.evaluated = self._sent(run, messages)
+            return messages
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,  # noqa: ARG002 (Flower's signature)
+        replies: Iterable[Message],
+    ) -> MetricRecord | None:
+        """Average the metrics of every well-formed evaluation reply."""
+        if self._run is not None:
+            replies = _believed(replies, self._run.evaluated)
+        records = screen_evaluations(replies, self._evaluators, self.limits)
+        return aggregate_metrics(records, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
+
+    def _ask(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return the messages by which a round's clients are asked to train."""
+        raise NotImplementedError
+
+    def _take_in(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the model that a round's replies lead to, and the clients' metrics."""
+        raise NotImplementedError
+
+    def _require_noise_fits(self, wrapper: NoiseWrapper, arrays: ArrayRecord) -> None:
+        """Raise ConfigError where a wrapper's noise does not hide what a member may add."""
+
+    def _ask_evaluators(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
         if self.fraction_evaluate == 0.0:
             return []
         needed = max(self.min_evaluate_nodes, 1)
@@ -263,14 +504,59 @@ class RunningStrategy(FedAvg):
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         return [Message(record, node_id, MessageType.EVALUATE) for node_id in self._evaluators]
 
-    def aggregate_evaluate(
-        self,
-        server_round: int,  # noqa: ARG002 (Flower's signature)
-        replies: Iterable[Message],
-    ) -> MetricRecord | None:
-        """Average the metrics of every well-formed evaluation reply."""
-        records = screen_evaluations(replies, self._evaluators, self.limits)
-        return aggregate_metrics(records, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
+    # -- the rounds of another loop than `start`
+
+    def _entered(self, arrays: ArrayRecord, grid: Grid) -> OpenRun:
+        """Return the run of another loop: a new one, or the one that goes on, its round closed."""
+        if self._run is not None:
+            self._run.reach_by(grid)
+            self._close_round(arrays)
+            return self._run
+        self.begin(grid, arrays)
+        assert self._run is not None  # begin
+        if self.told and not self._ends_by_itself:
+            logger.warning(
+                "the rounds are not run by %s.start: call its end() after the last one, or what "
+                "callbacks do at the end is missing",
+                type(self).__name__,
+            )
+        if not self.completed_rounds:
+            self._look_or_stop(self._run, 0)
+        return self._run
+
+    def _close_round(self, arrays: ArrayRecord | None = None) -> None:
+        """Let callbacks look at the model that the last round led to.
+
+        ``arrays`` are those that the loop goes on with: it may have changed what it was given.
+        """
+        run = self._run
+        if run is None or run.is_over or run.looked_at >= run.combined:
+            return
+        if arrays is not None:
+            self.model.receive(arrays)
+        run.looked_at = run.combined
+        self._look_or_stop(run, run.combined)
+
+    def _look_or_stop(self, run: OpenRun, server_round: int) -> None:
+        try:
+            self._look(server_round, None, Result())
+        except StopTraining as stop:
+            logger.info("stopped: %s; nobody is asked any more", stop)
+            run.is_over = True
+            self._tell_end(failed=False)
+
+    @contextmanager
+    def _ending_where_it_fails(self) -> Iterator[None]:
+        """End the run by an error that the loop did not foresee."""
+        try:
+            yield
+        except BaseException:
+            self.end()
+            raise
+
+    def _sent(self, run: OpenRun, messages: list[Message]) -> list[Message]:
+        """Return messages by which replies are told; none where the loop's grid does that."""
+        return [] if run.screens else unguessable(messages)
 
     def _look(
         self, server_round: int, evaluate_fn: EvaluateFunction | None, result: Result
@@ -302,3 +588,16 @@ class RunningStrategy(FedAvg):
             logger.error("round %d: the evaluation failed: %r", server_round, error)
             return {}
         return {} if found is None else dict(found)  # type: ignore[arg-type]
+
+
+def _believed(replies: Iterable[Message], sent: Sequence[Message]) -> Iterable[Message]:
+    """Return replies to messages that a grid sent which does not look at what it gets."""
+    if not sent:
+        return replies
+    if not any(message.metadata.message_id for message in sent):
+        logger.warning(
+            "other messages were sent than the strategy's: a reply counts for the node that it "
+            "says it comes from"
+        )
+        return replies
+    return believable(replies, sent)

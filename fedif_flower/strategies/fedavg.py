@@ -24,3 +24,14 @@ class FedAvg(ScreenedStrategy):
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the shares of the examples, ``[m]``."""
         return Aggregation(weights=updates.num_examples / updates.num_examples.sum())
+
+    def why_weights_differ(self) -> str:
+        """Return why members of equal examples may have different weights; empty: they have not."""
+        own = type(self)
+        if own.weigh is not FedAvg.weigh or own.aggregate is not FedAvg.aggregate:
+            return super().why_weights_differ()
+        if any(self.stages):
+            return f"stages = {self.stages} change updates by what others send, or the step"
+        if self.local is not None or self.setup.intake is not None:
+            return "clients send more than a model, or another thing"
+        return ""

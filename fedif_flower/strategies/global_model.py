@@ -101,11 +101,14 @@ class GlobalModel:
         The model as clients receive it.
     vectors : ModelVectors
         The model as vectors, on the CPU.
+    replaced : ModelVectors, optional
+        The last model in the place of which another one was received, such as the same with noise.
     """
 
     layout: ParameterLayout
     record: ArrayRecord
     vectors: ModelVectors
+    replaced: ModelVectors | None = None
 
     def __init__(
         self,
@@ -119,6 +122,7 @@ class GlobalModel:
         self._tied_keys = tied_keys
         self._names = names
         self._proven: ArrayRecord | None = None  # The last from which a round succeeded.
+        self._taken_back: ArrayRecord | None = None  # The last that was.
 
     @property
     def named_buffers(self) -> dict[str, Tensor]:
@@ -151,7 +155,9 @@ class GlobalModel:
     def receive(self, arrays: ArrayRecord) -> ModelVectors:
         """Make a record the global model and return its vectors.
 
-        The model that is global already is not unpacked again.
+        The model that is global already is not unpacked again. In the place of one that was taken
+        back stays the one that it was taken back to: another loop than the strategy's own may not
+        know of it.
 
         Raises
         ------
@@ -162,8 +168,10 @@ class GlobalModel:
             self.layout = ParameterLayout.from_arrays(
                 arrays, self._trainable_keys, self._tied_keys, self._names
             )
-        elif arrays is self.record:
+        elif arrays is self._taken_back or arrays is self.record or arrays == self.record:
             return self.vectors
+        else:
+            self.replaced = self.vectors
         self.record, self.vectors = arrays, self.layout.to_vectors(arrays)
         self._proven = arrays if self._proven is None else self._proven
         return self.vectors
@@ -182,6 +190,7 @@ class GlobalModel:
             params = self._optimizer.advance(self.vectors.params, vectors.params)
             vectors = replace(vectors, params=params)
         self._proven, self.record = self.record, self.layout.to_arrays(vectors)
+        self._taken_back = None
         # Updates begin at what clients receive: who sends that back has changed nothing.
         self.vectors = self.layout.to_vectors(self.record) if self.layout.narrows else vectors
         return self.record
@@ -193,8 +202,13 @@ class GlobalModel:
         logger.error("the model goes back to the last one that worked")
         if self._optimizer is not None:
             self._optimizer.take_back()
+        self._taken_back = self.record
         self.record, self.vectors = self._proven, self.layout.to_vectors(self._proven)
         return self._proven
+
+    def ended_with(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return what a loop ended with; where that is nothing, or was taken back, the model."""
+        return self.record if not arrays or arrays is self._taken_back else arrays
 
     def examined(self, examine: Callable[[ArrayRecord], T]) -> T:
         """Return what ``examine(record)`` returns, and take the model back if it is why that fails.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -128,8 +129,8 @@ def wait_for_nodes(
 ) -> list[int]:
     """Wait until enough nodes are online; return the ids of all that are, in order.
 
-    A wait is logged at once and every ten seconds. In a simulation there is none: no more nodes
-    will come than there are.
+    A wait is logged at once and every ten seconds. In a simulation, and where a grid says by
+    ``most_nodes`` how many there can be, nobody waits for more.
 
     Parameters
     ----------
@@ -147,11 +148,12 @@ def wait_for_nodes(
     Raises
     ------
     ConfigError
-        If fewer are simulated.
+        If fewer are simulated, or can come.
     TrainingFailedError
         If there are too few when the time is over.
     """
     node_ids = sorted(grid.get_node_ids())
+    require_enough(grid, at_least, key)
     if len(node_ids) < at_least and is_simulated(grid):
         node_ids = simulated_nodes(grid, timeout)
         if len(node_ids) < at_least:
@@ -207,6 +209,24 @@ def simulated_nodes(grid: Grid, timeout: float = NODE_TIMEOUT) -> list[int]:
     if not list(grid.send_and_receive(question, timeout=timeout)):
         raise TrainingFailedError(f"no simulated node answered within {timeout:g} s")
     return sorted(grid.get_node_ids())
+
+
+def most_nodes(grid: Grid) -> float:
+    """Return how many nodes a grid can have online, infinite where more may start."""
+    return float(getattr(_unwrapped(grid), "most_nodes", math.inf))
+
+
+def require_enough(grid: Grid, at_least: int, key: str) -> None:
+    """Raise ConfigError where a grid can never have so many nodes."""
+    most = most_nodes(grid)
+    if most >= at_least:
+        return
+    if is_simulated(grid):
+        raise other_number_simulated(int(most), at_least, key)
+    raise ConfigError(
+        f"{key} = {at_least}, but the grid has {most:g} nodes, and no more can come; allowed: at "
+        f"most {most:g}, or a grid of more"
+    )
 
 
 def other_number_simulated(num_nodes: int, wanted: int, key: str) -> ConfigError:

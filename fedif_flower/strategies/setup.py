@@ -106,6 +106,11 @@ class Pace(CheckedFields):
         require(whole, "quorum", self.quorum, "0, a share below 1, or a whole number")
         require(bool(self.quorum or not self.grace), "grace", self.grace, "0 without a quorum")
 
+    def require_in(self, grid: Grid) -> None:
+        """Raise ConfigError where a round cannot close as it should: the grid's loop waits."""
+        words = "0 where another loop than the strategy's own start sends the messages"
+        require(isinstance(grid, ScreenedGrid) or not self.quorum, "quorum", self.quorum, words)
+
     def closing(self, num_asked: int, awaited: Collection[int]) -> Closing:
         """Return when a round closes in which so many members are asked, beside those at work."""
         at_work = num_asked + len(awaited)
@@ -146,9 +151,11 @@ class Setup(CheckedFields):
         With fewer, >= 1, the round fails: the old model is kept.
     max_failed_rounds : int
         The run stops with an error where more than half of the members gave no usable reply this
-        many times in a row that they were asked, and after this many rounds in a row that failed
-        although replies were usable (see
-        :class:`~fedif_flower.strategies.failures.MemberFailures`).
+        many times in a row that they were asked, and after this many rounds in a row in which no
+        model could be made of usable replies (see
+        :class:`~fedif_flower.strategies.failures.MemberFailures`). A round in which nobody changes
+        the model, or what counts of the updates cancels, ends nothing: so do members that have
+        learned all there is, and a few of them could end the run by it.
     max_paused_turns : int
         Members that err again and again are not asked for at most so many of their turns, >= 0.
     max_num_examples, max_examples_ratio : float
@@ -180,7 +187,8 @@ class Setup(CheckedFields):
         int,
         Setting(
             "the run ends when most members gave no usable reply this many times in a row, or when "
-            "this many rounds in a row failed although replies were usable",
+            "in this many rounds in a row no model could be made of usable replies; rounds in "
+            "which nobody changes the model do not end it",
             ge=1,
             changes_result=False,
         ),
@@ -278,7 +286,10 @@ class LateReplies(Callback):
         """Raise ConfigError where late replies cannot come, or cannot be used."""
         late, self._asked = self._pace.late_rounds, {}  # An earlier run's come no more.
         can_come = isinstance(grid, ScreenedGrid) and grid.keeps_late
-        words = "0 in a simulation (and no buffered rounds), whose replies are never late"
+        words = (
+            "0 in a simulation (and no buffered rounds), whose replies are never late, and where "
+            "another loop than the strategy's own start sends the messages"
+        )
         require(can_come, "late_rounds", late, words)
         words = "0 with a local method whose clients send more than a model"
         require(local is None, "late_rounds", late, words)

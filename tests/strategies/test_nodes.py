@@ -8,6 +8,7 @@ from fedif_flower import FedIF
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.messages.models import model_arrays
+from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import nodes
 from fedif_flower.strategies.nodes import (
@@ -172,8 +173,12 @@ def test_a_member_s_refusal_is_logged_where_it_is_asked_who_it_is(caplog):
 
 
 def test_a_wait_is_told_at_once_and_every_ten_seconds_and_ends_with_both_ways_out(clock, caplog):
+    class Two(LocalGrid):
+        def get_node_ids(self):
+            return super().get_node_ids()[:2]
+
     with pytest.raises(TrainingFailedError) as error:
-        wait_for_nodes(LocalGrid(Clients(), 2), 100, 25.0, "num-clients")
+        wait_for_nodes(Two(Clients(), 100), 100, 25.0, "num-clients")
     told = [record.getMessage() for record in caplog.records]
     found = "2 of 100 nodes are online"
     assert told == [f"{found}; waiting for more, {left} s at most" for left in (25, 15, 5)]
@@ -190,6 +195,17 @@ def test_a_wait_ends_with_the_nodes_that_come(clock, caplog):
     assert wait_for_nodes(Coming(Clients(), 9), 4, 25.0, "num-clients") == [1000, 1001, 1002, 1003]
     assert wait_for_nodes(LocalGrid(Clients(), 9), 4, 25.0, "num-clients") == [*range(1000, 1009)]
     assert len(caplog.records) == 1  # Who waits for nobody says nothing.
+
+
+def test_nobody_waits_for_nodes_that_cannot_come(clock):
+    for grid in (LocalGrid(Clients(), 4), ScreenedGrid(LocalGrid(Clients(), 4))):
+        with pytest.raises(ConfigError) as error:
+            wait_for_nodes(grid, 10, 300.0, "min_available_nodes")
+        assert str(error.value) == (
+            "min_available_nodes = 10, but the grid has 4 nodes, and no more can come; "
+            "allowed: at most 4, or a grid of more"
+        )
+    assert clock.now == 0
 
 
 def test_simulated_nodes_are_counted_once_one_has_answered(clock):

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord
 from torch import nn
 
 from fedif_flower import FedAvg, FedIF, Validation
+from fedif_flower.errors import ValuationError
 from fedif_flower.local_methods import Guide, LocalMethod
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
@@ -78,6 +79,61 @@ def test_an_evaluation_that_always_fails_ends_nothing_and_blames_nobody():
             raise OSError("the tracker is gone")
 
     assert value(start(evaluate_fn=evaluate).arrays) == 3.0
+
+
+class Silent(LocalGrid):
+    """Nodes that never answer."""
+
+    def pull_messages(self, message_ids):
+        return []
+
+
+class StopAtOnce(Callback):
+    def on_model(self, server_round, model):
+        raise StopTraining("enough")
+
+
+def failing(message: Message, context: Context) -> Message:
+    raise OSError("no data here")
+
+
+@pytest.mark.parametrize("grid", [LocalGrid(failing, 3), Silent(alike(one_more), 3)])
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_a_run_whose_rounds_all_fail_returns_the_model_that_it_has(grid, earlier):
+    strategy, model = FedAvg(**BASE), model_arrays(point(1))
+    model = strategy.start(LocalGrid(alike(one_more), 3), model, earlier).arrays
+    result = strategy.start(grid, model, num_rounds=1)
+    # Where all clients raise an error, their model is taken back to the one before.
+    undone = earlier and not isinstance(grid, Silent)
+    assert value(result.arrays) == earlier - bool(undone)
+
+
+@pytest.mark.parametrize(("started", "led_to"), [({}, 0.0), ({"rounds": 0}, 0.0)])
+def test_a_run_that_ends_before_its_first_round_returns_its_model(started, led_to):
+    assert value(start(StopAtOnce(), **started).arrays) == led_to
+
+
+def test_rounds_that_nobody_changes_the_model_in_keep_the_clients_metrics():
+    def unchanged(message: Message, context: Context) -> Message:
+        return step_reply(message, 0.0)
+
+    strategy = FedAvg(**BASE)
+    arrays = model_arrays(point(1))
+    result = strategy.start(LocalGrid(unchanged, 3), arrays, num_rounds=5)
+    assert [report.status for report in strategy.history.rounds] == ["failed"] * 5
+    losses = {t: metrics["train-loss"] for t, metrics in result.train_metrics_clientapp.items()}
+    assert losses == dict.fromkeys(range(1, 6), 1.0)
+
+
+def test_a_round_that_the_rule_fails_keeps_the_clients_metrics():
+    class Failing(FedAvg):
+        def weigh(self, updates):
+            raise ValuationError("nothing to weigh by")
+
+    strategy = Failing(**BASE)
+    result = strategy.start(LocalGrid(alike(one_more), 3), model_arrays(point(1)), num_rounds=1)
+    assert strategy.history.rounds[0].failed
+    assert dict(result.train_metrics_clientapp[1])["train-loss"] == 1.0
 
 
 class Nobody(FedAvg):

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as arrays_of
 from torch import nn
 
 from fedif_flower import FedAvg, FedIF, RobustRule, Validation
-from fedif_flower.errors import TrainingFailedError
+from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.models import model_arrays
@@ -79,12 +79,29 @@ def test_a_hostile_reply_is_refused_alone(kind, rule):
         assert step_of(result) == pytest.approx(2 * (1 * 10 + 3 * 30) / 40, rel=1e-5)
 
 
-@pytest.mark.parametrize("key", ["min_available_nodes", "min_train_nodes", "min_evaluate_nodes"])
+NODES = ["min_available_nodes", "min_train_nodes", "min_evaluate_nodes"]
+
+
+@pytest.mark.parametrize("key", NODES)
 def test_too_few_nodes_is_an_error_that_names_the_argument(key):
+    class Three(LocalGrid):
+        def get_node_ids(self):
+            return super().get_node_ids()[:3]
+
     strategy = FedAvg(**{key: 5, "setup": Setup(node_timeout=0.2, device="cpu")})
     found = r"3 of 5 nodes are online after 0.2 s: start more SuperNodes, or set a lower "
     with pytest.raises(TrainingFailedError, match=found + key):
+        strategy.start(Three(Clients(), 5), model_arrays(model()), num_rounds=1)
+
+
+@pytest.mark.parametrize("key", [*NODES, "min_valid_replies"])
+def test_nodes_that_a_grid_can_never_have_are_refused_before_anybody_trains(key):
+    in_setup = {"min_valid_replies": 5} if key == "min_valid_replies" else {}
+    settings = {} if in_setup else {key: 5}
+    strategy = FedAvg(setup=Setup(device="cpu", **in_setup), **settings)
+    with pytest.raises(ConfigError, match=f"{key} = 5, but the grid has 3 nodes, and no more"):
         start(strategy)
+    assert strategy.history.rounds == []
 
 
 def test_sampling_depends_on_seed_and_round_alone():

@@ -1,0 +1,457 @@
+"""Loops that are not the strategy's own: Flower's wrappers, a user's `start`, bare calls."""
+
+from __future__ import annotations
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
+from torch import nn
+
+from fedif_flower import FedAvg, FedIF, Krum, PathAttribution, RobustRule, RunWriter
+from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.run.results import Run
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import FedAvgM
+from fedif_flower.strategies import Pace, Setup
+from fedif_flower.strategies.callbacks import Callback, StopTraining
+from tests.strategies.hostile import alike, one_more, step_reply
+from tests.strategies.lines import BASE, Movers, Shifted, column, point, validation
+
+ONE_WRONG = [[1.0, 0.0], [0.0, 1.0], [-2.0, -1.0], [3.0, 2.0]]
+
+
+def four() -> LocalGrid:
+    return LocalGrid(Movers(ONE_WRONG), 4)
+
+
+class Passing(Strategy):
+    """Hands every call on, as Flower's wrappers do; the loop is Flower's."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.inner = strategy
+
+    def configure_train(self, server_round, arrays, config, grid):
+        return self.inner.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(self, server_round, replies):
+        return self.inner.aggregate_train(server_round, replies)
+
+    def configure_evaluate(self, server_round, arrays, config, grid):
+        return self.inner.configure_evaluate(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round, replies):
+        return self.inner.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        self.inner.summary()
+
+
+class Noting(Callback):
+    """Notes what it is told, and stops where it is to."""
+
+    def __init__(self, stop_in: int | None = None) -> None:
+        self.noted: list[object] = []
+        self.stop_in = stop_in
+
+    def on_start(self, strategy):
+        self.noted.append("start")
+
+    def on_model(self, server_round, model):
+        self.noted.append(server_round)
+        if server_round == self.stop_in:
+            raise StopTraining("enough")
+
+    def on_end(self):
+        self.noted.append("end")
+
+
+# -- wrappers that add noise for weights of 1 / m
+
+
+def fixed(kind: str, strategy: Strategy, noise: float = 0.0, clients: int = 4) -> Strategy:
+    wrapper = getattr(flower, f"DifferentialPrivacy{kind}FixedClipping")
+    return wrapper(strategy, noise, clipping_norm=100.0, num_sampled_clients=clients)
+
+
+def adaptive(kind: str, strategy: Strategy, noise: float = 0.0, clients: int = 4) -> Strategy:
+    wrapper = getattr(flower, f"DifferentialPrivacy{kind}AdaptiveClipping")
+    return wrapper(strategy, noise, clients, initial_clipping_norm=100.0)
+
+
+WRAPPERS = [(how, kind) for how in (fixed, adaptive) for kind in ("ServerSide", "ClientSide")]
+
+
+class Clipped(Movers):
+    """Says that it was not shortened, as Flower's mod of a client does."""
+
+    def train(self, message, partition_id):
+        reply = super().train(message, partition_id)
+        reply.content["metrics"]["norm_bit"] = 0
+        return reply
+
+
+@pytest.mark.parametrize(("wrap", "kind"), WRAPPERS)
+def test_a_wrapper_s_noise_is_refused_around_weights_that_depend_on_updates(wrap, kind):
+    clients = Movers(ONE_WRONG)
+    strategy = FedIF(validation(), **BASE)
+    wrapper = wrap(kind, strategy, noise=0.01)
+    with pytest.raises(ConfigError) as error:
+        wrapper.start(LocalGrid(clients, 4), model_arrays(point()), num_rounds=1)
+    said = f"{type(wrapper).__name__} adds noise for members that count for 1/4 each, but FedIF "
+    assert str(error.value).startswith(said)
+    assert "the largest weight; allowed: FedAvg or FedProx without stages" in str(error.value)
+    assert strategy.history.rounds == []
+    # A loop of one's own does not ask for a summary.
+    with pytest.raises(ConfigError, match="adds noise for members that count for 1/4 each"):
+        wrapper.configure_train(1, model_arrays(point()), ConfigRecord(), four())
+
+
+class OwnWeights(FedAvg):
+    def weigh(self, updates):
+        return super().weigh(updates)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model", "why"),
+    [
+        (RobustRule(Krum(), **BASE), point(), "RobustRule weighs them by what they send"),
+        (OwnWeights(**BASE), point(), "OwnWeights weighs them by what they send"),
+        (FedAvg(stages=[FedAvgM(0.5)], **BASE), point(), "stages = "),
+        (FedAvg(**BASE), Shifted(), r"of arrays that are not trained \(shift\) medians"),
+    ],
+)
+def test_only_a_plain_mean_bears_noise_for_equal_weights(strategy, model, why):
+    names = {"trainable_keys": ["weight"]} if isinstance(model, Shifted) else {}
+    strategy = FedAvg(**BASE | {"setup": Setup(device="cpu", **names)}) if names else strategy
+    with pytest.raises(ConfigError, match=f"1/4 each, but {why}"):
+        fixed("ServerSide", strategy).start(four(), model_arrays(model), num_rounds=1)
+
+
+def test_a_strategy_between_the_two_makes_no_difference():
+    class Renamed(flower.DifferentialPrivacyServerSideFixedClipping):
+        def configure_train(self, server_round, arrays, config, grid):
+            return super().configure_train(server_round, arrays, config, grid)
+
+    wrapper = Renamed(Passing(FedIF(validation(), **BASE)), 0.01, 10.0, 4)
+    with pytest.raises(ConfigError, match="Renamed adds noise"):
+        wrapper.start(four(), model_arrays(point()), num_rounds=1)
+
+
+@pytest.mark.parametrize(("wrap", "kind"), WRAPPERS)
+def test_a_mean_of_equal_examples_is_combined_and_gets_the_noise(wrap, kind):
+    attribution = PathAttribution(validation())
+    base = BASE | {"setup": Setup(device="cpu", trainable_keys=["weight"])}
+    strategy = FedAvg(callbacks=[attribution], **base)
+    steps = [[1.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 3.0]]
+    grid = LocalGrid(Clipped(steps), 4)
+    arrays = wrap(kind, strategy).start(grid, model_arrays(point()), num_rounds=2).arrays
+    assert arrays["weight"].numpy().tolist() == [[2.0, 2.0]]
+    # With noise the model of each round is another than the one that was combined.
+    noisy = wrap(kind, strategy, noise=1e-3)
+    arrays = noisy.start(grid, arrays, num_rounds=2).arrays
+    found = arrays["weight"].numpy()
+    assert abs(found - 4.0).max() < 1.0
+    assert found.tolist() != [[4.0, 4.0]]
+    strategy.end()
+    # No step was taken back, though the model is another one: (x - 4)^2 / 2 + (y - 2)^2 / 2.
+    assert strategy.completed_rounds == 4
+    assert [len(of.clients) for of in attribution.rounds] == [4] * 4
+    assert attribution.rounds[0].attributed == pytest.approx(10 - (3.0**2 + 1.0**2) / 2)
+
+
+@pytest.mark.parametrize(
+    ("examples", "clients", "why"),
+    [
+        ([10, 10, 10, 30], 4, "members report from 10 to 30 examples"),
+        ([10, 10, 10, 10], 5, "4 replies are usable, and the noise that is added is for 5"),
+    ],
+)
+def test_a_round_in_which_a_member_counts_for_more_makes_no_model(examples, clients, why):
+    strategy = FedAvg(**BASE)
+    grid = LocalGrid(Movers(ONE_WRONG, examples), 4)
+    wrapper = fixed("ServerSide", strategy, noise=1.0, clients=clients)
+    with pytest.raises(TrainingFailedError, match=f"3 rounds in a row failed; .*{why}"):
+        wrapper.start(grid, model_arrays(point()), num_rounds=5)
+    assert strategy.model.vectors.params.tolist() == [0.0, 0.0]
+
+
+def test_a_federation_of_federations_is_not_taken_for_a_wrapped_one():
+    def inner(message: Message, context) -> Message:
+        """A member that is a federation of its own, in the same process."""
+        FedIF(validation(), **BASE).start(four(), model_arrays(point()), num_rounds=1)
+        return step_reply(message, 1.0)
+
+    wrapper = fixed("ServerSide", FedAvg(**BASE))
+    arrays = wrapper.start(LocalGrid(inner, 4), model_arrays(point()), num_rounds=1).arrays
+    assert arrays["weight"].numpy().tolist() == [[1.0, 1.0]]
+
+
+# -- what `start` promises holds in another loop
+
+
+def recorded(folder) -> tuple[FedIF, PathAttribution, Noting]:
+    held_out = validation()
+    attribution, noting = PathAttribution(held_out), Noting()
+    writer = RunWriter(folder, validation=held_out)
+    return FedIF(held_out, callbacks=[attribution, writer, noting], **BASE), attribution, noting
+
+
+def without_clocks(lines: list) -> list[dict]:
+    return [
+        {name: value for name, value in line.items() if not name.endswith("_seconds")}
+        for line in lines
+    ]
+
+
+class OwnStart(FedIF):
+    """Has a loop of its own: here, Flower's."""
+
+    def start(self, *given, **named):
+        return Strategy.start(self, *given, **named)
+
+
+def by_wrapper(strategy: FedIF, arrays: ArrayRecord, rounds: int):
+    result = Passing(strategy).start(four(), arrays, num_rounds=rounds)
+    strategy.end()
+    return result
+
+
+def by_own_start(strategy: FedIF, arrays: ArrayRecord, rounds: int):
+    strategy.__class__ = OwnStart
+    return strategy.start(grid=four(), initial_arrays=arrays, num_rounds=rounds)
+
+
+@pytest.mark.parametrize("run", [by_wrapper, by_own_start])
+def test_another_loop_gives_the_same_bits_tables_and_contributions(run, tmp_path):
+    strategy, attribution, noting = recorded(tmp_path / "own")
+    same, of_same, noting_same = recorded(tmp_path / "other")
+    arrays = model_arrays(point())
+    expected = strategy.start(four(), arrays, num_rounds=3).arrays
+    found = run(same, arrays, 3).arrays
+    assert found["weight"].data == expected["weight"].data
+    assert same.completed_rounds == 3
+    assert noting_same.noted == noting.noted == ["start", 0, 1, 2, 3, "end"]
+    assert of_same.contributions == attribution.contributions != {}
+    one, other = Run(tmp_path / "own"), Run(tmp_path / "other")
+    for table in ("rounds", "clients"):
+        assert without_clocks(other.lines(table)) == without_clocks(one.lines(table)) != []
+    assert len(other.lines("rounds")) == 4
+    assert (tmp_path / "other" / "report.md").exists()
+    # The stages know what to judge by, as the log says.
+    (bound,) = [stage for stage in same.stages if type(stage).__name__ == "LossBound"]
+    assert bound.validation is same.validation
+
+
+@pytest.mark.parametrize("run", [by_wrapper, by_own_start])
+def test_a_second_start_goes_on_counting(run, tmp_path):
+    strategy, attribution, noting = recorded(tmp_path)
+    arrays = run(strategy, model_arrays(point()), 2).arrays
+    run(strategy, arrays, 2)
+    assert [report.round for report in strategy.history.rounds] == [1, 2, 3, 4]
+    assert [found.server_round for found in attribution.rounds] == [1, 2, 3, 4]
+    assert noting.noted == ["start", 0, 1, 2, "end", "start", 3, 4, "end"]
+
+
+def test_a_loop_that_is_started_again_ends_the_run_before():
+    """Nobody has called `end`: the numbers tell."""
+    noting = Noting()
+    strategy = FedAvg(callbacks=[noting], **BASE)
+    wrapper, arrays = Passing(strategy), model_arrays(point())
+    arrays = wrapper.start(four(), arrays, num_rounds=2).arrays
+    wrapper.start(four(), arrays, num_rounds=1)
+    assert noting.noted == ["start", 0, 1, 2, "end", "start", 3]
+    with pytest.raises(ConfigError, match="has begun with another model"):
+        strategy.start(four(), model_arrays(point()))
+    assert noting.noted[-1] == "end"
+
+
+def test_a_loop_that_never_says_that_it_ended_is_told_how(caplog):
+    Passing(FedAvg(callbacks=[Noting()], **BASE)).start(four(), model_arrays(point()))
+    assert caplog.text.count("are not run by FedAvg.start: call its end() after the last one") == 1
+    caplog.clear()
+    by_own_start(FedIF(validation(), callbacks=[Noting()], **BASE), model_arrays(point()), 1)
+    Passing(FedAvg(**BASE)).start(four(), model_arrays(point()))  # Nobody is told anything.
+    assert "call its end()" not in caplog.text
+
+
+def test_callbacks_learn_of_the_end_where_an_error_is_one():
+    class Broken(FedAvg):
+        def start(self, grid, arrays):
+            list(self.configure_train(1, arrays, ConfigRecord(), grid))
+            raise KeyError("a bug")
+
+    for wrap, error in ((Passing, TrainingFailedError), (lambda own: own, KeyError)):
+        noting = Noting()
+        strategy = (Broken if error is KeyError else FedAvg)(callbacks=[noting], **BASE)
+        with pytest.raises(error):
+            wrap(strategy).start(LocalGrid(broken, 4), model_arrays(point()))
+        assert noting.noted[0] == "start"
+        assert noting.noted[-1] == "end"
+        assert noting.noted.count("end") == 1
+
+
+def broken(message: Message, context) -> Message:
+    raise OSError("no data here")
+
+
+@pytest.mark.parametrize("stop_in", [0, 2])
+def test_a_callback_that_stops_a_run_leaves_the_other_loop_nothing_to_ask(stop_in):
+    noting = Noting(stop_in)
+    strategy = FedAvg(callbacks=[noting], **BASE | {"fraction_evaluate": 1.0})
+    result = Passing(strategy).start(LocalGrid(alike(one_more), 3), model_arrays(point(1)), 5)
+    assert result.arrays["weight"].numpy().item() == stop_in
+    assert len(strategy.history.rounds) == strategy.completed_rounds == stop_in
+    assert noting.noted == ["start", *range(stop_in + 1), "end"]
+    strategy.end()
+    assert noting.noted.count("end") == 1
+
+
+@pytest.mark.parametrize("wrap", [Passing, lambda strategy: strategy])
+def test_another_loop_ends_with_the_model_too_where_all_rounds_fail(wrap):
+    class Flowers(FedAvg):
+        def start(self, *given, **named):
+            return Strategy.start(self, *given, **named)
+
+    def start(client, rounds):
+        strategy = Flowers(**BASE | {"setup": Setup(device="cpu", max_failed_rounds=9)})
+        grid = LocalGrid(client, 3)
+        return wrap(strategy).start(grid, model_arrays(point(1)), rounds).arrays
+
+    assert start(broken, 2)["weight"].numpy().item() == 0.0
+
+
+def test_a_start_of_ones_own_without_rounds_returns_its_model():
+    result = by_own_start(FedIF(validation(), **BASE), model_arrays(point()), 0)
+    assert dict(result.arrays) == {}  # It has never called anything: there is no model.
+    strategy = FedIF(validation(), **BASE)
+    arrays = strategy.start(four(), model_arrays(point()), num_rounds=1).arrays
+    assert by_own_start(strategy, arrays, 0).arrays == arrays
+
+
+def test_a_model_that_cannot_be_evaluated_is_taken_back_in_another_loop_too():
+    class Picky(Callback):
+        def on_model(self, server_round, model):
+            def examine(arrays):
+                if server_round == 2 and arrays["weight"].numpy().item() > 1.5:
+                    raise IndexError("this one I cannot evaluate")
+
+            model.examined(examine)
+
+    strategy = FedAvg(callbacks=[Picky()], **BASE)
+    grid = LocalGrid(alike(one_more), 3)
+    arrays = Passing(strategy).start(grid, model_arrays(point(1)), num_rounds=3).arrays
+    assert arrays["weight"].numpy().item() == 2.0  # Round 3 makes again what round 2 had made.
+
+
+def test_a_model_of_another_shape_is_refused_before_anybody_is_asked():
+    strategy, clients = FedIF(validation(), **BASE), Movers([[1.0] * 3] * 4)
+    with pytest.raises(ConfigError, match=r"'weight' has shape \[1, 2\]"):
+        Passing(strategy).start(LocalGrid(clients, 4), model_arrays(point(3)))
+    assert strategy.history.rounds == []
+
+
+def test_a_round_without_a_question_of_the_strategy_s_own_is_refused():
+    class Asking(FedAvg):
+        """Draws and asks for itself, and does not say so."""
+
+        def configure_train(self, server_round, arrays, config, grid):
+            record = RecordDict({"arrays": arrays, "config": config})
+            return [Message(record, node, "train") for node in grid.get_node_ids()]
+
+    with pytest.raises(ConfigError, match=r"Asking.aggregate_train: no clients were asked by its"):
+        Passing(Asking(**BASE)).start(four(), model_arrays(point()))
+
+
+def test_a_quorum_is_refused_where_another_loop_waits():
+    strategy = FedAvg(**BASE | {"setup": Setup(device="cpu", pace=Pace(quorum=2))})
+    with pytest.raises(ConfigError, match=r"quorum = 2; allowed: 0 where another loop"):
+        Passing(strategy).start(four(), model_arrays(point()))
+    Passing(strategy.__class__(**BASE)).start(four(), model_arrays(point()), num_rounds=1)
+
+
+def of_another(message: Message, context) -> Message:
+    """Client 1001 answers in the name of client 1000; the others add 1."""
+    reply = step_reply(message, 1.0)
+    if context.node_id == 1001:
+        reply = step_reply(message, 100.0)
+        reply.metadata.__dict__["_src_node_id"] = 1000
+    return reply
+
+
+def huge(message: Message, context) -> Message:
+    """Client 1001 sends far more than it got."""
+    reply = step_reply(message, 1.0)
+    if context.node_id == 1001:
+        reply.content["more"] = model_arrays(nn.Linear(400, 400))
+    return reply
+
+
+@pytest.mark.parametrize("client", [of_another, huge])
+def test_replies_are_believed_no_more_than_over_the_strategy_s_own_grid(client):
+    strategy = FedAvg(**BASE)
+    grid = LocalGrid(client, 4)
+    arrays = Passing(strategy).start(grid, model_arrays(point(1)), num_rounds=1).arrays
+    (report,) = strategy.history.rounds
+    assert [c.node.node_id for c in report.clients if c.status == "accepted"] == [1000, 1002, 1003]
+    assert report.clients[-1].node.node_id == 1001
+    assert arrays["weight"].numpy().item() == 1.0
+
+
+def test_messages_that_were_made_anew_are_answered_nevertheless(caplog):
+    class Anew(Passing):
+        def configure_train(self, *given):
+            asked = super().configure_train(*given)
+            return [Message(m.content, m.metadata.dst_node_id, "train") for m in asked]
+
+    strategy = FedAvg(**BASE)
+    Anew(strategy).start(four(), model_arrays(point()), num_rounds=1)
+    assert column(strategy.history.rounds[0], "status") == ["accepted"] * 4
+    assert "other messages were sent than the strategy's" in caplog.text
+
+
+def test_a_run_may_begin_with_an_evaluation():
+    noting = Noting()
+    strategy = FedAvg(callbacks=[noting], **BASE | {"fraction_evaluate": 1.0})
+    grid, arrays = LocalGrid(alike(one_more), 3), model_arrays(point(1))
+    asked = list(strategy.configure_evaluate(0, arrays, ConfigRecord(), grid))
+    assert noting.noted == ["start", 0]
+    found = strategy.aggregate_evaluate(0, grid.send_and_receive(asked))
+    assert dict(found) == {"accuracy": 1.0}  # Of client k it is k.
+    # Rounds that are counted from 0 are the strategy's rounds from 1 on.
+    for number in range(2):
+        messages = list(strategy.configure_train(number, arrays, ConfigRecord(), grid))
+        arrays, _ = strategy.aggregate_train(number, grid.send_and_receive(messages))
+    strategy.end()
+    assert [report.round for report in strategy.history.rounds] == [1, 2]
+    assert noting.noted == ["start", 0, 1, 2, "end"]
+
+
+def test_a_grid_of_a_start_of_ones_own_screens_and_may_close_early():
+    """Its grid is wrapped as it comes in, by position or by name."""
+    seen: list[Grid] = []
+
+    class Looking(FedAvg):
+        def start(self, *given, **named):
+            seen.extend(v for v in (*given, *named.values()) if isinstance(v, Grid))
+            return Strategy.start(self, *given, **named)
+
+    setup = Setup(device="cpu", pace=Pace(quorum=2))
+    strategy = Looking(**BASE | {"setup": setup})
+    arrays = model_arrays(point(1))
+    strategy.start(LocalGrid(alike(one_more), 3), arrays, num_rounds=1)
+    arrays = strategy.model.record
+    strategy.start(grid=LocalGrid(alike(one_more), 3), initial_arrays=arrays, num_rounds=1)
+    assert [type(grid).__name__ for grid in seen] == ["ScreenedGrid"] * 2
+    assert [report.counts["accepted"] for report in strategy.history.rounds] == [2, 2]
+
+
+def test_two_members_in_a_round_are_told_of_once(caplog):
+    strategy = FedIF(validation(), **BASE)
+    grid = LocalGrid(Movers([[1.0, 0.0], [0.9, 0.1]]), 2)
+    strategy.start(grid, model_arrays(point()), num_rounds=3)
+    assert column(strategy.history.rounds[0], "weight") == [0.0, 1.0]
+    assert caplog.text.count("round 1: of two members the round's normalisation gives one 1") == 1
+    assert caplog.text.count("of two members") == 1
