@@ -27,6 +27,7 @@ from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.tasks.batches import class_labels, read_batches, to_device
 from fedif_flower.tasks.config import IMAGES, OWN, TaskConfig
 from fedif_flower.tasks.data.sources.image_folder import list_images
+from fedif_flower.tasks.modules import own_randomness
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation.objective import PairObjective, objective_of
@@ -106,7 +107,8 @@ def inspect_examples(
         with refused_as(ConfigError, f"{other} of another run? Keep each in a folder of its own"):
             load_arrays(model, {name: pack_array(array) for name, array in kept.arrays.items()})
         gradient = torch.from_numpy(kept.gradient).to(place)
-        found = example_influence(model, objective, batches(), gradient)
+        with own_randomness(0, place):  # Of a model that draws at random in eval mode too.
+            found = example_influence(model, objective, batches(), gradient)
         influences.append(found.products / gradient.double().norm().clamp_min(1e-300).cpu())
         losses.append(found.losses)
     influence, loss = (torch.stack(of_rounds).mean(dim=0) for of_rounds in (influences, losses))
@@ -116,7 +118,9 @@ def inspect_examples(
     known = [labels for batch in batches() if (labels := class_labels(batch)) is not None]
     numbers, agreement = torch.cat(known).cpu() if known else None, None
     if numbers is not None and isinstance(objective, PairObjective) and len(numbers) > 1:
-        agreement = neighbour_agreement(representations(model, batches()), numbers, NEIGHBOURS)
+        with own_randomness(0, place):
+            features = representations(model, batches())
+        agreement = neighbour_agreement(features, numbers, NEIGHBOURS)
     lines = []
     for rank, i in enumerate((-loss).argsort(stable=True).tolist(), start=1):
         number = None if numbers is None else int(numbers[i])

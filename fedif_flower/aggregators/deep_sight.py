@@ -17,7 +17,12 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import describe, read_batches
-from fedif_flower.tasks.modules import copy_module, module_mode, output_layer
+from fedif_flower.tasks.modules import (
+    copy_module,
+    module_mode,
+    output_layer,
+    seeded_randomness,
+)
 from fedif_flower.tasks.task import Data
 
 _LEAST_FACTOR = 0.01
@@ -110,7 +115,8 @@ class DeepSight(CheckedFields):
         model = self._model.to(params)
         vector_to_parameters(params.clone(), [p for p in model.parameters() if p.requires_grad])
         model.load_state_dict(dict(buffers), strict=False)
-        with module_mode(model, training=False):
+        # A model that draws at random draws alike for each client.
+        with module_mode(model, training=False), seeded_randomness(0, inputs.device):
             logits = [model(part) for part in torch.split(inputs, _AT_ONCE)]
         return torch.cat(logits).double().log_softmax(dim=1)
 

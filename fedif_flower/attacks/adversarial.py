@@ -12,7 +12,12 @@ from torch.nn import functional
 from fedif_flower.attacks.assignment import choose
 from fedif_flower.attacks.behaviour import Behaviour, Normalize, lacks_images
 from fedif_flower.settings import Setting
-from fedif_flower.tasks.modules import image_format, module_mode, to_memory_format
+from fedif_flower.tasks.modules import (
+    image_format,
+    module_mode,
+    seeded_randomness,
+    to_memory_format,
+)
 from fedif_flower.tasks.task import Task
 
 _CHUNK = 128  # Examples attacked together: enough to fill the cores, few enough for the cache.
@@ -73,7 +78,7 @@ class AdversarialSamples(Behaviour):
         start.mul_(2 * self.epsilon).add_(clean - self.epsilon)
         bounds = (clean - self.epsilon).clamp_(min=0), (clean + self.epsilon).clamp_(max=1)
         memory_format = image_format(model, clean)
-        with module_mode(model, training=False):
+        with module_mode(model, training=False), seeded_randomness(0, pixels.device):
             for first in range(0, len(chosen), _CHUNK):
                 part = slice(first, first + _CHUNK)
                 low, high, current = (

@@ -15,7 +15,7 @@ from fedif_flower.sections import CheckedFields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.scored import bounds
+from fedif_flower.strategies.scored import bounds, warn_of_zeros
 from fedif_flower.strategies.setup import BaseArguments, naming, require_kind
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.descent import descend_round
@@ -140,6 +140,7 @@ class InfluenceDescent(ScreenedStrategy):
             last_step=last_step,
             relative=self.descent.relative,
         )
+        warn_of_zeros(updates, descent.slopes)
         # A claim of next to nothing would make the score infinite, which fails the round.
         examples = updates.num_examples.clamp_min(1e-9)
         scores = descent.weights * (examples.sum() / examples)

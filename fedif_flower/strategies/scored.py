@@ -146,6 +146,7 @@ class ScoredStrategy(ScreenedStrategy):
         weight_scores = self.ledger.update(client_ids, normalized)
         accumulative = None
         if scores.influences is not None:
+            warn_of_zeros(updates, scores.influences)
             accumulative = self.ledger.accumulate(client_ids, scores.influences)
         if self.weighting.weight_scope == "population":
             population = self.weighting.num_clients or len(self.nodes.known)
@@ -172,6 +173,17 @@ class ScoredStrategy(ScreenedStrategy):
             "least three members take part in a round",
             server_round,
         )
+
+
+def warn_of_zeros(updates: RoundUpdates, influences: Tensor) -> None:
+    """Tell the log of a round whose influences ``[m]`` are all exactly 0: it parts nobody."""
+    if bool(influences.any()):
+        return
+    reason = "the gradient of the validation loss is 0 along each of them"
+    if not bool(updates.squared_norms.any()):
+        reason = "each of them is 0"
+    words = "round %d: the influence of all %d updates is exactly 0, since %s: nobody counts more"
+    logger.warning(words, updates.server_round, updates.num_clients, reason)
 
 
 def numbers(valuation: Valuation, updates: RoundUpdates) -> Scores:

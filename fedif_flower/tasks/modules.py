@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import RLock
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -98,13 +100,53 @@ def seeded_randomness(seed: int, device: torch.device) -> Iterator[None]:
     Other threads wait until the end: federations side by side build their models as if alone.
     """
     with _randomness, torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        elif device.type == "mps":
-            torch.mps.manual_seed(seed)
+        _seed_torch(seed, device)
         yield
+
+
+def _seed_torch(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
+@contextmanager
+def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed all that a user's function may draw from; restore it as far as it can be.
+
+    That is torch's random state, as in :func:`seeded_randomness`, NumPy's and Python's own.
+    """
+    with seeded_randomness(seed, device):
+        numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 (users draw from it)
+        python_state = random.getstate()
+        try:
+            seed_all(seed, device)
+            yield
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
+
+
+def seed_all(seed: int, device: torch.device) -> None:
+    """Begin the draws anew, within :func:`own_randomness`."""
+    _seed_torch(seed, device)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (users draw from it)
+    random.seed(seed)
+
+
+def random_state(device: torch.device) -> tuple[Any, ...]:
+    """Return the state of all that :func:`seed_all` seeds, to be compared with another."""
+    of_numpy: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    elif device.type == "mps":
+        states.append(torch.mps.get_rng_state())
+    drawn = [state.numpy().tobytes() for state in states]
+    return (*drawn, of_numpy["key"].tobytes(), of_numpy["pos"], random.getstate())
 
 
 def keep_freed_memory() -> None:
@@ -122,7 +164,7 @@ def without_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Put buffers and random states back after a trial; gradients are the caller's concern."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        with seeded_randomness(0, device):
+        with own_randomness(0, device):
             yield
     finally:
         with torch.no_grad():

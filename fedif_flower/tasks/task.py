@@ -45,8 +45,11 @@ class Metric:
         What results call it: ``"mean absolute error"`` has the columns
         ``test_mean_absolute_error`` and ``validation_mean_absolute_error``.
     function : callable
-        ``function(model(inputs), targets)``, or ``function(model, batch)`` in a task with
-        ``batch_loss`` -> the mean over the batch. Batches count by their sizes.
+        ``function(outputs, targets)`` -> number, given those of all examples of a split at once,
+        on the CPU: an AUC, an F1 score or an R² as well as a mean. In a task with ``batch_loss``,
+        ``function(model, batch)`` -> the mean over the batch; batches count by their sizes. What
+        holds for outputs that are too large: see ``score`` of
+        :class:`~fedif_flower.valuation.validation.Validation`.
     higher_is_better : bool
         ``False`` for errors.
     """
@@ -126,8 +129,8 @@ class Task:
         only measures the model.
     loss : callable, optional
         ``loss(model(inputs), targets)`` -> scalar, the mean over the batch. In a batch of more
-        than two, the last are the targets. Default: cross-entropy. Class weights and targets to
-        ignore: see :class:`~fedif_flower.valuation.validation.Validation`.
+        than two, the last are the targets. Default: cross-entropy, for two classes or more. Class
+        weights and targets to ignore: see :class:`~fedif_flower.valuation.validation.Validation`.
     batch_loss : callable, optional
         In place of ``loss``, for batches of any kind: ``batch_loss(model, batch)`` -> scalar mean,
         and what that divides by: the size of the batch, or a sum of weights.

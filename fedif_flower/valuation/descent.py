@@ -33,11 +33,15 @@ class Descent(NamedTuple):
         The validation loss at the start and after each step taken; it never rises.
     evaluations : int
         How often the loss was asked for, with its gradient or without.
+    slopes : Tensor
+        ``[m]``, float64: how fast the loss falls along each update at the start; the weights with
+        which it began are kept where all are 0.
     """
 
     weights: Tensor
     losses: tuple[float, ...]
     evaluations: int
+    slopes: Tensor
 
 
 def descend_weights(
@@ -133,7 +137,7 @@ def descend_weights(
     initial = initial_weights.double().cpu()
     model = float(torch.linalg.vector_norm(global_params.double()))
     here = _start(look, initial / initial.sum(), squared_norms.sqrt().cpu(), model)
-    losses = [here.loss]
+    losses, at_start = [here.loss], here.slopes
     rounding = math.sqrt(torch.finfo(client_updates.dtype).eps)
     for left in range(steps, 0, -1):
         slopes = here.slopes - here.weights @ here.slopes  # [m]
@@ -153,7 +157,7 @@ def descend_weights(
             losses.append(here.loss)
         else:
             step_size /= 2
-    return Descent(here.weights, tuple(losses), evaluations)
+    return Descent(here.weights, tuple(losses), evaluations, at_start)
 
 
 def descend_round(

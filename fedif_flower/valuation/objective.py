@@ -66,14 +66,21 @@ class ClassMean:
 
     def counts(self, targets: Tensor) -> Tensor:
         """Tell which examples have a target that counts, for targets ``[n, ...]``: ``[n]`` bool."""
-        if targets.is_floating_point():
-            return torch.ones(len(targets), dtype=torch.bool, device=targets.device)
-        counted = targets != self.ignored
-        if self.class_weights is not None:
+        counted = self._answered(targets)
+        if self.class_weights is not None and not targets.is_floating_point():
             weights = self.class_weights.to(targets.device)
             labels = targets.long().clamp(0, len(weights) - 1)
             counted &= weights[labels] != 0
-        return counted.flatten(1).any(dim=1) if targets.dim() > 1 else counted
+        return _any_of_each(counted)
+
+    def has_target(self, targets: Tensor) -> Tensor:
+        """Tell which examples have a target that is not ignored, whatever its class weighs."""
+        return _any_of_each(self._answered(targets))
+
+    def _answered(self, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            return torch.ones(len(targets), dtype=torch.bool, device=targets.device)
+        return targets != self.ignored
 
     def size(self, targets: Tensor) -> BatchSize:
         """Return the size of a batch with targets ``[n, ...]``.
@@ -98,6 +105,11 @@ class ClassMean:
                 f"{len(weights)} class weights: 0 to {len(weights) - 1}"
             )
         return BatchSize(examples, float(weights[labels].sum()))
+
+
+def _any_of_each(counted: Tensor) -> Tensor:
+    """Return whether anything counts of each example, for ``[n, ...]`` bool: ``[n]``."""
+    return counted.flatten(1).any(dim=1) if counted.dim() > 1 else counted
 
 
 def class_mean(loss_fn: Callable[..., Any]) -> ClassMean | None:
@@ -126,6 +138,7 @@ class Objective:
     """``batch_loss(model, batch)`` on batches of any kind; ``call`` names it, for errors."""
 
     call = "batch_loss(model, batch)"
+    class_mean: ClassMean | None = None  # How the loss takes its mean, if that is known.
     ignored: int | None = None  # The target that stands for no answer, if there is one.
     known_metrics: tuple[str, ...] = ("loss",)
 
@@ -178,9 +191,17 @@ class Objective:
                 )
         return Batch(content, *size)
 
-    def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
-        """Return each metric's mean over the batch, right answers' number; NaN: not defined."""
-        return _figures({**self.scores, "loss": self.loss}, metrics, model, batch)
+    def judged(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+        """Return what the functions are given: model and batch."""
+        return model, batch
+
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """Return what gives each metric; the loss cannot be another's."""
+        return {**self.scores, "loss": self.loss}
+
+    def figures(self, judged: tuple[Any, Any], metrics: Sequence[str]) -> list[Tensor]:
+        """Return what each metric's function gives, right answers' number; NaN: not defined."""
+        return _figures(self.functions(), metrics, judged)
 
 
 class PairObjective(Objective):
@@ -229,18 +250,24 @@ class PairObjective(Objective):
         *inputs, targets = batch
         return self.loss_fn(model(*inputs), targets), size or self.known_size(batch)
 
-    def figures(self, model: nn.Module, batch: Any, metrics: Sequence[str]) -> list[Tensor]:
-        """Return what that of the base does, from one pass."""
+    def judged(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+        """Return what the functions are given: outputs and targets."""
         *inputs, targets = batch
+        return model(*inputs), targets
+
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """Return what gives each metric."""
         right = partial(num_correct, ignored=self.ignored)
-        own = {**self.scores, "loss": self.loss_fn, "accuracy": right}
-        outputs = model(*inputs)
+        return {**self.scores, "loss": self.loss_fn, "accuracy": right}
+
+    def figures(self, judged: tuple[Any, Any], metrics: Sequence[str]) -> list[Tensor]:
+        """Return what the base does; NaN where a function raises on outputs that are not finite."""
         try:
-            return _figures(own, metrics, outputs, targets)
+            return _figures(self.functions(), metrics, judged)
         except Exception:  # As torch's BCELoss where a model answers NaN: one client can cause it.
-            if all(bool(t.isfinite().all()) for t in tensors_of(outputs)):
+            if all(bool(t.isfinite().all()) for t in tensors_of(judged[0])):
                 raise
-            return _figures({}, metrics)
+            return _figures({}, metrics, judged)
 
 
 def objective_of(
@@ -278,7 +305,16 @@ def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tenso
     return right.sum().float() if outputs.shape[1] > 1 else torch.tensor(torch.nan)
 
 
-def _figures(judges: Mapping[str, Any], metrics: Sequence[str], *judged: Any) -> list[Tensor]:
-    """Return what judges say, as tensors; NaN where there is none."""
-    found = (judges[metric](*judged) if metric in judges else torch.nan for metric in metrics)
-    return [torch.as_tensor(figure) for figure in found]
+def _figures(
+    functions: Mapping[str, Any], metrics: Sequence[str], judged: tuple[Any, Any]
+) -> list[Tensor]:
+    """Return what functions give, as tensors; NaN where there is none."""
+    return [
+        as_figure(functions[metric](*judged) if metric in functions else math.nan)
+        for metric in metrics
+    ]
+
+
+def as_figure(value: Any) -> Tensor:
+    """Return a user's number as a tensor; a Python float keeps all of its digits."""
+    return torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)

@@ -6,7 +6,7 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from threading import Barrier, Lock, local
 from typing import Any, NamedTuple, Self, TypeVar
@@ -17,7 +17,10 @@ from torch import Tensor
 from fedif_flower.devices import fix_threads, widest_float
 from fedif_flower.errors import DivergedError
 from fedif_flower.round import all_finite
+from fedif_flower.seeding import derive_seed
+from fedif_flower.tasks.modules import own_randomness, seed_all
 from fedif_flower.valuation.flat_model import FlatModel
+from fedif_flower.valuation.gathered import Judged, gather, on_cpu
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective
 
 Item = TypeVar("Item")
@@ -44,15 +47,46 @@ class LossAndGradient(NamedTuple):
 
 
 class Judge:
-    """A copy of the model with the objective, in one thread at a time."""
+    """A copy of the model with the objective, in one thread at a time.
 
-    def __init__(self, model: FlatModel, objective: Objective) -> None:
+    Parameters
+    ----------
+    model : FlatModel
+        The copy.
+    objective : Objective
+        Loss and scores.
+    whole : frozenset of str
+        The scores that are taken once, of the outputs for all examples; others are means over
+        batches.
+    is_random : bool
+        Whether model or functions draw at random. Each batch then has a random state of its own,
+        the same in every pass: two models differ by their parameters alone. A pass has to be within
+        :func:`~fedif_flower.tasks.modules.own_randomness`, and in one thread.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        objective: Objective,
+        *,
+        whole: frozenset[str] = frozenset(),
+        is_random: bool = False,
+    ) -> None:
         self.model, self.objective = model, objective
+        self.whole, self.is_random = whole, is_random
         self.device = model.params.device
 
     def replica(self) -> Judge:
         """Return one with a model of its own."""
-        return Judge(FlatModel(self.model.module, self.device), self.objective)
+        model = FlatModel(self.model.module, self.device)
+        return Judge(model, self.objective, whole=self.whole, is_random=self.is_random)
+
+    def _in_turn(self, batches: Sequence[Batch]) -> Iterator[Batch]:
+        """Yield batches, each when the random state is its own."""
+        for number, batch in enumerate(batches):
+            if self.is_random:
+                seed_all(derive_seed("validation-batch", 0, number), self.device)
+            yield batch
 
     def differentiate(self, batches: Sequence[Batch], total_weight: float) -> LossAndGradient:
         """Return what these batches add to the mean loss of the whole and to its gradient."""
@@ -60,13 +94,15 @@ class Judge:
         # Half precision keeps three digits: the batches' gradients are then added up elsewhere.
         is_half = gradient.itemsize < 4
         total = torch.zeros_like(gradient, dtype=torch.float32) if is_half else gradient
-        losses = []
-        counted = [batch for batch in batches if batch.weight]
-        for batch in counted:
+        losses, counted = [], []
+        for batch in self._in_turn(batches):
+            if not batch.weight:
+                continue
             share = batch.weight / total_weight
             loss = self.objective.loss(self.model.module, batch.content)
             (loss if is_half else loss * share).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
+            counted.append(batch)
             if is_half:
                 total.add_(gradient, alpha=share)
                 gradient.zero_()
@@ -75,23 +111,57 @@ class Judge:
         return LossAndGradient(mean, total if is_half else total.clone())
 
     def sum(self, batches: Sequence[Batch], metrics: Sequence[str]) -> Tensor:
-        """Return each metric's sum over these batches, ``[len(metrics)]``."""
-        module, dtype = self.model.module, widest_float(self.device)
+        """Return each metric's sum over these batches, ``[len(metrics)]``.
+
+        Of a score that is taken of all examples at once, it is that score.
+
+        Raises
+        ------
+        NotGatheredError
+            If there is such a score, and outputs or targets cannot be put one after the other.
+        """
+        by_batch = [metric for metric in metrics if metric not in self.whole]
+        at_once = [metric for metric in metrics if metric in self.whole]
+        figures: list[list[Tensor]] = []
+        pieces: list[Judged] = []
         with self.model.evaluation_mode():
-            found = [self.objective.figures(module, b.content, metrics) for b in batches]
-            sums = torch.zeros(len(metrics), dtype=dtype, device=self.device)
-            for i, metric in enumerate(metrics):
-                # Right answers are counted; of losses and scores there are means.
-                weights = [
-                    1 if metric == "accuracy" else b.weight if metric == "loss" else b.size
-                    for b in batches
-                ]
-                # Where no target counts, the mean is 0 / 0.
-                pairs = [(f[i], w) for f, w in zip(found, weights, strict=True) if w]
-                if pairs:  # No half precision rounds their sum.
-                    values = torch.stack([value for value, _ in pairs]).to(self.device, dtype)
-                    sums[i] = torch.dot(values, values.new_tensor([w for _, w in pairs]))
-        return sums
+            for batch in self._in_turn(batches):
+                judged = self.objective.judged(self.model.module, batch.content)
+                figures.append(self.objective.figures(judged, by_batch))
+                if at_once:
+                    pieces.append(on_cpu(judged, self.objective.class_mean))
+            columns = zip(*figures, strict=True) if figures else [()] * len(by_batch)
+            sums = {
+                metric: self._weighted_sum(column, batches, metric)
+                for metric, column in zip(by_batch, columns, strict=True)
+            }
+            if at_once:
+                scores = self.objective.figures(gather(pieces), at_once)
+                sums |= dict(zip(at_once, scores, strict=True))
+            return torch.stack([self._widest(sums[metric]) for metric in metrics])
+
+    def _weighted_sum(
+        self, values: Sequence[Tensor], batches: Sequence[Batch], metric: str
+    ) -> Tensor:
+        """Return the sum of a metric's values, one of each batch, times what each weighs."""
+        # Where no target counts, the mean is 0 / 0.
+        weights = [_weight(batch, metric) for batch in batches]
+        pairs = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight]
+        if not pairs:
+            return torch.zeros(())
+        # No half precision rounds their sum.
+        column = self._widest(torch.stack([value for value, _ in pairs]))
+        return torch.dot(column, column.new_tensor([weight for _, weight in pairs]))
+
+    def _widest(self, values: Tensor) -> Tensor:
+        return values.to(self.device, widest_float(self.device))
+
+
+def _weight(batch: Batch, metric: str) -> float:
+    """Return how often a batch's figure counts in the sum."""
+    if metric == "accuracy":
+        return 1.0  # Right answers are counted; of losses and scores there are means.
+    return batch.weight if metric == "loss" else batch.size
 
 
 class JudgePool:
@@ -140,10 +210,19 @@ class SharedGradients:
     loss_and_gradient : callable
         Takes a model's parameters ``[d]`` and named buffers, such as
         :meth:`~fedif_flower.valuation.validation.Validation.loss_and_gradient`.
+    in_background : bool
+        ``False``: work is done at once, by whoever begins it. The random state is the process's:
+        clients that train in it meanwhile would draw from the one that a pass has set.
     """
 
-    def __init__(self, loss_and_gradient: Callable[[Tensor, Buffers], LossAndGradient]) -> None:
+    def __init__(
+        self,
+        loss_and_gradient: Callable[[Tensor, Buffers], LossAndGradient],
+        *,
+        in_background: bool = True,
+    ) -> None:
         self._loss_and_gradient = loss_and_gradient
+        self._in_background = in_background
         # A thread starts with the number of torch threads that is set at that moment. Unless it
         # is fixed now, the gradient's last bits depend on what else runs.
         self._threads = torch.get_num_threads()
@@ -169,7 +248,14 @@ class SharedGradients:
 
     def submit(self, function: Callable[[], Answer]) -> Future[Answer]:
         """Let the thread do something more."""
-        return self._executor.submit(function)
+        if self._in_background:
+            return self._executor.submit(function)
+        done: Future[Answer] = Future()
+        try:
+            done.set_result(function())
+        except Exception as error:  # It is raised where the result is asked for.
+            done.set_exception(error)
+        return done
 
     @cached_property
     def _executor(self) -> ThreadPoolExecutor:
@@ -220,8 +306,14 @@ class Passes:
     @contextmanager
     def alone(self) -> Iterator[Judge]:
         """Give the judge to the calling thread; there is no other pass meanwhile."""
-        with self._lock:
+        # The random state is asked for first: who trains with it may ask for the judge.
+        with self._own_randomness(), self._lock:
             yield self.judge
+
+    def _own_randomness(self) -> AbstractContextManager[None]:
+        if not self.judge.is_random:
+            return nullcontext()
+        return own_randomness(0, self.judge.device)
 
     def side_by_side(self, at_most: int) -> JudgePool | None:
         """Return judges with a thread each, for many models; ``None`` where one does as well.
@@ -232,7 +324,7 @@ class Passes:
             Replicas: more copies of the model would take too much memory.
         """
         threads = torch.get_num_threads()
-        if self.judge.device.type != "cpu" or threads == 1:
+        if self.judge.device.type != "cpu" or threads == 1 or self.judge.is_random:
             return None
         wanted = threads if self._is_worth_sharing() else 1
         pool = self._pool("models", max(min(wanted, at_most), 1))
@@ -251,7 +343,8 @@ class Passes:
         """Return ``work(judge, batches)`` for parts of the batches, each on a core of its own.
 
         A pass over small batches keeps one core busy, and several only in part. Losses of
-        ``batch_loss`` and scores of the user's own stay in one thread: they may keep a state.
+        ``batch_loss`` and scores of the user's own stay in one thread: they may keep a state, or be
+        taken of all examples at once. So does a model that draws at random.
 
         Parameters
         ----------
@@ -270,6 +363,7 @@ class Passes:
             model.load(params, buffers or {})
             if (
                 threads == 1
+                or first.is_random
                 or not self._is_worth_sharing()
                 or threads * model.params.numel() > _MOST_REPLICATED
                 or not isinstance(first.objective, PairObjective)

@@ -163,9 +163,8 @@ def missing_classes(validation: Passes) -> list[int]:
     if not (present := _present(validation)):
         return []
     *inputs, _ = first_few(validation.batches[0].content)
-    model = validation.judge.model
-    with model.evaluation_mode():
-        outputs = model.module(*inputs)
+    with validation.alone() as judge, judge.model.evaluation_mode():
+        outputs = judge.model.module(*inputs)
     return sorted(set(range(outputs.shape[1])) - present)
 
 

@@ -37,9 +37,15 @@ class Validation(Passes):
 
     with :math:`f_w` the model with parameters w; or, where targets have weights :math:`c_y` or are
     ignored (:math:`c_y = 0`), :math:`\sum c_y\, \ell(f_w(x), y) / \sum c_y`. The model is copied,
-    kept in eval mode on ``device``, and the data stay there between calls. Model, loss and data
-    are tried together at construction, by a forward pass over all examples and a backward pass on
-    a few, which leave no trace. Losses are summed in float64, gradients at least in float32.
+    kept in eval mode on ``device``, and the data stay there between calls. Model, loss, scores and
+    data are tried together at construction, by forward passes over all examples and backward
+    passes on a few, which leave no trace. Losses are summed in float64, gradients at least in
+    float32.
+
+    Equal parameters have one loss. A model, loss or score that draws at random in eval mode too, as
+    a variational autoencoder does, draws the same for each batch in every pass, from torch's,
+    NumPy's and Python's own generators; the process's are left as they were. Such passes take one
+    thread and wait for nobody: they do not run in the background.
 
     Parameters
     ----------
@@ -54,7 +60,8 @@ class Validation(Passes):
         ``[n, ...]``; left out where ``inputs`` brings its own.
     loss_fn : callable, optional
         ``loss_fn(model(inputs), targets)`` -> scalar, the *mean* over the batch. Default:
-        cross-entropy. Class weights and targets to ignore are understood of torch's
+        cross-entropy, for outputs of two classes or more; a single output needs another, such as
+        ``nn.BCEWithLogitsLoss()``. Class weights and targets to ignore are understood of torch's
         ``cross_entropy`` and ``nll_loss``, as functions, partials or modules; any other loss must
         be the mean over the examples, which is tried at construction. On the CPU several threads
         may call it at once, each with a replica of the model and batches of its own.
@@ -63,15 +70,20 @@ class Validation(Passes):
         mean, and what that divides by: the batch's size, or a sum of weights. The sizes are asked
         for at construction.
     score : callable, optional
-        Judges coalitions where targets are no classes: ``score(model(inputs), targets)``, or
-        ``score(model, batch)`` beside ``batch_loss`` -> mean over the batch; higher is better.
+        Judges coalitions where targets are no classes; higher is better. ``score(outputs,
+        targets)`` -> number, called once, with those of all examples in the order of the data, on
+        the CPU and at least in float32; examples whose target is ignored are left out. So it may
+        be an AUC or an F1 score. Beside ``batch_loss`` it is ``score(model, batch)`` -> mean over
+        the batch, and so is ``score(outputs, targets)`` where outputs and targets of all examples
+        take more than 256 MiB or are no tensors ``[n, ...]`` that can be put one after the other:
+        that it is a mean is tried then.
     measures : mapping of str to callable, optional
         Further figures by name, each taken as ``score`` is, for :meth:`measure`.
     device : str
         ``"auto"`` (CUDA, then MPS, then CPU) or a torch device.
     batch_size : int, optional
-        Examples per pass, >= 1; it changes memory and speed, not results beyond rounding.
-        Default: 100 on the CPU, 1,000 elsewhere.
+        Examples per pass, >= 1; it changes memory and speed, not results beyond rounding (and the
+        draws of a model that draws at random). Default: 100 on the CPU, 1,000 elsewhere.
 
     Attributes
     ----------
@@ -88,9 +100,12 @@ class Validation(Passes):
     ------
     ValuationError
         If there are no examples, lengths differ, the model has nothing to train, or model, loss
-        and data do not fit each other.
+        and data do not fit each other; if model or loss remember in eval mode what they were given
+        before; if a score is no finite number at the given model.
     ConfigError
-        If ``loss_fn`` is no mean over the examples.
+        If ``loss_fn`` is no mean over the examples, or a score that has to be one is none; if one
+        compares each output with every target, as of shapes ``[n, 1]`` and ``[n]``; if the
+        gradient of the loss is exactly 0 at the given model, or its value the same at any.
     """
 
     def __init__(
@@ -116,12 +131,14 @@ class Validation(Passes):
         objective = objective_of(loss_fn, batch_loss, scores)
         if self.device.type == "cpu":
             keep_freed_memory()
-        super().__init__(Judge(FlatModel(model, self.device), objective))
-        with without_trace(self.judge.model.module, self.device):
+        flat = FlatModel(model, self.device)
+        with without_trace(flat.module, self.device):
             read = read_batches(inputs, targets, self.batch_size)
             moved = (to_device(batch, self.device) for batch in read)
-            batches, self.metrics = try_batches(self.judge.model, objective, moved)
-        self.hold(batches)
+            tried = try_batches(flat, objective, moved)
+        super().__init__(Judge(flat, objective, whole=tried.whole, is_random=tried.is_random))
+        self.metrics = tried.metrics
+        self.hold(tried.batches)
 
     def __repr__(self) -> str:
         """Say what is judged, by how many examples, in which metrics, where."""
@@ -180,7 +197,7 @@ class Validation(Passes):
     @cached_property
     def gradients(self) -> SharedGradients:
         """What takes :meth:`gradient` in the background for all who need it."""
-        return SharedGradients(self.loss_and_gradient)
+        return SharedGradients(self.loss_and_gradient, in_background=not self.judge.is_random)
 
     def loss_and_gradient(self, params: Tensor, buffers: Buffers = None) -> LossAndGradient:
         """Return loss and gradient ``[d]`` at ``params`` [d] from one pass; either may be NaN."""
@@ -212,7 +229,7 @@ class Validation(Passes):
         return float(self.means(params, buffers, ("accuracy",)))
 
     def means(self, params: Tensor, buffers: Buffers, metrics: Sequence[str]) -> Tensor:
-        """Return means over the examples at ``params`` [d]: of losses, right answers, scores.
+        """Return means over the examples at ``params`` [d] of losses and right answers, and scores.
 
         Returns
         -------
@@ -236,8 +253,13 @@ class Validation(Passes):
 
     def _means_of(self, sums: Tensor, metrics: Sequence[str]) -> Tensor:
         """Return the means of metrics from their sums."""
-        weights = [self.total_weight if m == "loss" else self.num_examples for m in metrics]
-        return sums / sums.new_tensor(weights)
+        return sums / sums.new_tensor([self._divisor(metric) for metric in metrics])
+
+    def _divisor(self, metric: str) -> float:
+        """Return what a metric's sum over all batches is divided by."""
+        if metric == "loss":
+            return self.total_weight
+        return 1.0 if metric in self.judge.whole else self.num_examples
 
     def sample(self, count: int, generator: torch.Generator) -> Validation:
         """Return a random part of D' with this model, stratified by class (seeded on the CPU).

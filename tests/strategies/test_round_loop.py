@@ -277,7 +277,10 @@ def line() -> nn.Module:
 
 def far(loss_fn=nn.functional.mse_loss) -> Validation:
     inputs, targets = torch.ones(1, 1), torch.full((1, 1), 1e3)
-    return Validation(line(), inputs, targets, loss_fn=loss_fn, device="cpu")
+    model = line()
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)  # At zeros the gradient is 0, which would be refused.
+    return Validation(model, inputs, targets, loss_fn=loss_fn, device="cpu")
 
 
 def huge_in(*rounds: int):
@@ -325,10 +328,12 @@ def own_loss(outputs, targets):
         (FedAvg(**UNPAUSED), where_huge(lambda m: step_reply(m, torch.nan)), "0 valid replies"),
     ],
 )
-def test_a_run_goes_on_from_the_last_model_that_worked(strategy, client, reason):
+def test_a_run_goes_on_from_the_last_model_that_worked(strategy, client, reason, caplog):
     # Round 1 is undone by round 2; rounds 3 and 4 add 1 each.
     assert run(strategy, client) == (pytest.approx(2.0), [False, True, False, False])
     assert reason in strategy.history.rounds[1].reason
+    says_nothing = "round 1: the influence of all 3 updates is exactly 0, since the gradient"
+    assert (says_nothing in caplog.text) is isinstance(strategy, FedIF)
 
 
 class SilentInRound(LocalGrid):

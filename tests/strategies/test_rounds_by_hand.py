@@ -285,7 +285,9 @@ def test_what_it_descends_is_the_loss_of_the_shortened_updates():
 
 
 def test_buffers_are_those_of_the_weights():
-    held_out = judge(Shifted(), torch.ones(1, 1), torch.zeros(1, 1))
+    model = Shifted()
+    nn.init.ones_(model.weight)  # At zeros the gradient is 0, which would be refused.
+    held_out = judge(model, torch.ones(1, 1), torch.zeros(1, 1))
     strategy = of.InfluenceDescent(held_out, descent=of.DescentSettings(steps=1), **PLAIN)
     # Weight and shift: at equal weights the model gives 2 + 3.
     _, (report,) = play(strategy, Shifted(), Movers([[1.0, 2.0], [3.0, 4.0]]))

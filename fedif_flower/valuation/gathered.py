@@ -1,0 +1,85 @@
+"""Outputs and targets of many batches, one after the other on the CPU, for functions of them all.
+
+An AUC, an F1 score or an R² of all examples is no mean of those of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.tasks.batches import describe, join, map_tensors, num_rows, take_rows
+from fedif_flower.valuation.objective import ClassMean
+
+Judged = tuple[Any, Any]  # Outputs and targets.
+
+# Outputs and targets of all examples together; larger ones are looked at batch by batch.
+MOST_BYTES = 256 * 2**20
+
+
+class NotGatheredError(ValuationError):
+    """Outputs or targets of several batches cannot be put one after the other."""
+
+
+def on_cpu(judged: Judged, mean: ClassMean | None) -> Judged:
+    """Return outputs and targets on the CPU, without examples whose target is ignored.
+
+    Half precision becomes float32: a function of many examples may sum them up, and NumPy knows no
+    bfloat16.
+
+    Raises
+    ------
+    NotGatheredError
+        If they are no tensors ``[n, ...]``.
+    """
+    if not _is_known(judged) or num_rows(judged) is None:
+        raise NotGatheredError(f"outputs and targets are {describe(judged)}")
+    outputs, targets = judged
+    if mean is not None and isinstance(targets, Tensor):
+        answered = mean.has_target(targets)
+        if not bool(answered.all()):
+            outputs, targets = take_rows((outputs, targets), answered.nonzero().flatten())
+    return map_tensors(_plain, outputs), map_tensors(_plain, targets)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    moved = tensor.detach().cpu()
+    is_half = moved.is_floating_point() and moved.itemsize < 4
+    return moved.float() if is_half else moved
+
+
+def gather(pieces: Sequence[Judged]) -> Judged:
+    """Return the outputs and the targets of several batches, each as those of a single one.
+
+    Raises
+    ------
+    NotGatheredError
+        If they are no tensors ``[n, ...]`` that differ in n alone.
+    """
+    if not pieces:
+        raise NotGatheredError("there are no outputs")
+    try:
+        outputs, targets = join(pieces)
+    except Exception as error:  # Of batches of sequences, say, each as long as its longest.
+        first, last = describe(pieces[0]), describe(pieces[-1])
+        raise NotGatheredError(f"outputs and targets are {first} and {last}") from error
+    return outputs, targets
+
+
+def _is_known(value: Any) -> bool:
+    """Tell whether a value is made of nothing but tensors, in dicts, lists and tuples.
+
+    An object of another kind would lose what it knows beside its tensors.
+    """
+    if value is None or isinstance(value, Tensor):
+        return True
+    if type(value) is dict:
+        return all(map(_is_known, value.values()))
+    if isinstance(value, Mapping):
+        return False
+    if type(value) in (list, tuple) or hasattr(value, "_fields"):
+        return all(map(_is_known, value))
+    return False

@@ -1,0 +1,152 @@
+"""A user's function tried on a few examples: whether it is a mean, and looks at pairs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.tasks.batches import describe, join, num_rows, take_rows
+from fedif_flower.valuation.objective import as_figure
+from fedif_flower.valuation.parts import draw_batches
+
+_MOST = 64  # Examples on which a function is tried.
+_ROUNDINGS = 1000  # A sum of so few terms is off by much less.
+
+
+@contextmanager
+def named(what: str, batch: Any, number: int = 1) -> Iterator[None]:
+    """Turn whatever a user's functions raise on a batch into one sentence."""
+    try:
+        yield
+    except (ConfigError, ValuationError):
+        raise
+    except Exception as error:
+        raise ValuationError(
+            f"{what} on validation batch {number}, {describe(batch)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+class Sized(NamedTuple):
+    """What a function gives for some examples, and how much these weigh in a mean."""
+
+    figure: Tensor  # Of floating point.
+    size: float
+
+
+def some_examples(batches: Sequence[Any]) -> Any:
+    """Return up to 64 examples from all over the data as one batch.
+
+    Raises
+    ------
+    Exception
+        Any, if batches cannot be divided or joined.
+    """
+    count = min(max(2, *(num_rows(batch) or 0 for batch in batches)), _MOST)
+    drawn = draw_batches(batches, count, torch.Generator().manual_seed(0)) or batches
+    joined = join(drawn)
+    if num_rows(joined) is None:
+        raise ValuationError(f"{describe(joined)} cannot be divided")
+    return joined
+
+
+def why_no_mean(function: Callable[[Any], Sized], examples: Any) -> str:
+    """Return how a function's mean over two parts differs from its value for the whole.
+
+    Parameters
+    ----------
+    function : callable
+        Given examples, the whole and then a third and two thirds.
+    examples : any structure of tensors
+        Two or more.
+
+    Returns
+    -------
+    str
+        Empty if they do not differ, or the function gives no number for the whole.
+    """
+    count = num_rows(examples) or 0
+    if count < 2:
+        return ""
+    third = max(count // 3, 1)
+    whole, first, second = (
+        function(take_rows(examples, rows))
+        for rows in (torch.arange(count), torch.arange(third), torch.arange(third, count))
+    )
+    found, one, other = (float(part.figure) for part in (whole, first, second))
+    total = first.size + second.size
+    if not (math.isfinite(found) and total):
+        return ""
+    mean = (first.size * one + second.size * other) / total
+    rounding = _ROUNDINGS * torch.finfo(whole.figure.dtype).eps
+    if abs(found - mean) <= rounding * max(abs(found), abs(one), abs(other)):
+        return ""
+    return (
+        f"gives {found:.6g} for {count} examples, but {one:.6g} and {other:.6g} for {third} and "
+        f"{count - third} of them, whose mean is {mean:.6g}: results would depend on the batch size"
+    )
+
+
+def require_pairs(
+    name: str, function: Callable[[Any, Any], Any], outputs: Any, targets: Any
+) -> None:
+    """Raise ConfigError if a function compares each example's output with every target.
+
+    That is what ``outputs - targets`` does of shapes ``[n, 1]`` and ``[n]``. Such a function is
+    found out by answers that are right: it does not notice when targets change places, and does
+    once both have one shape.
+
+    Parameters
+    ----------
+    name : str
+        What the function is called.
+    function : callable
+        ``(outputs, targets)`` -> number.
+    outputs, targets : Tensor ``[n, ...]``
+        Nothing is tried where they are no tensors, or their shapes leave no room for the mistake.
+    """
+    if not _can_be_mistaken(outputs, targets):
+        return
+    right = targets.to(outputs.dtype).view_as(outputs)
+    try:
+        found = _number(function(right, targets))
+        moved = [_number(function(right, targets[order])) for order in _orders(len(targets))]
+        alike = _number(function(right.view_as(targets), targets))
+    except Exception:  # One that looks at the shapes of what it is given.
+        return
+    tolerance = _ROUNDINGS * torch.finfo(torch.float32).eps * max(abs(found), abs(alike))
+    is_blind = all(abs(found - other) <= tolerance for other in moved)
+    if is_blind and abs(found - alike) > tolerance:
+        raise ConfigError(
+            f"{name} compares each output with the target of every example: outputs are "
+            f"{describe(outputs)}, targets {describe(targets)}; allowed: one shape for both, such "
+            "as targets[:, None] or outputs[:, 0]"
+        )
+
+
+def _can_be_mistaken(outputs: Any, targets: Any) -> bool:
+    """Tell whether outputs and targets are as many numbers, with dimensions that do not meet."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return False
+    if targets.dim() == 0 or len(targets) < 2 or outputs.dim() == targets.dim():
+        return False
+    if outputs.numel() != targets.numel() or len(outputs) != len(targets):
+        return False
+    return not torch.equal(targets, targets[:1].expand_as(targets))
+
+
+def _orders(count: int) -> list[Tensor]:
+    """Return orders ``[count]``: backwards, from the second on, and at random."""
+    forwards = torch.arange(count)
+    drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    return [forwards.flip(0), forwards.roll(1), drawn]
+
+
+def _number(value: Any) -> float:
+    return float(as_figure(value))

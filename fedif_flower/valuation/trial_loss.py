@@ -1,0 +1,209 @@
+"""A model and its loss tried on held-out data: whether they tell two models apart, and alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.tasks.batches import class_labels, describe, num_rows, take_rows
+from fedif_flower.tasks.modules import evaluation_mode, seed_all
+from fedif_flower.valuation.flat_model import FlatModel
+from fedif_flower.valuation.objective import Batch, Objective, PairObjective
+from fedif_flower.valuation.trial_functions import Sized, require_pairs, some_examples, why_no_mean
+
+_SEED = 0
+_ROUNDINGS = 1000
+_FOR_ONE_OUTPUT = (
+    "nn.BCEWithLogitsLoss() for the logit of a yes or no, nn.BCELoss() for its probability, "
+    "nn.MSELoss() for a quantity"
+)
+
+
+def require_classes(model: nn.Module, objective: Objective, batch: Any) -> None:
+    """Raise ConfigError where cross-entropy is taken of one number for each example.
+
+    Of a single class it is 0 whatever the model answers.
+    """
+    if objective.class_mean is None:
+        return
+    with evaluation_mode(model)():
+        outputs, _ = objective.judged(model, batch)
+    if isinstance(outputs, Tensor) and (outputs.dim() == 1 or outputs.shape[1:2] == (1,)):
+        raise ConfigError(
+            f"the model gives {describe(outputs)}, one number for each example, of which "
+            f"cross-entropy, the default loss, says nothing; allowed as loss_fn (a Task's loss): "
+            f"{_FOR_ONE_OUTPUT}; or a model with an output for each class"
+        )
+
+
+def require_pure(
+    model: FlatModel, objective: Objective, batch: Any, before: Mapping[str, Tensor]
+) -> None:
+    """Raise ValuationError if what a pass gives depends on the passes before it.
+
+    Parameters
+    ----------
+    model : FlatModel
+        The model, in eval mode; it has looked at ``batch`` once or more.
+    objective : Objective
+        The loss.
+    batch : any
+        Some of the data.
+    before : mapping of str to Tensor
+        Copies of its buffers from before the first pass.
+    """
+    module = model.module
+    sent = module.state_dict().keys()
+    if names := _changed(module, {name: before[name] for name in before if name in sent}):
+        raise ValuationError(f"the model changes {names} in eval mode, {_ALLOWED}")
+    # What is no part of the state may be filled once: tables that grow with the longest input.
+    filled = buffers_of(module)
+    first = seeded_loss(model, objective, batch)
+    if names := _changed(module, filled):
+        raise ValuationError(f"the model changes {names} in eval mode, {_ALLOWED}")
+    second = seeded_loss(model, objective, batch)
+    apart = float((first - second).abs())
+    if apart > _ROUNDINGS * torch.finfo(first.dtype).eps * float(first.abs()):
+        raise ValuationError(
+            f"{objective.call} gives {float(first):.6g} and then {float(second):.6g} for the same "
+            f"model and batch, {_ALLOWED}. What is drawn from torch's, NumPy's and Python's own "
+            "generators is seeded here; from others it is not"
+        )
+
+
+_ALLOWED = (
+    "so that a loss depends on what was looked at before; allowed: a model and a loss that in "
+    "eval mode remember nothing from one batch to the next"
+)
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return copies of a module's buffers by name."""
+    return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+
+
+def _changed(module: nn.Module, before: Mapping[str, Tensor]) -> str:
+    """Return the first few names of buffers that are no longer what they were."""
+    now = dict(module.named_buffers())
+    names = [name for name, old in before.items() if not _is_same(now.get(name), old)]
+    return ", ".join(map(repr, names[:3]))
+
+
+def _is_same(now: Tensor | None, before: Tensor) -> bool:
+    if now is None or now.shape != before.shape:
+        return False
+    return bool(((now == before) | (now.isnan() & before.isnan())).all())
+
+
+@torch.no_grad()
+def seeded_loss(model: FlatModel, objective: Objective, batch: Any) -> Tensor:
+    """Return the loss of a batch, with the same draws each time."""
+    seed_all(_SEED, model.params.device)
+    return objective.loss(model.module, batch).detach()
+
+
+def require_slope(model: FlatModel, objective: Objective, batches: Sequence[Batch]) -> None:
+    """Raise ConfigError if the loss cannot tell the first model from any other.
+
+    Its gradient is exactly 0 over all batches, or its value is the same for very different
+    parameters.
+    """
+    counted = [batch.content for batch in batches if batch.weight]
+    one = f"{_FOR_ONE_OUTPUT}, where there is a single output"
+    if not any(has_slope(gradients(model, objective, content)) for content in counted):
+        raise ConfigError(
+            f"the gradient of {objective.call} is exactly 0 on all validation examples at the "
+            "first model: no update could be told from another; allowed: a loss that changes with "
+            f"the parameters ({one})"
+        )
+    if not any(_can_differ(model, objective, content) for content in counted):
+        raise ConfigError(
+            f"{objective.call} is the same at very different parameters on all validation "
+            "examples: no model could be told from another; allowed: a loss that changes with the "
+            f"parameters ({one})"
+        )
+
+
+def gradients(model: FlatModel, objective: Objective, batch: Any) -> Sequence[Tensor | None]:
+    """Return the loss's gradient for each parameter; ``None`` where it does not depend on one.
+
+    Raises
+    ------
+    ValuationError
+        If the loss is no scalar.
+    """
+    with torch.enable_grad():
+        loss = objective.loss(model.module, batch)
+        if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+            raise ValuationError(
+                f"{objective.call} gives {describe(loss)}; expected a scalar tensor, "
+                "the mean loss over the batch"
+            )
+        if not loss.requires_grad:
+            return ()
+        return torch.autograd.grad(loss, list(model.parameters), allow_unused=True)
+
+
+def has_slope(found: Iterable[Tensor | None]) -> bool:
+    """Tell whether a gradient is not 0; one that is no number is not."""
+    return any(gradient is not None and bool(gradient.any()) for gradient in found)
+
+
+def _can_differ(model: FlatModel, objective: Objective, batch: Any) -> bool:
+    """Tell whether the loss is another at a model of zeros, or at one with much noise."""
+    start = model.params.clone()
+    at_start = seeded_loss(model, objective, batch)
+    generator = torch.Generator().manual_seed(_SEED)
+    try:
+        model.params.zero_()
+        if _differs(model, objective, batch, at_start):
+            return True
+        noise = torch.randn(start.shape, generator=generator)
+        model.params.copy_(start + noise.to(start))
+        return _differs(model, objective, batch, at_start)
+    finally:
+        model.params.copy_(start)
+
+
+def _differs(model: FlatModel, objective: Objective, batch: Any, at_start: Tensor) -> bool:
+    try:
+        return bool(seeded_loss(model, objective, batch) != at_start)
+    except Exception:  # Out of a loss that refuses what such a model answers.
+        return True
+
+
+def require_mean(model: nn.Module, objective: Objective, batches: Sequence[Any]) -> None:
+    """Raise ConfigError if the mean of a loss over two parts is not its mean over the whole.
+
+    It is tried on the model's outputs for examples from all over the data. Nothing is tried where
+    the mean is known (``batch_loss`` tells its sizes, torch's cross-entropy its weights), or where
+    batches, outputs, targets or loss cannot be divided.
+    """
+    if not isinstance(objective, PairObjective) or objective.class_mean is not None:
+        return
+    loss_fn = objective.loss_fn
+
+    def loss(pair: tuple[Any, Any]) -> Sized:
+        return Sized(loss_fn(*pair), num_rows(pair) or 0)
+
+    try:
+        with evaluation_mode(model)():
+            judged = objective.judged(model, some_examples(batches))
+            require_pairs("loss_fn", loss_fn, *judged)
+            if (labels := class_labels(judged)) is not None:
+                judged = take_rows(judged, labels.argsort(stable=True))  # Unlike parts differ most.
+            why = why_no_mean(loss, judged)
+    except ConfigError:
+        raise
+    except Exception:  # A model may take one batch size alone; what it takes was tried before.
+        return
+    if why:
+        raise ConfigError(
+            f"loss_fn {why}. Allowed: a mean over the examples; torch's cross_entropy, "
+            "nll_loss, CrossEntropyLoss or NLLLoss (or a partial of one) for class weights and "
+            "targets to ignore; else batch_loss(model, batch) -> (loss, what it divides by)"
+        )

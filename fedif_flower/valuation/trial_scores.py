@@ -1,0 +1,173 @@
+"""Scores tried on held-out data: taken of all examples at once, or means over batches."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.tasks.batches import describe, tensors_of
+from fedif_flower.valuation.flat_model import FlatModel
+from fedif_flower.valuation.gathered import MOST_BYTES, Judged, NotGatheredError, gather, on_cpu
+from fedif_flower.valuation.objective import Batch, Objective, PairObjective, as_figure
+from fedif_flower.valuation.trial_functions import (
+    Sized,
+    named,
+    require_pairs,
+    some_examples,
+    why_no_mean,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def try_scores(
+    model: FlatModel, objective: Objective, batches: Sequence[Batch], *, is_random: bool
+) -> frozenset[str]:
+    """Return the names of scores that are taken of all examples at once; others are means.
+
+    Parameters
+    ----------
+    model : FlatModel
+        The model.
+    objective : Objective
+        With the scores.
+    batches : sequence of Batch
+        All of the data.
+    is_random : bool
+        Whether the model draws at random: two looks at one batch are then not alike.
+
+    Raises
+    ------
+    ValuationError, ConfigError
+        If a score gives no finite number for all of the data, compares every output with every
+        target, or has to be a mean over batches and is none.
+    """
+    names = [name for name in objective.scores if name not in objective.known_metrics]
+    if not names:
+        return frozenset()
+    with model.evaluation_mode():
+        gathered, reason = _gathered(model, objective, batches)
+        for name in names:
+            if gathered is not None:
+                _try_at_once(objective, name, gathered)
+            else:
+                total = _sum_by_batch(model, objective, name, batches)
+                if len(batches) > 1:
+                    _require_mean(model, objective, name, batches, reason, is_random=is_random)
+                _require_finite(name, total)
+    return frozenset() if gathered is None else frozenset(names)
+
+
+def _gathered(
+    model: FlatModel, objective: Objective, batches: Sequence[Batch]
+) -> tuple[Judged | None, str]:
+    """Return outputs and targets of all examples; else ``None``, and why not."""
+    if not isinstance(objective, PairObjective):
+        return None, "the loss comes by batch_loss"
+    pieces, held = list[Judged](), 0
+    try:
+        for batch in batches:
+            judged = objective.judged(model.module, batch.content)
+            pieces.append(on_cpu(judged, objective.class_mean))
+            held += sum(tensor.nbytes for tensor in tensors_of(pieces[-1]))
+            if held > MOST_BYTES:
+                return None, f"the outputs for all examples take more than {MOST_BYTES >> 20} MiB"
+        return gather(pieces), ""
+    except NotGatheredError as error:
+        return None, str(error)
+
+
+def _try_at_once(objective: Objective, name: str, gathered: Judged) -> None:
+    """Raise an error unless a score gives a number for all outputs and targets."""
+    # First of a few: of many, comparing each with every other would take all memory.
+    require_pairs(f"the {name}", objective.scores[name], *some_examples([gathered]))
+    with named(f"the {name} cannot be taken", gathered):
+        (figure,) = objective.figures(gathered, [name])
+        _require_scalar(figure)
+    _require_finite(name, float(figure))
+
+
+def _sum_by_batch(
+    model: FlatModel, objective: Objective, name: str, batches: Sequence[Batch]
+) -> float:
+    """Return a score's sum over the batches, or raise an error if it gives no number for one."""
+    total = 0.0
+    for number, batch in enumerate(batches, 1):
+        with named(f"the {name} cannot be taken", batch.content, number):
+            judged = objective.judged(model.module, batch.content)
+            (figure,) = objective.figures(judged, [name])
+            _require_scalar(figure)
+        total += float(figure) * batch.size
+    return total
+
+
+def _require_scalar(figure: Tensor) -> None:
+    if figure.dim():
+        raise ValueError(f"it is {describe(figure)}; expected a number")
+
+
+def _require_finite(name: str, figure: float) -> None:
+    if not math.isfinite(figure):
+        raise ValuationError(
+            f"the {name} of all validation examples is {figure:g} at the first model; expected a "
+            "finite number, such as 0 where nothing is predicted"
+        )
+
+
+def _require_mean(
+    model: FlatModel,
+    objective: Objective,
+    name: str,
+    batches: Sequence[Batch],
+    reason: str,
+    *,
+    is_random: bool,
+) -> None:
+    """Raise ConfigError if a score's mean over two parts is not its value for the whole."""
+    try:
+        if is_random and not isinstance(objective, PairObjective):
+            raise ValuationError("the model draws at random")
+        why = _why_no_mean(model, objective, name, [batch.content for batch in batches])
+    except ConfigError:
+        raise
+    except Exception as error:  # A model may take one batch size alone.
+        logger.warning(
+            "the %s is a mean over %d batches, since %s; whether it depends on how they are cut "
+            "could not be tried: %r",
+            *(name, len(batches), reason, error),
+        )
+        return
+    if why:
+        raise ConfigError(
+            f"the {name} {why}. Allowed where {reason}: a mean over the examples; any other score "
+            "needs all validation examples in one batch"
+        )
+
+
+def _why_no_mean(model: FlatModel, objective: Objective, name: str, contents: Sequence[Any]) -> str:
+    """Return what :func:`why_no_mean` does of a score, on examples from all over the data."""
+    examples, score = some_examples(contents), objective.scores[name]
+    if isinstance(objective, PairObjective):
+        judged = objective.judged(model.module, examples)
+        require_pairs(f"the {name}", score, *judged)
+        return why_no_mean(
+            lambda pair: Sized(_single(score(*pair)), objective.known_size(pair).examples), judged
+        )
+
+    def of_batch(batch: Any) -> Sized:
+        _, size = objective.loss_and_size(model.module, batch)
+        return Sized(_single(score(model.module, batch)), size.examples)
+
+    return why_no_mean(of_batch, examples)
+
+
+def _single(value: Any) -> Tensor:
+    """Return a figure in single precision, unless its own is less: outputs seldom have more."""
+    figure = as_figure(value)
+    is_half = figure.is_floating_point() and figure.itemsize < 4
+    return figure if is_half else figure.float()
