@@ -70,6 +70,7 @@ class RunRecorder(RunWriter):
             is_malicious=malicious_marker(config),
             on_row=on_row,
         )
+        self.remarks = loaded.task.remarks
         self.listeners[:0] = [built.on_row for built in run.built if built.on_row]
         self.run, self.config = run, config
         self.strategy, self.checkpoints = strategy, checkpoints

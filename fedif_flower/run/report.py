@@ -42,6 +42,8 @@ def write_report(
     lines = [f"# {title}", "", *_figures(summary).to_markdown(), ""]
     if told := _remainder(summary):
         lines += [*wrap(told, 100), ""]
+    for remark in summary.get("data_remarks", ()):
+        lines += [*wrap(f"Data, {remark}.", 100), ""]
     losses = ("test_loss", "validation_loss")
     if any(row.get(name) is not None for row in rounds for name in losses):
         picture = plot_progress(rounds, folder, title)

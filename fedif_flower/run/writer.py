@@ -106,6 +106,7 @@ class RunWriter(Callback):
         self.folder = RunFolder(directory)
         self.title = title
         self.metrics = metrics
+        self.remarks: Sequence[str] = ()  # What there is to know of the data.
         self.names: dict[int, str] = {}
         self._judges = {"validation": validation, "test": test, "triggered": triggered}
         self._keys = ("accuracy", "loss", *(metric.key for metric in metrics))
@@ -282,6 +283,8 @@ class RunWriter(Callback):
             "scoring": scoring.to_record() if scoring else None,
             "completeness": run.completeness.to_record(),
         }
+        if self.remarks:
+            summary["data_remarks"] = list(self.remarks)
         if rounds := run.attributed[0]:
             names = ("decrease", "attributed", "remainder")
             summary["attribution"] = {n: math.fsum(row[n] for row in rounds) for n in names}

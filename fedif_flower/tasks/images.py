@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -21,6 +23,7 @@ from fedif_flower.tasks.data.sources.image_folder import class_folders
 from fedif_flower.tasks.models import ImageShape, default_model, new_model
 from fedif_flower.tasks.task import ClientSite, Site, Task
 
+logger = logging.getLogger(__name__)
 _Config = TypeVar("_Config", bound=TaskConfig)
 
 
@@ -56,10 +59,12 @@ def image_task(settings: TaskConfig, facts: Mapping[str, Any] | None = None) -> 
     """
     if facts is not None:
         return _task(settings, facts)
-    for read_before in (_dataset, _parts):
+    for read_before in (_dataset, _own_images, _parts):
         read_before.cache_clear()  # The files may be others than in this process's last run.
     dataset = load_dataset(settings.dataset, settings.data_dir)
-    return _task(settings, _facts(settings, dataset), len(dataset.train), dataset.fingerprint)
+    _warn_of(dataset, settings.data_dir)
+    task = _task(settings, _facts(settings, dataset), len(dataset.train), dataset.fingerprint)
+    return replace(task, remarks=dataset.remarks)
 
 
 def task_of_folder(settings: TaskConfig, folder: str) -> Task:
@@ -77,7 +82,7 @@ def task_of_folder(settings: TaskConfig, folder: str) -> Task:
     DataError, ConfigError
         If it cannot be read, or the model does not take such images.
     """
-    dataset = _dataset("image-folder", folder, require_test=False)
+    dataset = _own_images(folder)
     if settings.model == AUTO:
         settings = settings.replace(model=default_model(dataset.image_shape))
     return _task(settings, _facts(settings, dataset))
@@ -106,7 +111,7 @@ def _task(
         data_dir = str(site.data_dir or "")
         chosen: slice | NDArray[np.int64] = slice(None)
         if site.num_partitions is None:
-            dataset = _dataset("image-folder", data_dir, require_test=False)
+            dataset = _own_images(data_dir)
         else:
             dataset = _dataset(settings.dataset, data_dir)
             division = (site.num_partitions, settings.dirichlet_alpha, site.seed)
@@ -153,7 +158,21 @@ def _examples(
     return pixels, torch.from_numpy(np.array(split.labels[chosen]))
 
 
+def _warn_of(dataset: Dataset, folder: str) -> None:
+    """Tell what of a data set's folder is not read."""
+    for remark in dataset.remarks:
+        logger.warning("%s: %s", folder, remark)
+
+
 _dataset = lru_cache(maxsize=4)(load_dataset)
+
+
+@lru_cache(maxsize=4)
+def _own_images(folder: str) -> Dataset:
+    """Open a client's own images; what of them is not read stands in its log, once."""
+    dataset = load_dataset("image-folder", folder, require_test=False)
+    _warn_of(dataset, folder)
+    return dataset
 
 
 @lru_cache(maxsize=4)

@@ -154,6 +154,8 @@ class Task:
         Training examples of all clients, where that is known: no client has more.
     fingerprint : str
         Changes whenever the data do. Default: a hash of the server's data.
+    remarks : sequence of str
+        What a reader of the report has to know of the data, as of files that were passed over.
 
     Raises
     ------
@@ -176,6 +178,7 @@ class Task:
     facts: Mapping[str, Any] = field(default_factory=dict)
     num_train: int | None = None
     fingerprint: str = ""
+    remarks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""

@@ -136,18 +136,22 @@ def test_a_hostile_answer_stops_nothing_and_is_bounded(tmp_path, told, answer, s
 
 
 def test_a_regression_has_its_metric_wherever_a_classifier_has_accuracy(tmp_path):
-    run_dir = run_task(tmp_path, regression())
+    remark = "train: 40 points are read; passed over: files .gif (3)"
+    run_dir = run_task(tmp_path, regression(remarks=[remark]))
     assert run_dir.name.startswith("fedif-line-none-")
     rows = read_rows(run_dir / "rounds.csv")
     assert {row["test_accuracy"] for row in rows} == {""}
     errors = [float(row["test_mean_absolute_error"]) for row in rows]
     assert errors[-1] < errors[0] / 5
-    figures = json.loads((run_dir / "summary.json").read_text())["metrics"]["mean absolute error"]
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["data_remarks"] == [remark]
+    figures = summary["metrics"]["mean absolute error"]
     assert figures["test_best"] == min(errors[1:])
     assert not figures["higher_is_better"]
     report = (run_dir / "report.md").read_text()
     assert f"| test mean absolute error | {errors[-1]:.4g} |" in report
     assert "accuracy" not in report
+    assert f"\nData, {remark}.\n" in report
     assert (run_dir / "metric.png").exists()
     assert not (run_dir / "accuracy.png").exists()
 

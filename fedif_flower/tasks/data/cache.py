@@ -16,7 +16,7 @@ import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,8 @@ class Dataset:
         Per channel, of the train split's pixels in [0, 1].
     fingerprint : str
         Hex digits that change whenever pixels, labels or any other attribute do.
+    remarks : tuple of str
+        What of the source is not read, in words.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     fingerprint: str
+    remarks: tuple[str, ...] = ()
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -157,6 +160,10 @@ class Source(ABC):
     def fetch(self) -> None:  # noqa: B027 (a source that has everything has nothing to do)
         """Bring the source files here if they are missing."""
 
+    def remarks(self) -> list[str]:
+        """Return what of the source is not read, in words; nothing where all is."""
+        return []
+
     @abstractmethod
     def identity(self) -> dict[str, object]:
         """Return a JSON-able description that changes, at little cost, when the source does."""
@@ -199,7 +206,7 @@ def open_prepared(name: str, source: Source, root: Path) -> Dataset:
                 remove_leftovers(entry)
                 _prepare(name, source.read(), entry)
     try:
-        return _read(entry)
+        return replace(_read(entry), remarks=tuple(source.remarks()))
     except Exception as error:
         raise DataError(
             f"{entry} is damaged ({error}); remove that folder to have it prepared again"

@@ -57,6 +57,49 @@ def test_images_are_sorted_by_class_and_name_and_all_else_is_passed_over(tree: P
     assert images(raw.test) == [[[[0, 0, 255]]]]
 
 
+def test_what_is_passed_over_is_counted(tree: Path) -> None:
+    assert ImageFolder(str(tree), tree).remarks() == []
+    for name in ("cat/2.gif", "cat/x/3.GIF", "ant/4.dcm", "ant/README", "cat/a.\n|"):
+        (tree / "train" / name).parent.mkdir(exist_ok=True)
+        (tree / "train" / name).write_text("no image that is read")
+    save(tree / "train/5.png", [[1, 2, 3]])
+    save(tree / "train/6.PNG", [[1, 2, 3]])
+    save(tree / "train/__MACOSX/cat/._1.png", [[1, 2, 3]])
+    save(tree / "train/cat/@eaDir/1.png", [[1, 2, 3]])
+    (tree / "train/ant/linked").symlink_to(tree / "train/cat")
+    (tree / "test/list.csv").touch()
+    save(tree / "val/cat/0.png", [[1, 2, 3]])
+    source = ImageFolder(str(tree), tree)
+    assert source.remarks() == [
+        "train: 3 images are read; passed over: files .dcm (1), files .gif (2), files without a "
+        "suffix (2), folder @eaDir (1), folder __MACOSX (1), images outside of a class folder (2), "
+        "links to folders (1)",
+        "test: 1 images are read; passed over: files .csv (1)",
+        "not read beside train and test: val",
+    ]
+    raw = source.read()
+    assert raw.classes == ("ant", "cat")
+    assert raw.train.labels.tolist() == [0, 1, 1]
+
+
+def test_remarks_are_those_of_the_folder_though_the_images_are_prepared(tree: Path, caplog) -> None:
+    before = load_dataset("image-folder", tree)
+    assert before.remarks == ()
+    (tree / "train/cat/2.gif").touch()
+    after = load_dataset("image-folder", tree)
+    assert after.fingerprint == before.fingerprint
+    remark = "train: 3 images are read; passed over: files .gif (1)"
+    assert after.remarks == (remark,)
+    task = image_task(TaskConfig(dataset="image-folder", data_dir=str(tree), model="mlp"))
+    assert task.remarks == (remark,)
+    assert f"{tree}: {remark}" in caplog.text
+    caplog.clear()
+    own = ClientSite(data_dir=tree, num_partitions=None)
+    for _ in range(2):
+        task.load("client_data", own)
+    assert caplog.text.count(remark) == 1  # Once at a member.
+
+
 def test_colour_is_rgb_a_class_may_be_empty_and_test_missing(tmp_path: Path) -> None:
     save(tmp_path / "train/b/0.png", [[[1, 2, 3], [4, 5, 6]]])
     save(tmp_path / "train/b/1.png", [[[1, 2, 3], [4, 5, 6]]], "RGBA")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -19,25 +20,32 @@ from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.tasks.data.cache import RawDataset, RawSplit, Source
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# Folders that a system or an archive puts beside the classes.
+_NO_CLASSES = frozenset({"__MACOSX", "@eaDir", "lost+found"})
+# What others call a split: here it is not read.
+_OTHER_SPLITS = frozenset({"val", "valid", "validation", "dev", "eval", "training", "testing"})
+_MOST_LETTERS = 12  # Of a suffix that a remark names.
 # Pillow's mode -> what it is read as; 16-bit and floating-point images have no place in uint8.
 _MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB"}
 
 
 class Listing(NamedTuple):
-    """The image files of one split, sorted by class and name."""
+    """The image files of one split, sorted by class and name; and what is passed over, in words."""
 
     classes: tuple[str, ...]
     paths: tuple[str, ...]
     labels: tuple[int, ...]
     digest: str
+    passed_over: tuple[str, ...] = ()
 
 
 class ImageFolder(Source):
     """Any tree of equally large images, one folder per class, labels in the classes' sort order.
 
-    Hidden files and files without an image's suffix are passed over. Every class needs a folder in
-    ``train``, if only an empty one: nodes that lack examples of a class then agree on the labels.
-    Only clients may leave ``test`` out.
+    Hidden files are passed over. So are files without an image's suffix, images outside of a class
+    folder and folders such as ``__MACOSX``, with a remark that counts them. Every class needs a
+    folder in ``train``, if only an empty one: nodes that lack examples of a class then agree on the
+    labels. Only clients may leave ``test`` out.
     """
 
     @cached_property
@@ -68,6 +76,19 @@ class ImageFolder(Source):
         """Return the folder with a digest of every file's name, size and time of change."""
         train, test = self._splits
         return {"folder": str(self._folder), "train": train.digest, "test": test.digest}
+
+    def remarks(self) -> list[str]:
+        """Return what of the folder is not read, in words; nothing where all is."""
+        found = []
+        for name, listing in zip(("train", "test"), self._splits, strict=True):
+            if listing.passed_over:
+                passed = ", ".join(listing.passed_over)
+                count = len(listing.paths)
+                found.append(f"{name}: {count} images are read; passed over: {passed}")
+        beside = sorted(n for n in _OTHER_SPLITS if (self._folder / n).is_dir())
+        if beside:
+            found.append(f"not read beside train and test: {', '.join(beside)}")
+        return found
 
     def read(self) -> RawDataset:
         """Return the splits; their images are decoded as they are asked for."""
@@ -102,12 +123,12 @@ class ImageFolder(Source):
 def list_images(folder: Path) -> Listing:
     """List ``<class>/**/<image>`` below a folder that may be missing."""
     paths, labels, digest = [], [], hashlib.sha256()
+    passed_over: Counter[str] = Counter()
     try:
-        names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
-        classes = tuple(sorted(name for name in names if not name.startswith(".")))
+        classes = _class_names(folder, passed_over)
         for label, name in enumerate(classes):
             digest.update(os.fsencode(f"{name}/\n"))
-            for entry in _image_files(folder / name):
+            for entry in _image_files(folder / name, passed_over):
                 stat = entry.stat()
                 paths.append(entry.path)
                 labels.append(label)
@@ -117,18 +138,50 @@ def list_images(folder: Path) -> Listing:
             return Listing((), (), (), "missing")
         # Else a dangling link, say, or a file that has just gone.
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
-    return Listing(classes, tuple(paths), tuple(labels), digest.hexdigest())
+    words = tuple(f"{what} ({count})" for what, count in sorted(passed_over.items()))
+    return Listing(classes, tuple(paths), tuple(labels), digest.hexdigest(), words)
 
 
-def _image_files(folder: str | Path) -> Iterator[os.DirEntry[str]]:
+def _class_names(folder: Path, passed_over: Counter[str]) -> tuple[str, ...]:
+    """Return the classes of a split, and count what lies beside their folders."""
+    names = []
+    for entry in folder.iterdir():
+        if entry.name.startswith("."):
+            continue
+        if not entry.is_dir():
+            is_image = entry.name.lower().endswith(SUFFIXES)
+            what = "images outside of a class folder" if is_image else _suffix_words(entry.name)
+            passed_over[what] += 1
+        elif entry.name in _NO_CLASSES:
+            passed_over[f"folder {entry.name}"] += 1
+        else:
+            names.append(entry.name)
+    return tuple(sorted(names))
+
+
+def _image_files(folder: str | Path, passed_over: Counter[str]) -> Iterator[os.DirEntry[str]]:
     # scandir instead of Path: it knows directories from files without asking for each.
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.name.startswith("."):
             continue
         if entry.is_dir(follow_symlinks=False):
-            yield from _image_files(entry.path)
+            if entry.name in _NO_CLASSES:
+                passed_over[f"folder {entry.name}"] += 1
+            else:
+                yield from _image_files(entry.path, passed_over)
+        elif entry.is_symlink() and entry.is_dir():
+            passed_over["links to folders"] += 1
         elif entry.name.lower().endswith(SUFFIXES):
             yield entry
+        else:
+            passed_over[_suffix_words(entry.name)] += 1
+
+
+def _suffix_words(name: str) -> str:
+    """Return what to call a file that is not read."""
+    suffix = Path(name).suffix.lower()
+    is_plain = suffix[1:].isalnum() and len(suffix) <= _MOST_LETTERS
+    return f"files {suffix}" if is_plain else "files without a suffix"
 
 
 def _decode(path: str) -> NDArray[np.uint8]:
