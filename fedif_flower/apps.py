@@ -7,7 +7,8 @@ imported by :func:`server_app`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from fedif_flower.client.app import task_app
+from fedif_flower.errors import FedIFError
 from fedif_flower.messages.instructions import round_of
+from fedif_flower.messages.text import one_line
 from fedif_flower.registry import parts_named
 from fedif_flower.run.logs import about, show_logs
 
@@ -78,14 +81,25 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
         """Run the federation that the run config describes."""
         show_logs()
         own = {} if task is None else {"task": OWN + task.name}
-        config = read_config(grid, {**context.run_config, **own}, known)
-        logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
-        run_dir = run_federation(grid, config, _log_row, task=task, parts=known)
-        logger.info("Report: %s", RunFolder(run_dir).report)
-        # Flower reports a run as failed only if its ServerApp raises.
-        require_complete(run_dir)
+        with _said_before_its_traceback():
+            config = read_config(grid, {**context.run_config, **own}, known)
+            logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
+            run_dir = run_federation(grid, config, _log_row, task=task, parts=known)
+            logger.info("Report: %s", RunFolder(run_dir).report)
+            # Flower reports a run as failed only if its ServerApp raises.
+            require_complete(run_dir)
 
     return app
+
+
+@contextmanager
+def _said_before_its_traceback() -> Iterator[None]:
+    """Log an error of ours as the sentence that it is; Flower shows the lines of code after it."""
+    try:
+        yield
+    except FedIFError as error:
+        logger.error("%s", one_line(error, 2000))
+        raise
 
 
 def _log_row(row: RoundReport) -> None:

@@ -144,7 +144,9 @@ def merge(
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="a run's folder, or a member's page")],
+    path: Annotated[
+        Path, typer.Argument(help="a run's folder, its statement alone, or a member's page")
+    ],
     key: Annotated[str, typer.Option(help="fingerprint of the key that must have signed")] = "",
     members: Members = None,
     receipts: Annotated[

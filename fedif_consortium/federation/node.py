@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -141,10 +143,12 @@ def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoRet
     Raises
     ------
     ConfigError
-        If the node's file is wrong, or others may read its key.
+        If the node's file is wrong, others may read its key, or its port is taken: another node of
+        this host has it.
     """
     settings = folder.settings()
     load_key(folder.key)
+    _require_free(_port(options) or settings.port, folder.configuration)
     policy = policy or (str(folder.path / settings.policy) if settings.policy else "")
     given = [
         *("--superlink", settings.superlink, "--root-certificates", str(folder.authority)),
@@ -155,6 +159,23 @@ def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoRet
     if policy:
         become(GUARDED_SUPERNODE, [policy, *given], folder.path)
     become(SUPERNODE, given, folder.path)
+
+
+def _port(options: Sequence[str]) -> int:
+    """Return the port that options of Flower's name; 0: none."""
+    named = [after for option, after in pairwise(options) if option == "--port"]
+    return int(named[-1]) if named and named[-1].isdecimal() else 0
+
+
+def _require_free(port: int, configuration: Path) -> None:
+    """Raise ConfigError if something on this host listens at a port."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise ConfigError(
+            f"port = {port} is taken on this host, perhaps by another node: each needs one of its "
+            f"own, set in {configuration}"
+        ) from error
 
 
 def _require_same(folder: NodeFolder, invited: Invitation) -> None:

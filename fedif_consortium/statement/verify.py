@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -87,12 +87,13 @@ def verify(
     members: Mapping[str, VerifyingKey] | None = None,
     receipts: Sequence[Path] = (),
 ) -> Verified:
-    """Check a run's statement, or a single page of one.
+    """Check a run's statement, or what was handed on of one.
 
     Parameters
     ----------
     path : Path
-        A run's folder, or a member's page with the manifest beside it.
+        A run's folder; its ``statement`` alone, away from the run; or a member's page with the
+        manifest beside it.
     key : str
         The fingerprint that the operator's key must have; empty: any, which the caller compares.
     members : mapping of str to public key, optional
@@ -107,12 +108,16 @@ def verify(
     StatementError
         Naming what was changed, is missing, or does not follow from the records.
     ConfigError
-        If there is no statement, or a single page is to be checked against more than itself.
+        If there is no statement, or a part of one is to be checked against more than itself.
     """
+    if _is_within_its_run(path):
+        path = path.absolute().parent
     is_page, run = path.is_file(), RunFolder(path)
-    if is_page and receipts:
-        raise ConfigError(f"{str(path)!r} is a page; receipts are checked against a run's folder")
-    if not is_page and not run.statement.is_dir():
+    is_alone = _is_statement(path)
+    if (is_page or is_alone) and receipts:
+        what = "page" if is_page else "statement without its run"
+        raise ConfigError(f"{str(path)!r} is a {what}; receipts are checked against a run's folder")
+    if not is_page and not is_alone and not run.statement.is_dir():
         raise ConfigError(f"{str(path)!r} is no run with a statement: `fedif statement` makes one")
     found = Verified(read_signed(envelope_of(path).parent, members or {}))
     if key and key.replace(" ", "") != found.key.replace(" ", ""):
@@ -123,6 +128,8 @@ def verify(
         if digest not in {own for name, own in files if name.endswith(".html")}:
             raise StatementError(f"{path.name} is no page of this statement, or was changed")
         return found
+    if is_alone:
+        return replace(found, not_here=_check_alone(path, found.signed.statement))
     with refused_as(StatementError, "the records cannot be read"):
         not_here = _check_files(run, found.signed.statement)
         names = _check_account(run, found.manifest), read_names(run.names.path)
@@ -215,7 +222,45 @@ def merge_signatures(
 
 def envelope_of(path: Path) -> Path:
     """Return where the manifest of a run's folder, or beside a page, lies."""
-    return (path.parent if path.is_file() else RunFolder(path).statement) / ENVELOPE
+    if path.is_file():
+        return path.parent / ENVELOPE
+    return (path if _is_statement(path) else RunFolder(path).statement) / ENVELOPE
+
+
+def _is_statement(path: Path) -> bool:
+    """Return whether a folder is a statement's own, and not its run's."""
+    return (path / ENVELOPE).is_file()
+
+
+def _is_within_its_run(path: Path) -> bool:
+    """Return whether a statement's folder lies where its run left it."""
+    run = RunFolder(path.absolute().parent)
+    return _is_statement(path) and path.absolute() == run.statement and run.config.path.is_file()
+
+
+def _check_alone(folder: Path, statement: SignedStatement) -> tuple[str, ...]:
+    """Check the files of a statement without its run; return what is not here.
+
+    Raises
+    ------
+    StatementError
+        Naming what is missing, was changed, or is no part of it.
+    """
+    name = RunFolder(folder).statement.name
+    own = {path: digest for path, digest in statement.files.items() if path.startswith(f"{name}/")}
+    links = [path for path in sorted(folder.rglob("*")) if path.is_symlink()]
+    if links:
+        raise StatementError(f"{links[0].relative_to(folder).as_posix()} is a link")
+    for path, digest in own.items():
+        file = folder / path.removeprefix(f"{name}/")
+        if not file.is_file():
+            raise StatementError(f"{path} is missing")
+        if file_hash(file) != digest:
+            raise StatementError(f"{path} was changed")
+    there = {f"{name}/{p.relative_to(folder).as_posix()}" for p in folder.rglob("*") if p.is_file()}
+    if unknown := sorted(there - own.keys() - {f"{name}/{ENVELOPE}"}):
+        raise StatementError(f"{unknown[0]} is no part of the statement")
+    return tuple(path for path in statement.files if path not in own)
 
 
 def _require_apart(names: Mapping[int, str]) -> None:

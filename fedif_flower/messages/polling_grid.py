@@ -182,7 +182,7 @@ class PollingGrid(ForwardingGrid):
         return [one.message for one in self._late.values()]
 
     def last_seen(self, node_id: int) -> float | None:
-        """Return when a node was last found online, in seconds since 1970, if it ever was."""
+        """Return when a node last answered, or else was found online, in seconds since 1970."""
         return self._attendance.last_seen(node_id)
 
     def unregistered(self, node_ids: Iterable[int]) -> set[int]:
@@ -289,8 +289,11 @@ class PollingGrid(ForwardingGrid):
         except Exception as error:  # nothing that a client sends may stop the server
             self.get_node_ids()  # But a run that is over does: this says so.
             return _refusal(one.message, f"the reply cannot be read: {error!r}")
-        if not replies or not replies[0].has_error():
-            return replies[0] if replies else None
+        if not replies:
+            return None
+        if not replies[0].has_error():
+            self._attendance.answered(one.node_id)
+            return replies[0]
         told = replies[0].error
         if told.code in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
             if self.unregistered([one.node_id]):
@@ -306,6 +309,7 @@ class Attendance:
         self._labels: dict[int, str] = {}
         self._online: set[int] | None = None
         self._seen: dict[int, float] = {}  # When a look last found it.
+        self._answered: dict[int, float] = {}  # When a reply of it last came.
 
     def look(self, nodes: Iterable[Any]) -> None:
         """Log who went away and who came since the last look; the first one logs nothing."""
@@ -322,9 +326,17 @@ class Attendance:
             returned = "back" if node_id in known else "there"
             logger.warning("%s is %s: %s", self._labels[node_id], returned, self._count())
 
+    def answered(self, node_id: int) -> None:
+        """Take in that a reply of a node has come."""
+        self._answered[node_id] = time.time()
+
     def last_seen(self, node_id: int) -> float | None:
-        """Return when a look last found a node, in seconds since 1970; ``None``: none did."""
-        return self._seen.get(node_id)
+        """Return when a node last answered, in seconds since 1970.
+
+        Of one that never did, when a look last found it; ``None``: none did. Flower takes a node
+        for online up to a minute after its death, so looks alone say too late a time.
+        """
+        return self._answered.get(node_id, self._seen.get(node_id))
 
     def waiting(self, node_ids: Iterable[int], seconds: float) -> None:
         """Log who has not answered for so long."""

@@ -79,6 +79,20 @@ def test_waits_for_each_and_asks_no_one_again():
     assert [grid.looks.count(n) for n in (1000, 1001, 1002)] == [1, 2, 3]
 
 
+def test_a_node_was_last_seen_when_it_last_answered(monkeypatch):
+    """Flower lists a node as online for a minute after its host was switched off."""
+    clock = iter(range(100, 1000))
+    monkeypatch.setattr(time, "time", lambda: float(next(clock)))
+    there = {1000: "at noon", 1001: "at noon"}
+    polling = quick(Nodes(2, {1001: never}, [there] * 9), restart_seconds=0.02, sweep_seconds=0.01)
+    assert polling.last_seen(1000) is None
+    polling.send_and_receive(map(query, (1000, 1001)), timeout=0.2)
+    answered = polling.last_seen(1000)
+    polling.send_and_receive([query(1001)], timeout=0.1)  # Both are looked for, none answers.
+    assert polling.last_seen(1000) == answered
+    assert polling.last_seen(1001) > answered
+
+
 def test_an_upload_that_never_ends_delays_nobody():
     released = threading.Event()
     grid = Nodes(4, {1000: lambda answer: answer() if released.wait() else []})

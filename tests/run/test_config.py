@@ -138,6 +138,14 @@ def through_the_door(grid: LocalGrid, run_config: dict[str, Scalar]) -> None:
     server_app(grid, Context(1, 1, {}, RecordDict(), run_config))
 
 
+def test_a_wrong_setting_is_a_sentence_in_the_log_before_any_traceback(tmp_path, caplog):
+    """Flower shows the lines of code that an error came from, and its words behind them."""
+    with pytest.raises(ConfigError, match="learning-rate = -1"):
+        through_the_door(LateGrid(client_app, 2), small(tmp_path, **{"learning-rate": -1.0}))
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert told == ["learning-rate = -1.0; allowed: a number > 0 or 'auto'"]
+
+
 @pytest.mark.parametrize(("wanted", "there"), [(100, 2), (2, 3)])
 def test_another_number_than_is_simulated_ends_the_run_before_it_begins(tmp_path, wanted, there):
     told = f"num-clients = {wanted}, but {there} .* set num-clients = {there}, or .*nodes={wanted}"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from datetime import date
 from itertools import pairwise
 
@@ -18,6 +19,7 @@ from fedif_consortium.federation.records import Answer, Invitation, key_fingerpr
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
 from tests.consortium.federation.folders import content, join_as
+from tests.integration.deployed import free_port
 
 
 @pytest.fixture
@@ -76,6 +78,18 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(node, invitation, monk
     start_node(node, "policy.toml", [])
     guarded = ("fedif_consortium.member.guarded_supernode", ["policy.toml", *words[:-4]])
     assert started[1] == guarded
+
+
+def test_a_second_node_of_a_host_is_told_to_have_a_port_of_its_own(node, invitation, monkeypatch):
+    started = []
+    monkeypatch.setattr(joining, "become", lambda module, *_: started.append(module))
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        port = first.getsockname()[1]
+        join_as(node.path, invitation, port=port)
+        with pytest.raises(ConfigError, match=rf"port = {port} is taken .* set in .*node\.toml"):
+            start_node(node, "", [])
+        start_node(node, "", ["--port", str(free_port())])
+    assert len(started) == 1
 
 
 def test_a_key_that_was_lost_is_not_made_anew_beside_its_answer(node, invitation):

@@ -50,6 +50,31 @@ def test_what_nobody_changed_is_verified_and_another_key_is_found(copy, key):
         verify(copy, found.key)
 
 
+def test_a_statement_is_verified_away_from_its_run(copy, tmp_path):
+    """A treasurer has the folder `statement/` alone: its files are whole, the rest is not here."""
+    inside = verify(copy / "statement")
+    assert inside == verify(copy)
+    alone = Path(shutil.copytree(copy / "statement", tmp_path / "from the operator"))
+    found = verify(alone)
+    assert found.key == inside.key
+    assert {"attribution.csv", "model.pt", "rounds.csv"} <= set(found.not_here)
+    assert not [name for name in found.not_here if name.startswith("statement/")]
+    with pytest.raises(ConfigError, match="is a statement without its run; receipts are checked"):
+        verify(alone, receipts=[tmp_path])
+    page = alone / "members" / "001.html"
+    for change, said in (
+        (lambda: page.write_text("another"), "statement/members/001.html was changed"),
+        (page.unlink, "statement/members/001.html is missing"),
+    ):
+        change()
+        with pytest.raises(StatementError, match=said):
+            verify(alone)
+    shutil.copy(copy / "statement" / "members" / "001.html", page)
+    (alone / "more.html").write_text("")
+    with pytest.raises(StatementError, match=r"statement/more\.html is no part of the statement"):
+        verify(alone)
+
+
 def test_a_statement_of_the_later_rounds_alone_is_verified(copy, key):
     make_statement(copy, key, budget_cents=1000_00, from_round=2, contact="Ada", again=True)
     verify(copy)
