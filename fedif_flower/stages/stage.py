@@ -8,10 +8,11 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedif_flower.errors import CheckpointError, ConfigError
+from fedif_flower.errors import CheckpointError, ConfigError, ValuationError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters, moved
 from fedif_flower.sections import CheckedFields
 from fedif_flower.valuation.validation import Validation
@@ -84,11 +85,19 @@ class Stage(CheckedFields):
         return squared_norm
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
-        """Return the round as the strategy is to weigh it."""
+        """Return the round as the strategy is to weigh it.
+
+        What is paid depends on whose work each row is: ``factors`` shorten updates, and
+        ``updates.mixed(matrix)`` puts means of them in their place. A round whose rows changed in
+        another way fails.
+        """
         return updates
 
     def choose(self, proposal: Proposal) -> Destination:
-        """Return where the round leads; at most one stage of a strategy says so."""
+        """Return where the round leads; at most one stage of a strategy says so.
+
+        It is what ``proposal.move`` returned for some coefficients; otherwise the round fails.
+        """
         return proposal.move(proposal.coefficients)
 
     def remark(self) -> str:
@@ -181,6 +190,17 @@ class ServerOptimizer(Stage):
         return params, dict(optimizer.state[params])
 
 
+def _says_whose(before: RoundUpdates, after: RoundUpdates) -> bool:
+    """Return whether a round says of which clients' updates its rows are made."""
+    if after.mixing is not before.mixing:
+        clients = before.num_clients if before.mixing is None else before.mixing.shape[1]
+        rows = after.num_clients, clients
+        return after.mixing is not None and tuple(after.mixing.shape) == rows
+    rows_before, rows_after = before.client_updates, after.client_updates
+    is_same = rows_after is rows_before or torch.equal(rows_after, rows_before)
+    return is_same and after.client_ids == before.client_ids
+
+
 class Stages:
     """Applies stages in their order; without any, a round is taken as it is.
 
@@ -250,9 +270,28 @@ class Stages:
         return squared_norm
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
-        """Return the round as the strategy is to weigh it."""
+        """Return the round as the strategy is to weigh it.
+
+        Raises
+        ------
+        ValuationError
+            If a stage does not say whose work a row is.
+        """
         for stage in self._before:
-            updates = stage.before(updates)
+            version = updates.client_updates._version  # It grows with each change in place.
+            staged = stage.before(updates)
+            in_place = updates.client_updates._version != version
+            if in_place or not _says_whose(updates, staged):
+                raise ValuationError(
+                    f"stage {type(stage).__name__} changes updates without saying whose they are: "
+                    "return updates.mixed(matrix) for means of them, factors for shorter ones"
+                )
+            if staged.num_clients != updates.num_clients and not stage.makes_groups:
+                raise ValuationError(
+                    f"stage {type(stage).__name__} makes {staged.num_clients} rows of "
+                    f"{updates.num_clients}; a stage that makes groups has makes_groups = True"
+                )
+            updates = staged
         return updates
 
     def settle(self, updates: RoundUpdates, weights: Tensor) -> Destination:
@@ -261,17 +300,26 @@ class Stages:
         Raises
         ------
         ValuationError
-            If the model is not finite, or no step leads to a finite validation loss.
+            If the model is not finite, no step leads to a finite validation loss, or a stage
+            leads where no coefficients do.
         """
         for_buffers = weights * updates.buffer_shortening
+        known: list[Destination] = []
 
         def move(coefficients: Tensor) -> Destination:
-            return Destination(*moved(updates, coefficients, for_buffers), coefficients)
+            known.append(Destination(*moved(updates, coefficients, for_buffers), coefficients))
+            return known[-1]
 
         proposal = Proposal(updates, weights, move, self.optimizer)
         if self.choosing is None:
             return move(proposal.coefficients)
-        return self.choosing.choose(proposal)
+        chosen = self.choosing.choose(proposal)
+        if not any(chosen is destination for destination in known):
+            raise ValuationError(
+                f"stage {type(self.choosing).__name__} leads where no coefficients of the updates "
+                "do: return what proposal.move(coefficients) returns"
+            )
+        return chosen
 
     def combined(
         self, updates: RoundUpdates, aggregation: Aggregation

@@ -30,10 +30,12 @@ from tests.strategies.lines import (
     ROUNDING,
     Movers,
     Shifted,
+    attributed,
     column,
     play,
     point,
     threshold_validation,
+    values,
 )
 from tests.strategies.named import config
 
@@ -162,21 +164,6 @@ def gives(answer, *, weights: bool):
     return rule
 
 
-class First(Stage):
-    """Drops rows, where factors of 0 would leave clients out."""
-
-    def before(self, updates):
-        return replace(
-            updates,
-            client_ids=updates.client_ids[:1],
-            num_examples=updates.num_examples[:1],
-            client_updates=updates.client_updates[:1],
-            squared_norms=updates.squared_norms[:1],
-            buffer_updates=updates.buffer_updates[:1],
-            counters=updates.counters[:1],
-        )
-
-
 def uneven(updates):
     return Aggregation(torch.ones(5) / 5, scores=torch.ones(3))
 
@@ -188,13 +175,123 @@ def uneven(updates):
         (RobustRule(gives(lambda _: torch.ones(()), weights=False), **BASE), "a step [d], of"),
         (RobustRule(gives(lambda _: Aggregation(torch.ones(3)), weights=True), **BASE), "[5]"),
         (RobustRule(gives(uneven, weights=True), **BASE), "3 scores for 5 clients"),
-        (FedAvg(stages=[First()], **BASE), "1 weights for 5 clients"),
     ],
 )
 def test_an_answer_of_another_shape_fails_the_round_and_is_told(strategy, reason):
     with pytest.raises(TrainingFailedError, match=re.escape(reason)):
         strategy.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=3)
     assert [report.failed for report in strategy.history.rounds] == [True] * 3
+
+
+MEAN = torch.full((5, 5), 0.2, dtype=torch.float64)
+
+
+class Means(Stage):
+    """Puts the round's mean in the place of each update, in one way or another."""
+
+    def __init__(self, way) -> None:
+        self.way = way
+
+    def before(self, updates):
+        return self.way(updates, MEAN.to(updates.client_updates) @ updates.client_updates)
+
+
+def by_replacing(updates, means):
+    return replace(updates, client_updates=means)
+
+
+def in_place(updates, means):
+    updates.client_updates.copy_(means)
+    return updates
+
+
+def dropping(updates, _):
+    """Drops rows, where factors of 0 would leave clients out."""
+    return replace(
+        updates,
+        client_ids=updates.client_ids[:1],
+        num_examples=updates.num_examples[:1],
+        client_updates=updates.client_updates[:1],
+        squared_norms=updates.squared_norms[:1],
+        buffer_updates=updates.buffer_updates[:1],
+        counters=updates.counters[:1],
+    )
+
+
+def by_exchanging_names(updates, _):
+    return replace(updates, client_ids=updates.client_ids[::-1])
+
+
+def by_another_matrix(updates, means):
+    return replace(updates, client_updates=means, mixing=MEAN[:, :3])
+
+
+def one_group(updates, _):
+    mixed = updates.mixed(MEAN[:1])
+    return replace(mixed, client_ids=updates.client_ids[:1], num_examples=updates.num_examples[:1])
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        (by_replacing, "changes updates without saying whose they are: return updates.mixed("),
+        (in_place, "changes updates without saying whose they are"),
+        (dropping, "changes updates without saying whose they are"),
+        (by_exchanging_names, "changes updates without saying whose they are"),
+        (by_another_matrix, "changes updates without saying whose they are"),
+        (one_group, "makes 1 rows of 5; a stage that makes groups has makes_groups = True"),
+    ],
+)
+def test_a_stage_that_does_not_say_whose_a_row_is_fails_the_round(way, reason):
+    strategy = RobustRule(Krum(), stages=[Means(way)], **BASE)
+    strategy.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=1)
+    (report,) = strategy.history.rounds
+    assert report.failed
+    assert report.reason.startswith("stage Means ")
+    assert reason in report.reason
+    assert strategy.model.vectors.params.tolist() == [0, 0]
+
+
+def by_matrix(updates, _):
+    return updates.mixed(MEAN)
+
+
+def unchanged(updates, _):
+    return replace(updates, client_updates=updates.client_updates.clone())
+
+
+def test_of_updates_that_a_stage_mixes_each_member_is_credited_with_its_part():
+    # The model moves by (2, 1), which members 1 to 4 made: from (4, 2) halfway down to 2.5.
+    steps = [[0.0, 0.0], [5.0, 0.0], [0.0, 5.0], [5.0, 0.0], [0.0, 0.0]]
+
+    def krum(_, **base):
+        return RobustRule(Krum(), stages=[Means(by_matrix)], **base)
+
+    (found,) = attributed(krum, Movers(steps), rule="simpson").rounds
+    assert found.decrease == pytest.approx(7.5, rel=ROUNDING)
+    # The mean slope along the way is -3 in x and -1.5 in y; each moves by a fifth of its update.
+    expected = [0.0, 3.0, 1.5, 3.0, 0.0]
+    assert values(found) == pytest.approx(expected, rel=10 * ROUNDING, abs=1e-6)
+
+
+def test_rows_that_are_copied_as_they_are_need_no_matrix():
+    params, _ = play(FedAvg(stages=[Means(unchanged)], **BASE), point(), Movers([[5.0, 0.0]] * 5))
+    assert params.tolist() == pytest.approx([5, 0])
+
+
+class Elsewhere(Stage):
+    """Leads to a point of its own."""
+
+    def choose(self, proposal):
+        return proposal.move(proposal.coefficients)._replace(params=torch.tensor([1.0, 1.0]))
+
+
+def test_a_stage_that_leads_where_no_updates_do_fails_the_round():
+    strategy = FedAvg(stages=[Elsewhere()], **BASE)
+    strategy.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=1)
+    (report,) = strategy.history.rounds
+    assert "stage Elsewhere leads where no coefficients of the updates do" in report.reason
+    assert strategy.model.vectors.params.tolist() == [0, 0]
 
 
 def test_a_rule_is_an_instance():
