@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedif_consortium.commands.every import add_commands
 from fedif_flower.cli import Config, RunDir, cli, door, main, parse_config, require_directories
-from fedif_studies.lab.commands import OutputDir, compare, finish, sweep
+from fedif_studies.lab.commands import Again, OutputDir, compare, finish, sweep
 from fedif_studies.paper.commands import paper, report
 
 __all__ = ["arena", "audit", "cli", "compare", "main", "paper", "report", "sweep", "unlearn"]
@@ -35,6 +35,7 @@ def arena(
         Path | None, typer.Option(help="the tables, *.md; default: beside the rows")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="bouts at a time, a process each")] = 1,
+    again: Again = False,
 ) -> None:
     """Set every strategy, with bounds and without, against every attack; a row for each bout.
 
@@ -47,7 +48,7 @@ def arena(
 
     _, data = find_data(dataset, data_dir)
     wanted = bouts(data, range(seeds), strategies, attacks, shares)
-    complete = play(output, wanted, setup(dataset, data_dir), jobs)
+    complete = play(output, wanted, setup(dataset, data_dir), jobs, again=again)
     console, path = Console(), page or output.with_suffix(".md")
     write_tables(path, read_rows(output))
     worst_cases(read_rows(output), data).print(console)
@@ -66,6 +67,7 @@ def audit(
     cases: Annotated[
         list[str] | None, typer.Option("--case", help="of the page; default: all of them")
     ] = None,
+    again: Again = False,
 ) -> None:
     """Measure which valuations are right: agreement, removal, detection, manipulation."""
     from fedif_flower.errors import require
@@ -78,7 +80,8 @@ def audit(
     for case in cases or ():
         require(case in CASES, "case", case, ", ".join(CASES))
     task, folder = AuditTask(parsed), output_dir.expanduser().absolute()
-    complete = measure(task, folder, cases=cases or tuple(CASES), seeds=seeds, retrain=retrain)
+    wanted = cases or tuple(CASES)
+    complete = measure(task, folder, cases=wanted, seeds=seeds, retrain=retrain, again=again)
     Console().print(f"Audit: {write_audit(folder, task.config)}", soft_wrap=True)
     finish(complete)
 

@@ -35,6 +35,7 @@ from fedif_flower.valuation.path import block_contributions, slopes
 from fedif_studies.audit.federation import STRATEGIES, AuditStep, federate
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.valuations import path, summed
+from fedif_studies.lab.commands import Again
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
@@ -97,7 +98,7 @@ def measure(data_dir: str, cell: Row) -> list[Row]:
     shares_covered = int(((ours - theirs).abs().numpy() <= share_widths).sum())
     means = [f"{own.mean():.5g}" for own in (widths, errors, share_widths)]
     figures = [len(rest), MEMBERS, covered, shares_covered, *means]
-    return [dict(zip(FIGURES, figures, strict=True))]
+    return [{"seed": draw, **dict(zip(FIGURES, figures, strict=True))}]
 
 
 def attainable(examples: int, others: int) -> float:
@@ -110,13 +111,14 @@ def main(
     data_dir: Annotated[str, typer.Option(help="where Fashion-MNIST is")] = "",
     sizes: Annotated[str, typer.Option(help="held-out examples")] = "60,120,300,600",
     draws: Annotated[int, typer.Option(min=1, help="held-out sets for each")] = 20,
+    again: Again = False,
 ) -> None:
     """Measure what the rows lack, and print a table of all."""
     points = product(data.split(","), range(draws), map(int, sizes.split(",")), RULES)
     cells: list[Row] = [
         dict(zip(KEY, (name, rule, size, draw), strict=True)) for name, draw, size, rule in points
     ]
-    fill(CSV, cells, partial(measure, data_dir))
+    fill(CSV, cells, partial(measure, data_dir), again=again)
     typer.echo("\n".join(table().to_markdown()))
 
 

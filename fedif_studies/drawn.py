@@ -28,6 +28,7 @@ from fedif_studies.audit.findings import CEILING, pearson, spearman
 from fedif_studies.audit.members import AuditTask, Member
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import comfedsv, path, summed
+from fedif_studies.lab.commands import Again
 from fedif_studies.lab.run import fill
 from fedif_studies.lab.table import pivot
 from fedif_studies.rows import RESULTS, Row
@@ -111,13 +112,14 @@ def table() -> ResultTable:
 
 def main(
     seeds: Annotated[int, typer.Option(min=0, help="the seeds 0, 1 ...; 0: measure nothing")] = 5,
+    again: Again = False,
 ) -> None:
     """Measure what is missing, and print the table."""
     cells: list[Row] = [
         {"members": members, "drawn": drawn, "case": case, "seed": seed}
         for (members, drawn), case, seed in product(FEDERATIONS, CASES, range(seeds))
     ]
-    fill(CSV, cells, measure)
+    fill(CSV, cells, measure, again=again)
     print(*table().to_markdown(), sep="\n")
 
 

@@ -28,6 +28,7 @@ from fedif_flower.valuation.shapley.valuation import RoundGame
 from fedif_studies.audit.cases import HONEST, attack
 from fedif_studies.audit.federation import federate
 from fedif_studies.audit.members import AuditTask
+from fedif_studies.lab.commands import Again
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
@@ -105,12 +106,13 @@ def table() -> ResultTable:
 def main(
     seeds: Annotated[int, typer.Option(min=0, help="the seeds 0, 1 ...; 0: measure nothing")] = 3,
     draws: Annotated[int, typer.Option(min=1, help="of each estimator in each round")] = 20,
+    again: Again = False,
 ) -> None:
     """Measure what is missing, and print the table."""
     cells: list[Row] = [
         {"case": case, "seed": seed, "draws": draws} for case, seed in product(CASES, range(seeds))
     ]
-    fill(CSV, cells, measure)
+    fill(CSV, cells, measure, again=again)
     print(*table().to_markdown(), sep="\n")
 
 

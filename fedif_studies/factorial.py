@@ -22,6 +22,7 @@ from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.cells import find_data
+from fedif_studies.lab.commands import Again
 from fedif_studies.lab.measurements import SPLITS
 from fedif_studies.lab.run import federated, fill, last_ten
 from fedif_studies.lab.table import MeanStd, pivot
@@ -236,6 +237,7 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, help="the seeds 0, 1 ..., one after another")] = 5,
     output: Annotated[Path, typer.Option(help="CSV file to append to")] = OUTPUT,
     table: Annotated[bool, typer.Option("--table", help="write the tables into the page")] = False,
+    again: Again = False,
 ) -> None:
     """Measure what the rows lack, or write their tables into its page."""
     found = read(output)
@@ -247,7 +249,8 @@ def main(
         put_tables(PAGE, {name: one.to_markdown() for name, one in tables.items()})
         return
     wanted = sorted(cells(data.split(","), seeds), key=lambda cell: not _is_quoted(cell))
-    if not fill(output, [cell._asdict() for cell in wanted], partial(measure, data_dir)):
+    rows = [cell._asdict() for cell in wanted]
+    if not fill(output, rows, partial(measure, data_dir), again=again):
         raise typer.Exit(1)
 
 

@@ -9,7 +9,7 @@ import csv
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from io import StringIO
@@ -33,10 +33,23 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"  # of a check
 _CPUS = Path("/proc/cpuinfo")  # of Linux
 
 Row = Mapping[str, Any]
+ORIGIN = ("revision", "seed")  # Without which no row of a measurement is written.
+NO_SEED = "none"  # In the place of a seed where nothing is drawn by one.
 
 
-def add_rows(path: Path, rows: Sequence[Row], *, anew: bool = False) -> None:
+def add_rows(
+    path: Path,
+    rows: Sequence[Row],
+    *,
+    anew: bool = False,
+    instead: Callable[[Row], bool] = lambda _: False,
+) -> None:
     """Add rows to a CSV file, all of them or none; two processes that add at once lose nothing.
+
+    Each row says what measured it: ``revision``, of the code, and ``seed``, or ``"none"``. A column
+    ``reconstructed`` names those of the two that were filled in afterwards, from the history of the
+    repository: a revision is then that which brought the row, and may be later than the code that
+    measured it.
 
     Parameters
     ----------
@@ -47,16 +60,58 @@ def add_rows(path: Path, rows: Sequence[Row], *, anew: bool = False) -> None:
         Values by column.
     anew : bool
         They take the place of those that are there.
+    instead : callable
+        They take the place of those of which this is true.
+
+    Raises
+    ------
+    ConfigError
+        If a row does not say what measured it; nothing is written then.
     """
+    for row in rows:
+        _require_origin(path, row)
+    _write(path, rows, lambda row: anew or instead(row))
+
+
+def put_derived(path: Path, rows: Sequence[Row]) -> None:
+    """Write rows that follow from others, which say what measured them, in place of what is there.
+
+    Parameters
+    ----------
+    path : Path
+        The CSV file.
+    rows : sequence of mapping
+        Values by column.
+    """
+    _write(path, rows, lambda _: True)
+
+
+def _require_origin(path: Path, row: Row) -> None:
+    for name in ORIGIN:
+        if row.get(name) in (None, ""):
+            cells = ", ".join(f"{key} = {value}" for key, value in list(row.items())[:6])
+            raise ConfigError(
+                f"{path.name}: the row with {cells} has no {name}; allowed: the revision of the "
+                f"code that measured it, and its seed ({NO_SEED!r} where nothing is drawn)"
+            )
+
+
+def _write(path: Path, rows: Sequence[Row], leaves: Callable[[Row], bool]) -> None:
+    """Add rows to those that do not leave."""
     make_folder(path.parent)
     lock = cache_root() / "locks" / content_key(str(path.resolve()), 16)
     with exclusive_lock(lock):
-        text = path.read_text() if path.exists() and not anew else ""
+        there = read_rows(path)
+        before: list[Row] = [row for row in there if not leaves(row)]
+        text = ""
+        if path.exists() and (before or not there):
+            text = path.read_text()
         head = next(csv.reader([text.partition("\n")[0]]), [])
         columns = list(dict.fromkeys([*head, *(key for row in rows for key in row)]))
-        before: list[Row] = []
-        if columns != head:
-            before, text = [] if anew else list(read_rows(path)), ""
+        if columns == head and len(before) == len(there):
+            before = []  # The text has them.
+        else:
+            text = ""
         added = StringIO()
         writer = csv.DictWriter(added, columns, restval="", lineterminator="\n")
         if not text:

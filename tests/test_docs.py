@@ -22,12 +22,14 @@ from fedif_flower import aggregators, attacks, stages, valuation
 from fedif_flower.attacks import ATTACKS
 from fedif_flower.devices import torch_threads
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import parse_overrides
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.valuation import shapley
 from fedif_studies.lab.spec import read_sweep
 from fedif_studies.paper.report import update_docs
+from fedif_studies.rows import ORIGIN
 from tests.strategies.hostile import Clients
 from tests.test_docs_names import DOCS, REPOSITORY, blocks_of, is_there
 from tests.test_docs_names import PAGES as WRITTEN
@@ -85,6 +87,18 @@ def test_settings_in_commands_are_allowed(path, tmp_path):
             read_member_policy(spec)
             continue
         assert read_sweep(spec, defaults, tmp_path)
+
+
+def test_every_row_says_which_revision_it_is_of():
+    """Findings alone follow from others' rows, which say it; a seed may be unknown."""
+    files = [*DOCS.glob("results/*.csv"), *DOCS.glob("audit/**/*.csv")]
+    measured = [path for path in files if path.name != "findings.csv"]
+    assert len(measured) > 60
+    filled = {"", *ORIGIN, " and ".join(ORIGIN)}
+    for path in measured:
+        rows = read_rows(path)
+        assert all(row["revision"] for row in rows), path
+        assert {row.get("reconstructed", "") for row in rows} <= filled, path
 
 
 def test_every_file_of_rows_is_named_by_a_page():

@@ -132,9 +132,16 @@ def bouts(
     ]
 
 
-def play(path: Path, wanted: Sequence[Row], common: Mapping[str, Scalar], jobs: int) -> bool:
+def play(
+    path: Path,
+    wanted: Sequence[Row],
+    common: Mapping[str, Scalar],
+    jobs: int,
+    *,
+    again: bool = False,
+) -> bool:
     """Play the bouts of which the file has no row; see :func:`~fedif_studies.lab.run.fill`."""
-    return fill(path, wanted, partial(measure, dict(common)), jobs=jobs)
+    return fill(path, wanted, partial(measure, dict(common)), jobs=jobs, again=again)
 
 
 def measure(common: Mapping[str, Scalar], bout: Row) -> list[Row]:

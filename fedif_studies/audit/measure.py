@@ -38,6 +38,7 @@ def measure(
     cases: Sequence[str] = tuple(CASES),
     seeds: int = 5,
     retrain: bool = True,
+    again: bool = False,
 ) -> bool:
     """Measure the federations that have no row, and return whether all are there.
 
@@ -55,6 +56,8 @@ def measure(
         How many, >= 1.
     retrain : bool
         Also train all coalitions from scratch.
+    again : bool
+        Measure what has a row, too.
 
     Raises
     ------
@@ -78,12 +81,12 @@ def measure(
     wanted: list[Row] = [
         {"case": case, "rule": rule, "seed": seed} for seed in range(seeds) for case, rule in runs
     ]
-    complete = fill(folder / VALUES, wanted, partial(_values, task, valuations))
+    complete = fill(folder / VALUES, wanted, partial(_values, task, valuations), again=again)
     trained: list[Row] = [
         {"case": case, "seed": seed} for seed in range(RETRAINING_SEEDS) for case in RETRAINED
     ]
     if retrain:
-        complete &= fill(folder / RETRAINING, trained, partial(_retrained, task))
+        complete &= fill(folder / RETRAINING, trained, partial(_retrained, task), again=again)
     return complete
 
 

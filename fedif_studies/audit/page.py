@@ -13,7 +13,7 @@ from fedif_studies.audit.federation import RULES
 from fedif_studies.audit.findings import Finding, findings
 from fedif_studies.audit.measure import RETRAINING, VALUES
 from fedif_studies.lab.table import pivot
-from fedif_studies.rows import add_rows
+from fedif_studies.rows import put_derived
 
 FINDINGS, PAGE = "findings.csv", "audit.md"
 _WORDS = {
@@ -55,7 +55,7 @@ def write_audit(folder: Path, config: RunConfig) -> Path:
     values = read_rows(folder / VALUES)
     found = findings(values, read_rows(folder / RETRAINING))
     rows = [one._replace(value=round(one.value, 6))._asdict() for one in found]
-    add_rows(folder / FINDINGS, rows, anew=True)
+    put_derived(folder / FINDINGS, rows)
     lines = [
         f"# Audit of valuations: {config.dataset}",
         "",

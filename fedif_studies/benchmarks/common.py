@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from fedif_flower.tables import ResultTable
-from fedif_studies.rows import RESULTS, add_rows, machine
+from fedif_studies.rows import RESULTS, add_rows, machine, revision
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,18 @@ def repeat(
 
 
 def report(
-    title: str, name: str, figures: Sequence[Figure], *, write: bool, full: bool = True
+    title: str,
+    name: str,
+    figures: Sequence[Figure],
+    *,
+    write: bool,
+    full: bool = True,
+    seed: str = "0",
 ) -> None:
     """Print a table, and write ``docs/results/bench-<name>.csv`` if ``write``.
 
-    A quick run (not ``full``) writes ``bench-quick-<name>.csv``: nothing to be quoted.
+    A quick run (not ``full``) writes ``bench-quick-<name>.csv``: nothing to be quoted. ``seed`` is
+    that of models and data.
     """
     lines = []
     for figure in figures:
@@ -93,4 +100,5 @@ def report(
     ResultTable(title, heading, lines, num_labels=1).print(Console())
     if write:
         path = RESULTS / f"bench-{'' if full else 'quick-'}{name}.csv"
-        add_rows(path, [{**asdict(figure), **machine()} for figure in figures], anew=True)
+        origin = {"revision": revision(), "seed": seed, **machine()}
+        add_rows(path, [{**asdict(figure), **origin} for figure in figures], anew=True)

@@ -18,8 +18,7 @@ from typing import Annotated
 
 import typer
 
-from fedif_flower.run.rows import read_rows
-from fedif_studies.rows import RESULTS, Row, add_rows
+from fedif_studies.rows import RESULTS, Row, add_rows, machine, revision
 from tests.integration.siege import Phase, Siege
 from tests.integration.strangers import ATTACKS
 
@@ -53,18 +52,21 @@ def main(
     """Measure, and print a line for each attack."""
     attacks = only.split(",") if only else list(ATTACKS)
     superlink = "Flower's" if flower else "behind nginx"
+    # The federation's own; when attackers knock is nobody's draw.
+    origin = {"revision": revision(), "seed": 0, "processor": machine()["processor"]}
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, Siege(Path(name), guarded=not flower) as siege:
         quiet = [siege.phase(seconds=QUIET * seconds, rounds=2)]
         for attack in attacks:
             beside = siege.phase(attack, seconds=seconds, timeout=seconds)
             quiet.append(siege.phase(seconds=QUIET * seconds, rounds=2))
-            rows.append({"superlink": superlink, **row_of(attack, seconds, beside, quiet[-2:])})
+            figures = row_of(attack, seconds, beside, quiet[-2:])
+            rows.append({"superlink": superlink, **figures, **origin})
             print(rows[-1], flush=True)
     if write:
-        path, new = RESULTS / "siege.csv", {(superlink, attack) for attack in attacks}
-        kept = [row for row in read_rows(path) if (row["superlink"], row["attack"]) not in new]
-        add_rows(path, [*kept, *rows], anew=True)
+        new = {(superlink, attack) for attack in attacks}
+        path = RESULTS / "siege.csv"
+        add_rows(path, rows, instead=lambda row: (row["superlink"], row["attack"]) in new)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ Jobs = Annotated[
     int,
     typer.Option(min=1, help="federations at a time, a process each", show_default="cores"),
 ]
+Again = Annotated[
+    bool, typer.Option("--again", help="measure what has rows too; new ones take their place")
+]
 CORES = os.cpu_count() or 1
 OutputDir = Annotated[Path, typer.Option(help="where results go")]
 

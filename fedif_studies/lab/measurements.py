@@ -38,6 +38,7 @@ _NO_SETTINGS = {
     "data",
     "machine",
     "revision",
+    "reconstructed",
     "metric",
     "higher-is-better",
     *_OF_SPLITS,
@@ -67,7 +68,10 @@ class Measurement:
     higher_is_better : bool
         Its direction.
     revision : str
-        Of the code that ran; empty where it was not written down.
+        Of the code that ran, or ``code-`` and its hash where no more was written down.
+    reconstructed : str
+        Which of revision and seed were filled in afterwards, see
+        :func:`~fedif_studies.rows.add_rows`.
     """
 
     config: Mapping[str, Scalar]
@@ -78,6 +82,7 @@ class Measurement:
     metric: str = ACCURACY
     higher_is_better: bool = True
     revision: str = ""
+    reconstructed: str = ""
 
     @property
     def seed(self) -> int:
@@ -151,13 +156,20 @@ def _measurement(run_dir: Path) -> Measurement | None:
         run_dir=run_dir,
         metric=metric,
         higher_is_better=higher_is_better,
-        revision=label.get("revision", ""),
+        revision=label.get("revision") or _code_of(RunFolder(run_dir)),
     )
 
 
 def _is_own_app_s(summary: Mapping[str, Any]) -> bool:
     """Tell whether a run's summary is of an app of its own, which has no run config."""
     return "config" not in summary and "title" in summary
+
+
+def _code_of(folder: RunFolder) -> str:
+    """Return what a run without a label says of the code that ran; empty: nothing."""
+    if not folder.provenance.path.is_file():
+        return ""
+    return f"code-{folder.provenance.read()['code_sha256'][:12]}"
 
 
 def to_row(measurement: Measurement) -> dict[str, str]:
@@ -172,6 +184,8 @@ def to_row(measurement: Measurement) -> dict[str, str]:
             row[name] = "" if value is None else format(value, form)
     row["machine"] = measurement.machine
     row["revision"] = measurement.revision
+    if measurement.reconstructed:
+        row["reconstructed"] = measurement.reconstructed
     settings = {k: v for k, v in measurement.config.items() if k not in PATHS}
     return row | {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
 
@@ -187,6 +201,7 @@ def from_row(row: Mapping[str, str]) -> Measurement:
         metric=row.get("metric") or ACCURACY,
         higher_is_better=row.get("higher-is-better") != "false",
         revision=row.get("revision", ""),
+        reconstructed=row.get("reconstructed", ""),
     )
 
 

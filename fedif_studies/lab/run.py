@@ -9,7 +9,7 @@ import logging
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -70,12 +70,15 @@ def last_ten(run: RunFolder, column: str = "test_accuracy") -> list[float]:
 
 def missing(path: Path, cells: Sequence[Row]) -> list[Row]:
     """Return the cells of which a file has no row: one with the same values in their columns."""
+    if not cells:
+        return []
+    known = {_place(row, cells[0]) for row in read_rows(path)}
+    return [cell for cell in cells if _place(cell, cells[0]) not in known]
 
-    def place(row: Row) -> tuple[object, ...]:
-        return tuple(_value(row.get(key)) for key in cells[0])
 
-    known = {place(row) for row in read_rows(path)} if cells else set()
-    return [cell for cell in cells if place(cell) not in known]
+def _place(row: Row, columns: Iterable[str]) -> tuple[object, ...]:
+    """Return a row's values in the columns of cells."""
+    return tuple(_value(row.get(key)) for key in columns)
 
 
 def _value(value: object) -> object:
@@ -85,11 +88,13 @@ def _value(value: object) -> object:
         return str(value).lower()
 
 
-def fill(path: Path, cells: Sequence[Row], measure: Measure, *, jobs: int = 1) -> bool:
+def fill(
+    path: Path, cells: Sequence[Row], measure: Measure, *, jobs: int = 1, again: bool = False
+) -> bool:
     """Measure the cells of which a file has no row, and add theirs; return whether all are there.
 
-    Every row names the revision and the processor that it is from. A signal ends it, and what is
-    running then is begun anew later; an error ends its own cell only.
+    Every row names the revision and the processor that it is from, and its seed. A signal ends it,
+    and what is running then is begun anew later; an error ends its own cell only.
 
     Parameters
     ----------
@@ -98,25 +103,47 @@ def fill(path: Path, cells: Sequence[Row], measure: Measure, *, jobs: int = 1) -
     cells : sequence of mapping
         In the order in which they are begun; all have the same columns.
     measure : callable
-        Takes a cell and returns its rows' other columns; it runs in other processes.
+        Takes a cell and returns its rows' other columns; it runs in other processes. One of the two
+        has a column ``seed``.
     jobs : int
         So many cells at a time, >= 1, each on one thread; 1: in this process.
+    again : bool
+        Measure all of them; a cell's new rows take the place of its earlier ones.
 
     Raises
     ------
     ConfigError
-        If the code is not committed.
+        If the code is not committed, or a row has no seed.
     GridInterrupted
-        If a signal asked for an end; the same call goes on from there.
+        If a signal asked for an end; the same call goes on from there, or ``again`` begins anew.
     """
     todo = missing(path, cells)
     typer.echo(f"{len(cells) - len(todo)} of {len(cells)} cells have a row")
+    if again:
+        todo = list(cells)
+    elif cells and not todo:
+        typer.echo(f"nothing is measured: {path} has all; --again measures them again")
+        return True
     own = {"revision": committed_revision(), "processor": machine()["processor"]}
 
     def keep(cell: Row, found: Sequence[Row]) -> None:
-        add_rows(path, [{**cell, **row, **own} for row in found])
+        place = _place(cell, cell)
+        add_rows(
+            path,
+            [{**cell, **row, **own} for row in found],
+            instead=lambda row: again and _place(row, cell) == place,
+        )
 
-    return _carry_out(todo, measure, keep, lambda cell: ", ".join(map(str, cell.values())), jobs)
+    def name(cell: Row) -> str:
+        return ", ".join(map(str, cell.values()))
+
+    try:
+        return _carry_out(todo, measure, keep, name, jobs)
+    except GridInterrupted:
+        if not again:
+            raise
+        told = "stopped: cells that were not measured again keep their earlier rows"
+        raise GridInterrupted(told) from None
 
 
 def run_cells(cells: Sequence[Cell], jobs: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 
 import pytest
 
@@ -47,6 +48,10 @@ def test_a_bout_leaves_a_row_and_is_not_played_again(tmp_path, monkeypatch):
         for bounds in ("none", own)
     ]
     assert all(0 <= float(row["accuracy"]) <= 1 and row["revision"] == "abc" for row in rows)
+    monkeypatch.setattr(run, "committed_revision", lambda: "later")
+    assert play(path, wanted[:1], {**common, "local-epochs": 1}, jobs=1, again=True)
+    of_revision = Counter(row["revision"] for row in read_rows(path))
+    assert of_revision == {"abc": len(rows) - 1, "later": 1}
     assert rows[-1]["malicious-weight"]
     assert not rows[0]["malicious-weight"]
 

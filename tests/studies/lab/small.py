@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedif_flower.run.config import RunConfig
 from fedif_flower.settings import Scalar
-from fedif_studies.lab.cells import Cell, make_cell
+from fedif_studies.lab.cells import LABEL, Cell, make_cell
 
 DEFAULTS = RunConfig.defaults()
 
@@ -32,4 +32,5 @@ def write_result(
     (run_dir / "rounds.csv").write_text("\n".join(lines) + "\n")
     content = {"config": config, "machine": {"cores": 2, "processor": "abacus"}, **summary}
     (run_dir / "summary.json").write_text(json.dumps(content))
+    (run_dir / LABEL).write_text(json.dumps({"revision": "abc"}))
     return run_dir

@@ -8,6 +8,7 @@ import pytest
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
+from fedif_studies.lab.cells import LABEL
 from fedif_studies.lab.measurements import find_measurements, from_row, read_measurement, to_row
 from fedif_studies.lab.run import last_ten
 from fedif_studies.rows import add_rows
@@ -61,6 +62,22 @@ def test_only_complete_runs_are_found_each_once(tmp_path):
         find_measurements([tmp_path])
 
 
+def test_a_run_without_a_label_is_told_by_the_hash_of_its_code(tmp_path):
+    run_dir = write_result(tmp_path / "run", {}, [0.625])
+    (run_dir / LABEL).unlink()
+    (run_dir / "provenance.json").write_text(json.dumps({"code_sha256": "0123456789abcdef"}))
+    assert read_measurement(run_dir).revision == "code-0123456789ab"
+    (run_dir / "provenance.json").unlink()
+    assert read_measurement(run_dir).revision == ""
+
+
+def test_a_row_s_reconstructed_revision_stays_one_where_rows_are_read_and_written_again(tmp_path):
+    row = to_row(read_measurement(write_result(tmp_path / "run", {}, [0.625])))
+    row |= {"revision": "older", "reconstructed": "revision"}
+    again = to_row(from_row(row))
+    assert (again["revision"], again["reconstructed"]) == ("older", "revision")
+
+
 def test_a_row_keeps_everything_but_paths(tmp_path):
     settings = {"strategy": "afedsv", "afedsv.smooth-update": False}
     measured = read_measurement(write_result(tmp_path / "run", settings, [0.625]))
@@ -69,6 +86,7 @@ def test_a_row_keeps_everything_but_paths(tmp_path):
     [row] = read_rows(path)
     assert (row["strategy"], row["afedsv.smooth-update"], row["seed"]) == ("afedsv", "false", "0")
     assert str(tmp_path) not in path.read_text()
+    assert row["revision"] == "abc"
     read = from_row(row)
     kept = {k: v for k, v in measured.config.items() if k in read.config}
     assert read == dataclasses.replace(measured, config=kept, run_dir=None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 import signal
@@ -10,17 +11,21 @@ import pytest
 from typer.testing import CliRunner
 
 from fedif_flower.client.app import task_app
+from fedif_flower.errors import ConfigError
 from fedif_flower.run.provenance import package_version
 from fedif_flower.run.rows import read_rows
+from fedif_studies import commands, coverage, drawn, estimators, factorial
 from fedif_studies import rows as rows_of
+from fedif_studies.benchmarks import common
 from fedif_studies.commands import cli
 from fedif_studies.lab import run
 from fedif_studies.lab.cells import find_result
 from fedif_studies.lab.run import GridInterrupted, fill, missing, run_cells
-from fedif_studies.rows import Row, add_rows
+from fedif_studies.rows import NO_SEED, Row, add_rows, put_derived
 from tests.studies.lab.small import small_cell
 
-CELLS: list[Row] = [{"name": name, "share": 0.5} for name in "abc"]
+CELLS: list[Row] = [{"name": name, "share": 0.5, "seed": 0} for name in "abc"]
+ORIGIN = {"revision": "abc", "seed": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +52,10 @@ def test_a_killed_process_is_an_error_of_cells_that_are_tried_again(tmp_path, ca
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path, capsys, jobs):
     path = tmp_path / "rows.csv"
-    path.write_text("name,share,figure\na,0.50,7\n")
+    path.write_text("name,share,seed,figure\na,0.50,0,7\n")
     assert missing(path, CELLS) == CELLS[1:]
     assert not fill(path, CELLS, doubled, jobs=jobs)
-    assert "failed: b, 0.5: RuntimeError('out of memory')" in capsys.readouterr().err
+    assert "failed: b, 0.5, 0: RuntimeError('out of memory')" in capsys.readouterr().err
     rows = [(row["name"], row["figure"], row["revision"]) for row in read_rows(path)]
     assert rows == [("a", "7", ""), ("c", "0.5", "abc"), ("c", "2", "abc")]
     assert missing(path, CELLS) == [CELLS[1]]
@@ -58,11 +63,84 @@ def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path,
 
 def test_those_who_write_at_once_lose_nothing(tmp_path):
     path = tmp_path / "rows.csv"
-    rows = [{"of": index % 3, f"own {index % 3}": index} for index in range(30)]
+    rows = [{"of": index % 3, f"own {index % 3}": index, **ORIGIN} for index in range(30)]
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda row: add_rows(path, [row]), rows))
     found = read_rows(path)
     assert sorted(int(row[f"own {row['of']}"]) for row in found) == list(range(30))
+
+
+def plain(cell: Row) -> list[Row]:
+    return [{"figure": cell["name"]}, {"figure": "second"}]
+
+
+def test_a_command_that_finds_all_rows_says_so_and_measures_them_again_where_asked(
+    tmp_path, capsys, monkeypatch
+):
+    path, before = tmp_path / "rows.csv", "name,share,seed,figure,revision\n"
+    before += "".join(f"{name},0.5,0,7,old\n" for name in "abcd")
+    path.write_text(before)
+
+    def uncommitted() -> str:
+        raise AssertionError("it is of no matter what the code is: nothing is measured")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "committed_revision", uncommitted)
+        assert fill(path, CELLS, plain)
+    nothing = f"nothing is measured: {path} has all; --again measures them again"
+    assert f"3 of 3 cells have a row\n{nothing}" in capsys.readouterr().out
+    assert path.read_text() == before
+    assert fill(path, CELLS, plain, again=True)
+    rows = [(row["name"], row["figure"], row["revision"]) for row in read_rows(path)]
+    assert rows == [
+        ("d", "7", "old"),  # No cell of this call.
+        *((name, figure, "abc") for name in "abc" for figure in (name, "second")),
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(commands.arena, commands.audit),
+        *(coverage.main, drawn.main, estimators.main, factorial.main),
+    ],
+)
+def test_every_command_that_adds_rows_can_measure_them_again(command):
+    assert inspect.signature(command).parameters["again"].default is False
+
+
+def test_an_error_leaves_the_rows_that_were_to_be_measured_again(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("name,share,seed,figure,revision\nb,0.5,0,7,old\n")
+    assert not fill(path, CELLS, doubled, again=True)
+    assert ("b", "7") in [(row["name"], row["figure"]) for row in read_rows(path)]
+
+
+@pytest.mark.parametrize("name", ["revision", "seed"])
+@pytest.mark.parametrize("value", [None, ""])
+def test_no_row_is_written_that_does_not_say_what_measured_it(tmp_path, name, value):
+    path = tmp_path / "rows.csv"
+    good = {"figure": 1, **ORIGIN}
+    with pytest.raises(ConfigError, match=rf"rows\.csv: the row with figure = 1.* has no {name}"):
+        add_rows(path, [good, {**good, name: value}])
+    assert not path.exists()
+    add_rows(path, [good, {**good, "seed": NO_SEED}])
+    assert [row["seed"] for row in read_rows(path)] == ["0", "none"]
+
+
+def test_rows_that_follow_from_others_need_no_origin_of_their_own(tmp_path):
+    path = tmp_path / "means.csv"
+    for mean in (1, 2):
+        put_derived(path, [{"mean": mean}])
+    assert read_rows(path) == [{"mean": "2"}]
+
+
+def test_a_benchmark_s_rows_say_what_measured_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    figure = common.Figure("norm", 1.0, 2.0, "ms", 0.5, "")
+    common.report("Norms", "norms", [figure], write=True, full=False)
+    (row,) = read_rows(tmp_path / "bench-quick-norms.csv")
+    assert (row["revision"], row["seed"]) == (rows_of.revision(), "0")
 
 
 def test_another_project_around_an_installed_package_is_none_of_its_revision(tmp_path, monkeypatch):
