@@ -167,7 +167,7 @@ README = (REPOSITORY / "README.md").read_text()
 
 
 def test_library_example(tmp_path, monkeypatch, capsys):
-    (code,) = blocks_of(README, "python")
+    code, of_dictionaries = blocks_of(README, "python")
     project = types.ModuleType("my_project")
     project.Net = lambda: torch.nn.Linear(2, 2)
     project.held_out_data = lambda: (torch.eye(2), torch.tensor([0, 1]))
@@ -180,6 +180,12 @@ def test_library_example(tmp_path, monkeypatch, capsys):
     namespace["app"](grid, context)
     assert (tmp_path / "model.pt").exists()
     assert "{'node 100" in capsys.readouterr().out
+    exec(compile(of_dictionaries, "README.md", "exec"), namespace)
+    examples = [{"img": row, "label": label} for label, row in enumerate(torch.eye(2))]
+    loader = torch.utils.data.DataLoader(examples, batch_size=2)
+    of = {"batch_loss": namespace["batch_loss"]}
+    judged = namespace["Validation"](torch.nn.Linear(2, 2), loader, **of)
+    assert judged.num_examples == 2
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial/first-run.md"])

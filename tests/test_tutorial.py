@@ -73,6 +73,13 @@ def test_own_app_finds_the_clients_with_wrong_labels_and_draws_curves(tmp_path, 
     assert "end below 0.15, all others above 0.4" in page
     assert all((score < 0.15) == (node_id < 1003) for node_id, score in scores.items())
     assert all((score > 0.4) == (node_id >= 1003) for node_id, score in scores.items())
+    kept_parts = {name: names[name].ledger.scores for name in ("fedbn", "alike", "apart")}
+    assert page.count("end below 0.15, all others above 0.2. A warning says") == 1
+    for name in ("fedbn", "alike"):
+        assert max(kept_parts[name][node_id] for node_id in range(1000, 1003)) < 0.15
+        assert min(kept_parts[name][node_id] for node_id in range(1003, 1010)) > 0.2
+    of_wrong = [kept_parts["apart"][node_id] for node_id in range(1000, 1003)]
+    assert min(kept_parts["apart"].values()) < min(of_wrong)
     logged: dict[str, dict[int, float]] = {}
     curves = names["Curves"](lambda name, y, x: logged.setdefault(name, {}).update({x: y}))
     strategy = FedIF(threshold_validation(), callbacks=[curves], **BASE)

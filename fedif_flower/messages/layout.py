@@ -199,7 +199,8 @@ class ParameterLayout:
         views = {spec.name: spec.view(arrays[spec.name]) for spec in specs}
         for name, constant in self.constants.items():
             if not _same(view_array(arrays[name]), constant):
-                raise ReplyError(f"array {name!r} is not as it was sent")
+                why = " (complex arrays are not averaged)" if constant.dtype.kind == "c" else ""
+                raise ReplyError(f"array {name!r} is not as it was sent{why}")
         for name, first in self.tied.items():
             if not _same(view_array(arrays[name]), view_array(arrays[first])):
                 raise ReplyError(f"array {name!r} differs from {first!r}, to which it is tied")
