@@ -164,7 +164,7 @@ def without_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Put buffers and random states back after a trial; gradients are the caller's concern."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        with own_randomness(0, device):
+        with seeded_randomness(0, device):
             yield
     finally:
         with torch.no_grad():

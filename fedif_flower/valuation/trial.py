@@ -14,6 +14,7 @@ from fedif_flower.tasks.batches import first_few, map_tensors
 from fedif_flower.tasks.modules import (
     evaluation_mode,
     fastest_memory_format,
+    own_randomness,
     random_state,
     to_memory_format,
 )
@@ -69,24 +70,26 @@ def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) 
     ValuationError, ConfigError
         If there are no examples, or model, loss, scores and data do not go together.
     """
-    module = model.module
+    device = model.params.device
     first = next(batches, None)
     if first is None:
         raise ValuationError("the validation set is empty")
     objective.check(first)
-    batch, fastest = _fit(model, objective, first)
-    metrics = objective.metrics
-    if "accuracy" in metrics and not _has_accuracy(module, objective, batch):
-        metrics = metrics - {"accuracy"}
+    with own_randomness(0, device):
+        batch, fastest = _fit(model, objective, first)
+        metrics = objective.metrics
+        if "accuracy" in metrics and not _has_accuracy(model.module, objective, batch):
+            metrics = metrics - {"accuracy"}
+    # Data are read with the draws of the process: two sets that are drawn are not to be one.
     contents = [_formatted(content, fastest) for content in chain([first], batches)]
-    require_mean(module, objective, contents)
-    device = model.params.device
-    before = random_state(device)
-    found = _sized(module, objective, contents)
-    is_random = random_state(device) != before
-    whole = try_scores(model, objective, found, is_random=is_random)
-    is_random = random_state(device) != before
-    require_slope(model, objective, found)
+    with own_randomness(0, device):
+        require_mean(model.module, objective, contents)
+        before = random_state(device)
+        found = _sized(model.module, objective, contents)
+        is_random = random_state(device) != before
+        whole = try_scores(model, objective, found, is_random=is_random)
+        is_random = random_state(device) != before
+        require_slope(model, objective, found)
     return Tried(found, metrics, whole, is_random)
 
 
@@ -105,7 +108,7 @@ def _fit(model: FlatModel, objective: Objective, first: Any) -> tuple[Any, torch
 
     fastest = fastest_memory_format(model.module, attempt)
     batch = _formatted(first, fastest)
-    with named(f"{objective.call} fails", batch):
+    with named(f"{objective.call} fails on validation batch 1", batch):
         require_classes(model.module, objective, batch)
         found = gradients(model, objective, batch)
         if all(gradient is None for gradient in found):
@@ -123,7 +126,8 @@ def _formatted(batch: Any, memory_format: torch.memory_format) -> Any:
 
 def _has_accuracy(model: nn.Module, objective: Objective, batch: Any) -> bool:
     """Tell whether outputs and targets are classes."""
-    with named("the accuracy cannot be taken", batch), evaluation_mode(model)():
+    what = "the accuracy cannot be taken of validation batch 1"
+    with named(what, batch), evaluation_mode(model)():
         (right,) = objective.figures(objective.judged(model, batch), ["accuracy"])
     return not bool(right.isnan())
 
@@ -139,7 +143,7 @@ def _sized(model: nn.Module, objective: Objective, contents: Sequence[Any]) -> l
     """
     found = []
     for number, content in enumerate(contents, 1):
-        with named(f"{objective.call} fails", content, number):
+        with named(f"{objective.call} fails on validation batch {number}", content):
             found.append(objective.sized(model, content, tried=False))
     found = [batch for batch in found if batch.size]
     if not any(batch.weight for batch in found):

@@ -20,7 +20,7 @@ _ROUNDINGS = 1000  # A sum of so few terms is off by much less.
 
 
 @contextmanager
-def named(what: str, batch: Any, number: int = 1) -> Iterator[None]:
+def named(what: str, batch: Any) -> Iterator[None]:
     """Turn whatever a user's functions raise on a batch into one sentence."""
     try:
         yield
@@ -28,8 +28,7 @@ def named(what: str, batch: Any, number: int = 1) -> Iterator[None]:
         raise
     except Exception as error:
         raise ValuationError(
-            f"{what} on validation batch {number}, {describe(batch)}: "
-            f"{type(error).__name__}: {error}"
+            f"{what}, {describe(batch)}: {type(error).__name__}: {error}"
         ) from error
 
 

@@ -86,7 +86,7 @@ def _try_at_once(objective: Objective, name: str, gathered: Judged) -> None:
     """Raise an error unless a score gives a number for all outputs and targets."""
     # First of a few: of many, comparing each with every other would take all memory.
     require_pairs(f"the {name}", objective.scores[name], *some_examples([gathered]))
-    with named(f"the {name} cannot be taken", gathered):
+    with named(f"the {name} cannot be taken of all validation examples", gathered):
         (figure,) = objective.figures(gathered, [name])
         _require_scalar(figure)
     _require_finite(name, float(figure))
@@ -98,7 +98,7 @@ def _sum_by_batch(
     """Return a score's sum over the batches, or raise an error if it gives no number for one."""
     total = 0.0
     for number, batch in enumerate(batches, 1):
-        with named(f"the {name} cannot be taken", batch.content, number):
+        with named(f"the {name} cannot be taken of validation batch {number}", batch.content):
             judged = objective.judged(model.module, batch.content)
             (figure,) = objective.figures(judged, [name])
             _require_scalar(figure)

@@ -173,6 +173,18 @@ def test_two_equal_runs_of_a_random_model_end_at_the_same_bits():
         assert torch.equal(one, other)
 
 
+def test_two_sets_that_are_drawn_are_not_one():
+    """Data are read with NumPy's draws of the process, which goes on from set to set."""
+
+    def drawn():
+        for _ in range(2):
+            rows = torch.from_numpy(np.random.standard_normal((4, 4))).float()  # noqa: NPY002
+            yield rows, LABELS[:4]
+
+    one, other = (judged(model_of(OfNumpy), drawn()) for _ in range(2))
+    assert not torch.equal(one.batches[0].content[0], other.batches[0].content[0])
+
+
 # -- what remembers is refused
 
 
