@@ -266,7 +266,8 @@ class AverageMetrics:
     ``weighted_by_key``. ``train_loss`` and ``train-loss`` are one metric. A metric that fewer than
     half of the clients report is left out, and so is a value whose magnitude is more than 100
     times the median of at least three clients'. A warning names such metrics, but for how long
-    training took, once.
+    training took, once. It is a mean over clients whatever the metric is: of their AUCs, say, which
+    is not the AUC of all their examples.
     """
 
     def __init__(self) -> None:

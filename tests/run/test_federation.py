@@ -185,6 +185,35 @@ def test_batches_of_any_structure_train_and_repeat_with_the_same_bits(tmp_path):
     assert {row["num_examples"] for row in read_rows(runs[0] / "clients.csv")} == {"40"}
 
 
+def r_squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """No mean: in batches of targets that are nearly alike it is far below 0."""
+    return 1 - (outputs - targets).square().sum() / (targets - targets.mean()).square().sum()
+
+
+def in_order(seed: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches of four, by their targets."""
+    inputs, targets = line(seed)
+    order = targets[:, 0].argsort()
+    return list(zip(inputs[order].split(4), targets[order].split(4), strict=True))
+
+
+def test_a_metric_that_is_no_mean_is_that_of_its_split_and_values_members(tmp_path):
+    task = regression(
+        validation_data=lambda site: in_order(100),
+        test_data=lambda site: in_order(101),
+        metrics=[Metric("r squared", r_squared)],
+    )
+    run_dir = run_task(tmp_path, task, strategy="afedsv", **{"afedsv.utility": "score"})
+    rows = read_rows(run_dir / "rounds.csv")
+    assert {row["status"] for row in rows[1:]} == {"advanced"}
+    model = nn.Linear(2, 1)
+    model.load_state_dict(torch.load(run_dir / "model.pt", weights_only=True))
+    inputs, targets = line(101)
+    expected = float(r_squared(model(inputs).detach(), targets))
+    assert float(rows[-1]["test_r_squared"]) == pytest.approx(expected)
+    assert expected > 0.5
+
+
 def failing(site: Site):
     raise FileNotFoundError("no such file: 'test.csv'")
 
