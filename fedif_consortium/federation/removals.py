@@ -102,8 +102,3 @@ def begin_removals(path: Path) -> None:
             f"the list of removed members cannot be written ({error}): make {path} this user's, "
             "with `install -o USER -m 600 /dev/null FILE` as root"
         ) from error
-
-
-def removed_keys(path: Path) -> frozenset[str]:
-    """Return the ids of the keys that are let in no more."""
-    return frozenset(removal.key for removal in read_removals(path) if removal.key)

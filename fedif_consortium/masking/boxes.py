@@ -32,8 +32,8 @@ TERMS_KEY = "masking"
 VECTOR = "masked-update"  # The one array of a masked reply, uint64 [d].
 MASK_RECORD, BOX, LENGTH = "mask", "box", "length"  # The record beside it, and what is in it.
 MOST_BYTES = 512  # Of a box: more is read from nobody.
-_KIND = b"fedifbx2"
-_HEADER = struct.Struct("<8sQIQQ32s32s32s")
+_KIND = b"fedifbx3"
+_HEADER = struct.Struct("<8sQIQQ32s32s32s32s")
 _SIGNED = _HEADER.size + 32 + SEED_BYTES + 16  # With a point of X25519, the seed and its tag.
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
@@ -87,6 +87,9 @@ class BoxHeader(NamedTuple):
     instructions : bytes
         SHA-256 of what the server sent, model and settings, by which the keeper sees that all
         members of a round got the same.
+    model : bytes
+        SHA-256 of the parameters that the member trained from, by which the keeper sees that a
+        model is asked about again, whatever run and round the server says it is of.
     signer : bytes
         SHA-256 of the public key whose holder signed.
     """
@@ -97,6 +100,7 @@ class BoxHeader(NamedTuple):
     length: int
     digest: bytes
     instructions: bytes
+    model: bytes
     signer: bytes
 
 
@@ -125,6 +129,7 @@ def mask_update(
     terms: MaskingTerms,
     node: int,
     instructions: bytes = bytes(32),
+    model: bytes = bytes(32),
 ) -> MaskedUpdate:
     r"""Mask an update with a fresh seed, :math:`y = q_{28}(u) + \mathrm{mask}(s)`.
 
@@ -143,6 +148,8 @@ def mask_update(
     instructions : bytes
         SHA-256 of what the server sent, model and settings: the keeper opens no box of a member who
         got another one than most. Zeros say nothing.
+    model : bytes
+        SHA-256 of the parameters that it was trained from.
 
     Raises
     ------
@@ -159,7 +166,7 @@ def mask_update(
     encoded += ring.mask_of(seed, len(encoded))
     digest, signer = ring.digest(encoded), keys.key_digest(keys.public_of(key))
     bound = terms.run, terms.server_round, node, len(encoded)
-    header = BoxHeader(*bound, digest, instructions, signer)
+    header = BoxHeader(*bound, digest, instructions, model, signer)
     return MaskedUpdate(encoded, seal(header, seed, keeper, key), length)
 
 

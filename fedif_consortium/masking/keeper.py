@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,10 @@ from fedif_consortium.masking.ring import Ring, SignSketch, mask_of
 from fedif_flower.errors import KeeperError, ReplyError
 
 MOST_PARAMETERS, MOST_MEMBERS = 200_000_000, 10_000
-TRIAL_POLICY = KeeperPolicy(least_members=2, largest_share=1.0, least_effective_members=1.0)
+# It protects nobody, so a round that failed may be done again.
+TRIAL_POLICY = KeeperPolicy(
+    least_members=2, largest_share=1.0, least_effective_members=1.0, sums_of_a_model=1000
+)
 
 
 class _Travels(BaseModel):
@@ -84,6 +88,8 @@ class KeptRound:
         Run and round.
     seeds : mapping of str to bytes
         The members' secrets by their names, in the order of all answers.
+    models : mapping of str to bytes
+        By name, the hash of the model that each trained from.
     sketch : SignSketch
         Of vectors of this length.
     vectors : list of ndarray
@@ -96,6 +102,7 @@ class KeptRound:
 
     place: tuple[int, int]
     seeds: Mapping[str, bytes]
+    models: Mapping[str, bytes]
     sketch: SignSketch
     vectors: list[NDArray[np.float64]] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
@@ -143,8 +150,10 @@ class Keeper:
         self._sign_seed = hmac.digest(key.private_bytes_raw(), b"fedif-flower signs 2", "sha256")
         self._round: KeptRound | None = None  # That is open.
         self.log = log or ChainedLog()
-        self._last_rounds: dict[int, int] = {}  # By run: that was opened,
-        self._asked: Counter[int] = Counter()  # and how many vectors its rounds asked about.
+        self._last_rounds: dict[int, int] = {}  # That was opened, by run.
+        # What the server cannot name anew: a member's key, a model's hash, the keeper's own day.
+        self._asked: Counter[tuple[str, str]] = Counter()  # Vectors, by member and day,
+        self._sums: Counter[tuple[str, str]] = Counter()  # and sums, by member and model.
         for entry in past:
             self._count(entry)
 
@@ -165,7 +174,7 @@ class Keeper:
             last = self._last_rounds.get(run, 0)
             asked = f"round {server_round} of run {run} after round {last}"
             allow(server_round > last, "a round is opened once", asked)
-            opened: dict[str, tuple[int, bytes, bytes]] = {}  # Node, instructions, seed.
+            opened: dict[str, tuple[int, BoxHeader, bytes]] = {}  # Node, header, seed.
             refused = {}
             for node, box in boxes.items():
                 try:
@@ -173,20 +182,21 @@ class Keeper:
                     name, public = self._member(header)
                     if name in opened:
                         raise ReplyError(f"the box is the second one of {name}")
-                    opened[name] = node, header.instructions, open_box(box, public, self._key)
+                    opened[name] = node, header, open_box(box, public, self._key)
                 except ReplyError as error:
                     refused[node] = str(error)
             # A member who alone got a model that can be trained would be alone in the sum.
-            given = Counter(instructions for _, instructions, _ in opened.values())
-            for name, (node, instructions, _) in [*opened.items()]:
-                if instructions != given.most_common(1)[0][0]:
+            given = Counter(header.instructions for _, header, _ in opened.values())
+            for name, (node, header, _) in [*opened.items()]:
+                if header.instructions != given.most_common(1)[0][0]:
                     refused[node] = "the member got another model or other settings than most"
                     del opened[name]
             entry |= {"members": [*opened], "length": length, "refused": [*refused.values()]}
             self.policy.check_members(len(opened))
             sketch = SignSketch(self._sign_seed, self.policy.sketch_for(length), length)
             seeds = {name: seed for name, (_, _, seed) in opened.items()}
-            kept = KeptRound((run, server_round), seeds, sketch)
+            models = {name: header.model for name, (_, header, _) in opened.items()}
+            kept = KeptRound((run, server_round), seeds, models, sketch)
             found = np.array([sketch.of(mask) for mask in kept.masks()])
             entry["answer"] = ring.digest(found).hex()
         self._round = kept
@@ -202,6 +212,7 @@ class Keeper:
         with self._logged("products", run, server_round) as entry:
             kept = self._find(run, server_round)
             entry["vectors"] = [ring.digest(vector).hex()]
+            entry["members"] = [*kept.seeds]
             numbers = vector.view(np.int64).astype(np.float64)
             lengths = [*kept.lengths, float(np.linalg.norm(numbers))]
             # A longer one would wrap, and a combination modulo 2**64 could be what none is without.
@@ -209,7 +220,9 @@ class Keeper:
             allow(lengths[-1] <= longest, "a vector has a length of 1 at most", "a longer one")
             vectors = [*kept.vectors, kept.sketch.without(numbers)]
             self.policy.check_vectors(np.array(vectors), np.array(lengths))
-            self.policy.check_known(self._asked[run] + 1, self.length)
+            day = _day(entry)
+            most_asked = max(self._asked[name, day] for name in kept.seeds)
+            self.policy.check_known(most_asked + 1, self.length)
             kept.vectors, kept.lengths = vectors, lengths
             answer = ring.rounded(ring.products(vector, kept.masks()))
             entry["answer"] = ring.digest(answer).hex()
@@ -223,6 +236,11 @@ class Keeper:
             entry["weights"] = weights.tolist()
             self.policy.check_weights(weights, [*kept.seeds])
             allow(not kept.is_summed, "a round has one sum", "two")
+            for (name, model), weight in zip(kept.models.items(), weights, strict=True):
+                if weight:
+                    self.policy.check_sums(self._sums[name, model.hex()] + 1, name)
+            weighted = [name for name, weight in zip(kept.seeds, weights, strict=True) if weight]
+            entry["models"] = {name: kept.models[name].hex() for name in weighted}
             kept.is_summed = True
             total = np.zeros(self.length, np.uint64)
             for mask, weight in zip(kept.masks(), weights, strict=True):
@@ -251,10 +269,15 @@ class Keeper:
 
     def _count(self, entry: Mapping[str, Any]) -> None:
         """Remember what a line of the log says was answered."""
-        if "answer" in entry:
-            self._asked[entry["run"]] += len(entry.get("vectors", ()))
-            if entry["asked"] == "open":
-                self._last_rounds[entry["run"]] = entry["round"]
+        if "answer" not in entry:
+            return
+        if entry["asked"] == "open":
+            self._last_rounds[entry["run"]] = entry["round"]
+        elif entry["asked"] == "products":
+            for name in entry.get("members", ()):
+                self._asked[name, _day(entry)] += len(entry["vectors"])
+        elif entry["asked"] == "sum":
+            self._sums.update(entry.get("models", {}).items())
 
     @contextmanager
     def _logged(self, asked: str, run: int, server_round: int) -> Iterator[dict[str, Any]]:
@@ -269,6 +292,11 @@ class Keeper:
         finally:
             self.log.append(entry)
             self._count(entry)
+
+
+def _day(entry: Mapping[str, Any]) -> str:
+    """Return the day, in UTC, on which a line was written by this keeper's clock."""
+    return f"{datetime.fromtimestamp(entry['time'], UTC):%F}"
 
 
 class TrialKeeper(Keeper):

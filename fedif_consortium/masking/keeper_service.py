@@ -28,7 +28,7 @@ from fedif_consortium.health import serving_health
 from fedif_consortium.masking.boxes import MOST_BYTES
 from fedif_consortium.masking.keeper import MOST_MEMBERS, Keeper, RoundBoxes
 from fedif_consortium.masking.keeper_client import trusting
-from fedif_consortium.masking.policy import KeeperPolicy
+from fedif_consortium.masking.policy import KeeperPolicy, least_for
 from fedif_consortium.masking.ring import to_bytes, to_ring
 from fedif_flower.errors import ConfigError, KeeperError, require
 from fedif_flower.foreign import read_toml, read_whole, refused_as
@@ -77,6 +77,7 @@ def read_keeper_config(path: Path) -> KeeperConfig:
     content, beside = read_toml(path), path.parent.absolute()
     try:
         names, limits = take_section(content, "members"), take_section(content, "policy")
+        limits.setdefault("least-members", least_for(len(names)))
         settings, policy = KeeperSettings(**content), KeeperPolicy(**limits)
         members = {
             name: read_public_key(read_whole(beside / str(file)), f"[members] {name} = {file!r}")

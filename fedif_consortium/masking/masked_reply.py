@@ -18,6 +18,7 @@ from torch import nn
 
 from fedif_consortium.evidence.keys import SigningKey, read_key_file
 from fedif_consortium.evidence.receipts import RECEIPTS_RECORD
+from fedif_consortium.evidence.signed import arrays_digest
 from fedif_consortium.masking import boxes
 from fedif_consortium.masking.boxes import MaskingTerms, mask_update
 from fedif_flower.client.app import ClientPart
@@ -105,7 +106,8 @@ def masked_round(
         raise ConfigError(f"masking: {min(more)!r} would leave without a mask")
     trained = cast(ArrayRecord, reply.content["arrays"])
     update = trained_update(arrays, trained, model_of(task), terms)
-    sent = mask_update(update, keeper, key, terms, message.metadata.dst_node_id, instructions)
+    node_id, model = message.metadata.dst_node_id, model_hash(arrays, terms)
+    sent = mask_update(update, keeper, key, terms, node_id, instructions, model)
     reply.content["arrays"] = ArrayRecord({boxes.VECTOR: pack_array(sent.vector)})
     mask = ConfigRecord({boxes.BOX: sent.box, boxes.LENGTH: sent.length})
     reply.content[boxes.MASK_RECORD] = mask
@@ -129,6 +131,11 @@ def content_hash(received: RecordDict) -> bytes:
                 found = value.dtype, list(value.shape), value.stype, digest
             said.update(repr((key, found)).encode())
     return said.digest()
+
+
+def model_hash(received: ArrayRecord, terms: MaskingTerms) -> bytes:
+    """Return the SHA-256 of the parameters that a member trains from, and of nothing else."""
+    return arrays_digest((name, view_array(received[name])) for name in terms.keys)
 
 
 def trained_update(

@@ -23,7 +23,9 @@ class KeeperPolicy(Settings):
     Attributes
     ----------
     least_members : int
-        Members who must be in a round, and have weight in its sum.
+        Members who must be in a round, and have weight in its sum. So many less one, in league with
+        the server, take their own updates out of the sum and see the one that is left. A keeper's
+        file that does not set it has more than half of its members, and 3 at least.
     largest_share : float
         The largest share of a sum's weight that one member may have.
     least_effective_members : float
@@ -39,8 +41,12 @@ class KeeperPolicy(Settings):
     sketch_share : float
         The largest share of the parameters, k / d, that a sketch may have.
     largest_known_share : float
-        The most numbers that a run may ask for about each member, as a share of the parameters: its
-        sketch, which has the same sums in each round, and a product for each vector.
+        The most numbers about a member in a day, of all runs together, as a share of the
+        parameters: its sketch, which has the same sums in each round, and a product for each
+        vector. Days are the keeper's own, in UTC: the server names runs, and can name new ones.
+    sums_of_a_model : int
+        How many sums may have a member's update of the same model, whatever run it is said to be
+        of. Of two sums, one of which leaves a member out, the difference is its update.
     """
 
     least_members: int = setting(3, "members in a round, and in its sum", ge=2)
@@ -50,7 +56,8 @@ class KeeperPolicy(Settings):
     largest_entry: float = setting(0.25, "one parameter's share of a vector", gt=0, le=1)
     sketch_size: int = setting(256, "random sums of each update", ge=64)
     sketch_share: float = setting(0.0625, "a sketch's share of the parameters", gt=0, le=1)
-    largest_known_share: float = setting(0.5, "a run's share of the parameters", gt=0)
+    largest_known_share: float = setting(0.5, "a day's share of the parameters", gt=0)
+    sums_of_a_model: int = setting(1, "sums that may have an update of the same model", ge=1)
 
     def sketch_for(self, length: int) -> int:
         """Return k for models of ``length`` parameters."""
@@ -59,6 +66,11 @@ class KeeperPolicy(Settings):
     def check_members(self, members: int, place: str = "in the round") -> None:
         """Raise KeeperError unless a round, or its sum, has enough members."""
         self._allow(members >= self.least_members, "least-members", f"{members} {place}")
+
+    def check_sums(self, sums: int, name: str) -> None:
+        """Raise KeeperError if a member's update of a model is in one sum too many."""
+        asked = f"{sums} with an update of {name} of the same model"
+        self._allow(sums <= self.sums_of_a_model, "sums-of-a-model", asked)
 
     def check_vectors(self, vectors: NDArray[np.float64], lengths: NDArray[np.float64]) -> None:
         r"""Raise KeeperError where a round's vectors tell too much of an update.
@@ -88,12 +100,12 @@ class KeeperPolicy(Settings):
         self._allow(share <= self.largest_entry, "largest-entry", asked)
 
     def check_known(self, vectors: int, length: int) -> None:
-        """Raise KeeperError where a run asks for too many numbers about each member.
+        """Raise KeeperError where a day asks for too many numbers about a member.
 
         ``vectors`` are those of all its rounds, ``length`` is d.
         """
         known = self.sketch_for(length) + vectors
-        asked = f"{known} numbers about updates of {length} parameters in the run"
+        asked = f"{known} numbers about updates of {length} parameters in a day"
         self._allow(known <= self.largest_known_share * length, "largest-known-share", asked)
 
     def check_weights(self, weights: Ring, names: Sequence[str]) -> None:
@@ -146,6 +158,11 @@ class KeeperPolicy(Settings):
 
     def _allow(self, is_allowed: bool | np.bool_, key: str, asked: str) -> None:
         allow(is_allowed, f"{key} = {self.to_mapping()[key]:g}", asked)
+
+
+def least_for(members: int) -> int:
+    """Return ``least_members`` of a keeper that knows so many and whose file does not set it."""
+    return max(3, members // 2 + 1)
 
 
 def allow(is_allowed: bool | np.bool_, line: str, asked: str) -> None:

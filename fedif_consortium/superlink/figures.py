@@ -12,10 +12,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cryptography.x509 import load_pem_x509_certificate
 from flwr.common.constant import Status, SubStatus
 from flwr.supercore.constant import NodeStatus
 
-from fedif_consortium.federation.certificates import read_certificate
+from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import refused_as
 
 _GOES_ON = (Status.PENDING, Status.STARTING, Status.RUNNING)
 _REGISTERED = (NodeStatus.REGISTERED, NodeStatus.ONLINE, NodeStatus.OFFLINE)
@@ -56,5 +58,7 @@ def federation_figures(
 
 def days_left(certificate: Path) -> float:
     """Return how many days a certificate is still good for; negative: it has ended."""
-    left = read_certificate(certificate).not_valid_after_utc - datetime.now(UTC)
+    with refused_as(ConfigError, f"{certificate} is no certificate in PEM"):
+        read = load_pem_x509_certificate(certificate.read_bytes())
+    left = read.not_valid_after_utc - datetime.now(UTC)
     return left.total_seconds() / 86_400

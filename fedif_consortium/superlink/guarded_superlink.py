@@ -21,11 +21,10 @@ from flwr.superlink.cli import flower_superlink
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from fedif_consortium.federation.removals import removed_keys
 from fedif_consortium.health import VARIABLE, serving_health
 from fedif_consortium.superlink.figures import federation_figures
 from fedif_consortium.superlink.reply_guard import ReplyGuard
-from fedif_consortium.superlink.signed_requests import SignedRequests
+from fedif_consortium.superlink.signed_requests import SignedRequests, removed_keys
 from fedif_flower.errors import FedIFError, require
 from fedif_flower.run.logs import show_logs
 

@@ -7,12 +7,15 @@ a megabyte of two bytes over and over costs the SuperLink 20 ms and 30 MiB, from
 from __future__ import annotations
 
 import datetime
+import hashlib
 from base64 import b64decode
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.date import now
@@ -20,8 +23,7 @@ from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_sig
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fedif_consortium.evidence.keys import key_id, read_public_key
-from fedif_flower.errors import FedIFError
+from fedif_flower.run.rows import read_rows
 
 FLEET = "/v1/fleet/"
 SMALL = 4096  # Bytes of a body that costs nothing to parse: a key, a few ids.
@@ -92,14 +94,25 @@ def is_signed(headers: Mapping[bytes, bytes], state: Any) -> bool:
         return False
 
 
+def removed_keys(path: Path) -> frozenset[str]:
+    """Return the ids of keys that a federation's list of removed members names.
+
+    An id is the SHA-256, in hex, of a public key as DER (SubjectPublicKeyInfo).
+    """
+    return frozenset(row["key"] for row in read_rows(path) if row.get("key"))
+
+
 def _key_of(headers: Mapping[bytes, bytes]) -> str:
     """Return the id of the key that a request names; empty: it names none."""
     try:
         return _id_of(b64decode(headers[KEY], validate=True))
-    except (KeyError, ValueError, FedIFError):
+    except (KeyError, ValueError, TypeError):
         return ""
 
 
 @lru_cache(maxsize=1000)
 def _id_of(key: bytes) -> str:
-    return key_id(read_public_key(key, KEY.decode()))
+    public = bytes_to_public_key(key)
+    return hashlib.sha256(
+        public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    ).hexdigest()

@@ -31,7 +31,9 @@ def keep_a_round(members: int, length: int) -> dict[str, float]:
     own = X25519PrivateKey.generate()
     boxes = {}
     for node, key in enumerate(keys):
-        header = BoxHeader(1, 1, node, length, bytes(32), bytes(32), key_digest(key.public_key()))
+        header = BoxHeader(
+            1, 1, node, length, bytes(32), bytes(32), bytes(32), key_digest(key.public_key())
+        )
         boxes[node] = seal(header, secrets.token_bytes(32), own.public_key(), key)
     known = {f"member {i}": key.public_key() for i, key in enumerate(keys)}
     keeper = Keeper(KeeperPolicy(), known, own)

@@ -23,8 +23,8 @@ from fedif_consortium.federation.members import (
 )
 from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.federation.records import Answer, FederationFolder, Invitation
-from fedif_consortium.federation.removals import removed_keys
 from fedif_consortium.federation.server import look
+from fedif_consortium.superlink.signed_requests import removed_keys
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.federation.folders import (

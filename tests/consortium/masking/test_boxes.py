@@ -18,7 +18,7 @@ from fedif_consortium.masking.boxes import (
 from fedif_flower.errors import MaskingError, ReplyError
 
 SEED = bytes(range(32))
-HEADER = 132  # Its bytes.
+HEADER = 164  # Its bytes.
 KEEPER = X25519PrivateKey.generate()
 KEYS = {
     "P-256": ec.generate_private_key(ec.SECP256R1()),
@@ -31,7 +31,7 @@ KEY, OTHER = KEYS["Ed25519"], KEYS["P-256"]
 
 def header_of(key, server_round: int = 3) -> BoxHeader:
     signer = key_digest(key.public_key())
-    return BoxHeader(2**64 - 1, server_round, 2**63, 10, SEED, bytes(32), signer)
+    return BoxHeader(2**64 - 1, server_round, 2**63, 10, SEED, bytes(32), bytes(32), signer)
 
 
 def box_of(key, signer=None, **header) -> bytes:
@@ -71,7 +71,7 @@ def resigned(content: bytes) -> bytes:
         # A seed under another header, and a point of low order.
         (resigned(box_of(KEY, server_round=4)[:HEADER] + box_of(KEY)[HEADER:-64]), KEY, "sealed"),
         (resigned(box_of(KEY)[:HEADER] + bytes(32) + box_of(KEY)[HEADER + 32 : -64]), KEY, "seal"),
-        (bytes(300), KEY, "300 bytes are no box of this version"),
+        (bytes(400), KEY, "400 bytes are no box of this version"),
     ],
 )
 def test_what_is_no_box_of_this_member_for_this_keeper_is_refused(box, member, reason):
@@ -81,9 +81,10 @@ def test_what_is_no_box_of_this_member_for_this_keeper_is_refused(box, member, r
 
 def test_an_update_is_the_vector_less_the_mask_of_the_seed_in_the_box():
     terms = MaskingTerms(run=5, server_round=3, keys=[])
-    sent = mask_update(np.full(4, 0.5), KEEPER.public_key(), KEY, terms, 77, SEED)
+    model = bytes(range(32))
+    sent = mask_update(np.full(4, 0.5), KEEPER.public_key(), KEY, terms, 77, SEED, model)
     signer, digest = key_digest(KEY.public_key()), ring.digest(sent.vector)
-    assert read_header(sent.box) == (5, 3, 77, 4, digest, SEED, signer)
+    assert read_header(sent.box) == (5, 3, 77, 4, digest, SEED, model, signer)
     mask = ring.mask_of(open_box(sent.box, KEY.public_key(), KEEPER), 4)
     assert ring.decode(sent.vector - mask, ring.UPDATE_BITS).tolist() == [0.5] * 4
     assert sent.length == 1.0

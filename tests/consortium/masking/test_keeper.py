@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 
 from fedif_consortium.evidence.chained_log import ChainedLog, verified
 from fedif_consortium.masking.masked_round import MaskedRound
-from fedif_consortium.masking.policy import KeeperPolicy
-from fedif_consortium.masking.ring import SignSketch, decode, encode_vector, encode_weights
+from fedif_consortium.masking.policy import KeeperPolicy, least_for
+from fedif_consortium.masking.ring import (
+    SignSketch,
+    decode,
+    encode_vector,
+    encode_weights,
+)
 from fedif_flower.errors import KeeperError, MaskingError, StorageError
 from tests.consortium.masking.parties import OPEN, RUN, Parties
 
@@ -112,6 +117,75 @@ def test_a_run_asks_for_half_as_many_numbers_as_there_are_parameters_at_most():
     reason = r"largest-known-share = 0\.5; asked: 101 numbers"
     with pytest.raises(KeeperError, match=reason):
         parties.keeper.products(RUN, 23, encode_vector(UPDATES[0])[0])
+
+
+def test_a_day_asks_for_as_many_numbers_however_many_runs_the_server_names():
+    """The server draws a run's id; a member's key and the keeper's day are not the server's."""
+    parties, rng = Parties(3, KeeperPolicy()), np.random.default_rng(1)
+
+    def ask_in(run: int, vectors: int) -> None:
+        masked = {100 + i: parties.mask(i, UPDATES[i], run=run) for i in range(3)}
+        boxes = {node: one.box for node, one in masked.items()}
+        parties.keeper.open_round(run, 1, 200, boxes)
+        for vector in rng.normal(size=(vectors, 200)):
+            parties.keeper.products(run, 1, encode_vector(vector)[0])
+
+    for run in range(1, 23):  # 12 of the sketch, and 4 a run.
+        ask_in(run, 4)
+    with pytest.raises(KeeperError, match=r"largest-known-share = 0\.5; asked: 101 numbers .* day"):
+        ask_in(23, 1)
+
+
+def test_a_model_that_is_summed_is_summed_once_whatever_run_it_is_said_to_be_of():
+    """Of two sums, the second without bob, the difference is bob's update."""
+    model, lines = bytes(range(32)), []
+    parties = Parties(5, KeeperPolicy(largest_known_share=9.0))
+    parties.keeper = parties.keeper_with(log=ChainedLog(write=lines.append))
+
+    def summed(run: int, server_round: int, members: range, of_model: bytes = model) -> None:
+        masked = {
+            100 + i: parties.mask(i, UPDATES[i], server_round, run=run, model=of_model)
+            for i in members
+        }
+        boxes = {node: one.box for node, one in masked.items()}
+        parties.keeper.open_round(run, server_round, 200, boxes)
+        weights, _ = encode_weights(np.ones(len(masked)))
+        parties.keeper.weighted_sum(run, server_round, weights)
+
+    summed(1, 1, range(5))
+    again = r"sums-of-a-model = 1; asked: 2 with an update of member \d of the same model"
+    for run, server_round in ((1, 2), (2, 1)):
+        with pytest.raises(KeeperError, match=again):
+            summed(run, server_round, range(4))
+    summed(1, 3, range(5), of_model=bytes(32))
+    # A keeper that was started again goes by its log.
+    parties.keeper = parties.keeper_with(past=verified(lines, "log"))
+    with pytest.raises(KeeperError, match=again):
+        summed(3, 1, range(1, 5))
+
+
+def test_those_in_league_see_the_one_that_they_are_least_members_with():
+    """Two of ten give their updates away: a round of them and ada shows hers, so three are few."""
+    parties = Parties(10, KeeperPolicy(least_members=3, largest_known_share=9.0))
+    updates = np.random.default_rng(2).normal(size=(3, 200)).astype(np.float32)
+    found = parties.opened(updates)
+    shares = np.array([0.4, 0.3, 0.3])
+    step = found.summed(torch.from_numpy(shares)).numpy()
+    hers = (step - shares[1:] @ updates[1:]) / shares[0]
+    assert np.abs(hers - updates[0]).max() < 1e-5
+    # What a keeper of ten has where its file does not say otherwise needs four more in league.
+    assert least_for(10) == 6
+    parties.policy = parties.policy.replace(least_members=least_for(10))
+    parties.keeper = parties.keeper_with()
+    with pytest.raises(KeeperError, match="least-members = 6; asked: 3 in the round"):
+        parties.opened(updates)
+
+
+@pytest.mark.parametrize(
+    ("members", "least"), [(2, 3), (3, 3), (4, 3), (5, 3), (6, 4), (10, 6), (101, 51)]
+)
+def test_more_than_half_of_the_members_are_in_a_round_by_default(members, least):
+    assert least_for(members) == least
 
 
 def alike(one, other) -> float:
