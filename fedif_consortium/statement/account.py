@@ -37,7 +37,7 @@ from fedif_consortium.statement.luck import (
 from fedif_consortium.statement.member_account import MemberAccount, judged
 from fedif_consortium.statement.own_parts import alike
 from fedif_consortium.statement.records import RunRecords, by_member
-from fedif_consortium.statement.settings import PayBy, Ties
+from fedif_consortium.statement.settings import PayBy, Ties, weighs_by_length
 from fedif_consortium.statement.shares import (
     NOTHING,
     alike_shares,
@@ -256,6 +256,7 @@ def _draws(records: RunRecords) -> Counter[int]:
 def _known(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[dict[str, Any]]:
     """Yield what the records say of each member by itself."""
     names, same = labels(records), alike(records.own_parts)
+    is_by_length = weighs_by_length(records.config)
     counts = Counter(part.round for part in records.parts)
     equal = {row.round: row.attributed / max(counts[row.round], 1) for row in records.rounds}
     replies_of = by_member(records.replies)
@@ -293,6 +294,7 @@ def _known(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[dict[s
             },
             "opposed_rounds": sum(part.opposed > OPPOSED for part in parts),
             "has_same_part": client_id in same,
+            "is_weighed_by_length": is_by_length,
         }
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedif_consortium.statement.luck import Between
+from fedif_consortium.statement.settings import RELATIVE
 
 Level = Literal["accept", "review", "quarantine"]
 
@@ -71,6 +72,8 @@ class MemberAccount:
         Rounds in which its update was turned against another one.
     has_same_part : bool
         Whether its updates have the same own part as another member's.
+    is_weighed_by_length : bool
+        Whether longer updates had more weight in this run.
     place : int
         Its place among all by what its share is of.
     alike : int
@@ -114,6 +117,7 @@ class MemberAccount:
     borrowed: float
     opposed_rounds: int
     has_same_part: bool
+    is_weighed_by_length: bool
     place: int
     alike: int
     own_share: float
@@ -239,6 +243,13 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.refused > 0,
         _REFUSED,
         "{0.refused} of its {0.replies} replies were refused",
+    ),
+    Rule(
+        "review",
+        "weights followed the length of updates, so that who sends longer ones is credited more",
+        lambda f: f.is_weighed_by_length,
+        "See whether its learning rate and epochs are what was agreed on. A run that pays is to "
+        f"have {RELATIVE} = true",
     ),
     Rule("accept", "it contributed, and none of its replies was refused", lambda _: True),
 )

@@ -23,6 +23,7 @@ from fedif_consortium.statement.luck import BOTH, DRAW, EXAMPLES, ROUNDS
 from fedif_consortium.statement.manifest import PAGE, Manifest
 from fedif_consortium.statement.member_account import RULES
 from fedif_consortium.statement.records import RunRecords
+from fedif_consortium.statement.settings import RELATIVE, weighs_by_length
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED
 from fedif_flower.strategies.summary import Scoring
 from fedif_flower.valuation.intervals import MIN_ROUNDS
@@ -113,10 +114,10 @@ def open_games(config: Mapping[str, Any]) -> list[str]:
             "credit.secret-validation = false: contributions are measured on the data that weigh, "
             "and a member who knows these and trains on them is paid for it"
         )
-    if config.get("strategy") == "influence-descent" and not config.get(
-        "influence-descent.relative", False
-    ):
-        found.append("influence-descent.relative = false: who repeats the last step gains weight")
+    if weighs_by_length(config):
+        found.append(
+            f"{RELATIVE} = false: who sends longer updates, or repeats the last step, gains weight"
+        )
     return found
 
 

@@ -21,7 +21,7 @@ from fedif_consortium.statement.bundle import make_statement, parse_budget
 from fedif_consortium.statement.client_part import ACTION
 from fedif_consortium.statement.manifest import ACCOUNT, ENVELOPE
 from fedif_consortium.statement.member_pages import UNWANTED, delivery, read_answer
-from fedif_consortium.statement.settings import CLIPPING, StatementSettings
+from fedif_consortium.statement.settings import CLIPPING, DESCENT, RELATIVE, StatementSettings
 from fedif_flower.errors import FedIFError
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.folder import RunFolder
@@ -42,13 +42,20 @@ class Stated(RunPart):
     settings = StatementSettings
 
     def automatic(self, values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
-        """Bound updates where members are paid.
+        """Bound updates where members are paid, and let no weight follow their lengths.
 
-        One update of any length could leave a round that cannot be attributed.
+        One update of any length could leave a round that cannot be attributed; and where a longer
+        update has more weight, its sender is credited with both.
         """
         strategy = str(values["strategy"])
-        is_paid = bool(values.get("statement.budget")) and strategy not in WITHOUT_COEFFICIENTS
-        return {"update-clipping": CLIPPING} if is_paid and not default_clipping(strategy) else {}
+        if not values.get("statement.budget") or strategy in WITHOUT_COEFFICIENTS:
+            return {}
+        bounds: dict[str, Scalar] = {}
+        if not default_clipping(strategy):
+            bounds["update-clipping"] = CLIPPING
+        if strategy == DESCENT:
+            bounds[RELATIVE] = True
+        return bounds
 
     def build(self, run: RunContext) -> Built:
         """Bring pages of earlier runs to nodes that were away."""

@@ -18,6 +18,7 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from fedif_consortium.evidence.signed import first_of
 from fedif_consortium.statement.manifest import SALT, read_file
+from fedif_consortium.statement.own_parts import OwnPart
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.completeness import Completeness, completeness
@@ -153,10 +154,15 @@ class RunRecords:
         return self.provenance.get(BLOCKS_KEY) or [] if is_split else []
 
     @property
-    def own_parts(self) -> dict[int, tuple[int, list[float]]]:
-        """Of each member its rounds and a sketch of what its updates have of their own."""
-        rows = (row.values() for row in _lines(self.folder.own_parts))
-        return {client_id: (rounds, sketch) for client_id, rounds, *sketch in rows}
+    def own_parts(self) -> dict[int, OwnPart]:
+        """What each member's updates have of their own."""
+        found: dict[int, OwnPart] = {}
+        for line in _lines(self.folder.own_parts):
+            row = dict(line)
+            client_id, rounds = row.pop("client_id"), row.pop("rounds")
+            squares = row.pop("squares", 0.0)  # Earlier versions kept none.
+            found[client_id] = OwnPart(rounds, squares, list(row.values()))
+        return found
 
     @cached_property
     def signed(self) -> set[tuple[int, int]]:

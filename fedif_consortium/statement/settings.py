@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from fedif_flower.messages.text import UNSHOWN
 from fedif_flower.settings import Settings, in_section, setting
@@ -12,6 +13,12 @@ Ties = Literal["apart", "alike"]
 AMOUNT = r"^([0-9]{1,12}(\.[0-9]{1,2})?)?$"
 CONTACT = rf"^[^{UNSHOWN}]{{0,200}}$"
 CLIPPING = 2.0  # Of a run that pays, whatever its strategy.
+DESCENT, RELATIVE = "influence-descent", "influence-descent.relative"
+
+
+def weighs_by_length(config: Mapping[str, Any]) -> bool:
+    """Return whether a run gave more weight to who sent longer updates, by its settings."""
+    return bool(config.get("strategy") == DESCENT and not config.get(RELATIVE, False))
 
 
 class StatementSettings(Settings, alias_generator=in_section("statement")):
@@ -21,7 +28,7 @@ class StatementSettings(Settings, alias_generator=in_section("statement")):
         "",
         "what the statement at the end of a deployed run shares out, such as `1000` or `1000.50`; "
         f"empty: it states shares alone. With a budget, `update-clipping = auto` is {CLIPPING:g} "
-        "for every strategy that can be attributed",
+        f"for every strategy that can be attributed, and `{RELATIVE} = auto` is `true`",
         pattern=AMOUNT,
         allowed="an amount such as '1000' or '1000.50'",
         changes_result=False,

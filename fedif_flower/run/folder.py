@@ -181,7 +181,7 @@ class RunFolder:
         self.round_heads = self._table("round_heads", _HEAD)
         self.masking = JsonFile(self._result("masking.json"))
         own = (f"sketch_{k}" for k in range(256))
-        self.own_parts = self._table("own_parts", ("client_id", "rounds", *own))
+        self.own_parts = self._table("own_parts", ("client_id", "rounds", "squares", *own))
         self.model = self._result("model.pt")
         self.unlearned = self._result("model-unlearned.pt")
         drawn = ("accuracy", "metric", "attribution", "weight-scores")

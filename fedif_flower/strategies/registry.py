@@ -77,7 +77,10 @@ STRATEGIES = Registry(
     "strategy",
     {name: f"fedif_flower.{where}" for name, where in _BUILT_IN.items()},
     offered=(*OFFERED, *constructor_signature(ScreenedStrategy).parameters),
-    auto={"fedif.gamma": "0.4 on Fashion-MNIST, 0.3 otherwise"},
+    auto={
+        "fedif.gamma": "0.4 on Fashion-MNIST, 0.3 otherwise",
+        "influence-descent.relative": "`true` in a run with a budget, else `false`",
+    },
 )
 
 

@@ -39,6 +39,19 @@ def config(**overrides) -> RunConfig:
         # A run that pays bounds updates, where they have coefficients.
         ({"strategy": "fedavg", "statement.budget": "1000"}, {"update-clipping": 2.0}),
         ({"strategy": "median", "statement.budget": "1000"}, {"update-clipping": 0.0}),
+        (
+            {"strategy": "influence-descent", "statement.budget": "1000"},
+            {"update-clipping": 2.0, "influence-descent.relative": True},
+        ),
+        ({"strategy": "influence-descent"}, {"influence-descent.relative": False}),
+        (
+            {
+                "strategy": "influence-descent",
+                "statement.budget": "1000",
+                "influence-descent.relative": False,
+            },
+            {"influence-descent.relative": False},
+        ),
     ],
 )
 def test_what_auto_stands_for(given, resolved):

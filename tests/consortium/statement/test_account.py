@@ -15,6 +15,7 @@ from fedif_consortium.statement.luck import Between, Luck, groups, told_apart
 from fedif_consortium.statement.member_account import RULES, MemberAccount, judged
 from fedif_consortium.statement.records import read_run
 from fedif_consortium.statement.shares import gain_shares, share_out
+from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement.runs import make_run
 
 NATS = st.floats(-10, 10, allow_nan=False)
@@ -244,6 +245,14 @@ def test_without_blocks_intervals_are_about_rounds(tmp_path):
     assert account(tmp_path, [{0: 1.0}] * 4).about == ""
 
 
+@pytest.mark.parametrize(("relative", "level"), [(False, "review"), (True, "accept")])
+def test_where_weights_follow_lengths_nobody_is_accepted_unseen(tmp_path, relative, level):
+    run = make_run(tmp_path / "run", [{0: 1.0, 1: 0.5}] * 5)
+    own = {"strategy": "influence-descent", "influence-descent.relative": relative}
+    RunFolder(run).config.write(own)
+    assert {member.verdict.level for member in settle(read_run(run)).members} == {level}
+
+
 BORROWED = {"length": 1.2, "weight": 1.0, "borrowed": 30.0}
 
 
@@ -273,6 +282,7 @@ CASES = [
     (facts(0.4, 0.5, (0.0, 1.2), 1, 0), "review", "too few rounds to judge by: 1"),
     (facts(0.4, 0.5, (0.1, 0.9), 20, 0, left_out_harm=30.2), "quarantine", "by 30.2 times what"),
     (facts(0.4, 0.5, (0.1, 0.9), 20, 0, left_out_harm=1.0), "accept", "it contributed"),
+    (facts(0.4, 0.5, (0.1, 0.9), 20, 0, is_weighed_by_length=True), "review", "the length of upd"),
     (facts(0.4, 0.5, (0.1, 0.9), 20, 0, has_same_part=True), "review", "the same own part"),
     (
         facts(0.4, 0.5, (0.1, 0.9), 20, 0, credited=0.1, **BORROWED),

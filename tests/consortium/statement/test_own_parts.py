@@ -11,7 +11,7 @@ from flwr.app import Array
 
 from client_app import app as client_app
 from fedif_consortium.statement.account import settle
-from fedif_consortium.statement.own_parts import SIZE, alike, sketch
+from fedif_consortium.statement.own_parts import ALIKE, SIZE, OwnPart, alike, likeness, sketch
 from fedif_consortium.statement.records import read_run
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.consortium.statement import signed_runs as of
@@ -33,14 +33,51 @@ def test_a_sketch_keeps_lengths_and_cosines():
     torch.testing.assert_close(sketch(3 * one[None], seed=1)[0], 3 * found[0])
 
 
+def of_rounds(rows):
+    """Return a member's own part, of what each of its rounds has ``[T, k]``."""
+    rows = np.asarray(rows, dtype=float)
+    return OwnPart(len(rows), float((rows**2).sum()), rows.sum(axis=0).tolist())
+
+
 def test_alike_are_those_above_the_bound_with_five_rounds():
-    ada, bob = (1.0, 0.0, 0.1), (1.0, 0.1, 0.0)
-    assert alike({1: (5, ada), 2: (6, bob), 3: (9, (0.0, 1.0, 0.0))}) == {1, 2}
-    assert alike({1: (4, ada), 2: (6, bob), 3: (9, (0.0, 1.0, 0.0))}) == frozenset()
-    assert alike({1: (5, (0.0, 0.0, 0.0)), 2: (6, bob)}) == frozenset()
+    ada, bob, cyd = (1.0, 0.0, 0.1), (1.0, 0.1, 0.0), (0.0, 1.0, 0.0)
+    parts = {1: of_rounds([ada] * 5), 2: of_rounds([bob] * 6), 3: of_rounds([cyd] * 9)}
+    assert alike(parts) == {1, 2}
+    assert alike({**parts, 1: of_rounds([ada] * 4)}) == frozenset()
+    assert alike({**parts, 1: of_rounds([(0.0, 0.0, 0.0)] * 5)}) == frozenset()
 
 
-def same_data(tmp_path, **overrides):
+def test_likeness_is_a_cosine_without_what_differs_from_round_to_round():
+    # By hand: what stays is (3, 0) and (3, 0); what differs, (0, 2) and (0, -2), or nothing.
+    noisy = of_rounds([(3.0, 2.0), (3.0, 2.0)])
+    plain = of_rounds([(3.0, 0.0), (3.0, 0.0)])
+    # Of (6, 4) the square is 52, that of the rounds 26: 52 is what stays of it, by two rounds.
+    found = likeness([noisy, plain])
+    assert found[0, 1] == pytest.approx(36 / np.sqrt(52 * 36))
+    # Turned round, it is told as noise: (6, 0), of 36 less 26 at least, or a quarter.
+    noisy = of_rounds([(3.0, 2.0), (3.0, -2.0)])
+    assert likeness([noisy, plain])[0, 1] == pytest.approx(36 / np.sqrt(2 * 10 * 36))
+    only_noise = of_rounds([(0.5, 2.0), (0.5, -2.0)])
+    least = 2 * 1.0 / 4
+    assert likeness([only_noise, plain])[0, 1] == pytest.approx(6 / np.sqrt(least * 36))
+
+
+@pytest.mark.parametrize("noise", [0.5, 1.0, 2.0])
+def test_noise_as_long_as_the_update_hides_nobody(noise):
+    generator = np.random.default_rng(0)
+    rounds, own, other = 30, generator.normal(size=64), generator.normal(size=64)
+    other = 0.8 * own + 0.6 * other  # As members with like data have it.
+
+    def sent(part):
+        rows = part + noise * generator.normal(size=(rounds, 64)) * np.linalg.norm(part) / 8
+        return of_rounds(rows)
+
+    found = likeness([sent(own), sent(own), sent(other)])
+    assert found[0, 1] > ALIKE
+    assert max(found[0, 2], found[1, 2]) < 0.9
+
+
+def same_data(tmp_path, hidden=0.4, **overrides):
     """Return what runs with partition 3 sending partition 1's updates, hidden by noise."""
 
     def client(message, context):
@@ -54,7 +91,7 @@ def same_data(tmp_path, **overrides):
             for name, array in sent.items():
                 after, before = array.numpy(), own[name].numpy()
                 noise = generator.normal(size=after.shape).astype(after.dtype)
-                scale = 0.4 * np.linalg.norm(after - before) / np.linalg.norm(noise)
+                scale = hidden * np.linalg.norm(after - before) / np.linalg.norm(noise)
                 sent[name] = Array(after + scale * noise)
         return reply
 
@@ -62,8 +99,9 @@ def same_data(tmp_path, **overrides):
     return partial(of.run, LocalGrid(client, 5), tmp_path, **more)
 
 
-def test_two_nodes_with_the_same_data_are_to_be_looked_at(tmp_path):
-    found = settle(read_run(same_data(tmp_path, num_server_rounds=12)())).members
+@pytest.mark.parametrize("hidden", [0.4, 0.6])
+def test_two_nodes_with_the_same_data_are_to_be_looked_at(tmp_path, hidden):
+    found = settle(read_run(same_data(tmp_path, hidden, num_server_rounds=12)())).members
     assert {m.client_id for m in found if "same own part" in m.verdict.reason} == {1001, 1003}
 
 
