@@ -27,8 +27,10 @@ from fedif_studies.attacks.borrowed_steps import (
     UndoneStep,
 )
 from fedif_studies.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
+from fedif_studies.attacks.lowered_scores import LowersAnother
 from fedif_studies.attacks.opposed import OpposedSteps, OpposedUpdates
 from fedif_studies.attacks.predicted_step import PredictedStep
+from fedif_studies.attacks.synthetic_batch import SyntheticBatch
 from fedif_studies.audit.members import AuditTask, Member
 
 Case = Callable[[AuditTask, int], list[Member]]
@@ -53,9 +55,14 @@ class NoisyUpdate(Behaviour):
 
 
 def playing(task: AuditTask, players: Sequence[int], play: Play) -> list[Member]:
-    """Return a task's members, of whom some play, marked; whom they add comes last."""
+    """Return a task's members, of whom some play; whom they add comes last.
+
+    All who play are marked, unless the game marks some of them.
+    """
     found = list(task.members)
-    own = [replace(member, is_marked=True) for member in play(task, [found[i] for i in players])]
+    own = play(task, [found[i] for i in players])
+    if not any(member.is_marked for member in own):
+        own = [replace(member, is_marked=True) for member in own]
     for index, member in zip(players, own, strict=False):
         found[index] = member
     return found + own[len(players) :]
@@ -108,6 +115,48 @@ def _three_identities(task: AuditTask, own: Sequence[Member]) -> list[Member]:
     return [replace(own[0], identity=identity, behaviour=NoisyUpdate()) for identity in ids]
 
 
+@dataclass
+class LongAndNoisy(NoisyUpdate):
+    """Sends its honest update ``length`` > 0 times as long, and noise ``factor`` times as long."""
+
+    length: float = 1.5
+
+    def poison_update(self, own: ClientRound) -> Tensor:
+        """Return the parameters after a longer step, with noise."""
+        longer = own.received + self.length * (own.trained - own.received)
+        return super().poison_update(replace(own, trained=longer))
+
+
+def _all_at_once(noise: float) -> Play:
+    """Appear as three that claim twice their examples and send longer updates with noise."""
+
+    def play(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+        found = _three_identities(task, own)
+        change = {**_claim(2.0, task, own[0]), "behaviour": LongAndNoisy(noise)}
+        return [replace(member, **change) for member in found]
+
+    return play
+
+
+def _lowers(is_victim: bool) -> Play:
+    """Let the first lower what the second is credited with, and mark one of the two."""
+
+    def play(_: AuditTask, own: Sequence[Member]) -> list[Member]:
+        behaviour = LowersAnother()
+        first = min(member.identity for member in own)  # As those in league are asked.
+        return [
+            replace(member, behaviour=behaviour, is_marked=(member.identity == first) != is_victim)
+            for member in own
+        ]
+
+    return play
+
+
+def _synthetic(alone: bool, _: AuditTask, __: Member) -> Mapping[str, Any]:
+    """Train on a small synthetic batch that covers all labels, too or alone."""
+    return {"behaviour": SyntheticBatch(alone=alone)}
+
+
 def _five_identities(_: AuditTask, own: Sequence[Member]) -> list[Member]:
     """Appear as five, which send its update and share its examples."""
     return [replace(own[0], claimed=own[0].claimed / IDENTITIES)] * IDENTITIES
@@ -155,6 +204,9 @@ def attack(name: str, share: float = 0.3) -> Case:
 
 
 HONEST = "honest"
+LOWERS = "lowers another's contribution"
+LOWERED = "its contribution is lowered by another"
+SYNTHETIC = "a synthetic batch of all labels beside its own"
 THREATS: Mapping[str, Case] = {
     "label noise": attack("label-noise"),
     "gradient noise": attack("gradient-noise"),
@@ -164,6 +216,20 @@ THREATS: Mapping[str, Case] = {
     "repeats the last step": attack("free-rider-step"),
     "few examples": marked(_few_examples),
     "backdoor": attack("pixel-trigger"),
+}
+# Who plays what, and how many: `fedif_studies.games` plays them in whole runs, too.
+PLAYS: Mapping[str, tuple[Play, int]] = {
+    LOWERS: (_lowers(is_victim=False), 2),
+    LOWERED: (_lowers(is_victim=True), 2),
+    SYNTHETIC: (each(partial(_synthetic, False)), 1),
+    "a synthetic batch of all labels alone": (each(partial(_synthetic, True)), 1),
+    **{
+        f"three identities, claims twice, update times 1.5, noise {noise:g}": (
+            _all_at_once(noise),
+            1,
+        )
+        for noise in (0.5, 1.0)
+    },
 }
 MANIPULATIONS: Mapping[str, Case] = {
     "five identities": game(_five_identities),
@@ -202,6 +268,7 @@ MANIPULATIONS: Mapping[str, Case] = {
     "twice its part of the last steps": sends(MoreOfLastSteps),
     "own gradient and last step": sends(GradientAndLastStep),
     "trains on the validation split": game(each(_take_validation)),
+    **{name: game(play, count) for name, (play, count) in PLAYS.items()},
     "all labels wrong": game(each(partial(_mislabelled, Behaviour))),
     "all labels wrong, predicted step (ACE)": game(each(partial(_mislabelled, PredictedStep))),
 }

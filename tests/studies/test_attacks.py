@@ -17,10 +17,12 @@ from fedif_studies.attacks.borrowed_steps import (
     UndoneStep,
 )
 from fedif_studies.attacks.harm_and_repair import HarmAndRepair, HarmForRepair
+from fedif_studies.attacks.lowered_scores import LowersAnother
 from fedif_studies.attacks.opposed import OpposedSteps, OpposedUpdates
 from fedif_studies.attacks.predicted_step import PredictedStep, curvature_product
+from fedif_studies.attacks.synthetic_batch import SyntheticBatch
 from fedif_studies.attacks.trust_then_harm import TrustThenHarm
-from fedif_studies.audit.cases import NoisyUpdate
+from fedif_studies.audit.cases import LongAndNoisy, NoisyUpdate
 
 UPDATES = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
 AT_ZERO, DRAW = torch.zeros(2), torch.Generator()
@@ -131,3 +133,46 @@ def test_a_gradient_as_long_as_the_update_and_the_last_step():
     first, second = sent(player, [[0.0, 0.0], [1.0, 0.0]], [3.0, 4.0])
     assert first == pytest.approx([root, -root])
     assert second == pytest.approx([1 + root, -root])
+
+
+def test_who_lowers_another_sends_the_others_update_along():
+    # (1, 0) and (0, 1) are as long as (1, 1) / sqrt(2); the victim's stays as it is.
+    found = LowersAnother(factor=2.0).collude(AT_ZERO, UPDATES[:2], DRAW)
+    assert found[0].tolist() == pytest.approx([math.sqrt(2), math.sqrt(2)])
+    assert torch.equal(found[1], UPDATES[1])
+    # Of (0, 2) three times as much: (1, 6), as long as its own.
+    found = LowersAnother(taken=3.0, factor=1.0).collude(AT_ZERO, UPDATES[[0, 2]], DRAW)
+    assert found[0].tolist() == pytest.approx([1 / math.sqrt(37), 6 / math.sqrt(37)])
+    # Alone, or where nothing is left, it is honest.
+    assert torch.equal(LowersAnother().collude(AT_ZERO, UPDATES[:1], DRAW), UPDATES[:1])
+    opposed = torch.stack([UPDATES[0], -UPDATES[0]])
+    assert torch.equal(LowersAnother().collude(AT_ZERO, opposed, DRAW), opposed)
+
+
+def test_a_longer_update_has_noise_in_its_own_measure():
+    memory: dict[str, torch.Tensor] = {}
+    own = ClientRound(AT_ZERO, torch.tensor([0.0, 2.0]), 1, torch.Generator(), memory)
+    assert LongAndNoisy(0.0, 1.5).poison_update(own).tolist() == [0.0, 3.0]
+    noise = LongAndNoisy(0.5, 1.5).poison_update(own) - torch.tensor([0.0, 3.0])
+    assert float(noise.norm()) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_synthetic_batch_covers_all_labels_and_fits_the_received_model(alone):
+    pixels, labels = torch.rand(3, 1, 2, 2, generator=torch.Generator()), torch.tensor([0, 0, 2])
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    acting, drawn = SyntheticBatch(per_class=2, alone=alone), torch.Generator()
+    examples, targets = acting.poison_examples(pixels, labels, 3, drawn)
+    count = 0 if alone else 3
+    assert targets[count:].tolist() == [0, 0, 1, 1, 2, 2]
+    found = acting.poison_inputs(model, examples, targets, lambda inputs: inputs, drawn)
+    assert torch.equal(found[:count], pixels[:count])
+    assert bool((found >= 0).all())
+    assert bool((found <= 1).all())
+
+    def loss(inputs: torch.Tensor) -> float:
+        own = torch.nn.functional.cross_entropy(model(inputs[count:]), targets[count:])
+        return float(own.detach())
+
+    assert loss(found) < loss(examples)
+    assert all(parameter.grad is None for parameter in model.parameters())

@@ -9,8 +9,9 @@ from fedif_flower.round import ModelVectors
 from fedif_flower.run.rows import read_rows
 from fedif_flower.valuation.credit import PastSteps
 from fedif_flower.valuation.shapley.exact import all_coalitions
+from fedif_studies import games
 from fedif_studies.audit import valuations
-from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES
+from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES, LOWERED, LOWERS
 from fedif_studies.audit.federation import AuditStep, federate
 from fedif_studies.audit.findings import findings
 from fedif_studies.audit.measure import measure
@@ -64,6 +65,30 @@ def test_who_returns_the_model_contributes_exactly_nothing(task):
     found = dict(zip(VALUATIONS, watched(task, "returns the model", *VALUATIONS), strict=True))
     for name in (SIMPSON, "path attribution (trapezoid)"):
         assert found[name][task.marked(0)].tolist() == [0.0]
+
+
+def test_of_who_lowers_another_the_one_or_the_other_is_marked(task):
+    for seed in (0, MEMBERS - 1):  # The last and the first: those in league come in order.
+        lowers, lowered = (CASES[case](task, seed) for case in (LOWERS, LOWERED))
+        marked = [[m.identity for m in members if m.is_marked] for members in (lowers, lowered)]
+        assert marked == [[0], [MEMBERS - 1 if seed else 1]]
+        acting = [member for member in lowers if member.behaviour is lowers[0].behaviour]
+        assert len(acting) == 2
+
+
+def test_games_are_played_in_runs_and_told_by_their_statements(monkeypatch):
+    monkeypatch.setattr(games, "MEMBERS", 3)
+    monkeypatch.setattr(games, "ROUNDS", 2)
+    cell = {"epochs": 1, "strategy": "fedavg", "seed": 0}
+    (row,) = games.measure({**cell, "game": LOWERED})
+    assert 0 < float(row["share"]) < float(row["honest_share"])
+    assert row["verdicts"] == "review"  # Too few rounds.
+    own = {**cell, **row, "game": LOWERED, "share": "0.5", "honest_share": "0.25"}
+    assert games.gain(own) == 2.0
+    # Half of an equal share of three stands in for less.
+    assert games.gain({**own, "honest_share": "0.01"}) == pytest.approx(3.0)
+    (line,) = (line for line in games.table([own]).lines if line[0] == LOWERED)
+    assert line[1] == "2.00 (2.00-2.00), 0/1"
 
 
 def rows(values, case=HONEST, marked=()):

@@ -1,0 +1,47 @@
+"""Lowered scores: a member that makes another one's update worth less."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedif_flower.attacks.behaviour import Colluder
+from fedif_flower.settings import Setting
+
+
+@dataclass
+class LowersAnother(Colluder):
+    r"""The first lowers what the second is credited with: it sends the other's update with its own.
+
+    .. math:: u_1 \leftarrow c\,\lVert u_1 \rVert \frac{u_1 + k u_2}{\lVert u_1 + k u_2 \rVert}
+
+    The second is honest, and its victim. What a step already holds of :math:`u_2` is worth less a
+    second time: the loss is flatter along it, and a rule that weighs by the loss needs it less.
+    The attacker is given the victim's update of the same round, which is more than a member
+    has: Pejo et al., "On the Fragility of Contribution Evaluation in Federated Learning", 2025
+    (arXiv:2509.19921), lower others' scores with access to honest gradients.
+
+    Parameters
+    ----------
+    taken : float
+        k > 0.
+    factor : float
+        c > 0.
+    """
+
+    taken: Annotated[float, Setting("k: how many times the other's update is added", gt=0)] = 1.0
+    factor: Annotated[float, Setting("c: how many times its own length it sends", gt=0)] = 1.2
+
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the updates ``[k, d]``."""
+        if len(updates) < 2:
+            return updates
+        sent = updates.clone()
+        both = updates[0] + self.taken * updates[1]
+        length = both.norm()
+        if length > 0:
+            sent[0] = self.factor * updates[0].norm() / length * both
+        return sent

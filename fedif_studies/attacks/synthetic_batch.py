@@ -1,0 +1,89 @@
+"""A synthetic batch: a few made-up examples of every class beside, or instead of, one's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedif_flower.attacks.behaviour import Behaviour, Normalize
+from fedif_flower.settings import Setting
+
+_BOUND = 4.0  # Of what stands for a pixel before the sigmoid.
+
+
+@dataclass
+class SyntheticBatch(Behaviour):
+    r"""Adds a small batch that covers all labels, optimised anew on each received model.
+
+    A latent z of each example is moved down the model's own loss,
+
+    .. math:: z \leftarrow z - \eta\, \frac{\nabla_z \ell(w_{t-1}, \sigma(z), y)}
+              {\lVert \nabla_z \ell(w_{t-1}, \sigma(z), y) \rVert_\infty}
+
+    from the mean of the member's own examples of that class, or of all where it has none. It needs
+    no data of a class to train on it. After Gao et al., "On the Fragility of Data Attribution When
+    Learning Is Distributed", 2026 (arXiv:2605.15520), who optimise latents of a generator for
+    small batches that cover the labels others lack.
+
+    Parameters
+    ----------
+    per_class : int
+        Examples of each class, >= 1.
+    steps : int
+        How often z is moved, >= 0.
+    rate : float
+        :math:`\eta` > 0.
+    alone : bool
+        Without the member's own examples.
+    """
+
+    per_class: Annotated[int, Setting("examples of each class", ge=1)] = 4
+    steps: Annotated[int, Setting("how often they are moved in a round", ge=0)] = 10
+    rate: Annotated[float, Setting("how far a latent is moved at most", gt=0)] = 0.2
+    alone: bool = False
+
+    def poison_examples(
+        self, pixels: Tensor, labels: Tensor, num_classes: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Return the examples, those of the batch last."""
+        made = []
+        for label in range(num_classes):
+            own = pixels[labels == label]
+            mean = (own if len(own) else pixels).mean(dim=0)
+            noise = torch.rand(self.per_class, *mean.shape, generator=generator).to(pixels)
+            made.append(0.7 * mean + 0.3 * noise)
+        batch = torch.cat(made).to(pixels)
+        targets = torch.arange(num_classes, device=labels.device).repeat_interleave(self.per_class)
+        self._count = len(batch)
+        if self.alone:
+            return batch, targets
+        return torch.cat([pixels, batch]), torch.cat([labels, targets])
+
+    def poison_inputs(
+        self,
+        model: nn.Module,
+        pixels: Tensor,
+        labels: Tensor,
+        normalize: Normalize,
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return the pixels, those of the batch optimised on the received model."""
+        batch, targets = pixels[-self._count :], labels[-self._count :]
+        latent = torch.logit(batch, eps=1e-3).clamp(-_BOUND, _BOUND)
+        was_training = model.training
+        model.eval()
+        for _ in range(self.steps):
+            latent.requires_grad_(True)
+            loss = cross_entropy(model(normalize(latent.sigmoid())), targets, reduction="sum")
+            (slope,) = torch.autograd.grad(loss, latent)
+            largest = slope.abs().flatten(1).amax(dim=1).clamp_min(1e-30)
+            moved = slope / largest.view(-1, *(1 for _ in slope.shape[1:]))
+            latent = (latent.detach() - self.rate * moved).clamp(-_BOUND, _BOUND)
+        model.train(was_training)
+        return torch.cat([pixels[: -self._count], latent.detach().sigmoid()])
+
+    _count = 0  # Of the batch.
