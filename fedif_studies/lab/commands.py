@@ -16,7 +16,7 @@ Jobs = Annotated[
     typer.Option(min=1, help="federations at a time, a process each", show_default="cores"),
 ]
 Again = Annotated[
-    bool, typer.Option("--again", help="measure what has rows too; new ones take their place")
+    bool, typer.Option("--again", help="measure what is there too; the new takes its place")
 ]
 CORES = os.cpu_count() or 1
 OutputDir = Annotated[Path, typer.Option(help="where results go")]
@@ -27,6 +27,7 @@ def sweep(
     spec: Annotated[Path, typer.Argument(help="TOML: settings; lists are axes")],
     output_dir: OutputDir = Path("runs/sweeps"),
     jobs: Jobs = CORES,
+    again: Again = False,
 ) -> None:
     """Run every combination of a grid of your own."""
     from fedif_flower.run.config import RunConfig
@@ -37,7 +38,7 @@ def sweep(
     from fedif_studies.lab.spec import read_sweep, swept_keys
 
     wanted = read_sweep(spec, RunConfig.defaults(), output_dir)
-    complete = run_cells(wanted, jobs)
+    complete = run_cells(wanted, jobs, again=again)
     found = dict.fromkeys(run_dir for cell in wanted if (run_dir := find_result(cell)))
     if measured := [one for run_dir in found if (one := read_measurement(run_dir))]:
         name = wanted[0].group

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -137,16 +138,11 @@ def fill(
     def name(cell: Row) -> str:
         return ", ".join(map(str, cell.values()))
 
-    try:
+    with _what_stays(again=again):
         return _carry_out(todo, measure, keep, name, jobs)
-    except GridInterrupted:
-        if not again:
-            raise
-        told = "stopped: cells that were not measured again keep their earlier rows"
-        raise GridInterrupted(told) from None
 
 
-def run_cells(cells: Sequence[Cell], jobs: int) -> bool:
+def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
     """Run every cell that is not complete, and return whether all are complete afterwards.
 
     One that was stopped goes on at its last checkpoint.
@@ -157,17 +153,22 @@ def run_cells(cells: Sequence[Cell], jobs: int) -> bool:
         In the order in which they are begun.
     jobs : int
         As for :func:`fill`.
+    again : bool
+        Run those that are complete, too, from their first rounds.
 
     Raises
     ------
     GridInterrupted
-        If a signal asked for an end; the same call goes on from there.
+        If a signal asked for an end; the same call goes on from there, or ``again`` begins anew.
     """
     wanted = distinct(cells)
-    todo = [cell for cell in wanted if find_result(cell) is None]
+    todo = [cell for cell in wanted if again or find_result(cell) is None]
     if len(todo) < len(wanted):
-        typer.echo(f"{len(wanted) - len(todo)} of {len(wanted)} cells are complete already")
-    complete = _carry_out(todo, run_cell, lambda *_: None, lambda cell: cell.name, jobs)
+        way = "" if todo else "; --again runs them again"
+        typer.echo(f"{len(wanted) - len(todo)} of {len(wanted)} cells are complete already{way}")
+    call = run_anew if again else run_cell
+    with _what_stays(again=again):
+        complete = _carry_out(todo, call, lambda *_: None, lambda cell: cell.name, jobs)
     for cell in wanted:
         if (run_dir := find_result(cell)) is not None:
             try:
@@ -182,6 +183,29 @@ def run_cell(cell: Cell) -> None:
     """Run a cell, or what is left of it."""
     run_federation(LocalGrid(task_app(), cell.config.num_clients), cell.config)
     cell.label()
+
+
+def run_anew(cell: Cell) -> None:
+    """Run a cell from its first round; what an earlier run left of it goes, wherever it lies."""
+    for run_dir in (cell.config.run_dir, find_result(cell)):
+        if run_dir is not None:
+            shutil.rmtree(run_dir, ignore_errors=True)
+    run_cell(cell)
+
+
+@contextmanager
+def _what_stays(*, again: bool) -> Iterator[None]:
+    """Let a grid that is stopped while it measures again say that the same command does not go on.
+
+    It would begin with all cells.
+    """
+    try:
+        yield
+    except GridInterrupted:
+        if not again:
+            raise
+        told = "stopped: cells that were not measured again are as they were"
+        raise GridInterrupted(told) from None
 
 
 def _carry_out(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedif_flower.cli import cli, require_directories
 from fedif_flower.errors import require
-from fedif_studies.lab.commands import CORES, Jobs, OutputDir, finish
+from fedif_studies.lab.commands import CORES, Again, Jobs, OutputDir, finish
 
 Cells = Annotated[list[str] | None, typer.Option(help="only cells like 'label-noise*_fedif_*'")]
 
@@ -26,6 +26,7 @@ def paper(
     data_dir: Annotated[str, typer.Option(help="where the data sets are")] = "",
     output_dir: OutputDir = Path("runs/paper"),
     jobs: Jobs = CORES,
+    again: Again = False,
 ) -> None:
     """Measure tables of the paper and print them beside the paper's figures."""
     from fedif_flower.run.config import RunConfig
@@ -48,7 +49,8 @@ def paper(
     require(bool(tables), "TABLES", "", f"{', '.join(TABLES)}; see --list")
     defaults = RunConfig.defaults()
     wanted = table_cells(picked, defaults, output_dir, rounds, data_dir)
-    complete = run_cells(wanted, 1 if any(table.is_timed for table in chosen) else jobs)
+    is_timed = any(table.is_timed for table in chosen)
+    complete = run_cells(wanted, 1 if is_timed else jobs, again=again)
     measured, console = find_measurements([output_dir]), Console()
     for table in chosen:
         length = rounds or table.rounds

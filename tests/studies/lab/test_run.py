@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import platform
 import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -101,7 +103,7 @@ def test_a_command_that_finds_all_rows_says_so_and_measures_them_again_where_ask
 @pytest.mark.parametrize(
     "command",
     [
-        *(commands.arena, commands.audit),
+        *(commands.arena, commands.audit, commands.paper, commands.sweep),
         *(coverage.main, drawn.main, estimators.main, factorial.main),
     ],
 )
@@ -114,6 +116,21 @@ def test_an_error_leaves_the_rows_that_were_to_be_measured_again(tmp_path):
     path.write_text("name,share,seed,figure,revision\nb,0.5,0,7,old\n")
     assert not fill(path, CELLS, doubled, again=True)
     assert ("b", "7") in [(row["name"], row["figure"]) for row in read_rows(path)]
+
+
+def interrupted(cell: Row) -> list[Row]:
+    if cell["name"] == "b":
+        raise KeyboardInterrupt
+    return [{"figure": 1}]
+
+
+def test_a_grid_that_is_stopped_while_it_measures_again_leaves_the_others_as_they_were(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("name,share,seed,figure,revision\na,0.5,0,7,old\nb,0.5,0,7,old\n")
+    with pytest.raises(GridInterrupted, match="that were not measured again are as they were"):
+        fill(path, CELLS, interrupted, again=True)
+    rows = {row["name"]: row["revision"] for row in read_rows(path)}
+    assert rows == {"a": "abc", "b": "old"}
 
 
 @pytest.mark.parametrize("name", ["revision", "seed"])
@@ -170,11 +187,27 @@ def test_a_sweep_reports_its_cells_wherever_they_lie(tmp_path):
     for name, strategies in (("one", ["fedavg"]), ("two", ["fedavg", "median"])):
         (tmp_path / f"{name}.toml").write_text(f"{small}device = 'cpu'\nstrategy = {strategies}\n")
         words = ["sweep", f"{tmp_path}/{name}.toml", "--output-dir", f"{tmp_path}/out"]
-        told = CliRunner().invoke(cli, [*words, "--jobs", "1"])
-        assert told.exit_code == 0, told.output
-    assert "1 of 2 cells are complete already" in told.output
+        told = sweep([*words, "--jobs", "1"])
+    assert "1 of 2 cells are complete already\n" in told
     rows = read_rows(tmp_path / "out" / "two" / "results.csv")
     assert [row["strategy"] for row in rows] == ["fedavg", "median"]
+    words += ["--jobs", "1"]
+    assert "2 of 2 cells are complete already; --again runs them again" in sweep(words)
+    ids = run_ids(tmp_path)
+    assert "complete already" not in sweep([*words, "--again"])
+    assert len(run_ids(tmp_path)) == len(ids) == 2
+    assert not run_ids(tmp_path) & ids
+    assert not list((tmp_path / "out" / "one").glob("*/summary.json"))  # It lies with the second.
+
+
+def sweep(words: list[str]) -> str:
+    told = CliRunner().invoke(cli, words)
+    assert told.exit_code == 0, told.output
+    return told.output
+
+
+def run_ids(folder: Path) -> set[str]:
+    return {json.loads(path.read_text())["run_id"] for path in folder.rglob("provenance.json")}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
