@@ -9,7 +9,7 @@ from fedif_flower.round import ModelVectors
 from fedif_flower.run.rows import read_rows
 from fedif_flower.valuation.credit import PastSteps
 from fedif_flower.valuation.shapley.exact import all_coalitions
-from fedif_studies import games
+from fedif_studies import games, twins
 from fedif_studies.audit import valuations
 from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES, LOWERED, LOWERS
 from fedif_studies.audit.federation import AuditStep, federate
@@ -210,3 +210,13 @@ def test_slopes_over_all_coalitions_are_banzhaf_values():
     worth = {(False, False): 1.0, (True, False): 2.0, (False, True): 4.0, (True, True): 9.0}
     utilities = torch.tensor([worth[tuple(row)] for row in masks.tolist()], dtype=torch.float64)
     assert slopes(masks, utilities).tolist() == pytest.approx([3.0, 5.0])
+
+
+def test_one_owner_under_three_names_is_told_by_the_statements_measure(monkeypatch):
+    monkeypatch.setattr(twins, "MEMBERS", 4)
+    monkeypatch.setattr(twins, "ROUNDS", 6)
+    cell = {"seed": 0, "epochs": 1, "alpha": 100.0, "case": "three identities, noise 0.25"}
+    found = twins.measure(cell)
+    assert [row["marked"] for row in found] == [1, 0, 0, 0, 1, 1]
+    marked, others = ([float(r["likeness"]) for r in found if r["marked"] == m] for m in (1, 0))
+    assert min(marked) > 0.9 > max(others)
