@@ -7,7 +7,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import Strategy
-from torch import nn
 
 from fedif_flower import FedAvg, FedIF, Krum, PathAttribution, RobustRule, RunWriter
 from fedif_flower.errors import ConfigError, TrainingFailedError
@@ -373,30 +372,21 @@ def test_a_quorum_is_refused_where_another_loop_waits():
 
 
 def of_another(message: Message, context) -> Message:
-    """Client 1001 answers in the name of client 1000; the others add 1."""
+    """Client 1001 answers in the name of client 1002, before it; the others add 1."""
     reply = step_reply(message, 1.0)
     if context.node_id == 1001:
         reply = step_reply(message, 100.0)
-        reply.metadata.__dict__["_src_node_id"] = 1000
+        reply.metadata.__dict__["_src_node_id"] = 1002
     return reply
 
 
-def huge(message: Message, context) -> Message:
-    """Client 1001 sends far more than it got."""
-    reply = step_reply(message, 1.0)
-    if context.node_id == 1001:
-        reply.content["more"] = model_arrays(nn.Linear(400, 400))
-    return reply
-
-
-@pytest.mark.parametrize("client", [of_another, huge])
-def test_replies_are_believed_no_more_than_over_the_strategy_s_own_grid(client):
+def test_a_reply_in_another_s_name_counts_for_nobody():
     strategy = FedAvg(**BASE)
-    grid = LocalGrid(client, 4)
+    grid = LocalGrid(of_another, 4)
     arrays = Passing(strategy).start(grid, model_arrays(point(1)), num_rounds=1).arrays
     (report,) = strategy.history.rounds
     assert [c.node.node_id for c in report.clients if c.status == "accepted"] == [1000, 1002, 1003]
-    assert report.clients[-1].node.node_id == 1001
+    assert report.clients[-1].rejection.endswith("the reply says that it comes from node 1002")
     assert arrays["weight"].numpy().item() == 1.0
 
 
