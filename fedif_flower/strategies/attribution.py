@@ -108,6 +108,7 @@ class PathAttribution(Callback):
         self._gradients = validation.gradients
         self._strategy: RunningStrategy | None = None
         self._sent: ModelVectors | None = None
+        self._goes_on = False  # Whether that is what the round before led to.
         self._pending: tuple[TakenRound, Future[RoundAttribution]] | None = None
         self._last: tuple[ModelVectors, ModelVectors] | None = None  # The round before led so.
         self._carried: tuple[Part, ...] = ()  # In the last step, the newest first.
@@ -182,6 +183,7 @@ class PathAttribution(Callback):
         """Finish the round before, whose updates are about to be overwritten."""
         self.settle()
         self._sent = self._model.vectors
+        self._goes_on = self._last is not None and self._model.continues(self._last[1])
 
     def on_step(self, step: Step) -> None:
         """Begin with the round's gradients."""
@@ -226,15 +228,11 @@ class PathAttribution(Callback):
         before, after = self._sent, self._model.vectors
         assert before is not None  # on_replies
         undone: tuple[ClientAttribution, ...] = ()
-        if self._last is not None and self._continues(self._last[1]) and after is not before:
+        if self._last is not None and self._goes_on and after is not before:
             if torch.equal(after.params, self._last[0].params):
                 undone = tuple(map(taken_back, self.rounds[-1].clients))
             self._carried = self._carried[1:]
         self._attribute(report.round, before, after, undone=undone)
-
-    def _continues(self, after: ModelVectors) -> bool:
-        """Tell whether a round began from a model, or from what its loop made of that."""
-        return self._sent is after or self._model.replaced is after
 
     def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
         """Remember what is carried into the next round, for a checkpoint."""
@@ -259,8 +257,7 @@ class PathAttribution(Callback):
             return
         (taken, future), self._pending = self._pending, None
         found = future.result()
-        is_undone = self._model.vectors is not taken.after
-        if taken.parts and is_undone and self._model.replaced is not taken.after:
+        if taken.parts and not self._model.continues(taken.after):
             logger.warning("round %d: its step was taken back", taken.server_round)
             found = RoundAttribution(taken.server_round, found.loss_before, found.loss_before)
             self._carried = self._carried[1:]

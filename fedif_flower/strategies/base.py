@@ -313,7 +313,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             sampled = self.select(nodes, server_round) if nodes else []
         self._sampled = sampled
         self._closing = self.setup.pace.closing(len(sampled), late)
-        if isinstance(grid, ScreenedGrid) and self._run is not None and self._run.screens:
+        if isinstance(grid, ScreenedGrid) and self._open_run is not None and self._open_run.screens:
             grid.close_by(self._closing)
         self.prepare(vectors.params, self.model.named_buffers)
         config["server-round"] = server_round
@@ -456,10 +456,10 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
 
     def _why_noise_is_too_small(self, accepted: Sequence[AcceptedReply]) -> str:
         """Return why noise that is added to the round's model does not hide each member."""
-        if self._run is None or not self._run.noise_for:
+        if self._open_run is None or not self._open_run.noise_for:
             return ""
         examples = [reply.num_examples for reply in accepted]
-        return why_noise_is_too_small(examples, self._run.noise_for)
+        return why_noise_is_too_small(examples, self._open_run.noise_for)
 
     def _failed(self, server_round: int, reason: str, *, suspect: bool) -> Outcome:
         """Keep the model, or take it back if it is suspected to be the cause."""

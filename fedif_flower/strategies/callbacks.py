@@ -257,7 +257,7 @@ class RunningStrategy(FedAvg):
     own_callbacks: Sequence[Callback] = ()  # The strategy's; they are told first.
     seed: int
     completed_rounds = 0  # By earlier processes, and by this one.
-    _run: OpenRun | None = None  # That is going on.
+    _open_run: OpenRun | None = None  # That is going on.
     _ends_by_itself = False  # Whether a `start` of a subclass's own goes through it.
     _evaluators: Sequence[int] = ()
     _stop: StopTraining | None = None  # After this round.
@@ -298,7 +298,7 @@ class RunningStrategy(FedAvg):
         self.model.begin(initial_arrays)
         for callback in self.told:
             callback.on_start(self)
-        self._run = OpenRun(grid, screened(grid))
+        self._open_run = OpenRun(grid, screened(grid))
 
     def end(self) -> None:
         """End the run: callbacks are told that there are no more rounds.
@@ -306,7 +306,7 @@ class RunningStrategy(FedAvg):
         For loops that call Flower's methods themselves, after the last round. Where no run goes on,
         nothing happens.
         """
-        run = self._run
+        run = self._open_run
         if run is None:
             return
         failed = sys.exception() is not run.outer
@@ -314,7 +314,7 @@ class RunningStrategy(FedAvg):
             if not (run.is_own or failed):
                 self._close_round()
         finally:
-            self._run = None
+            self._open_run = None
             if not run.is_over:
                 self._tell_end(failed=failed)
 
@@ -345,8 +345,8 @@ class RunningStrategy(FedAvg):
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
         self.begin(grid, initial_arrays)
-        assert self._run is not None  # begin
-        self._run.is_own = True
+        assert self._open_run is not None  # begin
+        self._open_run.is_own = True
         last_round = self.completed_rounds + num_rounds
         _FLOWER.info("Starting %s strategy: %d rounds", type(self).__name__, num_rounds)
         self.summary()
@@ -391,7 +391,7 @@ class RunningStrategy(FedAvg):
         callbacks look at the model that the loop goes on from. Nobody is asked any more after a
         callback has ended the run.
         """
-        run = self._run
+        run = self._open_run
         if run is not None and run.is_own:
             return self._ask(server_round, arrays, config, grid)
         wrapper = calling_wrapper()
@@ -428,7 +428,7 @@ class RunningStrategy(FedAvg):
         TrainingFailedError
             If it is the last of too many rounds that failed.
         """
-        run = self._run
+        run = self._open_run
         if run is None:
             raise ConfigError(
                 f"{type(self).__name__}.aggregate_train: no clients were asked by its "
@@ -450,7 +450,7 @@ class RunningStrategy(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Draw the clients that evaluate the new model, by draws of their own, and send it."""
-        run = self._run
+        run = self._open_run
         if run is not None and run.is_own:
             return self._ask_evaluators(server_round, arrays, config, grid)
         with self._ending_where_it_fails():
@@ -469,8 +469,8 @@ class RunningStrategy(FedAvg):
         replies: Iterable[Message],
     ) -> MetricRecord | None:
         """Average the metrics of every well-formed evaluation reply."""
-        if self._run is not None:
-            replies = _believed(replies, self._run.evaluated)
+        if self._open_run is not None:
+            replies = _believed(replies, self._open_run.evaluated)
         records = screen_evaluations(replies, self._evaluators, self.limits)
         return aggregate_metrics(records, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
 
@@ -508,12 +508,12 @@ class RunningStrategy(FedAvg):
 
     def _entered(self, arrays: ArrayRecord, grid: Grid) -> OpenRun:
         """Return the run of another loop: a new one, or the one that goes on, its round closed."""
-        if self._run is not None:
-            self._run.reach_by(grid)
+        if self._open_run is not None:
+            self._open_run.reach_by(grid)
             self._close_round(arrays)
-            return self._run
+            return self._open_run
         self.begin(grid, arrays)
-        assert self._run is not None  # begin
+        assert self._open_run is not None  # begin
         if self.told and not self._ends_by_itself:
             logger.warning(
                 "the rounds are not run by %s.start: call its end() after the last one, or what "
@@ -521,15 +521,15 @@ class RunningStrategy(FedAvg):
                 type(self).__name__,
             )
         if not self.completed_rounds:
-            self._look_or_stop(self._run, 0)
-        return self._run
+            self._look_or_stop(self._open_run, 0)
+        return self._open_run
 
     def _close_round(self, arrays: ArrayRecord | None = None) -> None:
         """Let callbacks look at the model that the last round led to.
 
         ``arrays`` are those that the loop goes on with: it may have changed what it was given.
         """
-        run = self._run
+        run = self._open_run
         if run is None or run.is_over or run.looked_at >= run.combined:
             return
         if arrays is not None:

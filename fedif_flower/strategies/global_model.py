@@ -176,6 +176,10 @@ class GlobalModel:
         self._proven = arrays if self._proven is None else self._proven
         return self.vectors
 
+    def continues(self, vectors: ModelVectors) -> bool:
+        """Tell whether it is a model still, or what was received in the place of that."""
+        return self.vectors is vectors or self.replaced is vectors
+
     def stands_still(self, vectors: ModelVectors) -> bool:
         """Tell whether a round's result is the model that it began with, to the last bit."""
         return (
@@ -202,7 +206,7 @@ class GlobalModel:
         logger.error("the model goes back to the last one that worked")
         if self._optimizer is not None:
             self._optimizer.take_back()
-        self._taken_back = self.record
+        self._taken_back, self.replaced = self.record, None
         self.record, self.vectors = self._proven, self.layout.to_vectors(self._proven)
         return self._proven
 

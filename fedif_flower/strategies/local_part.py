@@ -17,7 +17,7 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import GUIDE_RECORD, VECTOR_KEY, VECTOR_RECORD
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.messages.text import printable
-from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.steps import Step
@@ -45,7 +45,7 @@ class LocalPart(Callback):
 
     def __init__(self, method: LocalMethod, guide: Guide) -> None:
         self._method, self._guide = method, guide
-        self._vector: tuple[Tensor, ArrayRecord] | None = None  # And the model that it is beside.
+        self._vector: tuple[Tensor, ModelVectors] | None = None  # And the model that it is beside.
         self._round = 0
         self._noisy: frozenset[int] = frozenset()  # As the log has it.
 
@@ -88,8 +88,8 @@ class LocalPart(Callback):
         """Let the guide know whom the round asks, and expect what it wants of them."""
         self._round = question.server_round
         model = self._strategy.model
-        if self._method.sends_vector and (not self._vector or self._vector[1] is not model.record):
-            self._vector = torch.zeros_like(model.vectors.params), model.record
+        if self._method.sends_vector and not (self._vector and model.continues(self._vector[1])):
+            self._vector = torch.zeros_like(model.vectors.params), model.vectors
         self._remark()
         self._guide.asked([node.client_id for node in question.asked], self._round)
         self._strategy.workspace.expect(self._guide.expected(self._round))
@@ -127,7 +127,7 @@ class LocalPart(Callback):
         share = accepted / max(accepted, len(self._strategy.nodes.known))
         changes = self._strategy.workspace.beside[VECTOR_KEY][:accepted]
         moved = self._method.moved(self._vector[0], changes, share)
-        self._vector = moved, self._strategy.model.record
+        self._vector = moved, self._strategy.model.vectors
 
     def state_dict(self) -> dict[str, Any]:
         """Return the guide's state."""

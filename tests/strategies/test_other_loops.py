@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
@@ -10,7 +11,9 @@ from flwr.serverapp.strategy import Strategy
 
 from fedif_flower import FedAvg, FedIF, Krum, PathAttribution, RobustRule, RunWriter
 from fedif_flower.errors import ConfigError, TrainingFailedError
-from fedif_flower.messages.models import model_arrays
+from fedif_flower.local_methods import Scaffold
+from fedif_flower.messages.instructions import VECTOR_KEY, VECTOR_RECORD
+from fedif_flower.messages.models import model_arrays, tensor_arrays
 from fedif_flower.run.results import Run
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import FedAvgM
@@ -343,6 +346,74 @@ def test_a_model_that_cannot_be_evaluated_is_taken_back_in_another_loop_too():
     grid = LocalGrid(alike(one_more), 3)
     arrays = Passing(strategy).start(grid, model_arrays(point(1)), num_rounds=3).arrays
     assert arrays["weight"].numpy().item() == 2.0  # Round 3 makes again what round 2 had made.
+
+
+class Steered(Movers):
+    """Sends SCAFFOLD's vector as well, of ones, and notes the one that it got."""
+
+    def __init__(self, steps):
+        super().__init__(steps)
+        self.got = []
+
+    def train(self, message, partition_id):
+        vector = message.content[VECTOR_RECORD][VECTOR_KEY].numpy()
+        self.got.append(vector.tolist())
+        reply = super().train(message, partition_id)
+        reply.content[VECTOR_RECORD] = tensor_arrays({VECTOR_KEY: torch.ones(2)})
+        return reply
+
+
+class Doubling(Passing):
+    """Goes on from twice the model that the strategy made."""
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        state = {name: 2 * values for name, values in arrays.to_torch_state_dict().items()}
+        return ArrayRecord(state), metrics
+
+
+class Shown(Callback):
+    def __init__(self):
+        self.models = []
+
+    def on_model(self, server_round, model):
+        self.models.append(model.vectors.params.tolist())
+
+
+def test_what_a_loop_makes_of_a_model_is_what_callbacks_see_and_undoes_no_step():
+    shown, attribution = Shown(), PathAttribution(validation())
+    setup = Setup(device="cpu", trainable_keys=["weight"], local_method=Scaffold())
+    strategy = FedAvg(callbacks=[shown, attribution], fraction_evaluate=0.0, setup=setup)
+    clients = Steered([[1.0, 0.0]] * 2)
+    Doubling(strategy).start(LocalGrid(clients, 2), model_arrays(point()), num_rounds=3)
+    strategy.end()
+    assert shown.models == [[0.0, 0.0], [2.0, 0.0], [6.0, 0.0], [14.0, 0.0]]
+    # (x - 4)^2 / 2 from 0 to 1, from 2 to 3, and from 6 to 7.
+    decreases = [found.attributed for found in attribution.rounds]
+    assert decreases == pytest.approx([3.5, 1.5, -2.5])
+    # All members send the vector on by 1 in each round.
+    assert clients.got == [[0.0, 0.0]] * 2 + [[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 2
+
+
+def test_a_start_that_only_adds_to_the_strategy_s_own_ends_once():
+    class Adding(FedAvg):
+        def start(self, *given, **named):
+            noting.noted.append("before")
+            result = super().start(*given, **named)
+            noting.noted.append("after")
+            return result
+
+    class More(Adding):
+        def start(self, *given, **named):
+            return super().start(*given, **named)
+
+    noting = Noting()
+    strategy = More(callbacks=[noting], **BASE)
+    arrays = strategy.start(four(), model_arrays(point()), num_rounds=2).arrays
+    assert arrays is strategy.model.record
+    assert noting.noted == ["before", "start", 0, 1, 2, "end", "after"]
+    with pytest.raises(ConfigError, match="no clients were asked by its configure_train"):
+        strategy.aggregate_train(3, [])
 
 
 def test_a_model_of_another_shape_is_refused_before_anybody_is_asked():
