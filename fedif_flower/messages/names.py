@@ -137,7 +137,7 @@ def mismatch(
         wrong.append(f"without {_quoted(unknown)}, which initial_arrays have")
     if unsent:
         wrong.append(f"that trains {_quoted(unsent)}, which initial_arrays lack")
-    pairs = {**tied, **matched(unknown, own)}
+    pairs = {**tied, **matched(unknown, own), **matched(unknown, unsent)}
     advice = _advice(whose, unknown, unsent, pairs)
     return f"{whose} was given a model {' and '.join(wrong)}: {advice}"
 

@@ -111,6 +111,12 @@ def test_both_sides_and_what_to_do_are_named(unknown, unsent, words):
     assert mismatch("FedIF", unknown, unsent, unsent) == words
 
 
+def test_what_is_trained_comes_before_what_is_frozen():
+    own = ["body.weight", "body.bias", "head.weight", "head.bias"]
+    told = mismatch("FedIF", ["weight", "bias"], own[2:], own)
+    assert told.endswith("Setup(names={'weight': 'head.weight', 'bias': 'head.bias'})")
+
+
 def test_a_reply_of_a_wrapped_model_says_so():
     told = reply_mismatch({"a", "b"}, {"_module.a", "_module.b"})
     assert told == (
