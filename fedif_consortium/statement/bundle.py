@@ -189,6 +189,12 @@ def read_account(text: str | bytes) -> Account:
     try:
         return TypeAdapter(Account).validate_python(parse_json(text))
     except ValidationError as error:
+        wrong = error.errors()[0]
+        if wrong["type"] == "missing":
+            raise ValueError(
+                f"{ACCOUNT} has no {wrong['loc'][-1]!r}: another version of fedif-flower made it; "
+                "verify it with that one, or let the operator make it again"
+            ) from error
         raise ValueError(first_of(error)) from error
 
 

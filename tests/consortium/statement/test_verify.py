@@ -50,6 +50,18 @@ def test_what_nobody_changed_is_verified_and_another_key_is_found(copy, key):
         verify(copy, found.key)
 
 
+@pytest.mark.parametrize("key_of", ["left_out_decrease", "left_out_harm"])
+def test_a_statement_of_an_earlier_version_is_told_as_such(copy, key, key_of):
+    path = copy / "statement" / "statement.json"
+    told = json.loads(path.read_text())
+    owner = told if key_of in told else told["members"][0]
+    del owner[key_of]
+    path.write_text(json.dumps(told, indent=2) + "\n")
+    sign_again(copy, key)
+    with pytest.raises(StatementError, match=f"no '{key_of}': another version of fedif-flower"):
+        verify(copy)
+
+
 def test_a_statement_is_verified_away_from_its_run(copy, tmp_path):
     """A treasurer has the folder `statement/` alone: its files are whole, the rest is not here."""
     inside = verify(copy / "statement")
