@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import keyword
 import re
 import shutil
@@ -59,12 +58,7 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
             f"{folder.name!r} cannot name a package; allowed: letters, digits and '-', beginning "
             "with a letter"
         )
-    names = {
-        "package": package,
-        "name": package.replace("_", "-"),
-        "kind": kind,
-        "output_dir": json.dumps(str(folder / "runs")),
-    }
+    names = {"package": package, "name": package.replace("_", "-"), "kind": kind}
     templates = files("fedif_flower") / "template"
     targets = [target.format(**names) for target in _FILES]
     staged = temporary_sibling(folder)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from flwr.clientapp import ClientApp
+from flwr.common.config import flatten_dict
 from flwr.serverapp import ServerApp
 
+from fedif_consortium.parts import server_parts
 from fedif_flower import load, scaffold
 from fedif_flower.devices import torch_threads
 from fedif_flower.errors import ConfigError, StorageError
@@ -28,11 +30,13 @@ def test_an_app_imports_and_learns(kind, tmp_path, monkeypatch):
     write_app(app, kind)
     monkeypatch.syspath_prepend(app)
     project = tomllib.loads((app / "pyproject.toml").read_text())
-    settings = project["tool"]["flwr"]["app"]["config"]
-    config = RunConfig.from_run_config(settings | {"num-clients": 2})
+    settings = flatten_dict(project["tool"]["flwr"]["app"]["config"])  # As Flower hands it on.
+    config = RunConfig.from_run_config(settings | {"num-clients": 2}, server_parts())
     assert config.data_dir == ""
-    # Flower runs it where the SuperLink was started, which may be another app's folder.
-    assert config.output_dir == str(app / "runs")
+    # All members get the run config: no path of this machine stands in it. On a federation's server
+    # results lie where its backup and its service's rights are.
+    assert config.output_dir == "runs"
+    assert str(tmp_path) not in (app / "pyproject.toml").read_text()
     task, server, client = (
         import_module(f"{package}.{name}") for name in ("task", "server_app", "client_app")
     )

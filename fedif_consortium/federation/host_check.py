@@ -63,6 +63,8 @@ def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Fin
     asked = ConfigRecord({MASKING_KEY: config.section(MaskingSettings).mode})
     asked[SIGNATURES_KEY] = config.section(EvidenceSettings).require_signatures
     found = check_member(config, node, of_host)
+    if config.task == IMAGES and "task" not in run_config and not _has_images(node):
+        found = [_untried(one) for one in found]
     found += MaskedReplies().checks(node, asked)
     if settings.policy:
         found += [
@@ -72,6 +74,22 @@ def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Fin
     else:
         found += TakenReceipts().checks(node, asked)
     return [*found, *check_server(settings.superlink, folder.authority)]
+
+
+def _has_images(node: NodeConfig) -> bool:
+    """Return whether a node's data are a tree of images, or a part of a set that has a name."""
+    return node.num_partitions is not None or (Path(str(node.data_dir)) / "train").is_dir()
+
+
+def _untried(finding: Finding) -> Finding:
+    """Return a finding without a verdict where it is of images that are not the app's data.
+
+    An app with a task of its own reads them in its own way, and says so before round 1.
+    """
+    if finding.check not in ("data", "training") or finding.status is not Status.FAILED:
+        return finding
+    words = "not tried: there are no images here; name the app's task, -c task='MODULE:OBJECT'"
+    return Finding(finding.check, Status.WARNING, words)
 
 
 def check_server(address: str, ca: Path) -> list[Finding]:

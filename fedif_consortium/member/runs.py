@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from annotated_types import MinLen
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from fedif_flower.errors import ConfigError, RefusedByMemberError
+from fedif_flower.errors import ConfigError, RefusedByMemberError, require
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import AUTO, Scalar, Settings, setting
@@ -27,6 +27,12 @@ class Range(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     least: float = -math.inf
     most: float = math.inf
+
+    @model_validator(mode="after")
+    def _has_a_number(self) -> Self:
+        if not self.least <= self.most:
+            raise ValueError(f"no number is at least {self.least:g} and at most {self.most:g}")
+        return self
 
     def __str__(self) -> str:
         ends = [("at least", self.least), ("at most", self.most)]
@@ -76,6 +82,12 @@ class RunRules(Settings):
         "The section `[runs.config]`: run-config keys with what they may be, whoever set them.",
         allowed="for each key a value, a list of values, or a range",
     )
+
+    @model_validator(mode="after")
+    def _has_a_day(self) -> Self:
+        if self.first_day and self.last_day and self.last_day < self.first_day:
+            require(False, "last_day", self.last_day, f"first-day = {self.first_day} or later")
+        return self
 
     def check_run(self, name: str, config: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> None:
         """Raise RefusedByMemberError unless a member takes part in such a run.

@@ -51,6 +51,18 @@ def test_from_an_invitation_to_an_answer_and_what_a_host_still_lacks(server, tmp
         assert all(words in row for words in said)
 
 
+def test_data_that_are_no_images_are_the_apps_own_and_no_fault(server, tmp_path):
+    """A member of a federation about tables has no images, and its host can take part."""
+    call("federation", "invite", "hospital-a")
+    invitation = server / "invitations" / "hospital-a.invitation.toml"
+    (tmp_path / "data").mkdir()
+    call("node", "join", invitation, "--data-dir", tmp_path / "data", "--no-check")
+    printed = call("node", "check", "-c", 'device="cpu"', status=1)  # No server is there.
+    [row] = [line for line in printed.splitlines() if line.startswith("│ data ")]
+    assert " warning " in row
+    assert "no images here" in row
+
+
 def test_a_status_that_is_not_well_has_an_exit_status(server):
     call("federation", "invite", "hospital-a")
     said = json.loads(call("federation", "status", "--json", status=1))

@@ -45,6 +45,12 @@ def test_a_folder_stands_for_its_file_or_for_the_defaults(tmp_path):
         ("[runs]\nfirst-day = '31.1.'", "[runs] first-day = '31.1.'; allowed: a date, such as"),
         ("[runs.config]\nkey = []", "[runs] config = []; allowed: for each key"),
         ("[runs.config]\nkey = {leest = 1}", "[runs] config = {'leest': 1}; allowed"),
+        # What contradicts itself would refuse every run, and say so to the operator alone.
+        ("[runs.config]\nkey = {least = 5, most = 1}", "[runs] config = {'least': 5, 'most': 1}; "),
+        (
+            "[runs]\nfirst-day = 2026-02-01\nlast-day = 2026-01-31",
+            "[runs] last-day = datetime.date(2026, 1, 31); allowed: first-day = 2026-02-01 or ",
+        ),
         ("[leaves]\nmetric-digit = 3", "[leaves] unknown key 'metric-digit'; did you mean metric-"),
         ("[leaves]\narrays = ['a.b nofloat']", "[leaves] arrays = "),
         ("[leaves]\nconfig = ['a.b text[*]']", "[leaves] config = "),
