@@ -84,7 +84,9 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
         with _said_before_its_traceback():
             config = read_config(grid, {**context.run_config, **own}, known)
             logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
-            run_dir = run_federation(grid, config, _log_row, task=task, parts=known)
+            run_dir = run_federation(
+                grid, config, _log_row, task=task, parts=known, run_config=context.run_config
+            )
             logger.info("Report: %s", RunFolder(run_dir).report)
             # Flower reports a run as failed only if its ServerApp raises.
             require_complete(run_dir)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
 from fedif_flower.cli import RunDir, require_directories
+
+if TYPE_CHECKING:
+    from fedif_consortium.evidence.attempts import Attempts
+    from fedif_consortium.evidence.held_receipts import HeldReceipts
 
 DEFAULT = "make"
 
@@ -158,6 +162,7 @@ def verify(
     from fedif_consortium.evidence.keys import read_members
     from fedif_consortium.statement.pages import made_with
     from fedif_consortium.statement.verify import verify as check
+    from fedif_flower.messages.text import printable
 
     known = read_members(members) if members else None
     found = check(path, key, known, receipts or ())
@@ -167,15 +172,36 @@ def verify(
     for signer in found.signed.signers:
         unknown = f"Not checked: a signature with key {signer.key}; --members says whose it is"
         typer.echo(f"Signed by: {signer.key}, {signer.name}" if signer.name else unknown)
+    if found.declared is not None:
+        attempts = found.declared
+        name = printable(attempts.name)
+        typer.echo(f"Attempt {attempts.number} at run {name!r}; those before are declared")
+        typer.echo(f"Run config that members agreed to: {attempts.last.config}")
+    if found.chosen:
+        typer.echo(f"Chosen with the statement, not in the run config: {', '.join(found.chosen)}")
+    if path.is_dir() and not found.manifest.head:
+        typer.echo("No receipts: that the records are not rewritten rests on the operator's word")
     for name in found.not_here:
         typer.echo(f"Not here, so not checked: {name}")
     for member in found.members:
         typer.echo(f"Signed by {member.name}: {member.signed} of {member.accepted} updates")
     for held in found.receipts:
         typer.echo(f"As {held.name} was told: {len(held.lines)} lines, {len(held.rounds)} heads")
+        if found.declared is not None:
+            typer.echo(_attempts_seen(held, found.declared))
     if found.redone:
         rounds = ", ".join(map(str, found.redone))
         typer.echo(f"Done again after the run was resumed: rounds {rounds}")
+
+
+def _attempts_seen(held: HeldReceipts, declared: Attempts) -> str:
+    """Return how many attempts a member saw, and whether they were declared, in words."""
+    last = declared.number
+    seen = sorted({attempt.number for attempt in held.attempts})
+    known = [number for number in seen if number <= last]
+    later = ", ".join(str(number) for number in seen if number > last)
+    words = f"{held.name} saw {len(known)} of the {last} attempts that are declared"
+    return f"{words}, and {later} later, which this statement does not declare" if later else words
 
 
 def replay(

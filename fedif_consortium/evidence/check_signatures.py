@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedif_consortium.evidence.attempts import NOT_COUNTED, Attempts, read_attempts
 from fedif_consortium.evidence.keys import VerifyingKey, public_der
 from fedif_consortium.evidence.names import as_read, holder_of
 from fedif_consortium.evidence.part import run_id
@@ -42,13 +43,38 @@ def read_signatures(run: RunFolder) -> Signatures:
     """
     found: dict[tuple[int, int], SignedUpdate] = {}
     table, of_run = run.signatures, run_id(run)
+    attempts = read_attempts(run.provenance.read())
     for line, row in enumerate(table.read(), start=2):
         with refused_as(StatementError, f"{table.path.name}, line {line}"):
             place = _place(row)
             if place in found:
                 raise ValueError("it is there twice")
-            found[place] = SignedUpdate.read(of_run, row)
+            found[place] = SignedUpdate.read(of_run, {**row, **_terms(row, attempts)})
     return found
+
+
+def _terms(row: Mapping[str, str], attempts: Attempts | None) -> dict[str, Any]:
+    """Return what a line says was signed of the attempt at the run.
+
+    Raises
+    ------
+    StatementError
+        If it names none, as in an earlier version.
+    EvidenceError
+        If it was not declared.
+    """
+    if "attempt" not in row:
+        raise StatementError(
+            "signatures.csv was written by an earlier version of fedif-flower, in which members "
+            "signed no attempt at a run: check it with that version"
+        )
+    number = int(row["attempt"])
+    agreed = NOT_COUNTED if attempts is None and number == 0 else None
+    if agreed is None and attempts is not None:
+        agreed = attempts.agreed(number)
+    if agreed is None:
+        raise ValueError(f"attempt {number} at a run without attempts")
+    return agreed.terms()
 
 
 def check_signatures(

@@ -18,8 +18,14 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from pydantic import BaseModel
 
-from fedif_consortium.evidence.receipts import ToldRound, read_leaf, read_receipts
-from fedif_consortium.evidence.signed import Hex, SignedUpdate, record_digest
+from fedif_consortium.evidence.attempts import NOT_COUNTED, AgreedRun, Hex, agreed_in
+from fedif_consortium.evidence.receipts import (
+    ToldRound,
+    read_leaf,
+    read_receipts,
+    why_it_cannot_follow,
+)
+from fedif_consortium.evidence.signed import SignedUpdate, record_digest
 from fedif_flower.client.app import ClientPart
 from fedif_flower.errors import EvidenceError, FedIFError, StorageError
 from fedif_flower.messages.arrays import arrays_of
@@ -36,12 +42,14 @@ SIGNATURES_KEY = "require-signatures"  # In a run's instructions.
 UNSIGNED = "it has no guard that signs: fedif node start --policy"
 MOST_RUNS, MOST_FILES = 100, 20_000  # In a receipts-dir, and in a run's folder there.
 _REMEMBERED = 64  # Rounds, in the node's state.
-_RUN = re.compile(r"[0-9a-f]{32}")
+RUN_ID = re.compile(r"[0-9a-f]{32}")
 logger = logging.getLogger(__name__)
 
 
 class _Memory(BaseModel):
     """What is remembered of a run: the last head that held, its signer, what was sent by round.
+
+    ``last`` is the last round that was told, without its leaves.
 
     Beside what was sent stands of how many lines the records were then.
     """
@@ -49,6 +57,7 @@ class _Memory(BaseModel):
     size: int = 0
     root: Hex = b""
     signer: Hex = b""
+    last: ToldRound | None = None
     sent: dict[int, tuple[Hex, int]] = {}
 
 
@@ -69,7 +78,7 @@ class ReceiptKeeper:
     """
 
     def __init__(self, context: Context, run: str) -> None:
-        if not _RUN.fullmatch(run):
+        if not RUN_ID.fullmatch(run):
             raise EvidenceError(f"run {printable(run)!r} is no id of a run")
         self.run, self._node_id = run, context.node_id
         self._state, self._key = context.state, f"receipts.{run}"
@@ -97,11 +106,17 @@ class ReceiptKeeper:
                 self._write(name, told.cells())  # Whatever it is worth.
         self._save()
 
-    def note_sent(self, server_round: int, sent: bytes, signed: SignedUpdate | None) -> None:
-        """Remember what goes out in a round."""
+    def note_sent(
+        self,
+        server_round: int,
+        sent: bytes,
+        signed: SignedUpdate | None,
+        agreed: AgreedRun = NOT_COUNTED,
+    ) -> None:
+        """Remember what goes out in a round of an attempt."""
         self._memory.sent.pop(server_round, None)  # The server says which round it is.
         self._memory.sent[server_round] = (sent, self._memory.size)
-        about = {} if signed is None else signed.cells()
+        about = agreed.model_dump() if signed is None else signed.cells()
         about |= {"round": server_round, "node_id": self._node_id, "sent": sent.hex()}
         self._write(f"sent-{server_round:06d}-{sent.hex()[:8]}.json", about)
         self._save()
@@ -110,6 +125,8 @@ class ReceiptKeeper:
         """Return why a history cannot be believed; take note of one that can."""
         memory, first, last = self._memory, rounds[0], rounds[-1]
         before = first.before
+        is_next = memory.last is not None and first.start == memory.size
+        behind = memory.last if is_next else None
         for told in rounds:
             try:
                 told.check()
@@ -117,6 +134,9 @@ class ReceiptKeeper:
                 return str(error)
             if told.before != before:
                 return "the rounds that were told do not follow from each other"
+            if (behind or not told.start) and (reason := why_it_cannot_follow(behind, told)):
+                return f"history was rewritten: {reason}"
+            behind = told
             if told.key != (memory.signer or last.key):
                 return "the head is signed with another key than before"
             before = told.root
@@ -129,6 +149,7 @@ class ReceiptKeeper:
             return f"history was rewritten: the records told before, of {memory.size} lines"
         is_proven = goes_on or not memory.size
         memory.size, memory.root = last.size, last.root
+        memory.last = last.model_copy(update={"hashes": (), "own": {}})
         return "" if is_proven else "the server does not prove that its records go on from before"
 
     def _wrong_lines(self, rounds: Sequence[ToldRound]) -> Iterator[str]:
@@ -189,7 +210,8 @@ def take(message: Message, context: Context, call_next: ClientAppCallable) -> Me
         try:
             keeper = ReceiptKeeper(context, str(settings.get(RUN_ID_KEY, "")))
             sent = record_digest(arrays_of(reply.content))
-            keeper.note_sent(cast(int, settings[ROUND_KEY]), sent, None)
+            agreed = agreed_in(settings)
+            keeper.note_sent(cast(int, settings[ROUND_KEY]), sent, None, agreed)
         except FedIFError as error:
             logger.warning("%s", error)
     return reply

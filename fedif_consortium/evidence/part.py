@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
+from fedif_consortium.evidence.attempts import (
+    ATTEMPTS_KEY,
+    AUTO_NAME,
+    NOT_COUNTED,
+    Attempts,
+    Ledger,
+    agreed_name,
+    config_hash,
+    next_attempt,
+    read_attempts,
+)
+from fedif_consortium.evidence.bound_rows import RUN_CONFIG, EndTable, GrowingRows, state_now
 from fedif_consortium.evidence.keys import public_der, read_public_key
 from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY
 from fedif_consortium.evidence.receipts import LEAF, RoundChain, ToldRound, round_leaves
 from fedif_consortium.evidence.reply_witness import ReplyWitness
-from fedif_flower.errors import ConfigError, require
+from fedif_flower.errors import ConfigError, EvidenceError, require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import RECEIPTS_KEY
 from fedif_flower.run.config import RunConfig, UpdatesSettings
@@ -20,13 +34,15 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Built, RunContext, RunPart
 from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.rows import cell, csv_text
-from fedif_flower.settings import Settings, in_section, setting
+from fedif_flower.settings import Scalar, Settings, in_section, setting
 from fedif_flower.storage import append_line, write_atomically
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
 from fedif_flower.strategies.nodes import is_simulated
 from fedif_flower.strategies.reports import RoundReport
+
+logger = logging.getLogger(__name__)
 
 
 class EvidenceSettings(Settings, alias_generator=in_section("evidence")):
@@ -69,11 +85,15 @@ class Evidence(RunPart):
         """Return the witness of replies, and the records that it fills."""
         config, folder = run.config, run.folder
         own, chain = config.section(EvidenceSettings), RoundChain()
-        if own.receipts and run.checkpoint and run.checkpoint.source:
-            before = RunFolder(run.checkpoint.source[0].absolute().parents[1])
-            chain = read_chain(before, run.run_id)
+        before = _folder_before(run)
+        ledger = Ledger(folder.path.parent)
+        attempts = None if is_simulated(run.grid) else _next_attempt(run, before, ledger)
+        if own.receipts and before is not None:
+            chain = read_chain(before, run.run_id, attempts)
+        agreed = NOT_COUNTED if attempts is None else attempts.agreed(attempts.number)
         witness = ReplyWitness(
             *(folder, run.run_id),
+            agreed=agreed,
             heads=chain.sizes,
             late_rounds=config.pace.late_rounds,
             registered=lambda: registered_keys(run.grid),
@@ -81,23 +101,87 @@ class Evidence(RunPart):
             digests=own.receipts,
             keeps=config.section(UpdatesSettings).keep,
         )
+        told: dict[str, Scalar] = {
+            RECEIPTS_KEY: own.receipts,
+            SIGNATURES_KEY: own.require_signatures,
+        }
+        origin: dict[str, Any] = {}
         callbacks: list[Callback] = [witness]
+        if attempts is not None:
+            callbacks.append(BegunAttempt(ledger, attempts))
+            told[ATTEMPTS_KEY] = attempts.model_dump_json()
+            origin[ATTEMPTS_KEY] = attempts.model_dump(mode="json")
+            origin[RUN_CONFIG] = dict(run.run_config)
         if own.receipts:
             attribution = run.find(PathAttribution)
-            if self._head_key is None or attribution is None or is_simulated(run.grid):
+            if self._head_key is None or attribution is None or attempts is None:
                 raise ConfigError(
                     "evidence.receipts = True; allowed: false where clients are simulated"
                 )
-            book = ReceiptBook(folder, witness, self._head_key(), chain)
+            rows = GrowingRows(folder, run.done)
+            book = ReceiptBook(folder, witness, self._head_key(), chain, rows)
             attribution.on_attribution.append(book.attributed)
             callbacks.append(book)
         return Built(
             setup={"look": witness.look},
-            told={RECEIPTS_KEY: own.receipts, SIGNATURES_KEY: own.require_signatures},
+            told=told,
             callbacks=callbacks,
             kept={"signatures": witness},
+            provenance=origin,
             stays=[folder.receipts.path, folder.round_heads.path] if chain.rounds else [],
         )
+
+
+def _folder_before(run: RunContext) -> RunFolder | None:
+    """Return the folder of the attempt that a run goes on from."""
+    if run.checkpoint is None or run.checkpoint.source is None:
+        return None
+    return RunFolder(run.checkpoint.source[0].absolute().parents[1])
+
+
+def _next_attempt(run: RunContext, before: RunFolder | None, ledger: Ledger) -> Attempts:
+    """Return the attempts at a run with this one.
+
+    Raises
+    ------
+    ConfigError
+        If the run that goes on was called otherwise: its members signed its name.
+    """
+    name, earlier = agreed_name(run.run_config), None
+    if before is not None and before.provenance.path.exists():
+        earlier = read_attempts(before.provenance.read())
+    if earlier is not None and earlier.name != name:
+        if name.startswith(AUTO_NAME) and earlier.name.startswith(AUTO_NAME):
+            name = earlier.name  # A setting that changes no result is another one.
+        else:
+            raise ConfigError(
+                f"run-name = {name!r}: the run that goes on is called {earlier.name!r}, which its "
+                "members signed; allowed: that name"
+            )
+    known = [ledger.before(name), () if earlier is None else earlier.attempts]
+    return next_attempt(name, config_hash(run.run_config), run.run_id, known)
+
+
+class BegunAttempt(Callback):
+    """Writes down an attempt before anybody is asked to train in it.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Where attempts are written down.
+    attempts : Attempts
+        Those so far, this one the last.
+    """
+
+    def __init__(self, ledger: Ledger, attempts: Attempts) -> None:
+        self._ledger, self._attempts = ledger, attempts
+
+    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+        """Write it down."""
+        self._ledger.add(self._attempts)
+        if self._attempts.number > 1:
+            words = "attempt %d at run %s; members are told of those before"
+            logger.info(words, self._attempts.number, self._attempts.name)
 
 
 class ReceiptBook(Callback):
@@ -117,17 +201,27 @@ class ReceiptBook(Callback):
         Signs heads.
     chain : RoundChain
         The rounds of earlier attempts.
+    rows : GrowingRows
+        What the run's tables have of each round.
     """
 
     def __init__(
-        self, folder: RunFolder, witness: ReplyWitness, key: Ed25519PrivateKey, chain: RoundChain
+        self,
+        folder: RunFolder,
+        witness: ReplyWitness,
+        key: Ed25519PrivateKey,
+        chain: RoundChain,
+        rows: GrowingRows,
     ) -> None:
         self._folder, self._witness, self._key, self._chain = folder, witness, key, chain
+        self._rows = rows
+        self._ends: list[EndTable] = []
         self._waiting: dict[int, list[tuple[str, str, str, str]]] = {}  # Until it is attributed.
         self._seen: dict[int, bytes] = {}  # The end of the chain that a client has signed.
 
-    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+    def on_start(self, strategy: RunningStrategy) -> None:
         """Write the rounds so far again; what was half written is left out."""
+        self._ends = [told for told in strategy.callbacks if isinstance(told, EndTable)]
         if self._chain.rounds:
             leaves = [leaf for one in self._chain.rounds for leaf in one.own.values()]
             text = "".join(f"{line}\n" for line in [",".join(LEAF), *leaves])  # As it was hashed.
@@ -157,13 +251,18 @@ class ReceiptBook(Callback):
         }
         lines = self._waiting.pop(found.server_round, [])
         leaves = round_leaves(found.server_round, lines, attributed)
-        if not leaves:
-            return
         receipts, heads = self._folder.receipts, self._folder.round_heads
         if not self._chain.rounds:
             receipts.begin()
             heads.begin()
-        told = ToldRound.by(self._key, run=self._witness.run, **self._chain.next(leaves))
+        about = {
+            "run": self._witness.run,
+            **self._witness.agreed.terms(),
+            "number": found.server_round,
+            "rows": self._rows.hash_until(found.server_round),
+            "state": state_now(self._folder, self._ends),
+        }
+        told = ToldRound.by(self._key, **self._chain.next(leaves, **about))
         append_line(receipts.path, "\n".join(leaves))
         append_line(heads.path, csv_text([map(_head(told).get, heads.columns)]).rstrip())
         self._chain.add(told)
@@ -173,27 +272,54 @@ def _head(told: ToldRound) -> dict[str, object]:
     return {"round": told.number, **told.cells()}
 
 
-def read_chain(folder: RunFolder, run: str) -> RoundChain:
+def read_chain(folder: RunFolder, run: str, attempts: Attempts | None = None) -> RoundChain:
     """Return the chain in a run's folder, which may have none. No head is checked.
 
     Leaves behind the last head were told to nobody.
 
+    Parameters
+    ----------
+    folder : RunFolder
+        The run's.
+    run : str
+        Its id.
+    attempts : Attempts, optional
+        Those at the run, where its records may not say them: it was killed as it began them anew.
+
     Raises
     ------
     ConfigError
-        If a line is none.
+        If a line is none, or was written by a version whose heads name no attempt.
     """
-    chain = RoundChain()
+    chain, heads = RoundChain(), folder.round_heads.read()
+    if not heads:
+        return chain
+    path = folder.round_heads.path
     try:
+        attempts = attempts or read_attempts(folder.provenance.read())
+        if attempts is None or "attempt" not in heads[0]:
+            raise ConfigError(
+                f"{path} was written by an earlier version of fedif-flower, whose heads name no "
+                "attempt at a run: use that version"
+            )
         lines = [",".join(row.values()) for row in folder.receipts.read()]
-        for head in folder.round_heads.read():
+        for head in heads:
             leaves = lines[chain.sizes[chain.root] : int(head["size"])]
             if not leaves:
                 raise ValueError(f"receipts.csv has no line of round {head['round']}")
-            said = chain.next(leaves)
+            about = {
+                "run": run,
+                **attempts.agreed(int(head["attempt"])).terms(),
+                "number": int(head["round"]),
+                "rows": bytes.fromhex(head["rows"]),
+                "state": bytes.fromhex(head["state"]),
+            }
+            said = chain.next(leaves, **about)
             chain.add(ToldRound.read(run, {**said, **head}))
-    except (KeyError, ValueError, TypeError) as error:
-        raise ConfigError(f"{folder.round_heads.path}: {error}") from error
+    except (OSError, KeyError, ValueError, TypeError, EvidenceError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}: {error}") from error
     return chain
 
 

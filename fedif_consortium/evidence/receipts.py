@@ -2,14 +2,19 @@ r"""The records of a run as a chain of rounds, and what a member gets of it.
 
 A leaf is a line of text, ``round,client_id,update,weight,contribution,credited,status``: one for
 each member that was asked, round by round. ``update`` is the SHA-256 of the arrays that came; a
-member whose earlier update still moves the model has a line with the status ``carried``.
+member whose earlier update still moves the model has a line with the status ``carried``, and a
+round in which nobody was asked one with the status ``nobody``.
 
-.. math:: d_t = H(1 \,\|\, h(l_1) \,\|\, \dots \,\|\, h(l_m)), \qquad
-          c_t = H(2 \,\|\, c_{t-1} \,\|\, d_t), \qquad h(l) = H(0 \,\|\, l)
+.. math:: d_t = H(1 \,\|\, a_n \,\|\, t \,\|\, R_t \,\|\, S_t \,\|\, L_t), \qquad
+          c_t = H(2 \,\|\, c_{t-1} \,\|\, d_t)
 
-with SHA-256 and :math:`c_0 = H(\text{empty})`. A member knows its own leaves, the hashes of the
-others' in the same round, and :math:`c_t`, which the server signs: who knows it sees whether any
-earlier line was changed, and learns nobody else's.
+.. math:: L_t = H(4 \,\|\, h(l_1) \,\|\, \dots \,\|\, h(l_m)), \qquad h(l) = H(0 \,\|\, l)
+
+with SHA-256 and :math:`c_0 = H(\text{empty})`. :math:`a_n` names the run and the attempt
+(:mod:`~fedif_consortium.evidence.attempts`), :math:`R_t` and :math:`S_t` are hashes of the very
+rows that a statement reads (:mod:`~fedif_consortium.evidence.bound_rows`). A member knows its own
+leaves, the hashes of the others' in the same round, and :math:`c_t`, which the server signs: who
+knows it sees whether any earlier line was changed, and learns nobody else's.
 """
 
 from __future__ import annotations
@@ -22,12 +27,13 @@ from typing import Annotated, Any
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import Field, StringConstraints, TypeAdapter
 
-from fedif_consortium.evidence.signed import Hex, Signed
+from fedif_consortium.evidence.attempts import NOT_COUNTED, Hex
+from fedif_consortium.evidence.signed import TERMS, Signed
 from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import parse_json, refused_as
 
 LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
-CARRIED = "carried"
+CARRIED, NOBODY = "carried", "nobody"
 BEGINNING = hashlib.sha256().digest()  # Before the first round.
 RECEIPTS_RECORD = "receipts"  # In a message.
 MOST_ROUNDS = 1000  # In a message.
@@ -40,12 +46,16 @@ class ToldRound(Signed):
 
     Attributes
     ----------
+    number : int
+        The round's.
     size, root : int, bytes
         How many leaves there are after it, and the chain's last hash: the head.
     start, before : int, bytes
         How many leaves there were before, and the chain's end then.
-    digest : bytes
-        The round's hash.
+    rows, state : bytes
+        Hashes of the round's rows in the run's tables, and of what is of the run as a whole.
+    leaves : bytes
+        The hash of its leaves.
     hashes : tuple of bytes
         Those of its leaves; none where no leaf is the member's.
     own : mapping of int to str
@@ -53,32 +63,38 @@ class ToldRound(Signed):
     """
 
     kind = "head"
-    signs = ("run", "size", "root")
+    signs = (*TERMS, "number", "size", "root", "rows", "state")
 
+    number: Annotated[int, Field(ge=1, le=2**31)]
     size: Annotated[int, Field(ge=0, le=2**53)]
     root: Hex
     start: Annotated[int, Field(ge=0)]
     before: Hex
-    digest: Hex
+    rows: Hex
+    state: Hex
+    leaves: Hex
     hashes: tuple[Hex, ...]
     own: dict[int, Leaf]
 
     @property
-    def number(self) -> int:
-        """The round of its leaves, of which at least one is known."""
-        return int(next(iter(self.own.values())).partition(",")[0])
+    def digest(self) -> bytes:
+        """The round's hash."""
+        number = self.number.to_bytes(8)
+        parts = (self.end(self.run), number, self.rows, self.state, self.leaves)
+        return hashlib.sha256(b"\x01" + b"".join(parts)).digest()
 
     def check(self) -> None:
         """Raise EvidenceError unless the head is signed, and the leaves lead to it."""
         super().check()
         is_chained = next_root(self.before, self.digest) == self.root
-        has_all = round_hash(self.hashes) == self.digest and (
+        has_all = leaves_hash(self.hashes) == self.leaves and (
             self.start + len(self.hashes) == self.size
         )
         if not is_chained or (self.hashes and not has_all):
             raise EvidenceError(f"the head of {self.size} leaves does not follow from them")
         for place, leaf in self.own.items():
-            if not 0 <= place < len(self.hashes) or self.hashes[place] != leaf_hash(leaf):
+            is_there = 0 <= place < len(self.hashes) and self.hashes[place] == leaf_hash(leaf)
+            if not is_there or not leaf.startswith(f"{self.number},"):
                 raise EvidenceError(f"this node's line is not in the records: {leaf[:80]!r}")
 
     def of(self, client_id: int) -> ToldRound:
@@ -118,9 +134,9 @@ def leaf_hash(leaf: str) -> bytes:
     return hashlib.sha256(b"\x00" + leaf.encode()).digest()
 
 
-def round_hash(hashes: Sequence[bytes]) -> bytes:
-    """Return the hash of a round from those of its leaves."""
-    return hashlib.sha256(b"\x01" + b"".join(hashes)).digest()
+def leaves_hash(hashes: Sequence[bytes]) -> bytes:
+    """Return the hash of a round's leaves from those of each."""
+    return hashlib.sha256(b"\x04" + b"".join(hashes)).digest()
 
 
 def next_root(before: bytes, digest: bytes) -> bytes:
@@ -149,6 +165,7 @@ def round_leaves(
     for client_id, update, weight, status in lines:
         leaves.append((client_id, update, weight, *left.pop(client_id, ("", "")), status))
     leaves += [(client_id, "", "", *own, CARRIED) for client_id, own in left.items()]
+    leaves = leaves or [("", "", "", "", "", NOBODY)]
     return [",".join((str(server_round), *cells)) for cells in leaves]
 
 
@@ -161,6 +178,28 @@ def read_leaf(leaf: str) -> dict[str, str]:
         If it has another number of them.
     """
     return dict(zip(LEAF, leaf.split(","), strict=True))
+
+
+def why_it_cannot_follow(before: ToldRound | None, told: ToldRound) -> str:
+    """Return why a round cannot stand behind another one in a chain; empty: it can.
+
+    Rounds of an attempt are 1, 2, 3 ...; a later attempt goes on after one that was done.
+    """
+    if before is None:
+        return "" if told.number == 1 else f"the first round of the records is round {told.number}"
+    if (told.run, told.name) != (before.run, before.name):
+        return f"round {told.number} is of another run than round {before.number}"
+    if told.attempt == before.attempt:
+        if told.number != before.number + 1 or told.terms() != before.terms():
+            return (
+                f"round {told.number} stands behind round {before.number} of the same attempt, "
+                f"{told.attempt}"
+            )
+    elif told.attempt < before.attempt:
+        return f"attempt {told.attempt} stands behind attempt {before.attempt}"
+    elif told.number > before.number + 1:
+        return f"attempt {told.attempt} goes on with round {told.number}, after {before.number}"
+    return ""
 
 
 class RoundChain:
@@ -181,19 +220,23 @@ class RoundChain:
         self.sizes: dict[bytes, int] = {BEGINNING: 0}
         self.root = BEGINNING
 
-    def next(self, leaves: Sequence[str]) -> dict[str, Any]:
-        """Return what a round with these leaves would say, by attribute."""
-        hashes = tuple(map(leaf_hash, leaves))
-        digest, start = round_hash(hashes), self.sizes[self.root]
-        return {
+    def next(self, leaves: Sequence[str], **about: Any) -> dict[str, Any]:
+        """Return what a round with these leaves would say, by attribute.
+
+        ``about`` are run, terms, number, rows and state.
+        """
+        hashes, start = tuple(map(leaf_hash, leaves)), self.sizes[self.root]
+        said = {
+            **about,
             "size": start + len(leaves),
-            "root": next_root(self.root, digest),
             "start": start,
             "before": self.root,
-            "digest": digest,
+            "leaves": leaves_hash(hashes),
             "hashes": hashes,
             "own": dict(enumerate(leaves)),
         }
+        unsigned = ToldRound.model_construct(**{**NOT_COUNTED.terms(), **said})
+        return {**said, "root": next_root(self.root, unsigned.digest)}
 
     def add(self, told: ToldRound) -> None:
         """Add a round, whose head may say something else."""

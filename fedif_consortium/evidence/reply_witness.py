@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
+from fedif_consortium.evidence.attempts import NOT_COUNTED, AgreedRun
 from fedif_consortium.evidence.member_receipts import UNSIGNED
 from fedif_consortium.evidence.signed import (
     SIGNATURE_RECORD,
@@ -58,6 +59,8 @@ class ReplyWitness(Callback, Kept):
         The run's.
     run : str
         The run's id, which members sign.
+    agreed : AgreedRun
+        The attempt at the run, which members sign as well.
     heads : container of bytes
         What members were told of the records: one of them is in what they sign.
     registered : callable
@@ -82,6 +85,7 @@ class ReplyWitness(Callback, Kept):
         folder: RunFolder,
         run: str,
         *,
+        agreed: AgreedRun = NOT_COUNTED,
         heads: Container[bytes] = (),
         registered: Callable[[], Mapping[int, bytes]] = dict,
         required: bool = False,
@@ -89,7 +93,8 @@ class ReplyWitness(Callback, Kept):
         keeps: bool = False,
         late_rounds: int = 0,
     ) -> None:
-        self.run, self._heads, self._late_rounds = run, heads, late_rounds
+        self.run, self.agreed = run, agreed
+        self._heads, self._late_rounds = heads, late_rounds
         self._registered = registered
         self.seen: dict[int, SeenReply] = {}
         self._required, self._digests, self._keeps = required, digests, keeps
@@ -138,7 +143,8 @@ class ReplyWitness(Callback, Kept):
             self.seen[node.node_id] = SeenReply(node, record_digest(arrays))
         if record is not None:
             about = {"asked_in": asked, "node_id": node.node_id}
-            said = {**record, **about, "examples": claimed_examples(content)}
+            terms = self.agreed.terms()
+            said = {**record, **about, **terms, "examples": claimed_examples(content)}
             self._check(said, arrays, self.seen[node.node_id])
         elif self._required:
             raise ReplyError(
@@ -217,6 +223,8 @@ class ReplyWitness(Callback, Kept):
         # Receipts of some rounds alone, or signatures of heads that are gone: nobody can check it.
         if memory and memory.get("receipts", self._digests) != self._digests:
             raise ValueError(f"evidence.receipts = {self._digests}; allowed: as it began")
+        if any("attempt" not in line for line in lines):
+            raise ValueError("its signatures are of an earlier version, and name no attempt")
         self._rows, self._done = [dict(line) for line in lines], last_round
         self._keys = {int(line["node_id"]): bytes.fromhex(line["key"]) for line in lines}
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
+from pydantic import ValidationError
 
+from fedif_consortium.evidence.attempts import AgreedRun, Hex
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, is_signed, public_der, sign
 from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import refused_as
@@ -24,14 +25,10 @@ from fedif_flower.messages.arrays import arrays_of, view_array
 SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
 
 
-def _from_hex(value: object) -> object:
-    return bytes.fromhex(value) if isinstance(value, str) else value
+TERMS = ("run", *AgreedRun.model_fields)  # Whatever is signed is of one attempt at one run.
 
 
-Hex = Annotated[bytes, BeforeValidator(_from_hex), PlainSerializer(bytes.hex)]
-
-
-class Signed(BaseModel):
+class Signed(AgreedRun):
     """Something of a run that somebody signed, with the public key (DER) and the signature.
 
     Attributes
@@ -44,7 +41,6 @@ class Signed(BaseModel):
         Which attributes are signed.
     """
 
-    model_config = ConfigDict(frozen=True)
     kind: ClassVar[str]
     signs: ClassVar[tuple[str, ...]]
 
@@ -106,7 +102,7 @@ class SignedUpdate(Signed):
     """
 
     kind = "update"
-    signs = ("run", "asked_in", "node_id", "examples", "received", "sent", "head")
+    signs = (*TERMS, "asked_in", "node_id", "examples", "received", "sent", "head")
 
     asked_in: int
     node_id: int
@@ -143,7 +139,7 @@ def record_digest(arrays: ArrayRecord) -> bytes:
 def sign_reply(
     content: RecordDict, received: ArrayRecord, key: SigningKey, **about: Any
 ) -> SignedUpdate:
-    """Sign what a reply holds, and add the signature; ``about`` are run, round, node and head.
+    """Sign what a reply holds, and add the signature; ``about`` are run, terms, round, node, head.
 
     Raises
     ------

@@ -30,9 +30,15 @@ from fedif_consortium.member.node_log import NodeLog
 from fedif_consortium.member.outgoing import OutgoingPolicy
 from fedif_consortium.member.own_replies import OwnReplies
 from fedif_consortium.member.policy import MemberPolicy
-from fedif_consortium.member.runs import RoundCounts
+from fedif_consortium.member.runs import RoundCounts, is_round
+from fedif_consortium.member.seen_attempts import SeenAttempts
 from fedif_flower.errors import FedIFError, RefusedByMemberError, StorageError
-from fedif_flower.messages.instructions import CONFIG_KEY, PROXIMAL_KEY, told_config
+from fedif_flower.messages.instructions import (
+    CONFIG_KEY,
+    PROXIMAL_KEY,
+    RUN_ID_KEY,
+    told_config,
+)
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import Scalar
 
@@ -71,8 +77,8 @@ class MessageGuard:
     Raises
     ------
     FedIFError
-        If the log is in use, cannot be written, or was changed; if counts are damaged, or noise is
-        to be added and cannot be.
+        If the log is in use, cannot be written, or was changed; if counts or what is remembered of
+        attempts are damaged, or noise is to be added and cannot be.
     """
 
     connection: Connection
@@ -82,6 +88,7 @@ class MessageGuard:
     def __init__(self, policy: MemberPolicy, key: SigningKey | None = None) -> None:
         self.policy, self._key = policy, key
         self.counts = RoundCounts(policy.state, policy.runs)
+        self.attempts = SeenAttempts(policy.state)
         self.log = NodeLog(policy.state / "node-log")
         self.leaves = OutgoingPolicy(policy.leaves, self.log)
         self._runs: dict[int, Any] = {}  # Those that the member takes part in,
@@ -137,12 +144,18 @@ class MessageGuard:
             self.counts.count(facts.message_type, datetime.now(UTC).date())
             contents = self._pull(message, tree)
             content = _read_message(message, contents)
+            attempts = []
             for record in content.config_records.values():
+                if CONFIG_KEY in record or RUN_ID_KEY in record:
+                    attempts.append(self.attempts.check(record, config))
                 if CONFIG_KEY in record:  # This project's app goes by the settings in there.
                     told = told_config(record)
                     if PROXIMAL_KEY in record:  # Beside the others, as Flower has it.
                         told[f"fedprox.{PROXIMAL_KEY}"] = record[PROXIMAL_KEY]
                     self.policy.runs.check_told(told, config)
+            if is_round(facts.message_type):  # An attempt begins once somebody is to train in it.
+                for attempt in attempts:
+                    self.attempts.note(attempt)
             self._note("in", message, facts.message_id, contents)
             self.replies.take(content)
         except Exception as error:  # whatever a server sends, the SuperNode goes on

@@ -12,6 +12,7 @@ from functools import partial
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
+from fedif_consortium.evidence.attempts import agreed_in
 from fedif_consortium.evidence.keys import SigningKey
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
 from fedif_consortium.evidence.signed import record_digest, sign_reply
@@ -81,6 +82,7 @@ class OwnReplies:
             sent = record_digest(arrays_of(leaving))
         except ReplyError:
             return None
+        agreed = agreed_in(settings)
         keeper, signed = None, None
         if self._context.node_config.get(RECEIPTS_DIR):
             with suppress(ConfigError, EvidenceError):
@@ -89,6 +91,9 @@ class OwnReplies:
                 keeper = own if settings.get(RECEIPTS_KEY) or own.last_root else None
         if self._key is not None:
             about = {"run": run, "asked_in": server_round, "node_id": self._context.node_id}
+            about |= agreed.terms()
             head = keeper.last_root if keeper else b""
             signed = sign_reply(leaving, model, self._key, head=head, **about)
-        return partial(keeper.note_sent, server_round, sent, signed) if keeper else None
+        if keeper is None:
+            return None
+        return partial(keeper.note_sent, server_round, sent, signed, agreed)

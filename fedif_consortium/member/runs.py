@@ -157,6 +157,11 @@ def _is_own_task(key: str, value: object) -> bool:
     return str(value).startswith(OWN)
 
 
+def is_round(kind: str) -> bool:
+    """Return whether a message of a type begins a round: ``train``, and ``train.`` with a name."""
+    return kind.partition(".")[0] == TRAIN
+
+
 class _Counts(BaseModel, strict=True):
     """What was answered on a day."""
 
@@ -194,7 +199,7 @@ class RoundCounts:
         Parameters
         ----------
         kind : str
-            Its type; ``"train"``, and ``"train."`` with a name, begin a round.
+            Its type.
         today : date
             The day in UTC.
 
@@ -211,10 +216,10 @@ class RoundCounts:
         if rules.last_day and today > rules.last_day:
             raise RefusedByMemberError(f"this member took part until {rules.last_day}")
         before = self._counts if self._counts.day == today else _Counts()
-        is_round = kind.partition(".")[0] == TRAIN
-        found = _Counts(day=today, rounds=before.rounds + is_round, messages=before.messages + 1)
+        begins = is_round(kind)
+        found = _Counts(day=today, rounds=before.rounds + begins, messages=before.messages + 1)
         for count, most, what in (
-            (found.rounds if is_round else 0, rules.most_rounds_a_day, "rounds"),
+            (found.rounds if begins else 0, rules.most_rounds_a_day, "rounds"),
             (found.messages, rules.most_messages_a_day, "messages"),
         ):
             if 0 < most < count:

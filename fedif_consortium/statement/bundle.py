@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedif_consortium.evidence.attempts import Attempts, read_attempts
 from fedif_consortium.evidence.check_receipts import last_head
 from fedif_consortium.evidence.keys import SigningKey, content_fingerprint, public_der
 from fedif_consortium.evidence.names import require_apart
@@ -23,6 +24,7 @@ from fedif_consortium.statement.manifest import (
     ENVELOPE,
     SALT,
     TABLE,
+    Agreed,
     Manifest,
     file_hash,
     hashes_of,
@@ -145,11 +147,14 @@ def _signed_files(
     run = records.folder
     if not (run.model.is_file() and run.model.stat().st_size):
         raise ConfigError(f"{run.model} holds no model: a statement is about the model of its run")
+    attempts = read_attempts(records.provenance)
     manifest = Manifest(
         run=run.path.name,
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         contact=contact,
         public_key=base64.b64encode(public_der(key.public_key())).decode(),
+        agreed=agreed_in_last(attempts),
+        attempts=[] if attempts is None else list(attempts.attempts),
         head=last_head(run),
         **hashes_of(records.provenance),
         made_with=made_with(),
@@ -164,6 +169,13 @@ def _signed_files(
     of_model = digests.pop(run.model.name)
     signed = statement_of(run.model.name, of_model, manifest.model_copy(update={"files": digests}))
     return written | {ENVELOPE: signed.envelope().signed_by(key).to_bytes()}
+
+
+def agreed_in_last(attempts: Attempts | None) -> Agreed | None:
+    """Return what a manifest says was agreed to, of the last one of a run's attempts."""
+    if attempts is None:
+        return None
+    return Agreed(name=attempts.name, attempt=attempts.number, config=attempts.last.config)
 
 
 def contents(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
+from fedif_consortium.evidence.attempts import MOST_ATTEMPTS, Attempt, Attempts
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, key_id
 from fedif_consortium.evidence.names import holder_of
@@ -30,6 +32,8 @@ from fedif_flower.foreign import parse_json, read_whole, regular
 from fedif_flower.messages.text import UNSHOWN, printable
 from fedif_flower.storage import set_aside, temporary_sibling, writing
 
+PREDICATE_TYPE = "urn:fedif-flower:contributions:v2"
+_OTHER_VERSION = re.compile(r"urn:fedif-flower:contributions:v[0-9]{1,4}")
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 ENVELOPE = "manifest.intoto.json"
 OPERATOR = "the operator"
@@ -53,6 +57,14 @@ class _Part(BaseModel):
     )
 
 
+class Agreed(_Part):
+    """What members agreed to: a run's name, the number of the attempt, the hash of its config."""
+
+    name: Annotated[str, Field(min_length=1, max_length=300)]
+    attempt: Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)]
+    config: Sha256
+
+
 class Manifest(_Part):
     """The predicate: what is said about a run's model.
 
@@ -66,6 +78,10 @@ class Manifest(_Part):
         Whom members may ask; empty: nobody was named.
     public_key : str
         Of the operator who signed first: DER, SubjectPublicKeyInfo, in base64.
+    agreed : Agreed, optional
+        The attempt at the run that this is about; ``None``: attempts are not counted.
+    attempts : list of Attempt
+        Every attempt so far, this one last.
     head : str
         Lines and root of the chain that members have receipts of; empty: there are none.
     settings, validation, code : str
@@ -82,12 +98,32 @@ class Manifest(_Part):
     made: _Time
     contact: _Words
     public_key: str
+    agreed: Agreed | None
+    attempts: Annotated[list[Attempt], Field(max_length=MOST_ATTEMPTS)]
     head: str
     settings: _Known
     validation: _Known
     code: Sha256
     made_with: Sha256
     files: dict[_Path, Sha256]
+
+    @property
+    def declared(self) -> Attempts | None:
+        """The attempts that were declared.
+
+        Raises
+        ------
+        ValueError
+            If they are not those of what was agreed to.
+        """
+        if self.agreed is None and not self.attempts:
+            return None
+        if self.agreed is None:
+            raise ValueError("it has attempts at a run that has no name")
+        found = Attempts(name=self.agreed.name, attempts=tuple(self.attempts))
+        if (found.number, found.last.config) != (self.agreed.attempt, self.agreed.config):
+            raise ValueError("its last attempt is not the one that was agreed to")
+        return found
 
     @property
     def signer(self) -> VerifyingKey:
@@ -114,7 +150,7 @@ class SignedStatement(_Part):
 
     kind: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     subject: Annotated[list[_Subject], Field(min_length=1, max_length=1)]
-    predicate_type: Literal["urn:fedif-flower:contributions:v1"]
+    predicate_type: Literal["urn:fedif-flower:contributions:v2"]
     predicate: Manifest
 
     def envelope(self) -> Envelope:
@@ -134,7 +170,7 @@ def statement_of(model: str, digest: str, manifest: Manifest) -> SignedStatement
         {
             "_type": "https://in-toto.io/Statement/v1",
             "subject": [{"name": model, "digest": {"sha256": digest}}],
-            "predicateType": "urn:fedif-flower:contributions:v1",
+            "predicateType": PREDICATE_TYPE,
             "predicate": manifest,
         }
     )
@@ -178,7 +214,7 @@ def read_signed(folder: Path, members: Mapping[str, VerifyingKey] = MappingProxy
     content = read_file(folder, ENVELOPE)
     try:
         envelope = read_envelope(content, ENVELOPE)
-        statement = SignedStatement.model_validate(parse_json(envelope.payload))
+        statement = _read_statement(envelope.payload)
         keys = {**members, OPERATOR: statement.predicate.signer}
         signers = _signers(envelope, keys)
         named = key_id(keys[OPERATOR]) in [one.keyid for one in envelope.signatures]
@@ -208,6 +244,29 @@ def _signers(envelope: Envelope, keys: Mapping[str, VerifyingKey]) -> tuple[Sign
             # Nobody checked whose it is: the id is what somebody wrote beside it.
             signers.append(SignedBy("", printable(signature.keyid, 64)))
     return tuple(dict.fromkeys(signers))
+
+
+def _read_statement(payload: bytes) -> SignedStatement:
+    """Return what an envelope holds.
+
+    Raises
+    ------
+    StatementError
+        If it is of another version, whose keys mean something else.
+    ValueError
+        If it is none.
+    """
+    content = parse_json(payload)
+    kind = content.get("predicateType") if isinstance(content, dict) else None
+    if kind != PREDICATE_TYPE and _OTHER_VERSION.fullmatch(str(kind)):
+        raise StatementError(
+            f"{ENVELOPE} is a statement of another version, {kind}: here is {PREDICATE_TYPE}, and "
+            "what each of them binds is not the same; check it with the version of fedif-flower "
+            "that made it"
+        )
+    statement = SignedStatement.model_validate(content)
+    statement.predicate.declared  # noqa: B018 (raises ValueError)
+    return statement
 
 
 def read_file(folder: Path, name: str) -> bytes:

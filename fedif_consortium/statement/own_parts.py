@@ -113,7 +113,7 @@ class OwnParts(Callback, Kept):
     """Sums up what each member's updates have of their own, and writes it at the run's end."""
 
     def __init__(self, folder: RunFolder, seed: int) -> None:
-        self._table, self._seed = folder.own_parts, seed
+        self.table, self._seed = folder.own_parts, seed
         self.sums: Sums = {}
         self._after: dict[int, Sums] = {}  # As they were after the last two rounds.
 
@@ -140,10 +140,14 @@ class OwnParts(Callback, Kept):
     def on_end(self) -> None:
         """Write a line for each member."""
         if self.sums:
-            self._table.replace(
-                dict(zip(self._table.columns, (client_id, *own, *sums.tolist()), strict=True))
-                for client_id, (*own, sums) in sorted(self.sums.items())
-            )
+            self.table.replace(self.lines_now())
+
+    def lines_now(self) -> list[dict[str, object]]:
+        """Return the lines of the rounds so far; heads bind them."""
+        return [
+            dict(zip(self.table.columns, (client_id, *own, *sums.tolist()), strict=True))
+            for client_id, (*own, sums) in sorted(self.sums.items())
+        ]
 
     def memory(self, last_round: int) -> dict[str, Any]:
         """Return the sums after a round."""

@@ -13,18 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedif_consortium.evidence.check_receipts import HeldReceipts, check_receipts
+from fedif_consortium.evidence.attempts import Attempts, config_hash, read_attempts
+from fedif_consortium.evidence.bound_rows import RUN_CONFIG
+from fedif_consortium.evidence.check_receipts import check_receipts
 from fedif_consortium.evidence.check_signatures import (
     SignedMember,
     check_signatures,
     read_signatures,
 )
 from fedif_consortium.evidence.dsse import read_envelope
+from fedif_consortium.evidence.held_receipts import HeldReceipts
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, fingerprint, key_id
 from fedif_consortium.evidence.names import holder_of, require_apart
 from fedif_consortium.page import MAX_PAGE_BYTES
-from fedif_consortium.statement.account import settle
-from fedif_consortium.statement.bundle import account_json, contents, read_account
+from fedif_consortium.statement.account import Account, settle
+from fedif_consortium.statement.bundle import account_json, contents, parse_budget, read_account
 from fedif_consortium.statement.manifest import (
     ACCOUNT,
     ENVELOPE,
@@ -62,6 +65,8 @@ class Verified:
         What members kept, which is as the records say.
     redone : tuple of int
         Rounds of which members have receipts twice: the run was resumed, and did them again.
+    chosen : tuple of str
+        What of the pay the run config does not fix: the operator chose it with the statement.
     """
 
     signed: Signed
@@ -69,6 +74,12 @@ class Verified:
     members: tuple[SignedMember, ...] = ()
     receipts: tuple[HeldReceipts, ...] = ()
     redone: tuple[int, ...] = ()
+    chosen: tuple[str, ...] = ()
+
+    @property
+    def declared(self) -> Attempts | None:
+        """The attempts at the run that the statement declares; ``None``: they are not counted."""
+        return self.manifest.declared
 
     @property
     def manifest(self) -> Manifest:
@@ -131,14 +142,27 @@ def verify(
     if is_alone:
         return replace(found, not_here=_check_alone(path, found.signed.statement))
     with refused_as(StatementError, "the records cannot be read"):
+        _require_same_attempts(run, found.manifest)
         not_here = _check_files(run, found.signed.statement)
-        names = _check_account(run, found.manifest), read_names(run.names.path)
+        _check_run_config(run.provenance.read())
+        account = _check_account(run, found.manifest)
+        names = account.names, read_names(run.names.path)
         for called in names:
             _require_apart(called)
         signed = read_signatures(run)
         checked = check_signatures(run, signed, names, members)
-        held, redone = check_receipts(run, found.manifest.head, signed, receipts)
-        return Verified(found.signed, not_here, checked, held, redone)
+        declared = found.manifest.declared
+        held, redone = check_receipts(
+            run,
+            found.manifest.head,
+            signed,
+            receipts,
+            declared=declared,
+            names=names,
+            trusted=members is not None,
+        )
+        chosen = _check_terms(account, run.settings())
+        return Verified(found.signed, not_here, checked, held, redone, chosen)
 
 
 def sign_statement(
@@ -297,8 +321,8 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     return tuple(not_here)
 
 
-def _check_account(run: RunFolder, manifest: Manifest) -> Mapping[int, str]:
-    """Return the account's names, or raise StatementError: it, or a page, is not of the records."""
+def _check_account(run: RunFolder, manifest: Manifest) -> Account:
+    """Return the account, or raise StatementError: it, or a page, is not of the records."""
     told = read_file(run.statement, ACCOUNT)
     account = read_account(told)
     records = read_run(run.path, account.names)
@@ -316,7 +340,72 @@ def _check_account(run: RunFolder, manifest: Manifest) -> Mapping[int, str]:
         for name, content in contents(account, records, manifest).items():
             if read_file(run.statement, name) != content:
                 raise StatementError(f"{name} does not show what {ACCOUNT} says")
-    return account.names
+    return account
+
+
+def _check_terms(account: Account, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what of the pay was chosen with the statement.
+
+    Raises
+    ------
+    StatementError
+        Naming what the run config says otherwise: members agreed to that.
+    """
+    cents, budget = account.budget_cents, str(config.get("statement.budget", ""))
+    shared = "" if cents is None else f"{cents // 100}.{cents % 100:02}"
+    if budget and parse_budget(budget) != cents:
+        raise StatementError(
+            f"the statement shares out {shared or 'nothing'}; members agreed to a run with "
+            f"statement.budget = {budget!r}"
+        )
+    chosen = [f"budget {shared}"] if shared and not budget else []
+    for key, value in (("pay-by", account.pay_by), ("ties", account.ties)):
+        agreed = str(config.get(f"statement.{key}", ""))
+        if agreed and agreed != value:
+            raise StatementError(
+                f"the statement has {key} = {value!r}; members agreed to a run with "
+                f"statement.{key} = {agreed!r}"
+            )
+        if not agreed:
+            chosen.append(f"{key} {value}")
+    if account.first_round > 1:
+        chosen.append(f"from round {account.first_round} on")
+    return tuple(chosen)
+
+
+def _require_same_attempts(run: RunFolder, manifest: Manifest) -> None:
+    """Raise StatementError where records and manifest are of different attempts at a run.
+
+    It comes first: else the first file that differs would be called changed. Records that cannot
+    be read are named with the other files.
+    """
+    try:
+        found = read_attempts(run.provenance.read())
+    except (OSError, ConfigError, EvidenceError):
+        return
+    declared = manifest.declared
+    if found != declared:
+        raise StatementError(
+            f"the manifest is of {_in_words(declared)}, and {run.provenance.path.name} is of "
+            f"{_in_words(found)}"
+        )
+
+
+def _check_run_config(provenance: Mapping[str, Any]) -> None:
+    """Raise StatementError unless the run config is the one that members agreed to."""
+    try:
+        attempts = read_attempts(provenance)
+    except EvidenceError as error:
+        raise StatementError(str(error)) from error
+    if attempts is not None and config_hash(provenance[RUN_CONFIG]) != attempts.last.config:
+        raise StatementError("provenance.json has another run config than members agreed to")
+
+
+def _in_words(attempts: Attempts | None) -> str:
+    if attempts is None:
+        return "a run whose attempts are not counted"
+    name, run = printable(attempts.name), attempts.last.run[:8]
+    return f"attempt {attempts.number} at run {name!r} (id {run})"
 
 
 def _require_same(told: Any, found: Any, where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.run.writer import OnRow
+from fedif_flower.settings import Scalar
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, wait_for_nodes
 from fedif_flower.tasks.task import Task
@@ -48,6 +49,7 @@ def run_federation(
     task: Task | None = None,
     loaded: LoadedTask | None = None,
     parts: Sequence[RunPart] | None = None,
+    run_config: Mapping[str, Scalar] | None = None,
 ) -> Path:
     """Run one federation to its end and return the directory of its results.
 
@@ -67,6 +69,9 @@ def run_federation(
         The task, where it has been loaded for this run already.
     parts : sequence of RunPart, optional
         What the run can have beside its records; ``None``: the library's own parts.
+    run_config : mapping of str to bool, int, float or str, optional
+        The run config as Flower gives it to both sides of an app, by which members know the run;
+        ``None``: what ``config`` says.
 
     Raises
     ------
@@ -96,7 +101,8 @@ def run_federation(
         checkpoint = checkpoints.find(loaded.config.resume)
         known = checkpoint and checkpoint.records.get(RUN_ID)
         run_id = str(known or secrets.token_hex(16))
-        run = RunContext(loaded, grid, folder, run_id, checkpoint, stack=stack)
+        told = loaded.config.to_mapping() if run_config is None else run_config
+        run = RunContext(loaded, grid, folder, run_id, checkpoint, told, stack=stack)
         for part in parts:
             run.built.append(part.build(run))
         for wire in (wire for built in run.built for wire in built.wires):

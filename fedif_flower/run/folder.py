@@ -41,9 +41,12 @@ _CLIENT = (
 )
 _ATTRIBUTION = (*_MEMBER, "coefficient", "contribution")
 _ATTRIBUTED_ROUND = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
-_SIGNED = ("node_id", "asked_in", "examples", "received", "sent", "head", "key", "signature")
+_SIGNED = (
+    *("node_id", "attempt", "asked_in", "examples", "received", "sent", "head", "key"),
+    "signature",
+)
 _LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
-_HEAD = ("round", "size", "root", "key", "signature")
+_HEAD = ("round", "attempt", "size", "root", "rows", "state", "key", "signature")
 _OF_ROUND = re.compile(r"round-(\d{6,})\.pt")
 
 
@@ -261,19 +264,29 @@ class RunFolder:
 
         The round's own line comes last: where it is, the clients' are complete.
         """
-        self.attribution.append(
-            {
-                "round": found.server_round,
-                **{name: getattr(client, name) for name in _ATTRIBUTION[1:]},
-                **vars(client.credit or MemberCredit(client.contribution)),
-                **{f"contribution_class_{c}": value for c, value in enumerate(client.classes)},
-                # Six digits: intervals need no more, and files of many members stay small.
-                **{f"{BLOCK_COLUMN}{k}": float(f"{x:.6g}") for k, x in enumerate(client.blocks)},
-            }
-            for client in found.clients
-        )
-        figures = {name: getattr(found, name) for name in _ATTRIBUTED_ROUND[1:]}
-        self.attributed_rounds.append([{"round": found.server_round, **figures}])
+        self.attribution.append(attribution_lines(found))
+        self.attributed_rounds.append([attributed_round_line(found)])
+
+
+def attribution_lines(found: RoundAttribution) -> list[dict[str, object]]:
+    """Return a round's lines of ``attribution.csv``: one for each client, by column."""
+    return [
+        {
+            "round": found.server_round,
+            **{name: getattr(client, name) for name in _ATTRIBUTION[1:]},
+            **vars(client.credit or MemberCredit(client.contribution)),
+            **{f"contribution_class_{c}": value for c, value in enumerate(client.classes)},
+            # Six digits: intervals need no more, and files of many members stay small.
+            **{f"{BLOCK_COLUMN}{k}": float(f"{x:.6g}") for k, x in enumerate(client.blocks)},
+        }
+        for client in found.clients
+    ]
+
+
+def attributed_round_line(found: RoundAttribution) -> dict[str, object]:
+    """Return a round's line of ``attribution_rounds.csv``, by column."""
+    figures = {name: getattr(found, name) for name in _ATTRIBUTED_ROUND[1:]}
+    return {"round": found.server_round, **figures}
 
 
 def file_of_round(folder: Path, server_round: int) -> Path:

@@ -109,6 +109,8 @@ class RunContext:
         Drawn for this run; a run that goes on has the same.
     checkpoint : Checkpoint, optional
         From which it goes on.
+    run_config : mapping of str to bool, int, float or str
+        The run config as Flower gives it to both sides of an app; empty: there was none.
     built : list of Built
         What earlier parts added.
     waits : list of callable
@@ -122,6 +124,7 @@ class RunContext:
     folder: RunFolder
     run_id: str
     checkpoint: Checkpoint | None = None
+    run_config: Mapping[str, Scalar] = field(default_factory=dict)
     built: list[Built] = field(default_factory=list)
     waits: list[Callable[[str, float], object]] = field(default_factory=list)
     stack: ExitStack = field(default_factory=ExitStack)

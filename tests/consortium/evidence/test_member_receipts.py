@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence import member_receipts as module
+from fedif_consortium.evidence.attempts import Attempts
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
 from fedif_consortium.evidence.receipts import (
     BEGINNING,
@@ -35,10 +36,25 @@ def node(tmp_path=None) -> Context:
     return Context(1, NODE, {"partition-id": 0, "num-partitions": 2, **own}, RecordDict(), {})
 
 
+CONFIG = "00" * 32
+ATTEMPTS = Attempts(name="october", attempts=[{"run": RUN, "config": CONFIG}] * 3)
+
+
+def about(number: int, attempt: int = 1, run: str = RUN) -> dict:
+    """What a head says beside its leaves."""
+    terms = ATTEMPTS.agreed(attempt).terms()
+    return {"run": run, **terms, "number": number, "rows": b"r" * 32, "state": b"s" * 32}
+
+
 def chain_of(*rounds, key=KEY, run=RUN) -> RoundChain:
-    chain = RoundChain()
+    """Return a chain; a round that is done again is so in another attempt."""
+    chain, attempt, last = RoundChain(), 1, 0
     for leaves in rounds:
-        chain.add(ToldRound.by(key, run=run, **chain.next(leaves)))
+        number = int(leaves[0].partition(",")[0])
+        attempt += number <= last
+        last = number
+        said = about(number, attempt, run)
+        chain.add(ToldRound.by(key, **chain.next(leaves, **said)))
     return chain
 
 
@@ -71,13 +87,28 @@ def test_a_rounds_leaves_by_hand():
 
 
 def test_a_chain_by_hand():
+    """Every hash is written out: run, attempt, round, rows and leaves are in it."""
+    attempt = json.dumps(["october", 1, RUN, CONFIG]).encode()
+    attempt = sha256(b"\3" + sha256().digest() + attempt).digest()
+
+    def root(before: bytes, number: int, *leaves: str) -> bytes:
+        hashes = (sha256(f"\0{leaf}".encode()).digest() for leaf in leaves)
+        own = sha256(b"\4" + b"".join(hashes)).digest()
+        said = attempt + bytes([0] * 7 + [number]) + b"r" * 32 + b"s" * 32 + own
+        return sha256(b"\2" + before + sha256(b"\1" + said).digest()).digest()
+
     chain = chain_of(["1,1,,,,,away", "1,2,,,,,away"], ["2,1,,,,,away"])
-    leaves = (sha256(f"\0{i}".encode()).digest() for i in ("1,1,,,,,away", "1,2,,,,,away"))
-    digest = sha256(b"\1" + b"".join(leaves)).digest()
-    first = sha256(b"\2" + sha256().digest() + digest).digest()
-    digest = sha256(b"\1" + sha256(b"\0" + b"2,1,,,,,away").digest()).digest()
-    second = sha256(b"\2" + first + digest).digest()
+    first = root(sha256().digest(), 1, "1,1,,,,,away", "1,2,,,,,away")
+    second = root(first, 2, "2,1,,,,,away")
     assert [(one.size, one.root) for one in chain.rounds] == [(2, first), (3, second)]
+
+
+def test_a_round_in_which_nobody_was_asked_has_a_leaf_of_nobody():
+    assert round_leaves(7, [], {}) == ["7,,,,,,nobody"]
+    chain = chain_of(["1,,,,,,nobody"])
+    (told,) = rounds_told(chain, 1, b"")
+    told.check()
+    assert told.numbered() == []
 
 
 def rounds_told(chain: RoundChain, client_id: int, seen: bytes) -> list[ToldRound]:
@@ -95,6 +126,9 @@ def test_a_client_is_told_its_own_lines_and_the_hashes_of_the_others():
     assert [each.numbered() for each in rounds_told(chain, 2, b"")] == [[(1, lines[1])], []]
     (last,) = rounds_told(chain, 2, first)
     assert (last.before, last.hashes, next_root(first, last.digest)) == (first, (), later)
+    last.check()  # Without a leaf of its own it knows what the head names all the same.
+    with pytest.raises(EvidenceError):
+        last.model_copy(update={"rows": bytes(32)}).check()
     assert rounds_told(chain, 2, later) == []
     for changes in (
         {"run": "cd" * 16},
@@ -105,7 +139,14 @@ def test_a_client_is_told_its_own_lines_and_the_hashes_of_the_others():
         {"hashes": own.hashes[::-1]},
         {"start": 1},
         {"before": first},
-        {"digest": bytes(32)},
+        {"leaves": bytes(32)},
+        {"rows": bytes(32)},
+        {"state": bytes(32)},
+        {"number": 2},
+        {"name": "november"},
+        {"attempt": 2},
+        {"config": b"c" * 32},
+        {"earlier": bytes(32)},
     ):
         with pytest.raises(EvidenceError):
             own.model_copy(update=changes).check()
@@ -175,6 +216,27 @@ def test_what_does_not_hold_is_a_warning(later, reason, log, tmp_path):
     assert reason in log.text
     # What was false is evidence: it is kept beside what was there before.
     assert len(list((tmp_path / RUN).glob("round-*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "attempt", "reason"),
+    [
+        (1, 2, ""),
+        (3, 2, ""),
+        (1, 1, "round 1 stands behind round 2 of the same attempt, 1"),
+        (4, 1, "round 4 stands behind round 2 of the same attempt, 1"),
+        (4, 2, "attempt 2 goes on with round 4, after 2"),
+    ],
+)
+def test_a_round_is_done_again_in_another_attempt_alone(log, number, attempt, reason):
+    context = node()
+    take_receipts(told(FIRST, SECOND), context)
+    chain = chain_of(FIRST, SECOND)
+    seen = chain.root
+    leaf = f"{number},1000,,0.0,,,away"
+    chain.add(ToldRound.by(KEY, **chain.next([leaf], **about(number, attempt))))
+    take_receipts(RecordDict(chain.told(NODE, seen)), context)
+    assert (f"history was rewritten: {reason}" in log.text) if reason else log.text == ""
 
 
 def test_a_round_that_is_done_again_has_its_own_line(log):

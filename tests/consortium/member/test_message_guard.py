@@ -29,15 +29,27 @@ from flwr.supernode.runtime.run_clientapp import push_message
 from flwr.supernode.servicer.runtime import runtime_handlers
 from httpx import HTTPStatusError, Request, Response
 
+from fedif_consortium.evidence.attempts import (
+    ATTEMPTS_KEY,
+    Attempts,
+    agreed_name,
+    config_hash,
+)
 from fedif_consortium.evidence.chained_log import read_log
 from fedif_consortium.member.apps import bundle_digest, read_bundle
 from fedif_consortium.member.message_guard import REFUSED, Connection, MessageGuard
 from fedif_consortium.member.node_log import FILE
 from fedif_consortium.member.outgoing import OutgoingPolicy
 from fedif_consortium.member.policy import read_member_policy
+from fedif_consortium.member.seen_attempts import SeenAttempts
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.client_config import ClientConfig
-from fedif_flower.messages.instructions import CONFIG_KEY, PROXIMAL_KEY, read_config
+from fedif_flower.messages.instructions import (
+    CONFIG_KEY,
+    PROXIMAL_KEY,
+    RUN_ID_KEY,
+    read_config,
+)
 from tests.consortium.member.bundles import bundle
 
 NODE, RUN, SERVER = 7, 3, 1
@@ -228,6 +240,44 @@ def test_a_run_starts_with_its_own_config_whatever_run_or_series_the_server_says
         assert (context.run_id, context.run_config["rounds"]) == (run_id, rounds)
 
 
+def instructions(*runs: str, **said) -> ConfigRecord:
+    """What this project's server tells of its run: its id, and every attempt so far."""
+    config = {"rounds": 10, "model.size": 2}  # The app's own.
+    attempts = [{"run": run, "config": config_hash(config)} for run in runs]
+    told = Attempts(name=agreed_name(config), attempts=attempts).model_dump_json()
+    return ConfigRecord({RUN_ID_KEY: runs[-1], ATTEMPTS_KEY: told, **said})
+
+
+FIRST, SECOND, THIRD = "0f" * 16, "1f" * 16, "2f" * 16
+
+
+def test_a_run_that_is_begun_again_is_refused_unless_it_says_so(tmp_path):
+    """The operator looks at what members are credited with, and lets the run begin anew."""
+    member = Member(tmp_path)
+
+    def asked(*runs, kind="train", **said):
+        told = RecordDict({**MODEL, "config": instructions(*runs, **said)})
+        return member.ask(kind, content=told) is not None
+
+    assert asked(FIRST, kind="query")  # Before round 1 nobody trains: it is no attempt yet.
+    assert asked(SECOND)
+    assert asked(SECOND)
+    assert not asked(FIRST)
+    assert "does not follow: this member has seen another attempt 1" in member.error
+    assert asked(SECOND, FIRST)
+    assert not asked(SECOND)
+    assert "does not follow: this member has seen attempt 2" in member.error
+    # A member that was away meanwhile is told of what it missed.
+    assert asked(SECOND, FIRST, THIRD, THIRD)
+    assert not asked(SECOND, THIRD, THIRD, THIRD, FIRST)
+    # A restart does not begin anew.
+    member.guard.attempts = SeenAttempts(member.policy.state)
+    assert not asked(SECOND, FIRST)
+    silent = ConfigRecord({CONFIG_KEY: ClientConfig().to_json()})
+    assert member.ask(content=RecordDict({**MODEL, "config": silent})) is None
+    assert "does not say which attempt at which run it is of" in member.error
+
+
 @pytest.mark.parametrize("kind", ["train", "query"])
 def test_the_app_is_told_nothing_that_the_policy_does_not_accept(tmp_path, kind):
     """It goes by what a message says, and not by the run config that was looked at."""
@@ -235,7 +285,8 @@ def test_the_app_is_told_nothing_that_the_policy_does_not_accept(tmp_path, kind)
     member = Member(tmp_path, f"{rules}\n'fedprox.proximal-mu' = {{most = 1}}")
     for changes, mu in (({}, 0.5), ({}, 2.0), ({"local_epochs": 50}, 0), ({"attack": "ipm"}, 0)):
         told = ClientConfig(**{"local_epochs": 5, **changes})
-        settings = ConfigRecord({CONFIG_KEY: told.to_json(), PROXIMAL_KEY: mu})
+        said = {CONFIG_KEY: told.to_json(), PROXIMAL_KEY: mu}
+        settings = instructions(FIRST, **said)
         taken = member.ask(kind, content=RecordDict({**MODEL, "config": settings}))
         assert (taken is not None) == (mu == 0.5)
     assert "the message says attack = 'ipm'; this member accepts none" in member.error

@@ -68,7 +68,8 @@ def test_what_leaves_is_signed_and_noted_once_it_has_left(tmp_path, own, limits)
 def test_a_server_cannot_take_back_what_it_told(own):
     chain, leaving = RoundChain(), offered()
     leaves = [f"1,{NODE},,0.0,,,away"]
-    chain.add(ToldRound.by(Ed25519PrivateKey.generate(), run=RUN, **chain.next(leaves)))
+    about = {"run": RUN, "number": 1, "rows": bytes(32), "state": bytes(32)}
+    chain.add(ToldRound.by(Ed25519PrivateKey.generate(), **chain.next(leaves, **about)))
     own.take(RecordDict(chain.told(NODE, b"")))
     silent = ConfigRecord({**SETTINGS, RECEIPTS_KEY: False})
     assert own.sign(RecordDict({**RECEIVED, "config": silent}), leaving) is not None

@@ -7,6 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_consortium.statement.bundle import make_statement
+from tests.consortium.statement.receipted_runs import nodes, run_and_deliver
 from tests.consortium.statement.runs import make_run
 
 
@@ -29,3 +30,11 @@ def stated(tmp_path_factory, key) -> Path:
 def copy(stated, tmp_path) -> Path:
     """A copy of that run."""
     return shutil.copytree(stated, tmp_path / "run")
+
+
+@pytest.fixture(scope="session")
+def honest(tmp_path_factory, key) -> Path:
+    """A run, and what its members kept, in one folder."""
+    folder = tmp_path_factory.mktemp("honest")
+    run_and_deliver(nodes(folder), folder, key)
+    return folder

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 import shutil
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +17,17 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flwr.app import Context, Message
 
 from client_app import app as client_app
+from fedif_consortium.evidence.attempts import Attempt, Attempts, read_attempts
+from fedif_consortium.evidence.bound_rows import rows_by_round, state_of
 from fedif_consortium.evidence.keys import SigningKey, read_key_file
+from fedif_consortium.evidence.part import read_chain, run_id
+from fedif_consortium.evidence.receipts import LEAF, RoundChain, ToldRound, round_leaves
 from fedif_consortium.federation.records import public_line
 from fedif_consortium.member.own_replies import OwnReplies, app_config
 from fedif_consortium.parts import run_parts
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.folder import Table
+from fedif_flower.run.folder import RunFolder, Table
 from fedif_flower.runtime.local_grid import ClientCall, LocalGrid
 from tests.run.resuming import run_config
 
@@ -114,3 +120,81 @@ def swapped(column: str, one: str, other: str):
     """Return what swaps two values of a column."""
     to = {one: other, other: one}
     return lambda rows: [{**row, column: to.get(row[column], row[column])} for row in rows]
+
+
+def leaves_of_records(run: RunFolder) -> dict[int, list[str]]:
+    """Return each round's leaves as the records give them, whatever they were."""
+    updates = {(r["round"], r["client_id"]): r["update"] for r in run.receipts.read()}
+    lines, due = defaultdict(list), defaultdict(dict)
+    for row in run.clients.read():
+        update = updates.get((row["round"], row["client_id"]), "")
+        line = (row["client_id"], update, row["weight"], row["status"])
+        lines[int(row["round"])].append(line)
+    for row in run.attribution.read():
+        due[int(row["round"])][row["client_id"]] = row["contribution"], row["credited"]
+    rounds = [int(row["round"]) for row in run.attributed_rounds.read()]
+    return {number: round_leaves(number, lines[number], due[number]) for number in rounds}
+
+
+def bind_anew(run: RunFolder, key, *, attempt: int = 1, again: bool = False) -> None:
+    """Let a server bind its records as they are now: leaves, heads and all hashes.
+
+    Parameters
+    ----------
+    run : RunFolder
+        The run.
+    key : Ed25519PrivateKey
+        Signs the heads.
+    attempt : int
+        The attempt that they name.
+    again : bool
+        Whether the rounds come behind those that members were told, as after a resume.
+    """
+    leaves = leaves_of_records(run)
+    chain = read_chain(run, run_id(run)) if again else RoundChain()
+    last = max(leaves)
+    rows = rows_by_round(run, last)
+    # What is of the run as a whole was another thing after each round; the last one counts.
+    states = {int(row["round"]): bytes.fromhex(row["state"]) for row in run.round_heads.read()}
+    states[last] = state_of(run)
+    attempts = read_attempts(run.provenance.read())
+    for number, own in leaves.items():
+        about = {"run": run_id(run), **attempts.agreed(attempt).terms()}
+        about |= {"number": number, "rows": rows[number], "state": states[number]}
+        chain.add(ToldRound.by(key, **chain.next(own, **about)))
+    every = [leaf for one in chain.rounds for leaf in one.own.values()]
+    run.receipts.path.write_text("".join(f"{line}\n" for line in [",".join(LEAF), *every]))
+    run.round_heads.replace({"round": one.number, **one.cells()} for one in chain.rounds)
+
+
+def declare_attempt(run: RunFolder) -> int:
+    """Let a server say that the run was resumed once more; return the attempt's number."""
+    provenance = run.provenance.read()
+    before = read_attempts(provenance)
+    last = Attempt(run=run_id(run), config=before.last.config)
+    attempts = Attempts(name=before.name, attempts=(*before.attempts, last))
+    run.provenance.write({**provenance, "attempts": attempts.model_dump(mode="json")})
+    return attempts.number
+
+
+def pay_otherwise(run: RunFolder, factors: Mapping[str, float]) -> None:
+    """Multiply what members contributed, by client id, so that all tables fit each other."""
+
+    def scaled(rows):
+        for row in rows:
+            factor = factors[row["client_id"]]
+            names = [n for n in row if n == "credited" or n.startswith("contribution")]
+            yield row | {n: repr(float(row[n]) * factor) for n in names}
+
+    rewrite(run.attribution, lambda rows: list(scaled(rows)))
+    sums = defaultdict(list)
+    for row in run.attribution.read():
+        sums[row["round"]].append(float(row["contribution"]))
+
+    def totals(rows):
+        for row in rows:
+            attributed = math.fsum(sums[row["round"]])
+            left = float(row["decrease"]) - attributed
+            yield row | {"attributed": repr(attributed), "remainder": repr(left)}
+
+    rewrite(run.attributed_rounds, lambda rows: list(totals(rows)))

@@ -19,9 +19,16 @@ from pydantic import ValidationError
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import VerificationError
 
+from fedif_consortium.evidence import dsse
 from fedif_consortium.evidence.keys import key_id
-from fedif_consortium.statement.manifest import ENVELOPE, SignedStatement, file_hash
-from fedif_consortium.statement.verify import sign_statement
+from fedif_consortium.statement.manifest import (
+    ENVELOPE,
+    PAYLOAD_TYPE,
+    SignedStatement,
+    file_hash,
+)
+from fedif_consortium.statement.verify import sign_statement, verify
+from fedif_flower.errors import StatementError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "statement-format.md").read_text()
 ROOM = importlib.resources.files("fedif_consortium.statement")
@@ -82,8 +89,15 @@ def test_what_the_page_s_python_verifies(countersigned, key, tmp_path):
         names["verify"](countersigned, pem, key_id(STRANGER.public_key()))
 
 
+AGREED = {"name": "october", "attempt": 1, "config": "0" * 64}
 CHANGES = [
     ((), None),
+    (("predicate", "agreed"), AGREED),
+    (("predicate", "agreed"), {**AGREED, "attempt": 0}),
+    (("predicate", "agreed"), {"name": "october"}),
+    (("predicate", "attempts"), [{"run": "october", "config": "0" * 64}]),
+    (("predicate", "attempts"), [{"run": "0f" * 16, "config": "0" * 64, "kept": True}]),
+    (("predicateType",), "urn:fedif-flower:contributions:v1"),
     (("_type",), "https://in-toto.io/Statement/v2"),
     (("subject",), []),
     (("subject", 0, "digest"), {"sha1": "a" * 40}),
@@ -98,14 +112,30 @@ CHANGES = [
 
 @pytest.mark.parametrize(("where", "value"), CHANGES)
 def test_the_schema_allows_what_is_read_and_nothing_else(stated, where, value):
-    schema = json.loads((ROOM / "statement-v1.schema.json").read_text())
+    schema = json.loads((ROOM / "statement-v2.schema.json").read_text())
     envelope = json.loads((stated / "statement" / ENVELOPE).read_bytes())
     place = payload = json.loads(Envelope.from_dict(envelope).payload)
     for part in where[:-1]:
         place = place[part]
     if where:
         place[where[-1]] = value
-    allowed = where in ((), ("predicate", "files", "more.csv"))
+    allowed = where in ((), ("predicate", "files", "more.csv")) or value is AGREED
     assert jsonschema.Draft202012Validator(schema).is_valid(payload) == allowed
     with nullcontext() if allowed else pytest.raises(ValidationError):
         SignedStatement.model_validate_json(json.dumps(payload))
+
+
+def test_a_statement_of_another_version_is_refused_by_its_version(stated, tmp_path, key):
+    """As the code before this version made it, byte by byte: without what was agreed to."""
+    folder = shutil.copytree(stated / "statement", tmp_path / "statement")
+    envelope = json.loads((folder / ENVELOPE).read_bytes())
+    payload = json.loads(Envelope.from_dict(envelope).payload)
+    payload["predicateType"] = "urn:fedif-flower:contributions:v1"
+    del payload["predicate"]["agreed"], payload["predicate"]["attempts"]
+    text = json.dumps(payload, separators=(",", ":")).encode()
+    old = dsse.Envelope(payload_type=PAYLOAD_TYPE, payload=text).signed_by(key)
+    (folder / ENVELOPE).write_bytes(old.to_bytes())
+    page = folder / "statement.html"
+    for what in (folder.parent, page):
+        with pytest.raises(StatementError, match=r"of another version, .*:v1: here is"):
+            verify(what)

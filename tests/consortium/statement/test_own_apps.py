@@ -23,7 +23,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from tests.consortium.commands.typed import call
 from tests.strategies.lines import BASE, Movers, Threshold, threshold_validation
 
-SCHEMA = Path(__file__).parents[3] / "docs" / "statement-v1.schema.json"
+SCHEMA = Path(__file__).parents[3] / "docs" / "statement-v2.schema.json"
 
 
 @pytest.fixture

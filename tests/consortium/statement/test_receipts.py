@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 import zipfile
-from itertools import groupby
 from unittest.mock import Mock
 
 import numpy as np
@@ -17,55 +16,30 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flwr.app import Error, Message
 
 from client_app import app as client_app
+from fedif_consortium.evidence.attempts import read_attempts
 from fedif_consortium.evidence.check_signatures import SignedMember
 from fedif_consortium.evidence.keys import read_members, read_private_key
-from fedif_consortium.evidence.part import Evidence, ReceiptBook
-from fedif_consortium.evidence.receipts import RoundChain, ToldRound, read_leaf
-from fedif_consortium.evidence.signed import SignedUpdate
+from fedif_consortium.evidence.part import ReceiptBook
+from fedif_consortium.evidence.receipts import RoundChain, ToldRound
+from fedif_consortium.evidence.signed import TERMS, SignedUpdate
 from fedif_consortium.federation.records import public_line
-from fedif_consortium.parts import run_parts
 from fedif_consortium.statement import bundle
 from fedif_consortium.statement.bundle import make_statement
-from fedif_consortium.statement.part import deliver
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import CheckpointError, ConfigError, StatementError
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement import signed_runs as of
-from tests.consortium.statement.signed_runs import NAMES, ROUNDS, altered, rewrite, swapped, without
+from tests.consortium.statement.receipted_runs import held, nodes, run, run_and_deliver
+from tests.consortium.statement.signed_runs import (
+    NAMES,
+    ROUNDS,
+    altered,
+    bind_anew,
+    rewrite,
+    swapped,
+    without,
+)
 from tests.run.resuming import Killed, killed_at
-
-
-def grid(folder, **more):
-    """Three members with keys, receipts and statements below a folder."""
-    if not (folder / "keys").exists():
-        of.write_keys(folder / "keys")
-    own = {
-        i: {"receipts-dir": str(folder / name), "statement-dir": str(folder / "pages" / name)}
-        for i, name in enumerate(NAMES)
-    }
-    return of.nodes(folder / "keys", configs=own, **more)
-
-
-def run(of_grid, folder, key, on_row=None, **more):
-    parts, more = run_parts(Evidence(lambda: key)), {"evidence.receipts": True, **more}
-    return of.run(of_grid, folder / "runs", on_row, parts, **more)
-
-
-def run_and_deliver(of_grid, folder, key, **more):
-    run_dir = run(of_grid, folder, key, **more)
-    make_statement(run_dir, key)
-    pages = {str(1000 + i): f"members/00{i + 1}.html" for i in range(len(NAMES))}
-    RunFolder(run_dir).undelivered.write(pages)
-    deliver(of_grid, run_dir.parent)
-    return run_dir
-
-
-@pytest.fixture(scope="module")
-def honest(tmp_path_factory, key):
-    """A run, and what its members kept, in one folder."""
-    folder = tmp_path_factory.mktemp("honest")
-    run_and_deliver(grid(folder), folder, key)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +55,6 @@ def copied(honest, tmp_path) -> RunFolder:
 @pytest.fixture
 def bobs(honest, tmp_path):
     return shutil.copytree(honest / "bob", tmp_path / "bob")
-
-
-def held(folder, *names):
-    return [folder / name for name in names or NAMES]
 
 
 def change(path, **values) -> None:
@@ -105,23 +75,7 @@ def test_what_members_kept_is_what_the_records_say(honest, caplog):
 
 def rebuilt(run: RunFolder, key) -> None:
     """Let the server make chain and heads anew from its records, and sign them and a statement."""
-    weights = {(r["round"], r["client_id"]): r for r in run.clients.read()}
-    parts = {(r["round"], r["client_id"]): r for r in run.attribution.read()}
-
-    def leaves(rows):
-        for row in rows:
-            place = row["round"], row["client_id"]
-            if place in weights:
-                own = {name: weights[place][name] for name in ("weight", "status")}
-                part = parts.get(place, {"contribution": "", "credited": ""})
-                yield row | own | {name: part[name] for name in ("contribution", "credited")}
-
-    rewrite(run.receipts, leaves)
-    lines, chain = run.receipts.path.read_text().splitlines()[1:], RoundChain()
-    run_id = run.provenance.read()["run_id"]
-    for _, own in groupby(lines, lambda line: int(read_leaf(line)["round"])):
-        chain.add(ToldRound.by(key, run=run_id, **chain.next(list(own))))
-    run.round_heads.replace({"round": one.number, **one.cells()} for one in chain.rounds)
+    bind_anew(run, key)
     make_statement(run.path, key)
 
 
@@ -221,12 +175,13 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
             return told(book, node)
         (first,), fork = book._chain.rounds, RoundChain()
         leaves = [leaf.replace(",accepted", ",accepted ") for leaf in first.own.values()]
-        fork.add(ToldRound.by(key, run=first.run, **fork.next(leaves)))
+        about = {name: getattr(first, name) for name in (*TERMS, "number", "rows", "state")}
+        fork.add(ToldRound.by(key, **fork.next(leaves, **about)))
         book._chain.sizes |= fork.sizes
         return fork.told(1002, b"")
 
     monkeypatch.setattr(ReceiptBook, "enclose", enclose)
-    run_dir = run(grid(tmp_path), tmp_path, key)
+    run_dir = run(nodes(tmp_path), tmp_path, key)
     make_statement(run_dir, key)
     for names, found in (
         # Its next signature says so, without a receipt of anybody.
@@ -265,7 +220,7 @@ def test_a_member_is_warned_of_another_update_than_it_sent(
         return reply
 
     caplog.set_level(logging.WARNING, "fedif_flower")
-    run_dir = run(grid(tmp_path, client=changing, signing=()), tmp_path, key)
+    run_dir = run(nodes(tmp_path, client=changing, signing=()), tmp_path, key)
     assert f"round 1: {warned}" in caplog.text
     make_statement(run_dir, key)
     with pytest.raises(StatementError, match=f"round 1: ada {found}"):
@@ -275,7 +230,7 @@ def test_a_member_is_warned_of_another_update_than_it_sent(
 def test_a_member_cannot_deny_what_it_signed(honest, bobs):
     (path,) = bobs.glob("*/sent-000002-*.json")
     content = json.loads(path.read_text())
-    unsigned = {name: content[name] for name in ("run", "node_id", "round")}
+    unsigned = {name: content[name] for name in ("run", "attempt", "node_id", "round")}
     for said, found in (
         (content, r"sent-000002.* was changed"),
         (unsigned, "round 2: bob says .* another .* which it signed"),
@@ -299,7 +254,7 @@ def test_a_changed_file_of_a_member_is_named(honest, bobs, changed):
 def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, caplog, monkeypatch):
     caplog.set_level(logging.WARNING, "fedif_flower")
     settings = {"num_server_rounds": 5, "checkpoint_every": 2}
-    of_grid = grid(tmp_path)
+    of_grid = nodes(tmp_path)
     with pytest.raises(Killed):
         run(of_grid, tmp_path, key, killed_at(4), **settings)
     with pytest.raises(CheckpointError, match=r"evidence\.receipts = False; allowed: as it began"):
@@ -338,7 +293,8 @@ def signed_anew(run: RunFolder, keys, signer: str, received: bytes = b""):
     """Let somebody sign bob's update of round 2, perhaps with another model that it got."""
     where = {"round": "2", "client_id": "1001"}
     (row,) = (row for row in run.signatures.read() if where.items() <= row.items())
-    was = SignedUpdate.read(str(run.provenance.read()["run_id"]), row)
+    terms = read_attempts(run.provenance.read()).agreed(1).terms()
+    was = SignedUpdate.read(str(run.provenance.read()["run_id"]), {**row, **terms})
     said = was.model_dump(exclude={"key", "signature"}) | {"received": received or was.received}
     told = SignedUpdate.by(read_private_key((keys / signer).read_bytes(), signer), **said)
     changed = {name: getattr(told, name).hex() for name in ("received", "key", "signature")}
@@ -415,7 +371,7 @@ def test_a_member_that_got_another_key_between_two_attempts_is_one_signer(
     private = new.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     (folder / "new").write_bytes(private)
     rewrite(copied.signatures, signed_anew(copied, folder, "new"))
-    make_statement(copied.path, key)
+    rebuilt(copied, key)
     found = verify(copied.path, members=read_members(folder)).members
     assert [(one.name, one.signed) for one in found] == [(name, ROUNDS) for name in NAMES]
     (folder / "bob~1.pub").unlink()

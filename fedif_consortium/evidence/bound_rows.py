@@ -1,0 +1,214 @@
+r"""The very rows that a statement reads, hashed round by round: what heads bind beside leaves.
+
+.. math:: R_t = H(\text{name, header and rows of round } t, \text{ of each table})
+
+Rows of rounds before the first one count for that. What is of the run as a whole has a hash of its
+own after each round, of which the last one counts: settings, provenance, names, and what members'
+updates have of their own.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from fedif_consortium.evidence.attempts import ATTEMPTS_KEY, HOW_IT_BEGINS
+from fedif_flower.errors import EvidenceError
+from fedif_flower.foreign import refused_as, regular
+from fedif_flower.run.folder import RunFolder, Table
+from fedif_flower.run.rows import cell
+
+RUN_CONFIG = "run_config"  # In the provenance: as Flower gave it to the app.
+Cells = Sequence[str]
+
+
+@runtime_checkable
+class EndTable(Protocol):
+    """A callback whose table, which is of no round, is written at the run's end."""
+
+    table: Table
+
+    def lines_now(self) -> list[dict[str, object]]:
+        """Return the lines that it would have if the run ended now."""
+        ...
+
+
+def bound_tables(run: RunFolder) -> list[Table]:
+    """Return the tables whose rows are of a round, which their first column says."""
+    return [
+        run.clients,
+        run.attribution,
+        run.attributed_rounds,
+        run.rounds,
+        run.attendance,
+        run.signatures,
+    ]
+
+
+class _Tail:
+    """What is new in a file that grows by whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+        self.header: Cells = ()
+
+    def read(self) -> list[Cells]:
+        """Return the rows that came since; the first one is the header."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        rows = _cells(whole.decode())
+        if rows and not self.header:
+            self.header, *rows = rows
+        return rows
+
+
+class GrowingRows:
+    """The rows of a run that is being written: each is read once.
+
+    Parameters
+    ----------
+    run : RunFolder
+        The run's, with its tables begun.
+    done : int
+        The rows of the rounds up to this one were hashed in an earlier attempt; 0: there was none.
+    """
+
+    def __init__(self, run: RunFolder, done: int) -> None:
+        self._done = done or -1  # The row before round 1 counts for it.
+        self._tails = {table.path.name: _Tail(table.path) for table in bound_tables(run)}
+        self._waiting: dict[str, list[Cells]] = {name: [] for name in self._tails}
+
+    def hash_until(self, number: int) -> bytes:
+        """Return the hash of the rows up to a round that were not hashed yet."""
+        content = []
+        for name, tail in self._tails.items():
+            self._waiting[name] += tail.read()
+            rows = [row for row in self._waiting[name] if self._done < int(row[0]) <= number]
+            self._waiting[name] = [row for row in self._waiting[name] if int(row[0]) > number]
+            content.append((name, tail.header, rows))
+        self._done = number
+        return hash_rows(content)
+
+
+def hash_rows(content: Iterable[tuple[str, Cells, Sequence[Cells]]]) -> bytes:
+    """Return the hash of rows by table: each table's name, its header and its rows."""
+    said = [[name, list(header), [*map(list, rows)]] for name, header, rows in content if rows]
+    return hashlib.sha256(json.dumps(said).encode()).digest()
+
+
+def rows_by_round(run: RunFolder, last: int) -> dict[int, bytes]:
+    """Return the hash of each round's rows, as a complete run's tables have them.
+
+    Raises
+    ------
+    EvidenceError
+        Naming a table that is not written as a run writes it, or has a row of no round.
+    """
+    found: dict[int, list[tuple[str, Cells, Sequence[Cells]]]] = defaultdict(list)
+    for table in bound_tables(run):
+        name = table.path.name
+        header, rows = read_cells(table)
+        of_rounds: dict[int, list[Cells]] = defaultdict(list)
+        for line, row in enumerate(rows, start=2):
+            with refused_as(EvidenceError, f"{name}, line {line}"):
+                number = max(int(row[0]), 1)
+                if number > last:
+                    raise ValueError(f"it is of round {number}, of which there is no head")
+                of_rounds[number].append(row)
+        for number, own in of_rounds.items():
+            found[number].append((name, header, own))
+    return {number: hash_rows(found[number]) for number in range(1, last + 1)}
+
+
+def read_cells(table: Table) -> tuple[Cells, list[Cells]]:
+    """Return a table's header and rows, cell by cell; nothing of one that is not there.
+
+    Raises
+    ------
+    EvidenceError
+        If it is not, byte by byte, what a run writes: two readers could read two things then.
+    """
+    if not table.path.exists():
+        return (), []
+    name = table.path.name
+    with (
+        refused_as(EvidenceError, f"{name} cannot be read"),
+        open(table.path, newline="", encoding="utf-8", opener=regular) as file,
+    ):
+        text = file.read()
+        rows = _cells(text)
+    written = StringIO()
+    csv.writer(written, lineterminator="\n").writerows(rows)
+    if written.getvalue() != text or not rows or not all(rows):
+        raise EvidenceError(f"{name} is not written as a run writes it")
+    return rows[0], rows[1:]
+
+
+def state_hash(
+    config: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    tables: Iterable[tuple[str, Sequence[Cells]]],
+) -> bytes:
+    """Return the hash of what is of the run as a whole.
+
+    How an attempt begins does not count, nor do the attempts, which heads name by themselves.
+
+    Parameters
+    ----------
+    config, provenance : mapping
+        As ``config.json`` and ``provenance.json`` have them.
+    tables : iterable of (str, sequence of sequence of str)
+        Names and cells of the tables that are of no round.
+    """
+    settings = {key: value for key, value in config.items() if key not in HOW_IT_BEGINS}
+    origin = {
+        key: value for key, value in provenance.items() if key not in (ATTEMPTS_KEY, RUN_CONFIG)
+    }
+    named = [[name, [*map(list, rows)]] for name, rows in tables if rows]
+    said = json.dumps([settings, origin, named], sort_keys=True)
+    return hashlib.sha256(said.encode()).digest()
+
+
+def state_of(run: RunFolder) -> bytes:
+    """Return the hash of what is of a complete run as a whole."""
+    return _state(run, [_whole(run.names), _whole(run.own_parts)])
+
+
+def state_now(run: RunFolder, ends: Iterable[EndTable]) -> bytes:
+    """Return the hash of what is of a run as a whole that is being written."""
+    named = [_whole(run.names)]
+    for end in ends:
+        lines = end.lines_now()
+        rows = [[_text(value) for value in line.values()] for line in lines]
+        named.append((end.table.path.name, [end.table.columns, *rows] if rows else []))
+    return _state(run, named)
+
+
+def _text(value: object) -> str:
+    """Return a cell's text, as a CSV file has it."""
+    written = cell(value)
+    return repr(written) if isinstance(written, float) else str(written)
+
+
+def _whole(table: Table) -> tuple[str, list[Cells]]:
+    header, rows = read_cells(table)
+    return table.path.name, [header, *rows] if rows else []
+
+
+def _state(run: RunFolder, named: Iterable[tuple[str, Sequence[Cells]]]) -> bytes:
+    return state_hash(run.config.read(), run.provenance.read(), named)
+
+
+def _cells(text: str) -> list[Cells]:
+    return list(csv.reader(StringIO(text, newline="")))

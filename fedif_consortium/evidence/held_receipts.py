@@ -1,0 +1,191 @@
+"""What a member kept in its ``receipts-dir``: of one run, and of other attempts at it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedif_consortium.evidence.attempts import AgreedRun, SeenAttempt
+from fedif_consortium.evidence.member_receipts import RUN_ID
+from fedif_consortium.evidence.receipts import ToldRound, read_leaf
+from fedif_consortium.evidence.signed import SignedUpdate
+from fedif_flower.errors import ConfigError, EvidenceError, StatementError
+from fedif_flower.foreign import parse_json, read_whole
+
+_ROUND = "round-"  # Files of what the server told; others are of what the member sent.
+
+
+@dataclass(frozen=True)
+class HeldReceipts:
+    """What a member kept of a run: what the server signed, and digests of what it sent, by round.
+
+    Attributes
+    ----------
+    name : str
+        What its folder is called.
+    rounds : sequence of ToldRound
+        What it was told, in the order of the chain.
+    sent : mapping of int to set of str
+        Digests of what it sent, by round.
+    client_ids : frozenset of int
+        Whose they are: one member's, if they are in order.
+    attempts : tuple of SeenAttempt
+        Every attempt of which there is something, at this run or another one of its name.
+    last_sent : mapping of int to int
+        The last round for which it sent something, by attempt.
+    """
+
+    name: str
+    rounds: Sequence[ToldRound]
+    sent: Mapping[int, set[str]]
+    client_ids: frozenset[int] = frozenset()
+    attempts: tuple[SeenAttempt, ...] = ()
+    last_sent: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> list[tuple[int, str]]:
+        """Its leaves, in their order, with their numbers."""
+        return sorted(line for told in self.rounds for line in told.numbered())
+
+    @property
+    def size(self) -> int:
+        """How many leaves the longest history has of which it was told."""
+        return max((told.size for told in self.rounds), default=0)
+
+
+def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
+    """Read what a member kept of a run in its ``receipts-dir``.
+
+    Parameters
+    ----------
+    folder : Path
+        The ``receipts-dir``, or the run's folder in it.
+    run : str
+        The run's id.
+    name : str
+        What the run is called: other runs of this name are other attempts.
+
+    Raises
+    ------
+    ConfigError
+        If it kept nothing of this run.
+    StatementError
+        Naming a file that is damaged, or says what nobody signed.
+    """
+    own = folder if folder.name == run else folder / run
+    paths = sorted(own.glob("*.json"))
+    if not paths:
+        raise ConfigError(f"receipts = {str(folder)!r} holds none of run {run}{_others(folder)}")
+    whole = own.absolute().parent
+    # Of `fedif node join`: receipts/ in the folder of a node.
+    called = (whole.parent if whole.name == "receipts" else whole).name
+    rounds: list[ToldRound] = []
+    sent = defaultdict[int, set[str]](set)
+    client_ids: set[int] = set()
+    last_sent: dict[int, int] = {}
+    for path in paths:
+        content = _read(path, run)
+        if path.name.startswith(_ROUND):
+            told = _told(path, run, content)
+            rounds.append(told)
+            client_ids |= {int(read_leaf(leaf)["client_id"]) for leaf in told.own.values()}
+        else:
+            number, attempt = int(content["round"]), int(content["attempt"])
+            sent[number].add(content["sent"])
+            last_sent[attempt] = max(number, last_sent.get(attempt, 0))
+            client_ids.add(int(content["node_id"]))
+    ordered = sorted(rounds, key=lambda told: told.size)
+    attempts = _seen_attempts(whole, own, name, {told.key for told in rounds})
+    return HeldReceipts(called, ordered, sent, frozenset(client_ids), attempts, last_sent)
+
+
+def _others(folder: Path) -> str:
+    """Return how many other runs a folder holds something of, in words."""
+    others = [path for path in _run_folders(folder) if any(path.glob("*.json"))]
+    return f"; it holds {len(others)} others" if others else ""
+
+
+def _run_folders(folder: Path) -> list[Path]:
+    """Return the folders of runs in a ``receipts-dir``."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if RUN_ID.fullmatch(path.name))
+
+
+def _read(path: Path, run: str) -> dict[str, Any]:
+    """Return what a file holds, checked.
+
+    Raises
+    ------
+    StatementError
+        If it is damaged, says what nobody signed, or is of a version that names no attempt.
+    """
+    try:
+        content = parse_json(read_whole(path))
+        if not isinstance(content, dict) or content["run"] != run:
+            raise ValueError("it is of another run")
+        if "attempt" not in content:
+            raise StatementError(
+                f"{path} was kept by an earlier version of fedif-flower, whose receipts name no "
+                "attempt at a run: compare it with that version"
+            )
+        if path.name.startswith(_ROUND):
+            _told(path, run, content)
+        else:
+            int(content["round"])
+            int(content["node_id"])
+            bytes.fromhex(content["sent"])
+            if "signature" in content:  # It may have signed nothing.
+                SignedUpdate.read(run, content).check()
+    except (OSError, KeyError, TypeError, ValueError, EvidenceError) as error:
+        raise StatementError(f"{path} was changed: {error!r:.120}") from error
+    return content
+
+
+def _told(path: Path, run: str, content: Mapping[str, Any]) -> ToldRound:
+    """Return what the server told, checked."""
+    try:
+        told = ToldRound.read(run, content)
+        told.check()
+    except (TypeError, ValueError, EvidenceError) as error:
+        raise StatementError(f"{path} was changed: {error!r:.120}") from error
+    return told
+
+
+def _seen_attempts(
+    folder: Path, own: Path, name: str, signers: set[bytes]
+) -> tuple[SeenAttempt, ...]:
+    """Return the attempts at a run of which a ``receipts-dir`` holds something.
+
+    Runs of the same name that another server signed are others' runs.
+    """
+    found: set[SeenAttempt] = set()
+    for run_folder in {own, *_run_folders(folder)}:
+        paths = sorted(run_folder.glob("*.json"))
+        if not paths or not name or _name_in(paths[0]) != name:
+            continue
+        contents = [_read(path, run_folder.name) for path in paths]
+        keys = {
+            bytes.fromhex(content["key"])
+            for path, content in zip(paths, contents, strict=True)
+            if path.name.startswith(_ROUND)
+        }
+        if keys and signers and keys.isdisjoint(signers):
+            continue
+        for content in contents:
+            agreed = AgreedRun.model_validate(content)
+            end = agreed.end(run_folder.name)
+            found.add(SeenAttempt(agreed.attempt, run_folder.name, end))
+    return tuple(sorted(found))
+
+
+def _name_in(path: Path) -> str:
+    """Return what a file calls its run; empty: nothing that can be read."""
+    try:
+        content = parse_json(read_whole(path))
+    except (OSError, ValueError):
+        return ""
+    return str(content.get("name", "")) if isinstance(content, dict) else ""

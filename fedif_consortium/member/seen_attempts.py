@@ -1,0 +1,141 @@
+"""Which attempts at which runs a member has seen: the next one has to follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field
+
+from fedif_consortium.evidence.attempts import (
+    ATTEMPTS_KEY,
+    AUTO_NAME,
+    Attempts,
+    agreed_name,
+    config_hash,
+    told_attempts,
+)
+from fedif_flower.errors import ConfigError, EvidenceError, RefusedByMemberError
+from fedif_flower.foreign import refused_as
+from fedif_flower.messages.instructions import RUN_ID_KEY
+from fedif_flower.messages.text import printable
+from fedif_flower.settings import Scalar
+from fedif_flower.storage import make_folder, write_atomically
+
+FILE = "attempts.json"
+MOST_NAMES = 10_000  # Of runs.
+
+
+class _Seen(BaseModel, strict=True):
+    """The last attempt at a run: its number, and the end of the chain of attempts."""
+
+    number: Annotated[int, Field(ge=1)]
+    end: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _File(BaseModel, strict=True):
+    """What is remembered, by the run's name."""
+
+    runs: dict[str, _Seen] = {}
+
+
+class SeenAttempts:
+    """Remembers the last attempt at each run in a file, so that a restart does not begin anew.
+
+    Parameters
+    ----------
+    state : Path
+        The folder of the policy's state.
+
+    Raises
+    ------
+    ConfigError
+        If there is a file that is not what this class wrote.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / FILE
+        self._runs: dict[str, _Seen] = {}
+        with refused_as(ConfigError, f"{self._path}; without it any attempt is the first one"):
+            if self._path.exists():
+                self._runs = _File.model_validate_json(self._path.read_bytes()).runs
+
+    def check(self, told: Mapping[str, object], config: Mapping[str, Scalar]) -> Attempts:
+        """Return the attempt that a message is of.
+
+        Parameters
+        ----------
+        told : mapping of str to object
+            The settings in the message.
+        config : mapping of str to bool, int, float or str
+            The run config that the policy admitted.
+
+        Raises
+        ------
+        RefusedByMemberError
+            If it names none, another run than that of the run config, or one that does not follow
+            those that this member has seen.
+        """
+        try:
+            attempts = told_attempts(told.get(ATTEMPTS_KEY))
+        except EvidenceError as error:
+            raise RefusedByMemberError(str(error)) from error
+        name, run = attempts.name, attempts.last.run
+        called = f"attempt {attempts.number} at run {printable(name, 80)!r}"
+        if run != told.get(RUN_ID_KEY):
+            raise RefusedByMemberError(f"{called} has another id than the message")
+        if attempts.last.config != config_hash(config):
+            raise RefusedByMemberError(f"{called} names another run config than this run has")
+        if not _is_called(name, config):
+            raise RefusedByMemberError(f"{called}: the run config calls the run otherwise")
+        seen = self._runs.get(name)
+        if seen is None:
+            return attempts
+        if attempts.number < seen.number:
+            raise RefusedByMemberError(
+                f"{called} does not follow: this member has seen attempt {seen.number}"
+            )
+        if attempts.end(seen.number).hex() != seen.end:
+            raise RefusedByMemberError(
+                f"{called} does not follow: this member has seen another attempt {seen.number}, or "
+                "was told of others before it"
+            )
+        return attempts
+
+    def note(self, attempts: Attempts) -> None:
+        """Remember an attempt before a message of it is answered.
+
+        Raises
+        ------
+        RefusedByMemberError
+            If there is no room for another run.
+        StorageError
+            If it cannot be written; then the message must not be answered.
+        """
+        end = attempts.end(attempts.number).hex()
+        seen = _Seen(number=attempts.number, end=end)
+        if self._runs.get(attempts.name) == seen:
+            return
+        runs = {**self._runs, attempts.name: seen}
+        if len(runs) > MOST_NAMES:
+            raise RefusedByMemberError(
+                f"this member has seen {MOST_NAMES} runs, and remembers no more"
+            )
+        make_folder(self._path.parent)
+        write_atomically(self._path, _File(runs=runs).model_dump_json() + "\n")
+        self._runs = runs
+
+
+def _is_called(name: str, config: Mapping[str, Scalar]) -> bool:
+    """Return whether a run with this config may have a name.
+
+    One without a name keeps that of its first attempt, where a setting was changed that is no
+    matter for its results.
+    """
+    own = agreed_name(config)
+    return name == own or (_is_automatic(own) and _is_automatic(name))
+
+
+def _is_automatic(name: str) -> bool:
+    return name.startswith(AUTO_NAME)

@@ -1,0 +1,100 @@
+"""What a guard remembers of attempts: the next one follows, and is of the run that was admitted."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedif_consortium.evidence.attempts import ATTEMPTS_KEY, Attempts, agreed_name, config_hash
+from fedif_consortium.member import seen_attempts as module
+from fedif_consortium.member.seen_attempts import FILE, SeenAttempts
+from fedif_flower.errors import ConfigError, RefusedByMemberError
+from fedif_flower.messages.instructions import RUN_ID_KEY
+
+A, B, C = "0f" * 16, "1f" * 16, "2f" * 16
+CONFIG = {"run-name": "october", "num-server-rounds": 5, "resume": ""}
+
+
+def told(*runs: str, name: str = "october", config: str = "", run: str = "") -> dict[str, str]:
+    """What a server tells of its run."""
+    own = config or config_hash(CONFIG)
+    attempts = [{"run": one, "config": own} for one in runs]
+    text = Attempts(name=name, attempts=attempts).model_dump_json()
+    return {RUN_ID_KEY: run or runs[-1], ATTEMPTS_KEY: text}
+
+
+def see(seen: SeenAttempts, *runs: str) -> None:
+    seen.note(seen.check(told(*runs), CONFIG))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reason"),
+    [
+        ((), (A,), ""),
+        ((), (A, B, C), ""),  # It came later, and is told of those before.
+        ((A,), (A,), ""),
+        ((A,), (A, A), ""),  # The run goes on.
+        ((A,), (A, B), ""),
+        ((A,), (A, B, C), ""),
+        ((A,), (B,), "seen another attempt 1"),
+        ((A,), (B, C), "seen another attempt 1"),
+        ((A, B), (A,), "seen attempt 2"),
+        ((A, B), (A, C), "seen another attempt 2"),
+        ((A, B), (C, B), "another attempt 2, or was told of others before it"),
+        ((A, B), (A, C, B), "seen another attempt 2"),
+    ],
+)
+def test_an_attempt_follows_those_that_a_member_saw(tmp_path, before, now, reason):
+    seen = SeenAttempts(tmp_path)
+    if before:
+        see(seen, *before)
+    again = SeenAttempts(tmp_path)  # As after a restart.
+    if not reason:
+        see(again, *now)
+        return
+    with pytest.raises(RefusedByMemberError, match=f"does not follow: this member has .*{reason}"):
+        again.check(told(*now), CONFIG)
+    see(again, *before)  # What was refused is not remembered.
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (told(A, config="00" * 32), "attempt 1 at run 'october' names another run config than"),
+        (told(A, name="november"), "attempt 1 at run 'november': the run config calls the run oth"),
+        (told(A, run=B), "attempt 1 at run 'october' has another id than the message"),
+        ({RUN_ID_KEY: A}, "the message does not say which attempt"),
+        ({RUN_ID_KEY: A, ATTEMPTS_KEY: "{}"}, "the message does not say which attempt"),
+    ],
+)
+def test_an_attempt_is_of_the_run_that_the_policy_admitted(tmp_path, said, reason):
+    with pytest.raises(RefusedByMemberError, match=reason):
+        SeenAttempts(tmp_path).check(said, CONFIG)
+
+
+def test_a_run_without_a_name_keeps_that_of_its_first_attempt(tmp_path):
+    first = {**CONFIG, "run-name": "auto"}
+    later = {**first, "checkpoint-every": 1}
+    seen = SeenAttempts(tmp_path)
+    seen.check(told(A, name=agreed_name(first), config=config_hash(later)), later)
+    with pytest.raises(RefusedByMemberError, match="the run config calls the run otherwise"):
+        seen.check(told(A, name="october", config=config_hash(later)), later)
+
+
+def test_other_runs_have_their_own_attempts_and_there_is_room_for_so_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_NAMES", 2)
+    seen = SeenAttempts(tmp_path)
+    see(seen, A, B)
+    november = {**CONFIG, "run-name": "november"}
+    seen.note(seen.check(told(C, name="november", config=config_hash(november)), november))
+    more = {**CONFIG, "run-name": "december"}
+    attempts = seen.check(told(A, name="december", config=config_hash(more)), more)
+    with pytest.raises(RefusedByMemberError, match="has seen 2 runs, and remembers no more"):
+        seen.note(attempts)
+    see(seen, A, B, C)
+
+
+@pytest.mark.parametrize("text", ["", "{}x", '{"runs": {"october": {"number": 0, "end": ""}}}'])
+def test_a_damaged_file_is_refused_before_anything_is_answered(tmp_path, text):
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(ConfigError, match=r"attempts\.json; without it any attempt is the first"):
+        SeenAttempts(tmp_path)

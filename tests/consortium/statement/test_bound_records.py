@@ -1,0 +1,556 @@
+"""Every number of a statement rests on something that members hold: whoever changes it is found.
+
+The operator writes each file of the run's folder, makes chain and heads anew from what it wrote,
+signs them and the statement. Members hold receipts and their keys.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fedif_consortium.evidence.keys import read_members
+from fedif_consortium.statement.bundle import make_statement
+from fedif_consortium.statement.manifest import ACCOUNT
+from fedif_consortium.statement.verify import verify
+from fedif_flower.errors import StatementError
+from fedif_flower.run.folder import RunFolder
+from tests.consortium.statement import signed_runs as of
+from tests.consortium.statement.receipted_runs import held, nodes, run, run_and_deliver
+from tests.consortium.statement.signed_runs import (
+    NAMES,
+    altered,
+    bind_anew,
+    declare_attempt,
+    pay_otherwise,
+    rewrite,
+    swapped,
+    without,
+)
+from tests.run.resuming import Killed, killed_at
+
+BUDGET = 1000_00
+HONEST = {"ada": 456_55, "bob": 407_32, "cyd": 136_13}  # Of a thousand, in cents.
+
+
+@pytest.fixture(scope="module")
+def paid(tmp_path_factory, key):
+    """Six rounds, attributed by class; what members kept of it lies beside."""
+    folder = tmp_path_factory.mktemp("paid")
+    of_grid = nodes(folder)
+    run_and_deliver(of_grid, folder, key, num_server_rounds=6, **{"credit.per-class": True})
+    return folder
+
+
+@pytest.fixture
+def copied(paid, tmp_path) -> RunFolder:
+    return RunFolder(of.copied(paid / "runs" / "run", tmp_path / "run"))
+
+
+def state(run: RunFolder, key, **how) -> dict[str, Any]:
+    """Let the operator make a statement; return what it says."""
+    folder = make_statement(run.path, key, again=True, budget_cents=BUDGET, **how)
+    return json.loads((folder / ACCOUNT).read_bytes())
+
+
+def cents(said: dict[str, Any]) -> dict[str, int]:
+    return {member["name"]: member["cents"] for member in said["members"]}
+
+
+def checked(run: RunFolder, folder, *names: str):
+    """Check with the keys of all, and the receipts of those named, or all."""
+    keys = read_members(folder / "keys")
+    return verify(run.path, members=keys, receipts=held(folder, *names))
+
+
+def test_an_honest_run_is_paid_and_checked(paid, copied, key):
+    assert cents(state(copied, key)) == pytest.approx(HONEST, abs=1_00)
+    found = checked(copied, paid)
+    assert found.chosen == ("budget 1000.00", "pay-by sum", "ties apart")
+    assert [[seen.number for seen in member.attempts] for member in found.receipts] == [[1]] * 3
+
+
+# -- rounds that are done again on paper
+
+
+MORE_FOR_ADA = {"1000": 3.0, "1001": 1.0, "1002": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("is_declared", "found"),
+    [
+        (False, "round 1 stands behind round 6 of the same attempt, 1"),
+        (True, r"rounds 1, 2, 3, 4, 5, 6 were done again .* these members .*: ada, bob, cyd"),
+    ],
+)
+def test_rounds_done_again_on_paper_pay_nobody_else(paid, copied, key, is_declared, found):
+    """All of them behind the others, with other contributions, "after a resume"."""
+    attempt = declare_attempt(copied) if is_declared else 1
+    pay_otherwise(copied, MORE_FOR_ADA)
+    bind_anew(copied, key, attempt=attempt, again=True)
+    state(copied, key)
+    with pytest.raises(StatementError, match=found):
+        checked(copied, paid)
+    with pytest.raises(StatementError, match=found):
+        verify(copied.path)
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory, key):
+    """A server that is killed in round 4 of 5, and does rounds 3 and 4 again."""
+    folder = tmp_path_factory.mktemp("resumed")
+    of_grid, settings = nodes(folder), {"num_server_rounds": 5, "checkpoint_every": 2}
+    with pytest.raises(Killed):
+        run(of_grid, folder, key, killed_at(4), **settings)
+    run_and_deliver(of_grid, folder, key, resume="auto", **settings)
+    return folder
+
+
+def test_rounds_that_were_done_again_count_where_members_were_told(resumed):
+    run_dir, keys = resumed / "runs" / "run", read_members(resumed / "keys")
+    for found in (
+        verify(run_dir, members=keys),
+        verify(run_dir, receipts=held(resumed)),
+        verify(run_dir, members=keys, receipts=held(resumed, "bob")),
+    ):
+        assert found.redone == (3, 4)
+        assert found.manifest.agreed.attempt == found.declared.number == 2
+    # Signatures by keys that the operator names itself show nothing.
+    for names, missing in (((), "ada, bob, cyd"), (("ada", "cyd"), "bob")):
+        folders = [resumed / name for name in names]
+        with pytest.raises(StatementError, match=f"rounds 3, 4 were .* covers it: {missing};"):
+            verify(run_dir, receipts=folders)
+    found = verify(run_dir, receipts=held(resumed))
+    assert [[seen.number for seen in member.attempts] for member in found.receipts] == [[1, 2]] * 3
+
+
+def test_a_resumed_run_cannot_be_resumed_once_more_on_paper(resumed, tmp_path, key):
+    again = RunFolder(of.copied(resumed / "runs" / "run", tmp_path / "run"))
+    attempt = declare_attempt(again)
+    pay_otherwise(again, MORE_FOR_ADA)
+    bind_anew(again, key, attempt=attempt, again=True)
+    state(again, key)
+    with pytest.raises(StatementError, match=r"rounds 1, 2, 3, 4, 5 were .* ada, bob, cyd;"):
+        checked(again, resumed)
+
+
+def test_the_attempt_that_did_better_cannot_be_put_back(resumed, tmp_path, key):
+    """The operator drops the heads of the attempt that went on."""
+    back = RunFolder(of.copied(resumed / "runs" / "run", tmp_path / "run"))
+    rewrite(back.round_heads, lambda rows: [row for row in rows if row["attempt"] == "1"])
+    state(back, key)
+    with pytest.raises(StatementError, match=r"round 5: receipts\.csv does not say what"):
+        checked(back, resumed)
+
+
+@pytest.fixture(scope="module")
+def undelivered(tmp_path_factory, key):
+    """A run whose last receipts never came: members know what they sent."""
+    folder = tmp_path_factory.mktemp("undelivered")
+    run(nodes(folder), folder, key)
+    return folder
+
+
+def drop_the_last_round(run: RunFolder) -> None:
+    tables = ("attribution", "attributed_rounds", "clients", "rounds", "signatures")
+    for name in tables:
+        rewrite(getattr(run, name), without(round="3"))
+
+
+def say_that_ada_was_away(run: RunFolder) -> None:
+    where = {"round": "3", "client_id": "1000"}
+    away = {"status": "away", "weight": "0.0", "num_examples": "", "rejection": "no reply"}
+    rewrite(run.clients, altered(where, **away))
+    rewrite(run.rounds, altered({"round": "3"}, accepted="2", failed="1"))
+    for table in (run.signatures, run.attribution):
+        rewrite(table, without(**where))
+    pay_otherwise(run, dict.fromkeys(("1000", "1001", "1002"), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("attack", "found"),
+    [
+        (drop_the_last_round, "ada sent an update in round 3, and the records end with round 2"),
+        (say_that_ada_was_away, "round 3: ada sent an update, and the records say 'away'"),
+    ],
+)
+def test_the_last_rounds_are_known_to_those_who_took_part(
+    undelivered, tmp_path, key, attack, found
+):
+    copied = RunFolder(of.copied(undelivered / "runs" / "run", tmp_path / "run"))
+    attack(copied)
+    bind_anew(copied, key)
+    state(copied, key)
+    with pytest.raises(StatementError, match=found):
+        verify(copied.path, receipts=held(undelivered, "ada"))
+
+
+# -- what decides pay
+
+
+def raise_loss(after: int, nats: float) -> Callable[[RunFolder], None]:
+    """Return what says that the loss was higher after a round, so that rounds lead on."""
+
+    def change(run: RunFolder) -> None:
+        def changed(rows):
+            for row in rows:
+                before, behind, fall, left = (
+                    float(row[name])
+                    for name in ("loss_before", "loss_after", "decrease", "remainder")
+                )
+                if row["round"] == str(after):
+                    behind, fall, left = behind + nats, fall - nats, left - nats
+                if row["round"] == str(after + 1):
+                    before, fall, left = before + nats, fall + nats, left + nats
+                figures = {"loss_before": before, "loss_after": behind, "decrease": fall}
+                yield row | {n: repr(v) for n, v in (figures | {"remainder": left}).items()}
+
+        rewrite(run.attributed_rounds, lambda rows: list(changed(rows)))
+
+    return change
+
+
+def widen_blocks(run: RunFolder) -> None:
+    """Give everybody intervals in which all are alike."""
+
+    def widened(row):
+        return {
+            name: repr(300 * float(value)) if "_block_" in name else value
+            for name, value in row.items()
+        }
+
+    rewrite(run.attribution, lambda rows: list(map(widened, rows)))
+
+
+LAST = raise_loss(6, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("attack", "ties", "pays"),
+    [
+        (raise_loss(0, 30.0), "apart", {"ada": 354_16, "bob": 348_15, "cyd": 297_69}),
+        (LAST, "apart", {"ada": 0, "bob": 0, "cyd": 0}),
+        (widen_blocks, "alike", {"ada": 333_34, "bob": 333_33, "cyd": 333_33}),
+    ],
+)
+def test_remainders_and_blocks_are_bound(paid, copied, key, attack, ties, pays):
+    attack(copied)
+    assert cents(state(copied, key, ties=ties)) == pytest.approx(pays, abs=1_00)
+    with pytest.raises(StatementError, match="a table was changed: its rows are not those that"):
+        checked(copied, paid)
+    bind_anew(copied, key)
+    state(copied, key, ties=ties)
+    with pytest.raises(StatementError, match=r"history was rewritten: .* holds a signed head"):
+        checked(copied, paid)
+    if attack is LAST:  # Nobody has signed since: it takes the receipts that came at the end.
+        verify(copied.path)
+        return
+    with pytest.raises(StatementError, match=r"history was rewritten: client .* signed that it"):
+        verify(copied.path)
+
+
+def to(table: str, where: dict[str, str], **values: str) -> Callable[[RunFolder], None]:
+    """Return what gives lines of a table other values."""
+    return lambda run: rewrite(getattr(run, table), altered(where, **values))
+
+
+def both(*changes: Callable[[RunFolder], None]) -> Callable[[RunFolder], None]:
+    def change(run: RunFolder) -> None:
+        for one in changes:
+            one(run)
+
+    return change
+
+
+def write(file: str, **values: Any) -> Callable[[RunFolder], None]:
+    """Return what gives a JSON file other values."""
+
+    def change(run: RunFolder) -> None:
+        own = getattr(run, file)
+        own.write({**own.read(), **values})
+
+    return change
+
+
+def scale_rounds(factor: float) -> Callable[[RunFolder], None]:
+    """Return what multiplies all losses and what is nobody's, so that rounds add up."""
+
+    def scaled(rows):
+        for row in rows:
+            names = [name for name in row if name != "round"]
+            yield row | {name: repr(float(row[name]) * factor) for name in names}
+
+    def change(run: RunFolder) -> None:
+        rewrite(run.attributed_rounds, lambda rows: list(scaled(rows)))
+        pay_otherwise(run, dict.fromkeys(("1000", "1001", "1002"), factor))
+
+    return change
+
+
+def swap_in(table: str, column: str, one: str, other: str) -> Callable[[RunFolder], None]:
+    return lambda run: rewrite(getattr(run, table), swapped(column, one, other))
+
+
+def copy_own_part(run: RunFolder) -> None:
+    """Let bob's updates have the same own part as ada's."""
+
+    def copied(rows):
+        return [rows[0], {**rows[0], "client_id": rows[1]["client_id"]}, *rows[2:]]
+
+    rewrite(run.own_parts, copied)
+
+
+BOB, BOB_3 = {"client_id": "1001"}, {"round": "3", "client_id": "1001"}
+LEFT = {"round": "3", "partition_id": "1", "client_id": "1001", "presence": "revoked"}
+REFUSED = {"status": "refused", "weight": "0.0", "rejection": "its length"}
+# What is changed, and what of the statement rests on it. Behind the dot are a member's figures.
+RESTS_ON: dict[str, tuple[Callable[[RunFolder], None], str]] = {
+    "contributions in attribution.csv": (
+        lambda run: pay_otherwise(run, {"1000": 0.0, "1001": 1.0, "1002": 9.0}),
+        "attributed remainder decisive groups member.contribution "
+        "member.credited member.by_class member.equal_part member.other_rounds member.per_draw "
+        "member.place member.alike member.own_share member.share member.cents member.intervals "
+        "member.draw_intervals member.share_intervals member.verdict members",
+    ),
+    "credits in attribution.csv": (
+        to("attribution", BOB, credited="0.0"),
+        "nobody_cents nobody_share member.credited member.share member.cents member.verdict",
+    ),
+    "losses in attribution_rounds.csv": (
+        scale_rounds(0.5),
+        "loss_before loss_after decrease attributed remainder decisive",
+    ),
+    "the last loss in attribution_rounds.csv": (
+        raise_loss(6, 30.0),
+        "decrease remainder unpaid member.share member.own_share member.cents",
+    ),
+    "the first loss, with a remainder that leaves a round out": (
+        both(
+            raise_loss(0, 30.0),
+            lambda run: pay_otherwise(run, {"1000": 1.0, "1001": 1.0, "1002": -9.0}),
+        ),
+        "left_out left_out_decrease attributed member.left_out_harm member.contribution "
+        "member.cents",
+    ),
+    "rounds left out of all tables": (
+        lambda run: [
+            rewrite(getattr(run, name), without(round="6"))
+            for name in ("attribution", "attributed_rounds", "clients", "rounds", "signatures")
+        ],
+        "rounds loss_after completeness.rounds member.asked member.taken_part member.signed",
+    ),
+    "which round was decisive": (
+        lambda run: (
+            rewrite(run.attributed_rounds, lambda rows: rows)
+            or pay_otherwise(run, {"1000": 1.0, "1001": 0.0, "1002": -2.0})
+        ),
+        "decisive_round member.other_rounds",
+    ),
+    "blocks in attribution.csv": (
+        widen_blocks,
+        "groups member.alike member.intervals member.draw_intervals member.share_intervals",
+    ),
+    "held_out_blocks in provenance.json": (
+        write("provenance", held_out_blocks=[]),
+        "about member.intervals",
+    ),
+    "what is usual in attribution.csv": (
+        both(
+            to("attribution", BOB, length="9.0", weight="9.0", borrowed="9.0", opposed="0.99"),
+        ),
+        "member.length member.weight member.borrowed member.opposed_rounds member.verdict",
+    ),
+    "replies in clients.csv": (
+        both(
+            to("clients", BOB_3, **REFUSED),
+            to("rounds", {"round": "3"}, accepted="2", rejected="1"),
+        ),
+        "completeness.verdict completeness.reasons completeness.members member.taken_part "
+        "member.refused member.refusals member.verdict",
+    ),
+    "replies that did not come": (
+        both(
+            to("clients", BOB_3, status="away", weight="0.0", rejection="no reply"),
+            to("rounds", {"round": "3"}, accepted="2", failed="1"),
+        ),
+        "completeness.verdict completeness.members member.away",
+    ),
+    "replies that came late": (
+        both(
+            to("clients", {"round": "3", "client_id": "1001"}, status="late"),
+            to("clients", {"round": "4", "client_id": "1001"}, asked_in="3"),
+            to("rounds", {"round": "3"}, accepted="2", late="1"),
+        ),
+        "is_drawn member.late",
+    ),
+    "registrations that ended": (
+        both(
+            to("clients", {"round": "6", **BOB}, status="revoked", weight="0.0"),
+            to("rounds", {"round": "6"}, accepted="2", failed="1"),
+        ),
+        "member.revoked_in",
+    ),
+    "scores and examples in clients.csv": (
+        to("clients", BOB, weight_score="0.99", num_examples="9999"),
+        "member.weight_score member.examples",
+    ),
+    "who held which part": (
+        both(
+            swap_in("clients", "partition_id", "0", "2"),
+            swap_in("attribution", "partition_id", "0", "2"),
+        ),
+        "member.partition_id member.page",
+    ),
+    "who it was": (
+        both(
+            swap_in("clients", "client_id", "1000", "1003"),
+            swap_in("attribution", "client_id", "1000", "1003"),
+            swap_in("names", "client_id", "1000", "1003"),
+        ),
+        "member.client_id names",
+    ),
+    "members that were never asked": (
+        lambda run: (
+            rewrite(
+                run.attendance,
+                lambda rows: [*rows, {**rows[0], "partition_id": "7", "client_id": "1007"}],
+            )
+            or rewrite(run.names, lambda rows: [*rows, {"client_id": "1007", "name": "dan"}])
+        ),
+        "never_drawn is_drawn names",
+    ),
+    "who was there in attendance.csv": (
+        lambda run: rewrite(
+            run.attendance, lambda rows: [*rows, {**rows[0], **LEFT, "presence": "offline"}]
+        ),
+        "completeness.members",
+    ),
+    "settings in config.json": (
+        both(
+            write("config", **{"least-participation": 1.0}),
+            to("clients", BOB_3, status="away", weight="0.0", rejection="no reply"),
+            to("rounds", {"round": "3"}, accepted="2", failed="1"),
+        ),
+        "completeness.verdict",
+    ),
+    "the strategy in config.json": (
+        write("config", strategy="influence-descent"),
+        "member.is_weighed_by_length",
+    ),
+    "own parts in own_parts.csv": (copy_own_part, "member.has_same_part member.verdict"),
+    "signatures in signatures.csv": (
+        lambda run: rewrite(run.signatures, without(node_id="1001")),
+        "member.signed",
+    ),
+    "names in names.csv": (swap_in("names", "name", "ada", "cyd"), "names member.name"),
+}
+# What the operator says with the statement: terms of the run config bind it, or it is told.
+SAID = {"budget_cents", "first_round", "pay_by", "ties"}
+
+
+def numbers(said: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what a statement says, by what it is called above."""
+    for name, value in said.items():
+        if name == "completeness":
+            yield from ((f"completeness.{inner}", of) for inner, of in value.items())
+        elif name == "members":
+            yield "members", [member["name"] for member in value]
+            for member in value:
+                own = member["client_id"]
+                yield from ((f"member.{inner}", (own, of)) for inner, of in member.items())
+        else:
+            yield name, value
+
+
+def by_name(said: dict[str, Any]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for name, value in numbers(said):
+        found.setdefault(name, []).append(value)
+    return {name: sorted(values, key=repr) for name, values in found.items()}
+
+
+def test_every_number_of_a_statement_is_said_to_rest_on_something(copied, key):
+    named = {name for _, names in RESTS_ON.values() for name in names.split()}
+    assert by_name(state(copied, key)).keys() == named | SAID
+
+
+@pytest.mark.parametrize("source", RESTS_ON)
+def test_a_number_rests_on_what_members_hold(paid, copied, key, source):
+    change, names = RESTS_ON[source]
+    before = by_name(state(copied, key))
+    change(copied)
+    after = by_name(state(copied, key))
+    same = [name for name in names.split() if before[name] == after[name]]
+    assert same == [], f"{source}: changing it changes none of these"
+    with pytest.raises(StatementError):
+        verify(copied.path)
+    bind_anew(copied, key)
+    state(copied, key)
+    with pytest.raises(StatementError):
+        checked(copied, paid)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_receipts_of_one_member_are_enough(paid, copied, key, name):
+    raise_loss(6, 30.0)(copied)
+    bind_anew(copied, key)
+    state(copied, key)
+    with pytest.raises(StatementError, match="history was rewritten"):
+        verify(copied.path, receipts=held(paid, name))
+
+
+@pytest.mark.parametrize(
+    ("key_of", "agreed", "how", "found"),
+    [
+        ("statement.budget", "900", {}, "shares out 1000.00; members agreed .* = '900'"),
+        ("statement.pay-by", "draw", {}, "has pay-by = 'sum'; members agreed to .* = 'draw'"),
+        ("statement.ties", "alike", {}, "has ties = 'apart'; members agreed to .* = 'alike'"),
+        ("statement.ties", "alike", {"ties": "alike"}, ""),
+    ],
+)
+def test_terms_of_the_run_config_bind_the_statement(
+    tmp_path, copy, key, key_of, agreed, how, found
+):
+    folder = RunFolder(copy)
+    folder.config.write({**folder.config.read(), key_of: agreed})
+    state(folder, key, **how)
+    if found:
+        with pytest.raises(StatementError, match=found):
+            verify(folder.path)
+    else:
+        assert verify(folder.path).chosen == ("budget 1000.00", "pay-by sum")
+    state(folder, key, from_round=2, **{"ties": "alike"})
+    if key_of == "statement.ties":
+        assert "from round 2 on" in verify(folder.path).chosen
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda text: text + "\n", "is not written as a run writes it"),
+        (lambda text: text[:-1], "is not written as a run writes it"),
+        (lambda text: text.replace(",there,", ',"there",'), "is not written as a run writes it"),
+        (lambda text: text + "9,0,1000,offline,now\n", "line 5: .* of round 9"),
+        (lambda text: text + "-9,0,1000,offline,now\n", ""),
+    ],
+)
+def test_a_table_that_two_readers_read_as_two_is_refused(paid, copied, key, change, found):
+    path = copied.attendance.path
+    path.write_text(change(path.read_text()), encoding="utf-8")
+    state(copied, key)
+    with pytest.raises(StatementError, match=f"attendance.csv.*{found}" if found else None):
+        checked(copied, paid)
+
+
+def test_columns_cannot_change_places(paid, copied, key):
+    """The rows stay, and their header says that a loss is a remainder."""
+    path = copied.attributed_rounds.path
+    header, *rows = path.read_text().splitlines()
+    assert header.count("decrease") == header.count("attributed") == 1
+    other = header.replace("attributed", "x").replace("decrease", "attributed")
+    path.write_text("\n".join([other.replace("x", "decrease"), *rows, ""]))
+    with pytest.raises(StatementError):
+        state(copied, key)
