@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from fedif_consortium.evidence.signed import record_digest
 from fedif_consortium.statement.records import RunRecords, read_run
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
 from fedif_flower.run.config import CreditSettings, RunConfig
-from fedif_flower.run.folder import files_of_rounds
+from fedif_flower.run.folder import (
+    Table,
+    attributed_round_line,
+    attribution_lines,
+    files_of_rounds,
+)
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.provenance import code_hash, data_hash
+from fedif_flower.run.rows import csv_text
 from fedif_flower.run.secret_validation import paying_part
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
+from fedif_flower.strategies.global_model import GlobalModel
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.steps import Step
 from fedif_flower.tasks.config import OWN
@@ -30,14 +38,14 @@ from fedif_flower.tasks.task import Task
 
 
 class Replayed(NamedTuple):
-    """How many rounds and contributions were recomputed, all with the same bits."""
+    """How many rounds and contributions were recomputed, all columns with the same bits."""
 
     rounds: int
     contributions: int
 
 
 def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str] = ()) -> Replayed:
-    """Recompute every contribution from the kept updates and compare it with the recorded one.
+    """Recompute every column of both tables from the kept updates, and compare it as recorded.
 
     The bits are the same on the same kind of processor, with the same versions and number of
     threads; elsewhere the last digits may differ, and the error says by how much.
@@ -54,8 +62,8 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
     Raises
     ------
     StatementError
-        Naming the round and the client whose contribution is another one, or the validation set if
-        it is not the run's.
+        Naming the round, the client and the column that is another one; the round whose model is
+        not the one that members received; the validation set if it is not the run's.
     ConfigError
         If the run kept no updates or has no run config, had a task of its app's own and none is
         given, or its settings name a module of a package that may not be imported.
@@ -118,6 +126,8 @@ def _attribute(
     last: Step | None = None
     for number in (row.round for row in records.rounds):
         step = steps.get(number)
+        if step is not None:
+            _require_received(records, model, step)
         if step is not None and not torch.equal(step.before.params, model.vectors.params):
             model.advance(step.before)
         attribution.on_replies(number)
@@ -135,28 +145,88 @@ def _attribute(
 
 
 def _compare(records: RunRecords, found: list[RoundAttribution]) -> Replayed:
-    """Raise StatementError for the first contribution that is not the recorded one."""
-    recomputed = {
-        (of_round.server_round, of.client_id): (of.contribution, of.credited, *of.classes)
+    """Raise StatementError for the first cell of either table that is not the recorded one."""
+    folder = records.folder
+    clients = {
+        (of_round.server_round, line["client_id"]): line
         for of_round in found
-        for of in of_round.clients
+        for line in attribution_lines(of_round)
     }
-    recorded = {
-        (part.round, part.client_id): (part.contribution, part.credited, *part.by_class)
-        for part in records.parts
-    }
-    for number, client_id in sorted(recorded.keys() | recomputed.keys()):
-        told, is_now = (which.get((number, client_id), ()) for which in (recorded, recomputed))
-        if told == is_now:
-            continue
-        pairs = zip(told, is_now, strict=False)
-        most = max((abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in pairs), default=1.0)
-        other_code = records.provenance["code_sha256"] != code_hash()
-        version = "; this is another version of the code" if other_code else ""
-        table, kept = records.folder.attribution.path.name, records.folder.updates.name
-        was, now = (repr(of[0]) if of else "nothing" for of in (told, is_now))
-        raise StatementError(
-            f"{table}: round {number}, client {client_id}: {was} is recorded, the updates in "
-            f"{kept}/ give {now} (relative difference {most:.1g}){version}"
-        )
+    rounds = {(of_round.server_round,): attributed_round_line(of_round) for of_round in found}
+    recorded = _keyed(folder.attribution, ("round", "client_id"))
+    _compare_table(records, folder.attribution, recorded, clients)
+    totals = _keyed(folder.attributed_rounds, ("round",))
+    _compare_table(records, folder.attributed_rounds, totals, rounds)
     return Replayed(len(found), len(recorded))
+
+
+def _keyed(table: Table, key: Sequence[str]) -> dict[tuple[int, ...], dict[str, str]]:
+    """Return a table's lines by the whole numbers in some columns."""
+    return {tuple(int(row[name]) for name in key): row for row in table.read()}
+
+
+def _compare_table(
+    records: RunRecords,
+    table: Table,
+    recorded: Mapping[tuple[int, ...], Mapping[str, str]],
+    recomputed: Mapping[tuple[Any, ...], Mapping[str, object]],
+) -> None:
+    """Raise StatementError for the first cell of a table that is not the recorded one.
+
+    A changed update changes what is usual for everybody: contributions tell whose it was.
+    """
+    different = []
+    for place in recorded.keys() | recomputed.keys():
+        told, line = recorded.get(place, {}), recomputed.get(place, {})
+        columns = list(dict.fromkeys([*told, *line]))
+        for index, column in enumerate(columns):
+            was, now = told.get(column, ""), _text(line.get(column))
+            if was != now:
+                rank = -1 if column == "contribution" else index
+                different.append((place[0], rank, place, (column, was, now)))
+    if different:
+        _, _, place, cell = min(different)
+        raise StatementError(_difference(records, table, place, cell))
+
+
+def _text(value: object) -> str:
+    """Return what a table holds of a value."""
+    return csv_text([[value, ""]]).removesuffix(",\n")
+
+
+def _difference(
+    records: RunRecords, table: Table, place: tuple[int, ...], cell: tuple[str, str, str]
+) -> str:
+    """Return which cell is another one, by how much and why that may be, in words."""
+    column, was, now = cell
+    where = f"round {place[0]}" + (f", client {place[1]}" if len(place) > 1 else "")
+    try:
+        one, other = float(was), float(now)
+        most = f"{abs(one - other) / max(abs(one), abs(other), 1e-300):.1g}"
+    except ValueError:
+        most = "1"
+    other_code = records.provenance["code_sha256"] != code_hash()
+    version = "; this is another version of the code" if other_code else ""
+    return (
+        f"{table.path.name}: {where}: {column} = {was or 'nothing'} is recorded, the updates in "
+        f"{records.folder.updates.name}/ give {now or 'nothing'} (relative difference {most})"
+        f"{version}"
+    )
+
+
+def _require_received(records: RunRecords, model: GlobalModel, step: Step) -> None:
+    """Raise StatementError where members signed that they received another model than the kept one.
+
+    Else updates could be replayed on a model at which they are worth something else.
+    """
+    number = step.updates.server_round
+    received = {
+        row["received"]
+        for row in records.folder.signatures.read()
+        if int(row["asked_in"]) == number
+    }
+    if received and received != {record_digest(model.layout.to_arrays(step.before)).hex()}:
+        raise StatementError(
+            f"round {number}: the model in {records.folder.updates.name}/ is not the one that "
+            "members signed that they received"
+        )

@@ -74,6 +74,48 @@ def test_a_changed_update_or_record_is_found_by_its_round_and_client(copy):
         replay(copy)
 
 
+EVERY_COLUMN = [
+    *((name, "attribution") for name in ("partition_id", "coefficient", "credited", "length")),
+    *((name, "attribution") for name in ("weight", "borrowed", "opposed", "contribution_block_7")),
+    *((name, "attributed_rounds") for name in ("loss_before", "loss_after", "decrease")),
+    *((name, "attributed_rounds") for name in ("attributed", "remainder")),
+]
+
+
+@pytest.mark.parametrize(("column", "table"), EVERY_COLUMN)
+def test_every_column_is_recomputed_and_the_totals_of_rounds(copy, column, table):
+    """The operator changes it from the start, so that no head says otherwise."""
+    own = getattr(RunFolder(copy), table)
+    place = {"round": "4"} | ({"client_id": "1002"} if table == "attribution" else {})
+    (row,) = (row for row in own.read() if place.items() <= row.items())
+    value = "7" if column == "partition_id" else repr(float(row[column]) + 30)
+    of.rewrite(own, of.altered(place, **{column: value}))
+    where = ", client 1002" if table == "attribution" else ""
+    with pytest.raises(StatementError, match=f"round 4{where}: {column} = {value} is recorded"):
+        replay(copy)
+
+
+def test_the_columns_that_are_recomputed_are_those_of_the_tables(copy):
+    folder = RunFolder(copy)
+    split = [f"contribution_block_{k}" for k in range(20)]
+    known = {name for name, _ in EVERY_COLUMN} | {"round", "client_id", "contribution", *split}
+    for table in (folder.attribution, folder.attributed_rounds):
+        assert set(table.read()[0]) <= known
+
+
+def test_a_replay_is_of_the_models_that_members_received(tmp_path):
+    """Else the operator chooses the models at which updates are worth what it likes."""
+    of_grid = of.nodes(of.write_keys(tmp_path / "keys"))
+    run_dir = of.run(of_grid, tmp_path, num_server_rounds=2, **{"updates.keep": True})
+    assert replay(run_dir).rounds == 2
+    path = files_of_rounds(run_dir / "updates")[2]
+    content = torch.load(path, weights_only=True)
+    content["before"]["params"] = content["before"]["params"] + 1e-6
+    torch.save(content, path)
+    with pytest.raises(StatementError, match="round 2: the model in updates/ is not the one that"):
+        replay(run_dir)
+
+
 def test_a_run_of_others_imports_what_the_user_allows(copy, tmp_path, monkeypatch):
     config = RunFolder(copy).config
     config.write(config.read() | {"strategy": "planted:Strategy"})
