@@ -16,7 +16,8 @@ from fedif_flower.valuation.objective import ClassMean
 
 Judged = tuple[Any, Any]  # Outputs and targets.
 
-# Outputs and targets of all examples together; larger ones are looked at batch by batch.
+# Outputs and targets of all examples together, in each thread that evaluates a model; larger ones
+# are looked at batch by batch.
 MOST_BYTES = 256 * 2**20
 
 

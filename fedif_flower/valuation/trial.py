@@ -83,7 +83,7 @@ def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) 
     # Data are read with the draws of the process: two sets that are drawn are not to be one.
     contents = [_formatted(content, fastest) for content in chain([first], batches)]
     with own_randomness(0, device):
-        require_mean(model.module, objective, contents)
+        require_mean(model, objective, contents)
         before = random_state(device)
         found = _sized(model.module, objective, contents)
         is_random = random_state(device) != before

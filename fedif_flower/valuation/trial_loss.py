@@ -13,7 +13,14 @@ from fedif_flower.tasks.batches import class_labels, describe, num_rows, take_ro
 from fedif_flower.tasks.modules import evaluation_mode, seed_all
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective
-from fedif_flower.valuation.trial_functions import Sized, require_pairs, some_examples, why_no_mean
+from fedif_flower.valuation.trial_functions import (
+    Sized,
+    at_two_models,
+    require_pairs,
+    some_examples,
+    why_no_mean,
+    with_noise,
+)
 
 _SEED = 0
 _ROUNDINGS = 1000
@@ -157,16 +164,14 @@ def _can_differ(model: FlatModel, objective: Objective, batch: Any) -> bool:
     """Tell whether the loss is another at a model of zeros, or at one with much noise."""
     start = model.params.clone()
     at_start = seeded_loss(model, objective, batch)
-    generator = torch.Generator().manual_seed(_SEED)
+    model.params.zero_()
     try:
-        model.params.zero_()
         if _differs(model, objective, batch, at_start):
             return True
-        noise = torch.randn(start.shape, generator=generator)
-        model.params.copy_(start + noise.to(start))
-        return _differs(model, objective, batch, at_start)
     finally:
         model.params.copy_(start)
+    with with_noise(model):
+        return _differs(model, objective, batch, at_start)
 
 
 def _differs(model: FlatModel, objective: Objective, batch: Any, at_start: Tensor) -> bool:
@@ -176,10 +181,10 @@ def _differs(model: FlatModel, objective: Objective, batch: Any, at_start: Tenso
         return True
 
 
-def require_mean(model: nn.Module, objective: Objective, batches: Sequence[Any]) -> None:
+def require_mean(model: FlatModel, objective: Objective, batches: Sequence[Any]) -> None:
     """Raise ConfigError if the mean of a loss over two parts is not its mean over the whole.
 
-    It is tried on the model's outputs for examples from all over the data. Nothing is tried where
+    It is tried on two models' outputs for examples from all over the data. Nothing is tried where
     the mean is known (``batch_loss`` tells its sizes, torch's cross-entropy its weights), or where
     batches, outputs, targets or loss cannot be divided.
     """
@@ -190,13 +195,17 @@ def require_mean(model: nn.Module, objective: Objective, batches: Sequence[Any])
     def loss(pair: tuple[Any, Any]) -> Sized:
         return Sized(loss_fn(*pair), num_rows(pair) or 0)
 
+    def attempt() -> str:
+        judged = objective.judged(model.module, examples)
+        require_pairs("loss_fn", loss_fn, *judged)
+        if (labels := class_labels(judged)) is not None:
+            judged = take_rows(judged, labels.argsort(stable=True))  # Unlike parts differ most.
+        return why_no_mean(loss, judged)
+
     try:
-        with evaluation_mode(model)():
-            judged = objective.judged(model, some_examples(batches))
-            require_pairs("loss_fn", loss_fn, *judged)
-            if (labels := class_labels(judged)) is not None:
-                judged = take_rows(judged, labels.argsort(stable=True))  # Unlike parts differ most.
-            why = why_no_mean(loss, judged)
+        examples = some_examples(batches)
+        with model.evaluation_mode():
+            why = at_two_models(model, attempt)
     except ConfigError:
         raise
     except Exception:  # A model may take one batch size alone; what it takes was tried before.

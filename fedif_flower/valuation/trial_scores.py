@@ -16,6 +16,7 @@ from fedif_flower.valuation.gathered import MOST_BYTES, Judged, NotGatheredError
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective, as_figure
 from fedif_flower.valuation.trial_functions import (
     Sized,
+    at_two_models,
     named,
     require_pairs,
     some_examples,
@@ -132,7 +133,8 @@ def _require_mean(
     try:
         if is_random and not isinstance(objective, PairObjective):
             raise ValuationError("the model draws at random")
-        why = _why_no_mean(model, objective, name, [batch.content for batch in batches])
+        examples = some_examples([batch.content for batch in batches])
+        why = at_two_models(model, lambda: _why_no_mean(model, objective, name, examples))
     except ConfigError:
         raise
     except Exception as error:  # A model may take one batch size alone.
@@ -149,9 +151,9 @@ def _require_mean(
         )
 
 
-def _why_no_mean(model: FlatModel, objective: Objective, name: str, contents: Sequence[Any]) -> str:
-    """Return what :func:`why_no_mean` does of a score, on examples from all over the data."""
-    examples, score = some_examples(contents), objective.scores[name]
+def _why_no_mean(model: FlatModel, objective: Objective, name: str, examples: Any) -> str:
+    """Return what :func:`why_no_mean` does of a score."""
+    score = objective.scores[name]
     if isinstance(objective, PairObjective):
         judged = objective.judged(model.module, examples)
         require_pairs(f"the {name}", score, *judged)

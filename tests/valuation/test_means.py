@@ -134,6 +134,16 @@ def test_a_loss_that_is_no_mean_is_refused_at_construction(loss_fn, batch_size):
         judged(linear(), ROWS, LABELS, loss_fn=loss_fn, batch_size=batch_size)
 
 
+@pytest.mark.parametrize("loss_fn", REFUSED[:1], ids=["weights"])
+def test_a_loss_that_looks_like_a_mean_at_a_model_of_zeros_is_refused(loss_fn):
+    """Each example's loss is log 3 there, whatever it weighs."""
+    model = linear()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    with pytest.raises(ConfigError, match=r"loss_fn gives .* batch_loss\(model, batch\)"):
+        judged(model, ROWS, LABELS, loss_fn=loss_fn, batch_size=7)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 @pytest.mark.parametrize("size", [1e-3, 1e3])

@@ -280,6 +280,18 @@ def test_beside_batch_loss_a_score_has_to_be_a_mean():
             by_batch(auc, size)
 
 
+def recall(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs > 0) & (targets > 0)).sum() / targets.sum().clamp_min(1)
+
+
+def test_what_looks_like_a_mean_at_a_model_of_zeros_is_tried_at_another():
+    """It predicts nothing, so that the recall is 0 of each part and of the whole."""
+    model = as_given(1)
+    nn.init.zeros_(model.weight)
+    with pytest.raises(ConfigError, match=r"the score gives .*loss comes by batch_loss"):
+        by_batch(recall, 2, model)
+
+
 def test_a_mean_that_cannot_be_tried_is_said(caplog):
     class OfTwo(nn.Linear):
         def forward(self, inputs: Tensor) -> Tensor:
