@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-# Public names by the module that has them: each is imported when it is asked for, since PyTorch
-# and Flower take seconds.
-_NAMES = {
-    "aggregators": (
-        "RFA AlignIns CentredClipping DeepSight DnC FedAdp Flame FoolsGold Krum Median SignGuard "
-        "TrimmedMean"
-    ),
-    "apps": "client_app server_app",
-    "messages.models": "model_arrays",
-    "run.results": "load",
-    "run.round_progress": "ShowRounds",
-    "run.writer": "RunWriter",
-    "strategies": (
-        "AFedSV FedAvg FedIF FedProx FedSV FLTrust InfluenceDescent LeaveOneOut RobustRule "
-        "ScoredStrategy Setup SFedAvg ShapFed"
-    ),
-    "strategies.attribution": "PathAttribution",
-    "strategies.quarantine": "Quarantine",
-    "tasks.task": "ClientSite Metric Site Task",
-    "valuation": "Validation round_influence",
-    "valuation.credit": "CreditBounds",
-    "valuation.ledger": "ScoreLedger min_max",
-    "valuation.path": "path_attribution",
-}
-_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
-
+# The public names. Type checkers read these lines, and so does ``_public_names`` below: PyTorch and
+# Flower take seconds, so that each name is imported when it is asked for.
 if TYPE_CHECKING:
-    from fedif_flower.aggregators import *  # noqa: F403
+    from fedif_flower.aggregators import RFA as RFA
+    from fedif_flower.aggregators import AlignIns as AlignIns
+    from fedif_flower.aggregators import CentredClipping as CentredClipping
+    from fedif_flower.aggregators import DeepSight as DeepSight
+    from fedif_flower.aggregators import DnC as DnC
+    from fedif_flower.aggregators import FedAdp as FedAdp
+    from fedif_flower.aggregators import Flame as Flame
+    from fedif_flower.aggregators import FoolsGold as FoolsGold
+    from fedif_flower.aggregators import Krum as Krum
+    from fedif_flower.aggregators import Median as Median
+    from fedif_flower.aggregators import SignGuard as SignGuard
+    from fedif_flower.aggregators import TrimmedMean as TrimmedMean
     from fedif_flower.apps import client_app as client_app
     from fedif_flower.apps import server_app as server_app
     from fedif_flower.messages.models import model_arrays as model_arrays
     from fedif_flower.run.results import load as load
     from fedif_flower.run.round_progress import ShowRounds as ShowRounds
     from fedif_flower.run.writer import RunWriter as RunWriter
-    from fedif_flower.strategies import *  # noqa: F403
+    from fedif_flower.strategies import AFedSV as AFedSV
+    from fedif_flower.strategies import FedAvg as FedAvg
+    from fedif_flower.strategies import FedIF as FedIF
+    from fedif_flower.strategies import FedProx as FedProx
+    from fedif_flower.strategies import FedSV as FedSV
+    from fedif_flower.strategies import FLTrust as FLTrust
+    from fedif_flower.strategies import InfluenceDescent as InfluenceDescent
+    from fedif_flower.strategies import LeaveOneOut as LeaveOneOut
+    from fedif_flower.strategies import Pace as Pace
+    from fedif_flower.strategies import RobustRule as RobustRule
+    from fedif_flower.strategies import ScoredStrategy as ScoredStrategy
+    from fedif_flower.strategies import Setup as Setup
+    from fedif_flower.strategies import SFedAvg as SFedAvg
+    from fedif_flower.strategies import ShapFed as ShapFed
     from fedif_flower.strategies.attribution import PathAttribution as PathAttribution
     from fedif_flower.strategies.quarantine import Quarantine as Quarantine
     from fedif_flower.tasks.task import ClientSite as ClientSite
@@ -52,16 +54,29 @@ if TYPE_CHECKING:
     from fedif_flower.valuation.ledger import ScoreLedger as ScoreLedger
     from fedif_flower.valuation.ledger import min_max as min_max
     from fedif_flower.valuation.path import path_attribution as path_attribution
-else:
+else:  # Type checkers would take a module with ``__getattr__`` to have any name.
+
+    def __getattr__(name: str) -> object:
+        """Import a public name."""
+        if name in _HOMES:
+            return getattr(import_module(_HOMES[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return [*globals(), *_HOMES]
+
+
+def _public_names() -> dict[str, str]:
+    """Return the names that type checkers are told, by them the modules that have them."""
+    source = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    for_checkers = next(node for node in source.body if isinstance(node, ast.If))
+    homes: dict[str, str] = {}
+    for node in for_checkers.body:
+        assert isinstance(node, ast.ImportFrom)
+        homes |= {alias.name: str(node.module) for alias in node.names}
+    return homes
+
+
+_HOMES = _public_names()
+if not TYPE_CHECKING:
     __all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name."""
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_HOMES]

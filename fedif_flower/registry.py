@@ -67,8 +67,8 @@ class Registry(Mapping[str, Callable[..., Any]]):
         Names of the arguments that every maker can have beside its settings (see
         :mod:`fedif_flower.sections`).
     auto : mapping
-        What ``"auto"`` stands for, by key, such as ``"fedif.gamma"``, where that is a run config's
-        default of a setting.
+        What ``"auto"`` stands for, by key, where that is a run config's default of a setting: what
+        a part of the run says it is.
     brought : str
         What the names of those begin with that an app brings along; empty: none does.
     """
@@ -110,6 +110,13 @@ class Registry(Mapping[str, Callable[..., Any]]):
     def is_own(self, name: object) -> bool:
         """Return whether a name stands for something of another package."""
         return name not in self.built_in and (name in _installed(self.group) or is_import(name))
+
+    def path_of(self, name: str) -> str:
+        """Return the ``module:object`` of a name outside of this package; empty: it is built in."""
+        if not self.is_own(name):
+            return ""
+        point = _installed(self.group).get(name)
+        return point.value if point else name
 
     def load(self, name: str) -> Callable[..., Any]:
         """Return what a name outside of this package stands for; an object as what returns it.

@@ -1,21 +1,23 @@
 """A registered name's own settings: read off the constructor that makes it, and nowhere else.
 
 ``strategy = "fedif"`` is made by ``FedIF``, whose argument ``gamma`` is the run-config key
-``fedif.gamma``. An argument is a setting where it is declared ``Annotated[float, Setting(...)]``; a
-class that declares none has those of its arguments as settings that are plain values with a
-default. Everything else that a constructor names is *offered* to it by whoever makes it: the model,
-the validation set, the seed. An argument that is itself an object with settings is named in the
-class's ``made_of``: ``{"weighting": Weighting}``; ``None`` there says that an argument is no
-setting.
+``fedif.gamma``. An argument is a setting where it is declared ``Annotated[float, Setting(...)]``,
+or where it is a plain value with a default; a constructor that takes ``**base`` has those of its
+base class as well. Everything else that a constructor names is *offered* to it by whoever makes it:
+the model, the validation set, the seed. An argument that is itself an object with settings is named
+in the class's ``made_of``: ``{"weighting": Weighting}``; ``None`` there says that an argument is no
+setting. A class whose defaults differ by data set says so in ``tuned``:
+``{"fashion-mnist": {"gamma": 0.4}}``.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_type_hints
 
 from pydantic import Field, PrivateAttr, create_model
@@ -44,7 +46,8 @@ def arguments(maker: Maker, offered: frozenset[str] = frozenset()) -> dict[str, 
     parts = _made_of(function)
     found = _own_arguments(function, offered)
     for part in parts.values():
-        found |= {} if part is None else arguments(part, offered)
+        if part is not None:
+            found |= arguments(part, offered)
     left_out = offered | bound | parts.keys()
     return {name: argument for name, argument in found.items() if name not in left_out}
 
@@ -81,9 +84,36 @@ def setting_of(maker: Maker, argument: str) -> Any:
     return FieldInfo.from_annotated_attribute(*_declared(maker)[argument])
 
 
+def constructor_signature(kind: type) -> inspect.Signature:
+    """Return what a class is called with: what it passes on is what its bases take."""
+    found: dict[str, inspect.Parameter] = {}
+    for place, base in enumerate(_constructing(kind)):
+        _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
+        for parameter in own:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                continue
+            if place == 0:
+                found[parameter.name] = parameter
+            elif parameter.default is not parameter.empty:
+                found.setdefault(parameter.name, parameter.replace(kind=parameter.KEYWORD_ONLY))
+    return inspect.Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
+
+
 def section_name(name: str) -> str:
     """Return what the keys of a name begin with: the name, or the last part of an import string."""
     return name.rpartition(":")[2].rpartition(".")[2]
+
+
+def section_names(registry: Registry, name: str) -> tuple[str, ...]:
+    """Return all that the keys of a name may begin with; the first is how records have it.
+
+    An entry point's keys may also begin with the name of its object, as if this were named by
+    ``module:object``.
+    """
+    names = [section_name(name)]
+    if path := registry.path_of(name):
+        names.append(section_name(path))
+    return tuple(dict.fromkeys(names))
 
 
 def section(registry: Registry, name: str) -> type[Settings]:
@@ -99,11 +129,43 @@ def _section(
     maker: Maker, name: str, offered: frozenset[str], auto: tuple[tuple[str, str], ...]
 ) -> type[Settings]:
     fields = arguments(maker, offered)
-    for key, words in auto:
-        if (own := key.removeprefix(f"{name}.")) in fields:
-            kind, default = fields[own]
-            fields[own] = Annotated[kind, Field(json_schema_extra={"auto": words})], default
+    words = {key.removeprefix(f"{name}."): told for key, told in auto}
+    for argument, values in _tuned(maker, fields).items():
+        of_data = ", ".join(f"{value} for {dataset}" for dataset, value in values.items())
+        words[argument] = f"{of_data}, {fields[argument][1]} otherwise"
+    for argument in words.keys() & fields.keys():
+        kind, default = fields[argument]
+        extra: Any = {"auto": words[argument]}
+        fields[argument] = Annotated[kind, Field(json_schema_extra=extra)], default
     return _model(fields, in_section(section_name(name)))
+
+
+def tuned(registry: Registry, name: str, dataset: str) -> dict[str, Scalar]:
+    """Return by key what the class of a name has on a data set in place of its defaults."""
+    maker = registry[name]
+    return {
+        f"{section_name(name)}.{argument.replace('_', '-')}": values[dataset]
+        for argument, values in _tuned(maker, arguments(maker, registry.offered)).items()
+        if dataset in values
+    }
+
+
+def _tuned(
+    maker: Maker, fields: Mapping[str, tuple[Any, Any]]
+) -> Mapping[str, Mapping[str, Scalar]]:
+    """Return by argument, and by data set, what its default is there.
+
+    A subclass with a default of its own has that one on every data set.
+    """
+    found: dict[str, dict[str, Scalar]] = {}
+    for kind in inspect.getmro(maker) if isinstance(maker, type) else ():
+        declared: Mapping[str, Mapping[str, Scalar]] = vars(kind).get("tuned", {})
+        usual = _signature(kind).parameters
+        for dataset, values in declared.items():
+            for argument, value in values.items():
+                if argument in fields and fields[argument][1] == usual[argument].default:
+                    found.setdefault(argument, {}).setdefault(dataset, value)
+    return found
 
 
 def make(
@@ -131,11 +193,11 @@ def make(
     Raises
     ------
     ConfigError
-        If it needs an argument that is not offered.
+        If it needs an argument that is not offered, or its base class does.
     """
     function, bound = _unbound(maker)
     parts, known = _made_of(function), {**offered, **rest}
-    parameters = inspect.signature(function).parameters.values()
+    parameters = _signature(function).parameters.values()
     own = _own_arguments(function, frozenset(known))
     given: dict[str, Any] = {}
     for parameter in parameters:
@@ -152,7 +214,16 @@ def make(
         elif parameter.default is parameter.empty:
             raise ConfigError(f"{what} needs the argument {name!r}; it can have {', '.join(known)}")
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return maker(**({**rest, **given} if takes_any else given))
+    try:
+        return maker(**({**rest, **given} if takes_any else given))
+    except TypeError as error:
+        lacking = _lacking(function, error)
+        if not lacking:
+            raise
+        raise ConfigError(
+            f"{what}: its base class needs {lacking}: name the argument in your constructor, and "
+            "hand it on"
+        ) from error
 
 
 class SectionedSettings(Settings):
@@ -184,7 +255,7 @@ class SectionedSettings(Settings):
                 own.setdefault(key.partition(".")[0], {})[key] = values.pop(key)
             super().__init__(**values)
             self._more = tuple(sections)
-            for name, given in own.items():
+            for name, given in self._by_recorded_name(own).items():
                 self._own |= self._checked(name, given)
 
     def settings_of(self, key: str) -> dict[str, Any]:
@@ -203,6 +274,39 @@ class SectionedSettings(Settings):
         registry, name = self.registries[key], getattr(self, key)
         given = {k: v for k, v in self._own.items() if k.startswith(f"{section_name(name)}.")}
         return section(registry, name)(**given).model_dump(exclude_unset=True) if given else {}
+
+    def completed(self) -> Self:
+        """Return a copy that has every setting of the chosen entries, their defaults included.
+
+        Those that are not built in are imported for it; a default of ``None`` has no value.
+
+        Raises
+        ------
+        ConfigError
+            If one cannot be imported, does not have a setting, or has one that lacks a value; or
+            if two have settings under the same name.
+        """
+        usual: dict[str, Scalar] = {}
+        owners: dict[str, str] = {}
+        for key, registry in self.registries.items():
+            name = getattr(self, key)
+            if not registry.is_own(name):
+                continue
+            keys = section(registry, name)
+            if not keys.model_fields:
+                continue
+            prefix = section_name(name)
+            other = owners.setdefault(prefix, registry.key)
+            if other != registry.key:
+                raise ConfigError(
+                    f"{registry.key} = {name!r}: {other} has the section [{prefix}] as well; name "
+                    "one of the two by an entry point, or rename it"
+                )
+            given = {k: v for k, v in self._own.items() if k.startswith(f"{prefix}.")}
+            usual |= keys(**given).to_mapping()
+        copy = self.model_copy()
+        copy._own = {**{k: v for k, v in usual.items() if v is not None}, **self._own}
+        return copy
 
     def build(self, key: str, kind: type[_T], offered: Mapping[str, Any]) -> _T:
         """Return what the chosen entry makes.
@@ -288,6 +392,27 @@ class SectionedSettings(Settings):
         """Raise ConfigError for a key of a section that nothing has."""
         raise ConfigError(unknown_key(key, list(self.defaults())))
 
+    def _by_recorded_name(
+        self, own: Mapping[str, Mapping[str, Scalar]]
+    ) -> dict[str, dict[str, Scalar]]:
+        """Return values by section, those of an entry point under the entry point's name."""
+        recorded: dict[str, str] = {}
+        for field, registry in self.registries.items():
+            first, *others = section_names(registry, str(getattr(self, field)))
+            recorded |= dict.fromkeys(others, first)
+        more = {kind.section_name() for kind in self._more}
+        found: dict[str, dict[str, Scalar]] = {}
+        for name, given in own.items():
+            is_known = name in more or self._field_of(name) is not None
+            place = name if is_known else recorded.get(name, name)
+            kept = found.setdefault(place, {})
+            for key, value in given.items():
+                as_recorded = place + key.removeprefix(name)
+                if as_recorded in kept:
+                    raise ConfigError(f"{key} = {value!r}: {as_recorded} is the same setting")
+                kept[as_recorded] = value
+        return found
+
     def _field_of(self, key: str) -> str | None:
         """Return which key names the entry that a section's key belongs to."""
         name = key.partition(".")[0]
@@ -333,13 +458,46 @@ def _unbound(maker: Maker) -> tuple[Maker, frozenset[str]]:
 def _made_of(maker: Maker) -> Mapping[str, Maker | None]:
     """Return the makers of those arguments that are objects with settings of their own."""
     parts: Mapping[str, Maker | None] = getattr(maker, "made_of", {})
-    return {name: parts[name] for name in inspect.signature(maker).parameters if name in parts}
+    return {name: parts[name] for name in _signature(maker).parameters if name in parts}
+
+
+def _constructing(kind: type) -> Iterator[type]:
+    """Yield the class whose constructor makes a class, and who gets the keywords handed on."""
+    for base in kind.__mro__[:-1]:
+        if "__init__" not in vars(base):
+            continue
+        yield base
+        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return
+
+
+def _lacking(maker: Maker, error: TypeError) -> str:
+    """Return which argument a base class was not given, by what Python says; empty: none."""
+    if not isinstance(maker, type):
+        return ""
+    _, *bases = _constructing(maker)
+    for base in bases:
+        _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
+        for parameter in own:
+            if parameter.default is parameter.empty and repr(parameter.name) in str(error):
+                return repr(parameter.name)
+    return ""
+
+
+def _signature(maker: Maker) -> inspect.Signature:
+    """Return what a class or function is called with, with what a constructor hands on."""
+    signature = inspect.signature(maker)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    if takes_any and isinstance(maker, type):
+        return constructor_signature(maker)
+    return signature
 
 
 @cache
 def _declared(maker: Maker) -> Mapping[str, tuple[Any, Any]]:
     """Return the arguments that are declared settings."""
-    parameters = inspect.signature(maker).parameters
+    parameters = _signature(maker).parameters
     return {
         name: (hint, _default(parameters[name]))
         for name, hint in _hints(maker).items()
@@ -349,13 +507,18 @@ def _declared(maker: Maker) -> Mapping[str, tuple[Any, Any]]:
 
 
 def _own_arguments(maker: Maker, offered: frozenset[str]) -> dict[str, tuple[Any, Any]]:
-    """Return the declared settings; where there are none, the plain values that are not offered."""
-    plain = {
-        name: (Annotated[type(parameter.default), Setting("")], parameter.default)
-        for name, parameter in inspect.signature(maker).parameters.items()
-        if name not in offered and isinstance(parameter.default, Scalar)
-    }
-    return dict(_declared(maker) or plain)
+    """Return the declared settings, and the plain values that are not offered."""
+    found = dict(_declared(maker))
+    hints = _hints(maker)
+    for name, parameter in _signature(maker).parameters.items():
+        default = parameter.default
+        if name in found or name in offered or not isinstance(default, Scalar):
+            continue
+        kind = hints.get(name)
+        if kind not in (bool, int, float, str):
+            kind = type(default)
+        found[name] = Annotated[kind, Setting("")], default
+    return found
 
 
 def _default(parameter: inspect.Parameter) -> Any:
@@ -364,13 +527,28 @@ def _default(parameter: inspect.Parameter) -> Any:
 
 def _hints(maker: Maker) -> dict[str, Any]:
     """Return the annotations of a constructor's or a function's arguments."""
-    function: Any = maker
-    if isinstance(maker, type) and not is_dataclass(maker):
-        function = function.__init__
-    try:
-        return get_type_hints(function, include_extras=True)
-    except NameError:  # Imported for type checkers alone.
-        return {}
+    if not isinstance(maker, type):
+        return _resolved(maker)
+    found: dict[str, Any] = {}
+    for base in _constructing(maker):
+        # A dataclass's constructor is made of the annotations of its fields.
+        is_made = "__dataclass_fields__" in vars(base)
+        hints = _resolved(base if is_made else vars(base)["__init__"])
+        found = {**hints, **found}
+    return found
+
+
+def _resolved(annotated: Any) -> dict[str, Any]:
+    """Return annotations as what they mean, but for those imported for type checkers alone."""
+    with suppress(NameError):
+        return get_type_hints(annotated, include_extras=True)
+    found: dict[str, Any] = {}
+    names = vars(sys.modules[annotated.__module__])
+    for name, hint in annotated.__annotations__.items():
+        with suppress(NameError):
+            alone = SimpleNamespace(__annotations__={name: hint})
+            found |= get_type_hints(alone, names, include_extras=True)
+    return found
 
 
 @cache

@@ -42,7 +42,8 @@ class Rotate(Behaviour):
 
 def make(config, ratio, turns: int = 1): return Rotate(turns)
 
-class Plain(ScreenedStrategy): ...
+class Plain(ScreenedStrategy):
+    def __init__(self, trim: float = 0.1, **base): super().__init__(**base)
 
 def task(named: str = "t"):
     return Task(name=named, model=None, client_data=None, validation_data=None, test_data=None)
@@ -97,6 +98,12 @@ def test_a_name_is_built_in_or_an_entry_point_or_an_import(package):
     named = RunConfig(**{"task": f"{package}:task", "task.named": "u"})
     assert build_task(named.part(TaskConfig)).name == "u"
     assert default_clipping("plain") == 0.0
+    for section in ("plain", "Plain"):  # As the entry point, and as the class.
+        chosen = RunConfig.from_run_config({"strategy": "plain", f"{section}.trim": 0.2})
+        assert chosen.settings_of("strategy") == {"trim": 0.2}
+        assert chosen.to_mapping()["plain.trim"] == 0.2
+    with pytest.raises(ConfigError, match=r"Plain.trim = 0.3: plain.trim is the same setting"):
+        RunConfig.from_run_config({"strategy": "plain", "plain.trim": 0.2, "Plain.trim": 0.3})
     assert ATTACKS.sources()["rotate"] == f"{package} 1.2: {package}:Rotate"
 
 

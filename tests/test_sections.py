@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import pytest
 from pydantic import model_validator
 
+from fedif_flower import FedIF, Validation
 from fedif_flower.attacks import ATTACKS
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import read_toml
@@ -16,8 +17,12 @@ from fedif_flower.registry import Registry
 from fedif_flower.run.config import RunConfig
 from fedif_flower.sections import arguments, make, section
 from fedif_flower.settings import Setting, Settings, setting, take_section
+from fedif_flower.stages import FedAdam
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.config import TASKS
+
+if TYPE_CHECKING:
+    from somewhere import Maker
 
 
 class Wheel:
@@ -50,11 +55,144 @@ SHOP = Registry("bicycle", {"city": Bicycle, "tandem": tandem}, offered=("rider"
 
 
 def test_settings_are_the_declared_arguments_and_those_of_the_parts():
-    assert list(arguments(Bicycle)) == ["gears", "size"]
+    assert list(arguments(Bicycle)) == ["gears", "size", "plain"]
     assert section(SHOP, "city").describe() == [
         ("city.gears", "auto", "a number > 0 or 'auto'", "how many; `auto`: as built"),
         ("city.size", 26, "an integer >= 1", "in inches"),
+        ("city.plain", 0.5, "a number", ""),
     ]
+
+
+class Racer(Bicycle):
+    """Hands on what it does not know, and has an annotation for type checkers alone."""
+
+    def __init__(
+        self, rider, front, back, *, weight: float = 7, maker: Maker = None, **base
+    ) -> None:
+        super().__init__(rider, front, back, **base)
+        self.weight, self.maker = weight, maker
+
+
+def test_a_subclass_has_its_own_settings_and_those_of_its_base():
+    assert list(arguments(Racer)) == ["gears", "weight", "size", "plain"]
+    made = make("racer", Racer, {"rider": "Ada"}, {"weight": 6.5, "gears": 2.0, "size": 20})
+    assert (made.weight, made.gears, made.front.size) == (6.5, 2.0, 20)
+
+    class Forgetful(Bicycle):
+        def __init__(self, rider, **base):
+            super().__init__(rider, **base)
+
+    with pytest.raises(ConfigError, match="racer: its base class needs 'front': name the argument"):
+        make("racer", Forgetful, {"rider": "Ada"})
+
+
+class Trimmed(FedIF):
+    """A rule as a user writes it."""
+
+    def __init__(self, validation: Validation, *, trim: float = 0.1, **base: Any) -> None:
+        super().__init__(validation, **base)
+        self.trim = trim
+
+
+class Slow(FedIF):
+    """A rule with a default of its own."""
+
+    def __init__(self, validation: Validation, *, gamma: float = 0.2, **base: Any) -> None:
+        super().__init__(validation, gamma=gamma, **base)
+
+
+TRIMMED, SLOW = (f"{__name__}:{kind.__name__}" for kind in (Trimmed, Slow))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gamma"),
+    [("fedif", 0.4), ("fedif_flower:FedIF", 0.4), (TRIMMED, 0.4), (SLOW, 0.2)],
+)
+def test_gamma_goes_by_the_class_whatever_it_is_called(strategy, gamma):
+    section = strategy.rpartition(":")[2]
+    told = {"strategy": strategy, "dataset": "fashion-mnist"}
+    config = RunConfig.from_run_config(told).completed()
+    assert config.settings_of("strategy").get("gamma", 0.3) == gamma
+    assert config.to_mapping()[f"{section}.gamma"] == gamma
+    given = RunConfig.from_run_config({**told, f"{section}.gamma": 0.3})
+    assert given.completed().to_mapping()[f"{section}.gamma"] == 0.3
+
+
+def test_defaults_of_own_parts_are_recorded_and_read_again():
+    told = {"strategy": TRIMMED, "Trimmed.smooth-update": False}
+    config = RunConfig.from_run_config(told).completed()
+    of_own = {k: v for k, v in config.to_mapping().items() if k.startswith("Trimmed.")}
+    assert of_own == {
+        **{"Trimmed.gamma": 0.3, "Trimmed.trim": 0.1, "Trimmed.weight-normalization": True},
+        **{"Trimmed.round-normalization": True, "Trimmed.smooth-update": False},
+        **{"Trimmed.bias-correction": False, "Trimmed.weight-scope": "participants"},
+    }
+    read = RunConfig.of_records(config.to_mapping())
+    assert (read.digest(), read.completed().digest()) == (config.digest(), config.digest())
+
+
+def make_rule(trim: float = 0.1) -> FedIF:
+    raise NotImplementedError
+
+
+def test_two_own_parts_with_one_section_are_refused():
+    own = {"strategy": f"{__name__}:make_rule", "attack": f"{__name__}:nested.make_rule"}
+    with pytest.raises(ConfigError, match=r"has the section \[make_rule\] as well; name one"):
+        RunConfig.from_run_config(own).completed()
+
+
+class nested:  # noqa: N801
+    make_rule = staticmethod(make_rule)
+
+
+def test_settings_of_own_parts_come_as_text_where_flwr_run_takes_no_others():
+    told = {"strategy": TRIMMED, "own-settings": "Trimmed.trim=0.2 Trimmed.gamma=0.5"}
+    config = RunConfig.from_run_config(told)
+    assert config.settings_of("strategy") == {"trim": 0.2, "gamma": 0.5}
+    direct = {"strategy": TRIMMED, "Trimmed.trim": 0.2, "Trimmed.gamma": 0.5}
+    assert config == RunConfig.from_run_config(direct)
+    assert config.digest() == RunConfig.from_run_config(direct).digest()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Trimmed.trim", "cannot read 'Trimmed.trim'; expected KEY=VALUE"),
+        ("seed=3", "own-settings = 'seed'; allowed: a key like 'Scaled.factor', which is not"),
+        ("Trimmed.trim=1.0", "own-settings = 'Trimmed.trim'; allowed: a key like"),
+        ("Trimed.trim=1.0", "unknown key 'Trimed.trim'|no part with a section .Trimed."),
+        (3, "own-settings = 3; allowed: a string"),
+    ],
+)
+def test_what_is_wrong_with_settings_as_text_is_named(text, message):
+    told = {"strategy": TRIMMED, "Trimmed.trim": 0.1, "own-settings": text}
+    with pytest.raises(ConfigError, match=message):
+        RunConfig.from_run_config(told)
+
+
+class OwnStep:
+    """A rule that returns a step, as own-parts.md has them: without ``gives_weights``."""
+
+    def __call__(self, updates):
+        return updates.client_updates.median(dim=0).values
+
+
+class Adaptive(FedAdam):
+    """A server optimizer that moves each parameter by itself."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"strategy": "median"}, "strategy 'median'"),
+        ({"strategy": f"{__name__}:OwnStep"}, f"strategy '{__name__}:OwnStep'"),
+        ({"server-optimizer": f"{__name__}:Adaptive"}, f"server-optimizer '{__name__}:Adaptive'"),
+    ],
+)
+def test_what_gives_no_coefficients_is_refused_with_attribution_by_its_class(settings, named):
+    with pytest.raises(ConfigError, match=f"attribution = 'simpson'; allowed: 'off' with {named}"):
+        RunConfig.from_run_config({**settings, "attribution": "simpson"})
+    RunConfig.from_run_config(settings)
 
 
 def test_parts_are_made_first_and_what_is_bound_stays():

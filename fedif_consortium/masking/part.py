@@ -31,6 +31,8 @@ from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.settings import Settings, in_section, quiet_setting, setting
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback
+from fedif_flower.strategies.fedif import FedIF
+from fedif_flower.strategies.registry import strategy_class
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +163,9 @@ class MaskedRounds(RunPart):
 def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -> None:
     """Raise ConfigError if a keeper's policy refuses every round of a run."""
     # The least of FedIF's normalised scores is 0, and in the first round its member's weight.
-    members, more = config.clients_per_round, int(config.strategy == "fedif")
+    kind = strategy_class(config.strategy)
+    more = int(kind is not None and issubclass(kind, FedIF))
+    members = config.clients_per_round
     weights, _ = encode_weights(np.ones(max(members - more, 1)))  # None are more alike.
     vectors = config.num_server_rounds * (more + (config.attribution != "off"))
     where = f"fraction-train = {config.fraction_train}: {len(weights)} of {members} have weight"

@@ -21,15 +21,17 @@ from fedif_consortium.statement.bundle import make_statement, parse_budget
 from fedif_consortium.statement.client_part import ACTION
 from fedif_consortium.statement.manifest import ACCOUNT, ENVELOPE
 from fedif_consortium.statement.member_pages import UNWANTED, delivery, read_answer
-from fedif_consortium.statement.settings import CLIPPING, DESCENT, RELATIVE, StatementSettings
+from fedif_consortium.statement.settings import CLIPPING, StatementSettings
 from fedif_flower.errors import FedIFError
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
+from fedif_flower.sections import section_name
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.config import default_clipping
+from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.nodes import is_simulated
-from fedif_flower.strategies.registry import WITHOUT_COEFFICIENTS
+from fedif_flower.strategies.registry import STRATEGIES, gives_coefficients, strategy_class
 
 # A node starts a process to answer; one that is slower gets its page another time.
 TIMEOUT = 60.0
@@ -48,13 +50,17 @@ class Stated(RunPart):
         update has more weight, its sender is credited with both.
         """
         strategy = str(values["strategy"])
-        if not values.get("statement.budget") or strategy in WITHOUT_COEFFICIENTS:
+        # What is no strategy is refused where it is checked.
+        if not values.get("statement.budget") or strategy not in STRATEGIES:
+            return {}
+        if not gives_coefficients(strategy):
             return {}
         bounds: dict[str, Scalar] = {}
         if not default_clipping(strategy):
             bounds["update-clipping"] = CLIPPING
-        if strategy == DESCENT:
-            bounds[RELATIVE] = True
+        kind = strategy_class(strategy)
+        if kind is not None and issubclass(kind, InfluenceDescent):
+            bounds[f"{section_name(strategy)}.relative"] = True
         return bounds
 
     def build(self, run: RunContext) -> Built:

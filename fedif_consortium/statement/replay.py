@@ -24,7 +24,8 @@ from fedif_flower.run.folder import (
 )
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
-from fedif_flower.run.provenance import code_hash, data_hash
+from fedif_flower.run.modules import hashes_here
+from fedif_flower.run.provenance import MODULES, code_hash, data_hash
 from fedif_flower.run.rows import csv_text
 from fedif_flower.run.secret_validation import paying_part
 from fedif_flower.run.strategy import build_strategy
@@ -205,7 +206,8 @@ def _difference(
         most = f"{abs(one - other) / max(abs(one), abs(other), 1e-300):.1g}"
     except ValueError:
         most = "1"
-    other_code = records.provenance["code_sha256"] != code_hash()
+    modules = hashes_here(records.provenance.get(MODULES, {}))
+    other_code = records.provenance["code_sha256"] != code_hash(modules)
     version = "; this is another version of the code" if other_code else ""
     return (
         f"{table.path.name}: {where}: {column} = {was or 'nothing'} is recorded, the updates in "

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fedif_flower.messages.text import UNSHOWN
+from fedif_flower.sections import section_name
 from fedif_flower.settings import Settings, in_section, setting
 
 PayBy = Literal["sum", "draw"]
@@ -13,12 +14,15 @@ Ties = Literal["apart", "alike"]
 AMOUNT = r"^([0-9]{1,12}(\.[0-9]{1,2})?)?$"
 CONTACT = rf"^[^{UNSHOWN}]{{0,200}}$"
 CLIPPING = 2.0  # Of a run that pays, whatever its strategy.
-DESCENT, RELATIVE = "influence-descent", "influence-descent.relative"
+RELATIVE = "influence-descent.relative"
+# As records have the strategy: by its name, or by that of its class. They are read without its code.
+_DESCENT = ("influence-descent", "InfluenceDescent")
 
 
 def weighs_by_length(config: Mapping[str, Any]) -> bool:
     """Return whether a run gave more weight to who sent longer updates, by its settings."""
-    return bool(config.get("strategy") == DESCENT and not config.get(RELATIVE, False))
+    name = section_name(str(config.get("strategy", "")))
+    return name in _DESCENT and not config.get(f"{name}.relative", False)
 
 
 class StatementSettings(Settings, alias_generator=in_section("statement")):

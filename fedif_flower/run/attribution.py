@@ -22,6 +22,7 @@ from fedif_flower.run.secret_validation import (
 )
 from fedif_flower.strategies.attributed import RoundAttribution
 from fedif_flower.strategies.attribution import PathAttribution
+from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import RunningStrategy
 from fedif_flower.strategies.quarantine import Quarantine
 from fedif_flower.valuation.intervals import block_sums, share_half_widths
@@ -75,6 +76,12 @@ class Attribution(RunPart):
         attribution.on_attribution.append(kept.tell_widths)
         origin[BLOCKS_KEY] = attribution.block_weights
         return Built(callbacks=[attribution], kept={NAME: kept}, provenance=origin)
+
+    def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
+        """Raise ConfigError for a rule that gives no update a coefficient: a function's, too."""
+        own = run.config.attribution
+        words = f"'off' with strategy {run.config.strategy!r}, which gives no update a coefficient"
+        require(strategy.combines_updates or own == "off", "attribution", own, words)
 
 
 class KeptAttribution(Kept):

@@ -28,11 +28,17 @@ from fedif_flower.settings import (
     Settings,
     alike,
     in_section,
+    parse_overrides,
     quiet_setting,
     setting,
     unknown_key,
 )
-from fedif_flower.strategies.config import PaceSettings, StrategyConfig, default_clipping
+from fedif_flower.strategies.config import (
+    PaceSettings,
+    StrategyConfig,
+    default_clipping,
+    tuned_settings,
+)
 from fedif_flower.tasks.config import IMAGES
 from fedif_flower.valuation.credit import CreditBounds
 
@@ -40,6 +46,7 @@ from fedif_flower.valuation.credit import CreditBounds
 IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
 IMAGE_KEYS = tuple(name.replace("_", "-") for name in IMAGE_FIELDS)
 
+OWN_SETTINGS = "own-settings"
 _OFF = (False, 0, "", "off")  # Values with which a part that is not there is not missed.
 
 
@@ -144,6 +151,12 @@ class RunConfig(ClientConfig, StrategyConfig):
         "`moon`, attacks that use the last global step) begins anew",
     )
 
+    own_settings: str = quiet_setting(
+        "",
+        "`KEY=VALUE ...`, settings of parts of your own: `flwr run` takes no keys that the app's "
+        "`pyproject.toml` does not list "
+        "([an example](tutorial/own-parts.md#settings-of-your-own))",
+    )
     overwrite: bool = quiet_setting(
         False, "a run of the same `run-name` is replaced, whatever it came to; else it is refused"
     )
@@ -183,10 +196,10 @@ class RunConfig(ClientConfig, StrategyConfig):
         ConfigError
             Naming the key, its value and what is allowed.
         """
-        values: dict[str, Any] = {**cls.defaults(), **run_config}
+        values: dict[str, Any] = {**cls.defaults(), **with_own_settings(run_config)}
         for part in parts or ():
             found = part.automatic(values).items()
-            values |= {key: value for key, value in found if values[key] == AUTO}
+            values |= {key: value for key, value in found if values.get(key, AUTO) == AUTO}
         share = values["malicious-fraction"]
         if not (isinstance(share, int | float) and 0 <= share <= 1):
             # One that is not allowed is an error of the key that was set.
@@ -197,9 +210,8 @@ class RunConfig(ClientConfig, StrategyConfig):
             "assumed-malicious-fraction": share,
             "update-clipping": default_clipping(values["strategy"]),
         }
-        if (values["dataset"], values["strategy"]) == ("fashion-mnist", "fedif"):
-            known["fedif.gamma"] = 0.4
-        values |= {key: value for key, value in known.items() if values[key] == AUTO}
+        known |= tuned_settings(values["strategy"], values["dataset"])
+        values |= {key: value for key, value in known.items() if values.get(key, AUTO) == AUTO}
         sections = OWN_SECTIONS if parts is None else [p.settings for p in parts if p.settings]
         config = cls(sections=sections, **values)  # type: ignore[call-arg]
         for part in parts or ():
@@ -283,6 +295,26 @@ class RunConfig(ClientConfig, StrategyConfig):
     def digest(self) -> str:
         """Return a hash of every setting that can change a result."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+
+
+def with_own_settings(run_config: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return a run config with those settings that ``own-settings`` holds, under their own keys.
+
+    Raises
+    ------
+    ConfigError
+        If the text is no list of pairs, or has a key that is given, or that has no section.
+    """
+    found = dict(run_config)
+    text = found.get(OWN_SETTINGS)
+    if not isinstance(text, str) or not text:
+        return found  # What is no text is refused where it is checked.
+    found[OWN_SETTINGS] = ""
+    for key, value in parse_overrides(text).items():
+        allowed = "a key like 'Scaled.factor', which is not given otherwise"
+        require("." in key and key not in found, OWN_SETTINGS, key, allowed)
+        found[key] = value
+    return found
 
 
 def subject_of(settings: Mapping[str, Scalar]) -> str:

@@ -20,6 +20,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder, hold_directory
 from fedif_flower.run.loaded_task import LoadedTask, load_task
 from fedif_flower.run.logs import about
+from fedif_flower.run.modules import modules_of
 from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.run.parts import run_parts
 from fedif_flower.run.preflight import (
@@ -97,12 +98,17 @@ def run_federation(
     folder = RunFolder(loaded.config.run_dir)
     with about(run=folder.path.name), hold_directory(folder.path), ExitStack() as stack:
         settings = {**loaded.config.identity(), "data": loaded.fingerprint}
+        for name, digest in modules_of(loaded.config, task).items():
+            settings[f"code of {name}"] = digest[:12]
         checkpoints = CheckpointFolder(folder.checkpoints, settings)
         checkpoint = checkpoints.find(loaded.config.resume)
         known = checkpoint and checkpoint.records.get(RUN_ID)
         run_id = str(known or secrets.token_hex(16))
         told = loaded.config.to_mapping() if run_config is None else run_config
-        run = RunContext(loaded, grid, folder, run_id, checkpoint, told, stack=stack)
+        modules = modules_of(loaded.config, task, parts)
+        run = RunContext(
+            loaded, grid, folder, run_id, checkpoint, told, stack=stack, modules=modules
+        )
         for part in parts:
             run.built.append(part.build(run))
         for wire in (wire for built in run.built for wire in built.wires):

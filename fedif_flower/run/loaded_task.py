@@ -57,8 +57,7 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
         If the data cannot be read, or data, model, loss, attack and number of clients do not fit
         each other.
     """
-    strategy = config.settings_of("strategy")  # An import error shows before anything is loaded.
-    config = settled(config)
+    config = settled(config.completed())  # An import error shows before anything is loaded.
     if task is not None and (own := config.settings_of("task")):
         raise ConfigError(f"{', '.join(own)}: the app's own task takes no settings")
     task = task or build_task(config)
@@ -66,11 +65,6 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
         raise ConfigError(
             f"num-clients = {config.num_clients}; allowed: at most the "
             f"{task.num_train} training examples of {task.name!r}"
-        )
-    if config.strategy == "fedprox" and strategy.get("proximal_mu") != 0 and task.train is not None:
-        raise ConfigError(
-            f"strategy = 'fedprox' adds a term to the local loss, but task {task.name!r} trains by "
-            "a function of its own: choose another strategy"
         )
     acting = build_behaviour(config, partition_id=0, seed=config.seed)
     require_fit(acting, task, config.attack)

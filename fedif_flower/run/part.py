@@ -117,6 +117,8 @@ class RunContext:
         Told what was waited for besides clients, and for how many seconds.
     stack : ExitStack
         Left when the run is over, however it ended.
+    modules : mapping of str to str
+        The code beside this package that it executes: a hash of each module.
     """
 
     loaded: LoadedTask
@@ -128,6 +130,7 @@ class RunContext:
     built: list[Built] = field(default_factory=list)
     waits: list[Callable[[str, float], object]] = field(default_factory=list)
     stack: ExitStack = field(default_factory=ExitStack)
+    modules: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def config(self) -> RunConfig:

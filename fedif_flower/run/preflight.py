@@ -25,7 +25,7 @@ from fedif_flower.messages.preflight import (
 )
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.messages.text import enumerated, printable, reason_of
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import RunConfig, with_own_settings
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.settings import AUTO, Scalar
@@ -70,7 +70,7 @@ def read_config(
     TrainingFailedError
         If too few nodes come online.
     """
-    values = {**RunConfig.defaults(), **run_config}
+    values = {**RunConfig.defaults(), **with_own_settings(run_config)}
     if values[KEY] != AUTO:
         return RunConfig.from_run_config(values, parts)
     # Every other mistake is an error before anyone is waited for.

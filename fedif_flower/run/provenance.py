@@ -6,15 +6,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+CODE = "code_sha256"
+MODULES = "modules"  # Of the code beside this package: a hash of each.
 RUN_ID = "run_id"  # Drawn for a run, and kept where it is resumed.
 PACKAGE = Path(__file__).resolve().parents[1]
 # What a run's bundle leaves out: a server that got one has the same hash as a checkout.
@@ -29,7 +33,9 @@ def package_version() -> str:
         return ""
 
 
-def origin(settings: str, validation: Iterable[Tensor]) -> dict[str, Any]:
+def origin(
+    settings: str, validation: Iterable[Tensor], modules: Mapping[str, str]
+) -> dict[str, Any]:
     """Return what a statement signs of where a result comes from.
 
     Parameters
@@ -38,11 +44,14 @@ def origin(settings: str, validation: Iterable[Tensor]) -> dict[str, Any]:
         Their SHA-256; empty: they are not known.
     validation : iterable of Tensor
         The data that contributions are measured on.
+    modules : mapping of str to str
+        The code beside this package, as :func:`~fedif_flower.run.modules.modules_of` returns it.
     """
     return {
         "settings_sha256": settings,
         "validation_sha256": data_hash(validation),
-        "code_sha256": code_hash(),
+        CODE: code_hash(modules),
+        MODULES: dict(modules),
         "versions": {
             "fedif-flower": package_version(),
             "flwr": version("flwr"),
@@ -68,9 +77,20 @@ def tensors_hash(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
+def code_hash(modules: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the SHA-256 of the code that a run may execute: this package's, and other modules'."""
+    if not modules:
+        return _package_hash()
+    return hashlib.sha256(f"{_package_hash()} {modules_hash(modules)}".encode()).hexdigest()
+
+
+def modules_hash(modules: Mapping[str, str]) -> str:
+    """Return one SHA-256 for that of each module."""
+    return hashlib.sha256(json.dumps(dict(modules), sort_keys=True).encode()).hexdigest()
+
+
 @lru_cache(maxsize=1)
-def code_hash() -> str:
-    """Return the SHA-256 of the package's source, the parts that a run may execute."""
+def _package_hash() -> str:
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE)

@@ -106,7 +106,8 @@ class RunRecorder(RunWriter):
         """Write the run config, and hashes of all that the results come from."""
         self.folder.config.write(self.config.to_mapping())
         loaded, own = self.run.loaded, self.run.joined("provenance")
-        found = origin(self.config.digest(), tensors_in(loaded.validation_data))
+        held_out = tensors_in(loaded.validation_data)
+        found = origin(self.config.digest(), held_out, self.run.modules)
         ids = {"data_fingerprint": loaded.fingerprint, RUN_ID: self.run.run_id}
         self.folder.provenance.write({**ids, **found, **own})
 

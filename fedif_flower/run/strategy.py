@@ -7,12 +7,14 @@ from types import MappingProxyType
 from typing import Any
 
 from fedif_flower.attacks import malicious_partitions
+from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import build_local_method
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.config import configured_stages
+from fedif_flower.strategies.fedprox import FedProx
 from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.registry import StrategyParts, build_named
 from fedif_flower.strategies.setup import BaseArguments, Setup
@@ -63,7 +65,13 @@ def build_strategy(
         is_malicious=malicious_marker(config),
         base=base,
     )
-    return build_named(config.strategy, parts, config.settings_of("strategy"))
+    strategy = build_named(config.strategy, parts, config.settings_of("strategy"))
+    if isinstance(strategy, FedProx) and strategy.proximal_mu and loaded.task.train is not None:
+        raise ConfigError(
+            f"strategy = {config.strategy!r} adds a term to the local loss, but task "
+            f"{loaded.task.name!r} trains by a function of its own: choose another strategy"
+        )
+    return strategy
 
 
 def malicious_marker(config: RunConfig) -> Callable[[ClientNode], bool]:

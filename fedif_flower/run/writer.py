@@ -28,6 +28,7 @@ from fedif_flower.run.folder import (
     RunFolder,
     write_tensors,
 )
+from fedif_flower.run.modules import modules_behind
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.provenance import data_hash, origin
 from fedif_flower.run.report import describe_machine, summarize, write_report
@@ -163,7 +164,8 @@ class RunWriter(Callback):
     def _write_origin(self, strategy: RunningStrategy) -> None:
         """Write where the results come from, as far as it is known without a run config."""
         paying = self._attribution.validation if self._attribution else None
-        provenance = origin("", _tensors_of(paying))
+        parts = [strategy, *vars(strategy).values(), *strategy.stages, *strategy.callbacks]
+        provenance = origin("", _tensors_of(paying), modules_behind(parts))
         if self._attribution is not None:
             provenance[BLOCKS_KEY] = self._attribution.block_weights
         provenance[SETTINGS_KEY] = known_settings(strategy, self._attribution)

@@ -8,8 +8,8 @@ from pydantic import model_validator
 
 from fedif_flower.errors import require
 from fedif_flower.registry import Registry
-from fedif_flower.sections import SectionedSettings, setting_of
-from fedif_flower.settings import Settings, in_section, setting
+from fedif_flower.sections import SectionedSettings, setting_of, tuned
+from fedif_flower.settings import Scalar, Settings, in_section, setting
 from fedif_flower.stages import (
     Bucketing,
     Clip,
@@ -20,10 +20,11 @@ from fedif_flower.stages import (
     LossBound,
     MaxLength,
     NearestNeighbours,
+    ServerOptimizer,
     Stage,
 )
 from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.registry import STRATEGIES, WITHOUT_COEFFICIENTS
+from fedif_flower.strategies.registry import STRATEGIES, gives_coefficients, strategy_class
 from fedif_flower.strategies.setup import Pace, Setup
 from fedif_flower.valuation import Validation
 
@@ -150,22 +151,31 @@ class StrategyConfig(SectionedSettings):
 
     @model_validator(mode="after")
     def _can_be_attributed(self) -> Self:
-        own, fits = self.attribution, self.strategy not in WITHOUT_COEFFICIENTS
+        own = self.attribution
+        if own == "off":
+            return self
         words = f"'off' with strategy {self.strategy!r}, which gives no update a coefficient"
-        require(fits or own == "off", "attribution", own, words)
-        moves_each = set(SERVER_OPTIMIZERS.built_in) - {"off", "fedavgm"}
+        require(gives_coefficients(self.strategy), "attribution", own, words)
         words = f"'off' with server-optimizer {self.server_optimizer!r}"
-        require(self.server_optimizer not in moves_each or own == "off", "attribution", own, words)
+        kind = SERVER_OPTIMIZERS[self.server_optimizer]
+        if isinstance(kind, type) and issubclass(kind, ServerOptimizer):
+            require(kind.keeps_coefficients, "attribution", own, words)
         return self
 
 
 def default_stages(strategy: str) -> list[Stage]:
     """Return the stages that a strategy, by its name, has where it is given none."""
     # What is no strategy is refused where it is checked.
-    kind = STRATEGIES[strategy] if strategy in STRATEGIES else None  # noqa: SIM401
-    if isinstance(kind, type) and issubclass(kind, ScreenedStrategy):
+    kind = strategy_class(strategy) if strategy in STRATEGIES else None
+    if kind is not None and issubclass(kind, ScreenedStrategy):
         return kind.default_stages()
     return []
+
+
+def tuned_settings(strategy: str, dataset: str) -> dict[str, Scalar]:
+    """Return what a strategy, by its name, has on a data set in place of its defaults, by key."""
+    # What is no strategy is refused where it is checked.
+    return tuned(STRATEGIES, strategy, dataset) if strategy in STRATEGIES else {}
 
 
 def default_clipping(strategy: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -12,11 +13,10 @@ from torch import nn
 from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.registry import Registry
-from fedif_flower.sections import make
+from fedif_flower.sections import constructor_signature, make
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.robust_rule import RobustRule
 from fedif_flower.strategies.setup import BaseArguments
-from fedif_flower.strategies.summary import constructor_signature
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation import Validation
@@ -70,18 +70,35 @@ _BUILT_IN: Mapping[str, str] = {
     "sign-guard": "aggregators:SignGuard",
 }
 
-# No update has a coefficient in these rules: nothing can be attributed.
-WITHOUT_COEFFICIENTS = frozenset({"median", "trimmed-mean", "centred-clipping"})
-
 STRATEGIES = Registry(
     "strategy",
     {name: f"fedif_flower.{where}" for name, where in _BUILT_IN.items()},
     offered=(*OFFERED, *constructor_signature(ScreenedStrategy).parameters),
-    auto={
-        "fedif.gamma": "0.4 on Fashion-MNIST, 0.3 otherwise",
-        "influence-descent.relative": "`true` in a run with a budget, else `false`",
-    },
+    auto={"influence-descent.relative": "`true` in a run with a budget, else `false`"},
 )
+
+
+def strategy_class(name: str) -> type | None:
+    """Return the class that a name stands for: a strategy's or a rule's; ``None``: a function.
+
+    What is not built in is imported.
+    """
+    maker = STRATEGIES[name]
+    function = maker.func if isinstance(maker, partial) else maker
+    return function if isinstance(function, type) else None
+
+
+def gives_coefficients(name: str) -> bool:
+    """Tell whether updates have coefficients in a strategy's step: else nothing is attributed.
+
+    Of a function that returns a strategy it is not known before it is called: ``True``.
+    """
+    kind = strategy_class(name)
+    if kind is None:
+        return True
+    if issubclass(kind, ScreenedStrategy):
+        return kind.combines_updates
+    return bool(getattr(kind, "gives_weights", False))
 
 
 def build_named(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, Unpack
+from typing import Annotated, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -48,6 +49,8 @@ class Weighting(CheckedFields):
     num_clients : int, optional
         K for ``"population"``; default: every node seen so far.
     """
+
+    made_of: ClassVar[Mapping[str, None]] = MappingProxyType({"initial": None})
 
     initial: float = 0.0
     round_normalization: RoundNormalization = True

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.sections import require_settings
+from fedif_flower.sections import constructor_signature, require_settings
 from fedif_flower.stages import Stage
 from fedif_flower.strategies.older_api import refuse_older_arguments
 from fedif_flower.valuation.ledger import ScoreLedger
@@ -22,23 +22,6 @@ from fedif_flower.valuation.ledger import ScoreLedger
 logger = logging.getLogger("flwr")
 _AN_ADDRESS: object = object.__repr__
 _SHOWN_AT_MOST = 100  # Characters of a value.
-
-
-def constructor_signature(kind: type) -> inspect.Signature:
-    """Return what a class is called with: what it passes on is what its bases take."""
-    found: dict[str, inspect.Parameter] = {}
-    is_own = True
-    for base in (base for base in kind.__mro__ if "__init__" in vars(base)):
-        _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
-        for p in (p for p in own if p.kind is not p.VAR_KEYWORD):
-            if is_own:
-                found[p.name] = p
-            elif p.default is not p.empty:
-                found.setdefault(p.name, p.replace(kind=p.KEYWORD_ONLY))
-        if not any(p.kind is p.VAR_KEYWORD for p in own):
-            break
-        is_own = False
-    return inspect.Signature(sorted(found.values(), key=lambda p: p.kind))
 
 
 class TellsSettings:

@@ -12,9 +12,9 @@ from fedif_flower.attacks import ATTACKS as REGISTERED_ATTACKS
 from fedif_flower.errors import ConfigError
 from fedif_flower.registry import Registry
 from fedif_flower.settings import Scalar
-from fedif_flower.strategies.registry import STRATEGIES, WITHOUT_COEFFICIENTS
+from fedif_flower.strategies.registry import STRATEGIES
 from fedif_studies.arena.figures import read_figures
-from fedif_studies.lab.bounded import RULE, bounds_of
+from fedif_studies.lab.bounded import RULE, bounds_of, can_be_attributed
 from fedif_studies.lab.cells import find_data
 from fedif_studies.lab.run import federated, fill
 from fedif_studies.names import NAMES
@@ -147,7 +147,7 @@ def play(
 def measure(common: Mapping[str, Scalar], bout: Row) -> list[Row]:
     """Return a bout's figures. Contributions are by Simpson's rule where there are any."""
     rule, attack = bout["rule"], bout["attack"]
-    attributed = _weights(rule) not in WITHOUT_COEFFICIENTS
+    attributed = can_be_attributed(_weights(rule))
     settings: dict[str, Scalar] = {
         **common,
         "strategy": RULE,

@@ -9,7 +9,7 @@ from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.stages.loss_bound import DESCENT_STEPS
 from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.registry import WITHOUT_COEFFICIENTS, StrategyParts, build_named
+from fedif_flower.strategies.registry import StrategyParts, build_named, gives_coefficients
 from fedif_studies.names import NAMES
 
 RULE = f"{__name__}:rule"  # As a run config names it.
@@ -33,9 +33,19 @@ def rule(
         steps = DESCENT_STEPS if bounds == "full" else 0
         first.append(LossBound(parts.validation, descent_steps=steps))
     base["stages"] = [*first, *(base["stages"] or ())]
-    return build_named(NAMES.get(weights, weights), replace(parts, base=base))
+    return build_named(_known(weights), replace(parts, base=base))
 
 
 def bounds_of(weights: str) -> tuple[str, str]:
     """Return no bounds, and the most that go with a rule: without weights there is no step."""
-    return ("none", "length" if weights in WITHOUT_COEFFICIENTS else "full")
+    return ("none", "full" if can_be_attributed(weights) else "length")
+
+
+def can_be_attributed(weights: str) -> bool:
+    """Tell whether a rule gives updates coefficients."""
+    return gives_coefficients(_known(weights))
+
+
+def _known(weights: str) -> str:
+    """Return by what name a run config knows a rule."""
+    return NAMES.get(weights, weights)

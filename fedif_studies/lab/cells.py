@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import JsonFile, RunFolder
 from fedif_flower.run.loaded_task import fingerprint
+from fedif_flower.run.modules import modules_of
+from fedif_flower.run.provenance import CODE, code_hash, modules_hash
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.tasks.images import settled
 from fedif_studies.rows import revision
@@ -32,17 +35,31 @@ class Cell:
         Every setting; ``config.run_dir`` is where the result goes.
     data : str
         What its data set is called in a report, such as ``"CIFAR-10 (JPEG)"``.
+    modules : mapping of str to str
+        The code beside the library that its names stand for: a hash of each module.
     """
 
     group: str
     name: str
     config: RunConfig
     data: str
+    modules: Mapping[str, str]
 
     @property
     def digest(self) -> str:
         """The hash that ends the name of its directory."""
         return self.config.run_name.rpartition("-")[2]
+
+    def require_unchanged(self) -> None:
+        """Raise ConfigError if a module is another one than when the cell was made."""
+        now = modules_of(self.config)
+        for name in sorted(self.modules.keys() | now.keys()):
+            before, after = self.modules.get(name, "none"), now.get(name, "none")
+            if before != after:
+                raise ConfigError(
+                    f"{name} was edited: its SHA-256 was {before[:12]} and is {after[:12]} now; "
+                    "the same command measures the new one"
+                )
 
     def label(self) -> None:
         """Write into its directory what a report cannot derive from the settings."""
@@ -56,8 +73,9 @@ def make_cell(
 ) -> Cell:
     """Return a cell whose directory is ``<output>/<group>/<name>-<hash>``.
 
-    The hash covers every setting that can change the result, and the pixels and labels of the
-    data set: a directory that exists is the result of these settings and of no others.
+    The hash covers every setting that can change the result, the pixels and labels of the data set,
+    and the code beside the library that its names stand for, such as a rule of your own: a
+    directory that exists is the result of these and of no others.
 
     Parameters
     ----------
@@ -77,11 +95,14 @@ def make_cell(
     """
     folder = (output_dir / group).absolute()
     own = {"output-dir": str(folder), "run-name": AUTO, "resume": AUTO}
-    config = settled(RunConfig.from_run_config({**settings, **own}))
+    config = settled(RunConfig.from_run_config({**settings, **own}).completed())
+    modules = modules_of(config)
     content = f"{config.digest()} {fingerprint(config)}"
+    if modules:
+        content += f" {modules_hash(modules)}"
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     config = config.replace(run_name=f"{name}-{digest}")
-    return Cell(group, name, config, data or config.subject)
+    return Cell(group, name, config, data or config.subject, modules)
 
 
 def find_result(cell: Cell) -> Path | None:
@@ -91,6 +112,15 @@ def find_result(cell: Cell) -> Path | None:
     output_dir = cell.config.run_dir.parent.parent
     same = sorted(output_dir.glob(f"*/*-{cell.digest}"))
     return next((run_dir for run_dir in same if RunFolder(run_dir).is_complete()), None)
+
+
+def is_of_other_code(cell: Cell) -> bool:
+    """Tell whether a cell's complete result was measured by other code than there is now."""
+    run_dir = find_result(cell)
+    provenance = RunFolder(run_dir).provenance if run_dir is not None else None
+    if provenance is None or not provenance.path.is_file():
+        return False
+    return provenance.read().get(CODE) != code_hash(cell.modules)
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:

@@ -32,7 +32,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
 from fedif_flower.signals import ended_as_interrupted
-from fedif_studies.lab.cells import Cell, distinct, find_result
+from fedif_studies.lab.cells import Cell, distinct, find_result, is_of_other_code
 from fedif_studies.rows import Row, add_rows, committed_revision, machine
 
 Measure = Callable[[Any], Sequence[Row]]
@@ -166,6 +166,8 @@ def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
     if len(todo) < len(wanted):
         way = "" if todo else "; --again runs them again"
         typer.echo(f"{len(wanted) - len(todo)} of {len(wanted)} cells are complete already{way}")
+        if of_other_code := sum(is_of_other_code(cell) for cell in wanted):
+            typer.echo(f"{of_other_code} of these were measured by another version of the library")
     call = run_anew if again else run_cell
     with _what_stays(again=again):
         complete = _carry_out(todo, call, lambda *_: None, lambda cell: cell.name, jobs)
@@ -181,6 +183,7 @@ def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
 
 def run_cell(cell: Cell) -> None:
     """Run a cell, or what is left of it."""
+    cell.require_unchanged()
     run_federation(LocalGrid(task_app(), cell.config.num_clients), cell.config)
     cell.label()
 

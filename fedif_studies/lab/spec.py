@@ -11,11 +11,14 @@ from typing import Any
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import read_toml
 from fedif_flower.run.config import RunConfig
-from fedif_flower.sections import section_name
+from fedif_flower.sections import section_names
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, make_cell
 
-_OF_CELLS = {"output-dir", "run-name", "resume"}
+_OF_CELLS = {
+    **dict.fromkeys(("output-dir", "run-name", "resume"), "each cell has its own"),
+    "overwrite": "a cell that is complete is kept; remove its folder to measure it again",
+}
 
 
 def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> list[Cell]:
@@ -48,8 +51,8 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     if not spec:
         raise ConfigError(f"sweep {str(path)!r} is empty; allowed: keys of a run config, and lists")
     spec, grids = _parts(spec)
-    if taken := sorted(_OF_CELLS & set(spec).union(*grids)):
-        raise ConfigError(f"{taken[0]} in {str(path)!r}: each cell has its own")
+    if taken := sorted(_OF_CELLS.keys() & set(spec).union(*grids)):
+        raise ConfigError(f"{taken[0]} in {str(path)!r}: {_OF_CELLS[taken[0]]}")
     axes = {key: _axis(key, value) for key, value in spec.items() if isinstance(value, list)}
     # Whole grids of one seed after the other: what is complete can be compared at any time.
     all_seeds = axes.pop("seed", [spec.get("seed", defaults["seed"])])
@@ -86,9 +89,13 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def chosen(key: str, settings: Mapping[str, Scalar]) -> bool:
     """Tell whether a key is no section's, or one of a section that these settings choose."""
-    keys = (field.replace("_", "-") for field in RunConfig.registries)
-    names = {section_name(str(settings[key])) for key in keys}
-    return "." not in key or key.partition(".")[0] in names
+    if "." not in key:
+        return True
+    prefix = key.partition(".")[0]
+    return any(
+        prefix in section_names(registry, str(settings[registry.key]))
+        for registry in RunConfig.registries.values()
+    )
 
 
 def swept_keys(path: Path) -> set[str]:

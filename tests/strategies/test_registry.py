@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedif_flower.strategies.registry import STRATEGIES, WITHOUT_COEFFICIENTS
+from fedif_flower.strategies.registry import STRATEGIES, gives_coefficients
 from tests.strategies.named import Spoiler, config, full_of, run
 
 # Coalitions of five clients: 32, the empty one included.
@@ -41,7 +41,7 @@ def test_every_name_runs_and_learns(tmp_path, strategy):
     assert (evaluations > 0) == (strategy in MOST_EVALUATIONS)
     weights = [float(row["weight"]) for row in clients if row["weight"]]
     assert all(weight >= 0 for weight in weights)
-    assert bool(weights) == (strategy not in WITHOUT_COEFFICIENTS)
+    assert bool(weights) == gives_coefficients(strategy)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

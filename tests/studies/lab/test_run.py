@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
 import platform
 import signal
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from typer.testing import CliRunner
 
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.modules import hashes_here
 from fedif_flower.run.provenance import package_version
 from fedif_flower.run.rows import read_rows
 from fedif_studies import commands, coverage, drawn, estimators, factorial
@@ -178,7 +182,13 @@ def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
     assert "failed: bad: output-dir" in capsys.readouterr().err
     bad.config.run_dir.unlink()
     assert run_cells([bad, good, small_cell(tmp_path, "also bad", seed=1)], 1)
-    assert "1 of 2 cells are complete already" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "1 of 2 cells are complete already" in told
+    assert "another version of the library" not in told
+    provenance = RunFolder(good.config.run_dir).provenance
+    provenance.write(provenance.read() | {"code_sha256": "00"})
+    assert run_cells([bad, good], 1)
+    assert "1 of these were measured by another version of the lib" in capsys.readouterr().out
 
 
 def test_a_sweep_reports_its_cells_wherever_they_lie(tmp_path):
@@ -208,6 +218,61 @@ def sweep(words: list[str]) -> str:
 
 def run_ids(folder: Path) -> set[str]:
     return {json.loads(path.read_text())["run_id"] for path in folder.rglob("provenance.json")}
+
+
+RULE = """
+class Own:
+    gives_weights = True
+
+    def __init__(self, power: float = {}):
+        self.power = power
+
+    def __call__(self, updates):
+        from fedif_flower.round import Aggregation
+
+        lengths = updates.squared_norms ** self.power
+        return Aggregation(weights=lengths / lengths.sum())
+"""
+
+
+def test_a_sweep_measures_again_where_a_rule_of_ones_own_was_edited(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    small = "num-clients = 5\nfraction-train = 0.4\nnum-server-rounds = 1\nlocal-epochs = 1\n"
+    (tmp_path / "sweep.toml").write_text(f"{small}device = 'cpu'\nstrategy = 'own_rule:Own'\n")
+
+    def measured(power: float) -> tuple[str, list[Row]]:
+        (tmp_path / "own_rule.py").write_text(RULE.format(power))
+        sys.modules.pop("own_rule", None)  # As in a new process.
+        importlib.invalidate_caches()
+        words = ["sweep", f"{tmp_path}/sweep.toml", "--output-dir", f"{tmp_path}/out"]
+        told = CliRunner().invoke(cli, [*words, "--jobs", "1"])
+        assert told.exit_code == 0, told.output
+        return told.output, read_rows(tmp_path / "out" / "sweep" / "results.csv")
+
+    for power in (0.5, -0.5):
+        output, [row] = measured(power)
+        assert "[1/1, until" in output
+        assert row["Own.power"] == str(power)
+    output, [row] = measured(0.5)
+    assert "1 of 1 cells are complete already" in output
+    assert row["Own.power"] == "0.5"
+
+
+def test_a_rule_that_is_edited_while_a_sweep_runs_is_refused_with_both_hashes(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "edited_rule.py"
+    path.write_text(RULE.format(0.5))
+    cell = small_cell(tmp_path / "out", strategy="edited_rule:Own")
+    before = hashes_here(["edited_rule"])["edited_rule"][:12]
+    path.write_text(RULE.format(1.5))
+    after = hashes_here(["edited_rule"])["edited_rule"][:12]
+    assert not run_cells([cell], 1)
+    told = f"edited_rule was edited: its SHA-256 was {before} and is {after} now"
+    assert told in capsys.readouterr().err
+    del sys.modules["edited_rule"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
