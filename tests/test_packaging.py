@@ -16,8 +16,11 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
+from fedif_consortium.parts import server_parts
 from fedif_flower.run import provenance
-from fedif_flower.run.provenance import code_hash
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.modules import modules_of
+from fedif_flower.run.provenance import package_hash
 
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "fedif_flower"
@@ -88,11 +91,17 @@ def bundle(unpacked) -> set[str]:
 
 def test_a_server_s_hash_of_the_code_is_a_checkout_s_and_covers_all_it_got(unpacked, monkeypatch):
     """What provenance leaves out is what the bundle leaves out, and nothing else."""
-    checkout = code_hash.__wrapped__()
+    checkout = package_hash.__wrapped__()
     monkeypatch.setattr(provenance, "PACKAGE", unpacked / "fedif_flower")
-    assert code_hash.__wrapped__() == checkout
+    assert package_hash.__wrapped__() == checkout
     monkeypatch.setattr(provenance, "_NOT_IN_BUNDLES", ())
-    assert code_hash.__wrapped__() == checkout
+    assert package_hash.__wrapped__() == checkout
+
+
+def test_modules_that_a_server_s_run_is_hashed_with_are_all_in_the_bundle(bundle):
+    paths = [name.replace(".", "/") for name in modules_of(RunConfig(), parts=server_parts())]
+    assert "fedif_consortium/statement/part" in paths
+    assert [path for path in paths if not {f"{path}.py", f"{path}/__init__.py"} & bundle] == []
 
 
 def test_the_bundle_holds_the_two_apps_and_the_rooms_they_use(bundle):

@@ -80,8 +80,8 @@ def tensors_hash(tensors: Iterable[Tensor]) -> str:
 def code_hash(modules: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the SHA-256 of the code that a run may execute: this package's, and other modules'."""
     if not modules:
-        return _package_hash()
-    return hashlib.sha256(f"{_package_hash()} {modules_hash(modules)}".encode()).hexdigest()
+        return package_hash()
+    return hashlib.sha256(f"{package_hash()} {modules_hash(modules)}".encode()).hexdigest()
 
 
 def modules_hash(modules: Mapping[str, str]) -> str:
@@ -90,7 +90,8 @@ def modules_hash(modules: Mapping[str, str]) -> str:
 
 
 @lru_cache(maxsize=1)
-def _package_hash() -> str:
+def package_hash() -> str:
+    """Return the SHA-256 of this package's source, the parts that a run may execute."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE)
