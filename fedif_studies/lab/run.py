@@ -32,8 +32,11 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
 from fedif_flower.signals import ended_as_interrupted
+from fedif_flower.strategies.reports import RoundReport
 from fedif_studies.lab.cells import Cell, distinct, find_result, is_of_other_code
 from fedif_studies.rows import Row, add_rows, committed_revision, machine
+
+SECONDS_BETWEEN_LINES = 30.0  # Of one cell.
 
 Measure = Callable[[Any], Sequence[Row]]
 """Takes a cell and returns what its rows have beside it; a function of a module."""
@@ -184,12 +187,14 @@ def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
 def run_cell(cell: Cell) -> None:
     """Run a cell, or what is left of it."""
     cell.require_unchanged()
-    run_federation(LocalGrid(task_app(), cell.config.num_clients), cell.config)
+    progress = CellProgress(cell.name, cell.config.num_server_rounds)
+    run_federation(LocalGrid(task_app(), cell.config.num_clients), cell.config, progress)
     cell.label()
 
 
 def run_anew(cell: Cell) -> None:
     """Run a cell from its first round; what an earlier run left of it goes, wherever it lies."""
+    cell.require_unchanged()
     for run_dir in (cell.config.run_dir, find_result(cell)):
         if run_dir is not None:
             shutil.rmtree(run_dir, ignore_errors=True)
@@ -211,6 +216,46 @@ def _what_stays(*, again: bool) -> Iterator[None]:
         raise GridInterrupted(told) from None
 
 
+class CellProgress:
+    """Says every so often which round of a cell is done, and when its last one will be.
+
+    Parameters
+    ----------
+    name : str
+        The cell's.
+    num_rounds : int
+        How many it has.
+    clock : callable
+        Returns seconds that go on.
+    """
+
+    def __init__(
+        self, name: str, num_rounds: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name, self._num_rounds, self._clock = name, num_rounds, clock
+        self._told = clock()
+        self._first: tuple[int, float] | None = None  # A run may go on, and begin at any round.
+
+    def __call__(self, row: RoundReport) -> None:
+        """Take in a round that is done."""
+        now = self._clock()
+        if self._first is None:
+            self._first = row.round, now
+            return
+        if now - self._told < SECONDS_BETWEEN_LINES or row.round == self._num_rounds:
+            return
+        self._told = now
+        first_round, began = self._first
+        of_a_round = (now - began) / (row.round - first_round)
+        left = of_a_round * (self._num_rounds - row.round)
+        typer.echo(f"{self._name}: round {row.round} of {self._num_rounds}, until {_time_in(left)}")
+
+
+def _time_in(seconds: float) -> str:
+    """Return the time of the day that it will be, with the day of the week."""
+    return f"{datetime.now() + timedelta(seconds=seconds):%a %H:%M}"
+
+
 def _carry_out(
     todo: Sequence[C],
     call: Callable[[C], R],
@@ -230,8 +275,7 @@ def _carry_out(
                     continue
                 keep(cell, found)
                 left = (time.monotonic() - began) / done * (len(todo) - done)
-                until = f"{datetime.now() + timedelta(seconds=left):%a %H:%M}"
-                typer.echo(f"[{done}/{len(todo)}, until {until}] {name(cell)}")
+                typer.echo(f"[{done}/{len(todo)}, until {_time_in(left)}] {name(cell)}")
     except KeyboardInterrupt:
         left = len(todo) - done
         raise GridInterrupted(f"stopped: {left} cells are left; the same command goes on") from None

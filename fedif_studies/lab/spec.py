@@ -17,7 +17,7 @@ from fedif_studies.lab.cells import Cell, make_cell
 
 _OF_CELLS = {
     **dict.fromkeys(("output-dir", "run-name", "resume"), "each cell has its own"),
-    "overwrite": "a cell that is complete is kept; remove its folder to measure it again",
+    "overwrite": "--again measures cells again that are complete",
 }
 
 

@@ -20,7 +20,7 @@ from fedif_studies.paper.tables import Settings, Table, Variant
 # Free in a table: what changes neither protocol nor method.
 _FREE = {*PATHS, "seed", "num-server-rounds", "device", "threads-per-client"}
 _FREE |= {"max-failed-rounds", "min-valid-replies"}
-
+_MOST_SHOWN = 3  # Settings in which a run differs from a cell.
 
 Place = tuple[Variant, Variant, int]
 """A cell of a table: its row, its column, its seed."""
@@ -149,25 +149,61 @@ def fill_table(
     defaults : Mapping[str, Scalar]
         A complete run config, for everything that the table leaves open.
     rounds : int, optional
-        Only runs of so many rounds; ``None``: of the table's own number.
+        Only runs of so many rounds; ``None``: of the table's own number. Accuracies after another
+        number of rounds than the paper's have none of its figures beside them.
     changed : Mapping[str, Scalar]
         What the runs have in place of the cells' own settings.
     """
-    # Seconds do not depend on how pixels are scaled.
-    free = _FREE | {"normalization"} if table.is_timed else _FREE
-    fitting = [m for m in measurements if m.rounds == (rounds or table.rounds)]
+    length = rounds or table.rounds
+    # Seconds are those of a round.
+    compared = table.is_timed or length == table.rounds
+    fitting = [m for m in measurements if m.rounds == length]
     cells = []
     for column in table.columns:
         for row in table.rows:
-            config = RunConfig.from_run_config(
-                {**defaults, **table.settings(row, column), **changed}
-            )
-            wanted = {k: v for k, v in config.to_mapping().items() if k not in free}
-            of_seed = {m.seed: m for m in fitting if _belongs(m, wanted)}
+            wanted = _wanted(table, row, column, defaults, changed)
+            of_seed = {m.seed: m for m in fitting if not _differences(m, wanted)}
             found = tuple(of_seed[seed] for seed in sorted(of_seed))
-            paper = table.paper.get(row.key, {}).get(column.key)
-            cells.append(TableCell(row, column, found, MeanStd(*paper) if paper else None))
+            printed = table.paper.get(row.key, {}).get(column.key)
+            paper = MeanStd(*printed) if printed and compared else None
+            cells.append(TableCell(row, column, found, paper))
     return cells
+
+
+def why_in_no_cell(
+    measurement: Measurement, tables: Iterable[Table], defaults: Settings, changed: Settings
+) -> str:
+    """Return in what a run differs from the cell that it comes nearest to; empty: it is one.
+
+    Parameters
+    ----------
+    measurement : Measurement
+        The run.
+    tables : iterable of Table
+        Where it might belong.
+    defaults : Mapping[str, Scalar]
+        A complete run config, for everything that a table leaves open.
+    changed : Mapping[str, Scalar]
+        What a cell may have in place of its own settings.
+    """
+    nearest: tuple[Table, Variant, Variant, dict[str, tuple[Scalar, Scalar]]] | None = None
+    for table in tables:
+        for row, column, own in product(table.rows, table.columns, ({}, changed)):
+            found = _differences(measurement, _wanted(table, row, column, defaults, own))
+            if measurement.rounds != table.rounds:
+                found["num-server-rounds"] = measurement.rounds, table.rounds
+            if not found:
+                return ""
+            if nearest is None or len(found) < len(nearest[-1]):
+                nearest = table, row, column, found
+    assert nearest is not None
+    table, row, column, found = nearest
+    shown = [f"{key} = {own!r}, not {cells!r}" for key, (own, cells) in found.items()]
+    more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
+    return (
+        f"nearest is {row.key} under {column.key} of {table.name}: "
+        f"{', '.join(shown[:_MOST_SHOWN])}{more}"
+    )
 
 
 def of_shared_seeds(cells: Sequence[TableCell]) -> list[TableCell]:
@@ -202,10 +238,28 @@ def best_rows(
     }
 
 
-def _belongs(measurement: Measurement, wanted: Mapping[str, Scalar]) -> bool:
+def _wanted(
+    table: Table, row: Variant, column: Variant, defaults: Settings, changed: Settings
+) -> dict[str, Scalar]:
+    """Return the settings that a run of a cell has to have."""
+    # Seconds do not depend on how pixels are scaled.
+    free = _FREE | {"normalization"} if table.is_timed else _FREE
+    own = {**defaults, **table.settings(row, column), **changed}
+    config = RunConfig.from_run_config(own)
+    return {key: value for key, value in config.to_mapping().items() if key not in free}
+
+
+def _differences(
+    measurement: Measurement, wanted: Mapping[str, Scalar]
+) -> dict[str, tuple[Scalar, Scalar]]:
+    """Return by key what a run was set to, and what a cell is, where these are not the same."""
     config = dict(measurement.config)
     # A folder of CIFAR-10's images stands for CIFAR-10; only a cell's label says that it is one.
     if wanted["dataset"] == "cifar10" and measurement.data.startswith("CIFAR-10 ("):
         config["dataset"] = "cifar10"
     # A setting that did not exist yet had its default.
-    return all(config.get(key, value) == value for key, value in wanted.items())
+    return {
+        key: (config[key], value)
+        for key, value in wanted.items()
+        if key in config and config[key] != value
+    }

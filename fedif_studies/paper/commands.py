@@ -67,11 +67,14 @@ def report(
     """Add complete runs to the rows of docs/results, and write the page's tables anew."""
     from fedif_flower.run.config import RunConfig
     from fedif_studies.lab.measurements import find_measurements
-    from fedif_studies.paper.report import update_docs
+    from fedif_studies.paper.report import update_docs, what_was_added
 
     require_directories([docs, *(directories or [])])
     text = (docs / "results.md").read_text() if (docs / "results.md").is_file() else ""
     marked = -1 < text.find("<!-- begin: results -->") < text.find("<!-- end: results -->")
     require(marked, "docs", str(docs), "a folder with results.md, which has marks for the tables")
-    page = update_docs(docs, find_measurements(directories or ()), RunConfig.defaults())
+    found, defaults = find_measurements(directories or ()), RunConfig.defaults()
+    page = update_docs(docs, found, defaults)
+    for line in what_was_added(found, directories or (), defaults):
+        Console().print(line, soft_wrap=True, highlight=False, markup=False)
     Console().print(f"Written: {page.absolute()}", soft_wrap=True, highlight=False)

@@ -13,10 +13,17 @@ from fedif_flower.tables import ResultTable
 from fedif_studies.lab.curves import plot_curves
 from fedif_studies.lab.measurements import ACCURACIES, Measurement, from_row, to_row
 from fedif_studies.lab.table import MeanStd, write_table
-from fedif_studies.paper.cells import TableCell, best_rows, fill_table, of_shared_seeds
+from fedif_studies.paper.cells import (
+    TableCell,
+    best_rows,
+    fill_table,
+    of_shared_seeds,
+    why_in_no_cell,
+)
 from fedif_studies.paper.tables import TABLES, Settings, Table
 from fedif_studies.rows import add_rows, put_tables
 
+_MOST_TOLD = 5  # Runs that are no cells.
 _PLACE = ("table", "row", "column")
 # How pixels were scaled before the protocol took over the scaling of AFedSV's authors.
 _EARLIER: Settings = {"normalization": "data"}
@@ -28,6 +35,8 @@ def report_table(
     """Write a table with pictures and rows into ``<output>/<table>/``, and print it."""
     name = table.name if rounds == table.rounds else f"{table.name}-{rounds}-rounds"
     folder, said = output_dir / name, [note(cells)]
+    if not (table.is_timed or _beside_the_paper(cells)):
+        said.append(f"The paper's figures are of {table.rounds} rounds, so none stands here.")
     measured = [m for cell in cells for m in cell.measurements]
     if measured:
         data = ", ".join(sorted({m.data for m in measured}))
@@ -77,7 +86,9 @@ def result_table(
     names = [f"{table.split}-{name}" for name in ACCURACIES]
     figures: list[Callable[[TableCell], MeanStd | None]]
     figures = [partial(TableCell.mean, name=name, scale=100) for name in names]
-    figures.append(lambda cell: cell.paper)
+    has_paper = _beside_the_paper(cells)
+    if has_paper:
+        figures.append(lambda cell: cell.paper)
     last_ten = figures[list(ACCURACIES).index("last-ten")]
     before = {cell.place: cell for cell in earlier}
     compared = of_shared_seeds(cells)
@@ -88,17 +99,26 @@ def result_table(
         shown = (
             _shown(one, ".2f", cell.place in top) for one, top in zip(found, best, strict=True)
         )
-        _, ten, _, paper = found
-        beside = "-" if ten is None or paper is None else f"{ten.mean - paper.mean:+.2f}"
-        seeds = str(len(cell.measurements) or "-")
-        line = [cell.column.title, cell.row.title, seeds, *shown, beside]
+        line = [cell.column.title, cell.row.title, str(len(cell.measurements) or "-"), *shown]
+        if has_paper:
+            ten = last_ten(cell)
+            line.append(
+                "-" if ten is None or cell.paper is None else f"{ten.mean - cell.paper.mean:+.2f}"
+            )
         if earlier:
             line.append(_shown(last_ten(before[cell.place]), ".2f"))
         lines.append(line)
-    heading = ["column", "row", "seeds", *ACCURACIES.values(), "paper", "last ten - paper"]
+    heading = ["column", "row", "seeds", *ACCURACIES.values()]
+    if has_paper:
+        heading += ["paper", "last ten - paper"]
     if earlier:
         heading.append("last ten, pixels by the data's own mean")
     return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
+
+
+def _beside_the_paper(cells: Sequence[TableCell]) -> bool:
+    """Tell whether cells are of as many rounds as the paper's figures, so that these are shown."""
+    return not cells or any(cell.paper is not None for cell in cells)
 
 
 def _timing_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
@@ -182,6 +202,26 @@ def _filled(
     if table.is_timed:
         return cells, []
     return cells, fill_table(table, measurements, defaults, changed=_EARLIER)
+
+
+def what_was_added(
+    measurements: Sequence[Measurement], directories: Sequence[Path], defaults: Settings
+) -> list[str]:
+    """Return how many runs are cells of a table, and why others are none, a line each."""
+    if not directories:
+        return ["No rows were added: no folder with runs is given."]
+    if not measurements:
+        places = ", ".join(map(str, directories))
+        return [f"No rows were added: no complete run with an evaluated model lies in {places}."]
+    reasons = {
+        m.run_dir: why_in_no_cell(m, TABLES.values(), defaults, _EARLIER) for m in measurements
+    }
+    others = [f"{run_dir} is no cell: {why}." for run_dir, why in reasons.items() if why]
+    count = len(measurements) - len(others)
+    lines = [f"{count} of {len(measurements)} runs are cells of a table.", *others[:_MOST_TOLD]]
+    if len(others) > _MOST_TOLD:
+        lines.append(f"So are {len(others) - _MOST_TOLD} more runs.")
+    return lines
 
 
 def read_results(path: Path) -> list[Measurement]:

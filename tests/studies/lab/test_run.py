@@ -20,13 +20,14 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.modules import hashes_here
 from fedif_flower.run.provenance import package_version
 from fedif_flower.run.rows import read_rows
+from fedif_flower.strategies.reports import RoundReport
 from fedif_studies import commands, coverage, drawn, estimators, factorial
 from fedif_studies import rows as rows_of
 from fedif_studies.benchmarks import common
 from fedif_studies.commands import cli
 from fedif_studies.lab import run
 from fedif_studies.lab.cells import find_result
-from fedif_studies.lab.run import GridInterrupted, fill, missing, run_cells
+from fedif_studies.lab.run import CellProgress, GridInterrupted, fill, missing, run_cells
 from fedif_studies.rows import NO_SEED, Row, add_rows, put_derived
 from tests.studies.lab.small import small_cell
 
@@ -218,6 +219,27 @@ def sweep(words: list[str]) -> str:
 
 def run_ids(folder: Path) -> set[str]:
     return {json.loads(path.read_text())["run_id"] for path in folder.rglob("provenance.json")}
+
+
+def test_a_cell_says_how_far_it_is_and_until_when(capsys, monkeypatch):
+    """A run that goes on after round 10 takes 20 s a round; a line every 30 s at most."""
+    now = iter([0.0, *(5.0 + 20 * n for n in range(7))])
+    progress = CellProgress("the cell", 16, clock=lambda: next(now))
+    told = []
+    monkeypatch.setattr(run, "_time_in", lambda seconds: f"in {seconds:g} s")
+    for number in range(10, 17):
+        progress(RoundReport(number))
+        told.append(capsys.readouterr().out.strip())
+    assert told == [
+        *("", "", "the cell: round 12 of 16, until in 80 s", ""),
+        *("the cell: round 14 of 16, until in 40 s", "", ""),
+    ]
+
+
+def test_a_running_cell_tells_its_progress(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "SECONDS_BETWEEN_LINES", 0.0)
+    assert run_cells([small_cell(tmp_path)], 1)
+    assert "cell: round 1 of 2, until " in capsys.readouterr().out
 
 
 RULE = """

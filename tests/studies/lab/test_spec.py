@@ -79,7 +79,7 @@ def test_cells_whose_names_begin_alike_are_two(tmp_path):
         ("", "is empty; allowed: keys of a run config"),
         ("colour = 1", "unknown key 'colour'"),
         ('run-name = "mine"', "run-name in .*my-sweep.*: each cell has its own"),
-        ("overwrite = true", "overwrite in .*: a cell that is complete is kept; remove its folder"),
+        ("overwrite = true", "overwrite in .*: --again measures cells again"),
         ("fedif.gamma = []", "fedif.gamma = .*allowed: a list of one or more values"),
         ("fedif.gamma = [0.1, 0.1]", "names the cell 'fedif.gamma-0.1_seed0' twice"),
         ("seeds = 2\nseed = [1]", "seeds = 2; allowed: an integer >= 1, without seed"),

@@ -118,6 +118,51 @@ def test_a_table_is_written_with_its_rows_and_pictures(tmp_path, capsys):
     assert "63.00±1.41" in capsys.readouterr().out
 
 
+def test_after_another_number_of_rounds_no_figure_of_the_paper_stands_beside(tmp_path, capsys):
+    fedavg = settings("cifar10", "fedavg", "clean", **{"num-server-rounds": 12})
+    write_result(tmp_path / "a", fedavg, [0.5] * 12)
+    table = TABLES["cifar10"]
+    cells = fill_table(table, find_measurements([tmp_path]), DEFAULTS, 12)
+    report_table(table, cells, tmp_path / "out", Console(width=200), 12)
+    text = (tmp_path / "out" / "cifar10-12-rounds" / "table.md").read_text()
+    best = "| column | row | seeds | last round | mean of last ten | best round |\n"
+    assert best in text
+    assert "| clean | FedAvg | 1 | 50.00 | 50.00 | 50.00 |\n" in text
+    assert "The paper's figures are of 100 rounds, so none stands here." in text
+    assert "62.52" not in text
+
+
+def test_seconds_of_a_round_stand_beside_the_papers_after_any_number():
+    cells = fill_table(TABLES["timing"], [], DEFAULTS, 12)
+    shown = "\n".join(result_table(TABLES["timing"], cells).to_markdown())
+    assert "91.7635" in shown
+
+
+def test_a_report_that_adds_nothing_says_why(tmp_path, capsys):
+    (tmp_path / "results.md").write_text("<!-- begin: results -->\n<!-- end: results -->\n")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+
+    def said(*directories) -> str:
+        report(list(directories), docs=tmp_path)
+        return capsys.readouterr().out
+
+    assert "No rows were added: no folder with runs is given." in said()
+    assert f"no complete run with an evaluated model lies in {runs}." in said(runs)
+    short = settings("cifar10", "fedif", "clean", **{"num-server-rounds": 12})
+    write_result(runs / "short", short, [0.5] * 12)
+    told = said(runs)
+    assert "0 of 1 runs are cells of a table." in told
+    assert (
+        f"{runs / 'short'} is no cell: nearest is fedif under clean of cifar10: "
+        "num-server-rounds = 12, not 100."
+    ) in told
+    write_result(runs / "cell", settings("cifar10", "fedif", "clean"), accuracies(0.6, 0.6))
+    earlier = settings("cifar10", "fedif", "clean", normalization="data", seed=1)
+    write_result(runs / "earlier", earlier, accuracies(0.6, 0.6))
+    assert "2 of 3 runs are cells of a table." in said(runs)
+
+
 def test_a_page_without_marks_is_not_said_to_be_written(tmp_path):
     (tmp_path / "results.md").write_text("<!-- end: results -->\n<!-- begin: results -->\n")
     with pytest.raises(ConfigError, match=r"a folder with results\.md, which has"):
