@@ -15,7 +15,7 @@ AMOUNT = r"^([0-9]{1,12}(\.[0-9]{1,2})?)?$"
 CONTACT = rf"^[^{UNSHOWN}]{{0,200}}$"
 CLIPPING = 2.0  # Of a run that pays, whatever its strategy.
 RELATIVE = "influence-descent.relative"
-# As records have the strategy: by its name, or by that of its class. They are read without its code.
+# As records, which are read without its code, have the strategy: by its name, or its class's.
 _DESCENT = ("influence-descent", "InfluenceDescent")
 
 

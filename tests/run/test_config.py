@@ -45,6 +45,10 @@ def config(**overrides) -> RunConfig:
         ),
         ({"strategy": "influence-descent"}, {"influence-descent.relative": False}),
         (
+            {"strategy": "fedif_flower:InfluenceDescent", "statement.budget": "1000"},
+            {"InfluenceDescent.relative": True},
+        ),
+        (
             {
                 "strategy": "influence-descent",
                 "statement.budget": "1000",
