@@ -142,24 +142,29 @@ class RunWriter(Callback):
         found = (told for told in strategy.callbacks if isinstance(told, PathAttribution))
         self._attribution = next(found, None)
         if goes_on:
-            self.folder.begin({*self._stay, *self.folder.tables()})
+            self._keep_rounds(strategy.completed_rounds)
         else:
-            self._begin_tables()
+            self.folder.begin(self._stay)
+            self.folder.rounds.begin(self._own)
+            self.folder.clients.begin()
+            self.folder.attendance.begin()
         if self._attribution is not None:
-            self._attribution.on_attribution.insert(0, self.folder.add_attribution)
+            self._begin_attribution(self._attribution)
         self._write_origin(strategy)
 
-    def _begin_tables(self) -> None:
-        """Begin the tables, with what was attributed before."""
-        self.folder.begin(self._stay)
-        self.folder.rounds.begin(self._own)
-        self.folder.clients.begin()
-        self.folder.attendance.begin()
-        if self._attribution is not None:
-            classes, blocks = self._attribution.num_classes, self._attribution.block_weights
-            self.folder.begin_attribution(classes, len(blocks))
-            for earlier in self._attribution.rounds:
-                self.folder.add_attribution(earlier)
+    def _keep_rounds(self, last: int) -> None:
+        """Keep the lines of complete rounds: an error may have ended the one after them."""
+        self.folder.begin({*self._stay, *self.folder.tables()})
+        for table in (self.folder.rounds, self.folder.clients, self.folder.attendance):
+            table.replace([line for line in table.read() if int(line["round"]) <= last])
+
+    def _begin_attribution(self, attribution: PathAttribution) -> None:
+        """Write what was attributed before, and be told of what will be."""
+        self.folder.begin_attribution(attribution.num_classes, len(attribution.block_weights))
+        for earlier in attribution.rounds:
+            self.folder.add_attribution(earlier)
+        if self.folder.add_attribution not in attribution.on_attribution:
+            attribution.on_attribution.insert(0, self.folder.add_attribution)
 
     def _write_origin(self, strategy: RunningStrategy) -> None:
         """Write where the results come from, as far as it is known without a run config."""
@@ -256,7 +261,8 @@ class RunWriter(Callback):
             return
         if self._attribution is not None:
             self._attribution.settle()
-            self._attribution.on_attribution.remove(self.folder.add_attribution)
+            told = self._attribution.on_attribution
+            told[:] = [one for one in told if one != self.folder.add_attribution]
         assert self._strategy is not None  # on_start
         self.finish(self._strategy.model.record.to_torch_state_dict())
 

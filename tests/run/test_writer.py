@@ -30,7 +30,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Pace, ScreenedStrategy, Setup
 from fedif_flower.strategies.callbacks import Callback
 from fedif_studies.lab.comparison import compare
-from tests.strategies.lines import Movers, Threshold, threshold_validation
+from tests.strategies.lines import BASE, Movers, Threshold, threshold_validation
 
 
 def written(
@@ -148,6 +148,21 @@ def test_a_strategy_that_is_started_again_goes_on_in_its_files(tmp_path):
     assert len(folder.clients.read()) == 4 * 3
     assert [row["round"] for row in folder.attributed_rounds.read()] == ["1", "2", "3", "4"]
     assert len(folder.attribution.read()) == 4 * 3
+    assert load(tmp_path).state == "complete"
+
+
+def test_a_strategy_that_an_error_ended_goes_on_with_each_round_once(tmp_path):
+    failing, writer = Failing(), RunWriter(tmp_path)
+    strategy = FedIF(threshold_validation(), callbacks=[writer, failing], **BASE)
+    grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+    with pytest.raises(RuntimeError, match="no more"):
+        strategy.start(grid, model_arrays(Threshold()), num_rounds=3)
+    assert len(RunFolder(tmp_path).clients.read()) == 2 * 3  # Of a round that is not complete, too.
+    strategy.callbacks.remove(failing)
+    strategy.start(grid, strategy.model.record, num_rounds=2)
+    folder = RunFolder(tmp_path)
+    assert [row["round"] for row in folder.rounds.read()] == ["0", "1", "2", "3"]
+    assert [row["round"] for row in folder.clients.read()] == [*"111222333"]
     assert load(tmp_path).state == "complete"
 
 
