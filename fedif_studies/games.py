@@ -154,8 +154,8 @@ def measure(cell: Row) -> list[Row]:
 
 
 def gain(row: Mapping[str, str]) -> float:
-    """Return a player's share in honest ones; half an equal one stands in for less."""
-    return float(row["share"]) / max(float(row["honest_share"]), 0.5 / MEMBERS)
+    """Return a player's share over what it has without the game."""
+    return float(row["share"]) / float(row["honest_share"])
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
@@ -171,7 +171,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
             told = "-"
             if own:
                 mean = statistics.fmean(gains)
-                told = f"{mean:.2f} ({min(gains):.2f}-{max(gains):.2f}), {accepted}/{len(own)}"
+                told = f"{mean:.2f} ({min(gains):.2f}\N{EN DASH}{max(gains):.2f}), {accepted}"
             line.append(told)
         lines.append(line)
     heading = ["game", *(f"{strategy}, E = {epochs}" for epochs, strategy in runs)]
