@@ -33,7 +33,7 @@ def test_a_run_comes_to_its_figures(name, tmp_path):
         ), column
 
 
-@pytest.mark.parametrize("name", ["fedif-attribution", "fedavg-momentum", "afedsv"])
+@pytest.mark.parametrize("name", ["fedif-attribution", "fedavg-momentum", "afedsv", "scaffold"])
 def test_a_run_that_is_killed_and_goes_on_has_the_same_bits(name, tmp_path):
     every = {"checkpoint-every": 2}
     whole = goldens.run(name, tmp_path / "whole", **every)

@@ -31,8 +31,8 @@ class ClientRound:
         On the CPU, another one at every round.
     memory : mutable mapping of str to Tensor
         What this client keeps between its rounds: empty at its first, and afterwards what the
-        attack has put there, on the CPU. A run that is resumed in a simulation begins with an
-        empty one.
+        attack has put there, on the CPU. ``fedif run`` and a run in one process have it in
+        checkpoints; elsewhere a run that is resumed begins with an empty one, and says so.
     """
 
     received: Tensor
@@ -48,6 +48,8 @@ class Behaviour:
     Every hook returns its input or a new tensor and never writes to its arguments. Randomness
     comes from the given generator (on the CPU), so that it does not depend on the process.
     """
+
+    remembers = False  # Whether it puts something into a client's memory.
 
     def misfit(self, task: Task) -> str:
         """Return what this behaviour needs that a task does not have; empty: it fits.

@@ -32,6 +32,8 @@ class DescendingBackdoor(HiddenBackdoor):
         c >= 0; 0: a hidden backdoor.
     """
 
+    remembers = True
+
     borrowed: Annotated[float, Setting("c: how many times the last global step is added", ge=0)] = (
         1.0
     )

@@ -52,6 +52,8 @@ class RepeatStep(Behaviour):
     Lin et al., 2019 (Free-riders in federated learning: attacks and defenses), delta weights.
     """
 
+    remembers = True
+
     factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
@@ -78,6 +80,8 @@ class ReturnWithNoise(Behaviour):
     Fraboni et al., 2021 (Free-rider attacks on model aggregation in federated learning),
     disguised free riders.
     """
+
+    remembers = True
 
     factor: Annotated[
         float, Setting("c: the length of the noise, in lengths of the step", gt=0)

@@ -34,6 +34,8 @@ class Neurotoxin(PixelTrigger):
     Zhang et al., "Neurotoxin: Durable Backdoors in Federated Learning", ICML 2022, algorithm 1.
     """
 
+    remembers = True
+
     spared: Annotated[
         float, Setting("k: share of the most used coordinates that are left alone", ge=0, lt=1)
     ] = 0.05

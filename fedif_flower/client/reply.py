@@ -43,6 +43,7 @@ from fedif_flower.messages.instructions import (
     RUN_KEY,
     VECTOR_KEY,
     VECTOR_RECORD,
+    memory_key,
 )
 from fedif_flower.messages.models import load_arrays, model_arrays, tensor_arrays
 from fedif_flower.messages.node_config import NodeConfig
@@ -241,7 +242,7 @@ def node_memory(state: RecordDict, kind: str, run: str) -> Iterator[dict[str, Te
     run : str
         The run: a simulated node may work for several at a time.
     """
-    key = f"{kind}-memory.{run}"
+    key = memory_key(kind, run)
     record = state.get(key)
     memory = dict(record.to_torch_state_dict()) if isinstance(record, ArrayRecord) else {}
     before = dict(memory)

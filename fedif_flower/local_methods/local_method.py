@@ -146,6 +146,8 @@ class LocalMethod:
 
     # Whether a vector [d] travels beside the model, in both directions.
     sends_vector = False
+    # Whether it puts something into a client's memory.
+    remembers = False
 
     def misfit(self, task: Task, data: Data) -> str:  # noqa: ARG002
         """Return what a task, or data of it, lack for this method; empty: nothing.

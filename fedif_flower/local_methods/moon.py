@@ -47,6 +47,8 @@ class Moon(CheckedFields, LocalMethod):
         what the model's last linear layer is given.
     """
 
+    remembers = True
+
     mu: Annotated[float, Setting("mu of the contrastive term", ge=0)] = 1.0
     temperature: Annotated[float, Setting("tau of the contrastive term", gt=0)] = 0.5
     layer: Annotated[

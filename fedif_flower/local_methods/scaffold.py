@@ -27,6 +27,7 @@ class Scaffold(LocalMethod):
     """
 
     sends_vector = True
+    remembers = True
 
     def term(self, local: LocalRound) -> LocalTerm:
         """Return the correction :math:`c - c_i`."""

@@ -23,7 +23,13 @@ RECEIPTS_KEY = "receipts"  # Whether members get receipts, and so remember what 
 # Of arrays beside the model's: a local method's vector, in both directions, and its reports.
 VECTOR_RECORD = VECTOR_KEY = "local-method"
 GUIDE_RECORD = "local-guide"  # What a local method's guide tells one client.
+MEMORIES = ("attack", "method")  # Who may remember something at a client from round to round.
 ACCOMPLICE_KEY = "accomplice"  # In a reply that waits for what its accomplices send.
+
+
+def memory_key(kind: str, run: str) -> str:
+    """Return where a node's state has what one of :data:`MEMORIES` keeps of a run."""
+    return f"{kind}-memory.{run}"
 
 
 def instructions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, cast
@@ -24,6 +25,8 @@ from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Scalar
 
+logger = logging.getLogger(__name__)
+
 
 class Collusion(RunPart):
     """Attackers that agree on what they send."""
@@ -45,6 +48,7 @@ class Agreement(Kept):
         self.config = config
         self._behaviour: Colluder | None = None  # One for the run: it may remember rounds.
         self._after: dict[int, Mapping[str, Any]] = {}  # What it remembered after the last two.
+        self._goes_on = False
 
     def collude(self, received: Tensor, own: Tensor, server_round: int, first: int) -> Tensor:
         """Return the updates ``[k, d]`` that they send; ``first`` is their first partition."""
@@ -53,10 +57,12 @@ class Agreement(Kept):
             assert isinstance(built, Colluder)  # Its own clients said so.
             vars(built).update(deepcopy(self.memory(server_round)))
             self._behaviour = built
+            if self._goes_on:
+                self._warn_of_lost_memory(built)
         generator = torch_generator("collusion", self.config.seed, server_round)
         agreed = self._behaviour.collude(received, own, generator)
         kept = vars(self._behaviour).items()
-        known = {k: deepcopy(v) for k, v in kept if isinstance(v, Scalar | Tensor | None)}
+        known = {name: deepcopy(value) for name, value in kept if _can_be_kept(value)}
         self._after = dict([*self._after.items()][-1:]) | {server_round: known}
         return agreed
 
@@ -66,7 +72,27 @@ class Agreement(Kept):
 
     def restore(self, lines: object, memory: Mapping[str, Any] | None, last_round: int) -> None:  # noqa: ARG002
         """Go on with what they remembered."""
-        self._after = {last_round: memory or {}}
+        self._after, self._goes_on = {last_round: memory or {}}, True
+
+    def _warn_of_lost_memory(self, behaviour: Colluder) -> None:
+        lost = [name for name, value in vars(behaviour).items() if not _can_be_kept(value)]
+        if lost:
+            logger.warning(
+                "attack = %r: what accomplices remember as %s begins anew, and the run does not go "
+                "on bit for bit: checkpoints keep numbers, texts, tensors, and lists and dicts of "
+                "these",
+                self.config.attack,
+                ", ".join(lost),
+            )
+
+
+def _can_be_kept(value: object) -> bool:
+    """Return whether a checkpoint can have a value: nothing in it can run code."""
+    if isinstance(value, dict):
+        return all(isinstance(key, Scalar) and _can_be_kept(own) for key, own in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_can_be_kept, value))
+    return isinstance(value, Scalar | Tensor | None)
 
 
 class ColludingGrid(ForwardingGrid):

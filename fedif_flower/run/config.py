@@ -147,8 +147,9 @@ class RunConfig(ClientConfig, StrategyConfig):
     resume: str = quiet_setting(
         "",
         "`auto`, or a path: go on from the run's last good checkpoint, or from a file; another "
-        "configuration's is refused; what simulated clients keep of their rounds (`scaffold`, "
-        "`moon`, attacks that use the last global step) begins anew",
+        "configuration's is refused; what clients keep of their rounds (`scaffold`, `moon`, "
+        "attacks that use the last global step) goes on with `fedif run`; at real nodes and with "
+        "`flwr run` it begins anew, with a warning",
     )
 
     own_settings: str = quiet_setting(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fedif_flower.registry import parts_named
 from fedif_flower.run.attribution import Attribution, Quarantined
+from fedif_flower.run.client_memory import ClientMemory
 from fedif_flower.run.collusion import Collusion
 from fedif_flower.run.kept_updates import KeepUpdates
 from fedif_flower.run.live_state import Live
@@ -21,7 +22,8 @@ class Paced(RunPart):
 
 def run_parts() -> Sequence[RunPart]:
     """Return the parts of a run that brings nothing of its own."""
-    return Live(), Paced(), Collusion(), Attribution(), Quarantined(), KeepUpdates()
+    beside = Live(), Paced(), Collusion(), ClientMemory()
+    return *beside, Attribution(), Quarantined(), KeepUpdates()
 
 
 def chosen_parts(named: str | Sequence[RunPart] | None) -> Sequence[RunPart]:

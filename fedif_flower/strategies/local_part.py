@@ -30,8 +30,9 @@ Select = Callable[[Sequence[ClientNode], int], list[ClientNode]]
 class LocalPart(Callback):
     """Sends a method's vector ``[d]``, as SCAFFOLD's, and lets its guide tell clients how to train.
 
-    The vector is 0 at first, and again where a model was taken back. No checkpoint keeps it:
-    clients lose their half with the process that ran them.
+    The vector is 0 at first, and again where a model was taken back. Its state has the vector, but
+    a run goes on with it only by :meth:`go_on`: elsewhere clients have lost their half with the run
+    that stopped.
 
     Parameters
     ----------
@@ -46,6 +47,7 @@ class LocalPart(Callback):
     def __init__(self, method: LocalMethod, guide: Guide) -> None:
         self._method, self._guide = method, guide
         self._vector: tuple[Tensor, ModelVectors] | None = None  # And the model that it is beside.
+        self._saved: Tensor | None = None  # The vector of the run that goes on.
         self._round = 0
         self._noisy: frozenset[int] = frozenset()  # As the log has it.
 
@@ -69,6 +71,11 @@ class LocalPart(Callback):
                 "gives no client a coefficient: one that changes no weights"
             )
         self._strategy, self._vector = strategy, None
+
+    def go_on(self) -> None:
+        """Go on with the saved vector: clients have kept their half; called after on_start."""
+        if self._saved is not None:
+            self._vector = self._saved, self._strategy.model.vectors
 
     def choose(
         self, select: Select, nodes: Sequence[ClientNode], server_round: int
@@ -130,12 +137,16 @@ class LocalPart(Callback):
         self._vector = moved, self._strategy.model.vectors
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the guide's state."""
-        return self._guide.state_dict()
+        """Return the guide's state, and the vector where it is beside the global model."""
+        vector = None
+        if self._vector is not None and self._vector[1] is self._strategy.model.vectors:
+            vector = self._vector[0]
+        return {"guide": self._guide.state_dict(), "vector": vector}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._guide.load_state_dict(state)
+        self._guide.load_state_dict(state["guide"])
+        self._saved = state["vector"]
 
     def _remark(self) -> None:
         """Log who is taken to be noisy, where that is news."""

@@ -1,0 +1,135 @@
+"""What simulated clients keep of their rounds: local methods and attacks that remember."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from flwr.app import ArrayRecord, Context
+
+from fedif_flower.attacks import build_behaviour
+from fedif_flower.local_methods import build_local_method
+from fedif_flower.messages.instructions import MEMORIES, memory_key
+from fedif_flower.messages.models import tensor_arrays
+from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.run.part import Built, Kept, RunContext, RunPart
+from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.strategies.callbacks import Callback, RunningStrategy
+
+logger = logging.getLogger(__name__)
+
+Memory = Mapping[str, ArrayRecord]  # Of a client: by who remembers.
+
+
+@runtime_checkable
+class HoldsContexts(Protocol):
+    """A grid in whose process the state of every node lies, by node."""
+
+    contexts: MutableMapping[int, Context]
+
+
+class ClientMemory(RunPart):
+    """Puts what simulated clients remember into checkpoints, where the server can see it."""
+
+    def build(self, run: RunContext) -> Built:
+        """Return what keeps it; or what says, in a run that goes on, whose memory is lost."""
+        names = remembering(run.loaded)
+        if isinstance(run.grid, HoldsContexts):
+            kept = KeptMemory(run.grid.contexts, run.config.digest(), names)
+            return Built(callbacks=[kept], kept={"client-memory": kept})
+        if run.checkpoint is not None:
+            _warn(names, "real nodes and Flower's own simulation keep it with the run that stopped")
+        return Built()
+
+
+def remembering(loaded: LoadedTask) -> list[str]:
+    """Return the keys that name what remembers at clients, or may, being somebody's own."""
+    config, found = loaded.config, []
+    registries = type(config).registries
+    acting = build_behaviour(config, partition_id=0, seed=config.seed)
+    if acting.remembers or registries["attack"].is_own(config.attack):
+        found.append(f"attack = {config.attack!r}")
+    method = build_local_method(config, loaded.task, config.seed)
+    if method.remembers or registries["local_method"].is_own(config.local_method):
+        found.append(f"local-method = {config.local_method!r}")
+    return found
+
+
+class KeptMemory(Callback, Kept):
+    """What clients remembered after the last two rounds.
+
+    Parameters
+    ----------
+    contexts : mapping of int to Context
+        Of the nodes.
+    run : str
+        The run, as clients call it.
+    names : sequence of str
+        What remembers.
+    """
+
+    def __init__(
+        self, contexts: MutableMapping[int, Context], run: str, names: Sequence[str]
+    ) -> None:
+        self._contexts, self._names = contexts, names
+        self._keys = {kind: memory_key(kind, run) for kind in MEMORIES}
+        self._after: dict[int, dict[int, Memory]] = {}
+        self._restored = False
+
+    def restore(
+        self,
+        lines: object,  # noqa: ARG002
+        memory: Mapping[str, Any] | None,
+        last_round: int,
+    ) -> None:
+        """Give every client what it remembered after a round."""
+        if memory is None:
+            _warn(self._names, "the checkpoint is of a version that did not keep it")
+            return
+        found: dict[int, Memory] = {
+            int(node_id): {kind: tensor_arrays(own) for kind, own in of_node.items()}
+            for node_id, of_node in memory.items()
+        }
+        self._after, self._restored = {last_round: found}, True
+
+    def on_start(self, strategy: RunningStrategy) -> None:
+        """Let clients go on with what they remembered; in a new run they remember nothing."""
+        for context in list(self._contexts.values()):
+            for key in self._keys.values():
+                context.state.pop(key, None)
+        for of_round in self._after.values():
+            for node_id, memory in of_round.items():
+                for kind, record in memory.items():
+                    self._contexts[node_id].state[self._keys[kind]] = record
+        if self._restored and isinstance(strategy, ScreenedStrategy) and strategy.local is not None:
+            strategy.local.go_on()
+
+    def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
+        """Note what clients remember after a round; records are replaced, not changed."""
+        now: dict[int, Memory] = {}
+        for node_id, context in list(self._contexts.items()):
+            state = context.state
+            own = {kind: state[key] for kind, key in self._keys.items() if key in state}
+            records = {k: record for k, record in own.items() if isinstance(record, ArrayRecord)}
+            if records:
+                now[node_id] = records
+        self._after = dict([*self._after.items()][-1:]) | {server_round: now}
+
+    def memory(self, last_round: int) -> dict[str, Any]:
+        """Return what they remembered after a round, by node."""
+        after = next((m for t, m in reversed(self._after.items()) if t <= last_round), {})
+        return {
+            str(node_id): {kind: record.to_torch_state_dict() for kind, record in of_node.items()}
+            for node_id, of_node in after.items()
+        }
+
+
+def _warn(names: Sequence[str], why: str) -> None:
+    if names:
+        logger.warning(
+            "%s: what clients keep of their rounds begins anew, and the run does not go on bit for "
+            "bit: %s",
+            " and ".join(names),
+            why,
+        )
