@@ -139,7 +139,7 @@ class LocalPart(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the guide's state, and the vector where it is beside the global model."""
         vector = None
-        if self._vector is not None and self._vector[1] is self._strategy.model.vectors:
+        if self._vector is not None and self._strategy.model.continues(self._vector[1]):
             vector = self._vector[0]
         return {"guide": self._guide.state_dict(), "vector": vector}
 
