@@ -19,6 +19,7 @@ from typing import Any
 from flwr.app import ArrayRecord
 from torch import Tensor
 
+from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import (
@@ -37,8 +38,9 @@ from fedif_flower.run.rows import Line
 from fedif_flower.strategies.attribution import PathAttribution
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
-from fedif_flower.strategies.global_model import GlobalModel
+from fedif_flower.strategies.global_model import GlobalModel, require_judge
 from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.strategies.summary import shown_setting
 from fedif_flower.tasks.batches import tensors_of
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
@@ -109,6 +111,9 @@ class RunWriter(Callback):
         self.metrics = metrics
         self.remarks: Sequence[str] = ()  # What there is to know of the data.
         self.names: dict[int, str] = {}
+        for name, judge in (("validation", validation), ("test", test)):
+            is_one = judge is None or isinstance(judge, Validation)
+            require(is_one, name, shown_setting(judge), "a Validation")
         self._judges = {"validation": validation, "test": test, "triggered": triggered}
         self._keys = ("accuracy", "loss", *(metric.key for metric in metrics))
         self._own = [f"{s}_{metric.key}" for metric in metrics for s in ("test", "validation")]
@@ -137,6 +142,8 @@ class RunWriter(Callback):
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Begin the files, or go on with those of this strategy's earlier rounds."""
+        for judge in filter(None, self._judges.values()):
+            require_judge(type(self).__name__, judge, strategy.model)
         goes_on = strategy is self._strategy and strategy.completed_rounds == self._written > 0
         self._strategy, self._outer = strategy, sys.exception()
         found = (told for told in strategy.callbacks if isinstance(told, PathAttribution))

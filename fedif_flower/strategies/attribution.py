@@ -14,14 +14,15 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import ModelVectors
 from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution, taken_back
 from fedif_flower.strategies.callbacks import Callback, RunningStrategy
-from fedif_flower.strategies.global_model import GlobalModel, require_shapes
+from fedif_flower.strategies.global_model import GlobalModel, require_judge
 from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.round_attribution import Part, RoundAttributor, TakenRound, joined
 from fedif_flower.strategies.steps import Step
+from fedif_flower.strategies.summary import shown_setting
 from fedif_flower.valuation.credit import Credit, CreditBounds, PastSteps
 from fedif_flower.valuation.parallel import LossAndGradient
 from fedif_flower.valuation.parts import block_validations, class_validations
@@ -95,6 +96,8 @@ class PathAttribution(Callback):
         bounds: CreditBounds | None = None,
         on_attribution: OnAttribution | None = None,
     ) -> None:
+        is_one = isinstance(validation, Validation)
+        require(is_one, "validation", shown_setting(validation), "a Validation")
         self.validation = validation
         self.rule = rule
         self.rounds: list[RoundAttribution] = []
@@ -168,14 +171,7 @@ class PathAttribution(Callback):
                 f"stages = {strategy.stages}: {optimizer!r} moves each parameter by itself, so "
                 "that no step can be attributed; FedAvgM's can"
             )
-        layout = strategy.model.layout
-        if layout.parameter_names != self.validation.parameter_names:
-            raise ConfigError(
-                "the strategy does not train what the validation set's model does; give it setup="
-                "Setup(trainable_keys=validation.parameter_names, tied_keys=validation.tied_names)"
-            )
-        record = strategy.model.record
-        require_shapes(type(self).__name__, self.validation.shapes, record, names=layout.own_name)
+        require_judge(type(self).__name__, self.validation, strategy.model)
         self._strategy = strategy
         self._begin(strategy.model.vectors)
 

@@ -44,7 +44,12 @@ from fedif_flower.seeding import numpy_generator
 from fedif_flower.stages import Stage, Stages
 from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.strategies.failures import MemberFailures
-from fedif_flower.strategies.global_model import GlobalModel, require_record, require_shapes
+from fedif_flower.strategies.global_model import (
+    GlobalModel,
+    require_judge,
+    require_record,
+    require_shapes,
+)
 from fedif_flower.strategies.local_part import LocalPart
 from fedif_flower.strategies.nodes import (
     NodeDirectory,
@@ -231,6 +236,10 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             self.setup.intake.require(self, initial_arrays)
         self.stages.begin(self.validation)
         super().begin(grid, initial_arrays)
+        for stage in self.stages:
+            judge = getattr(stage, "validation", None)
+            if isinstance(judge, Validation) and judge is not self.validation:
+                require_judge(type(stage).__name__, judge, self.model)
         self._tell_of_kept_statistics()
 
     def _tell_of_kept_statistics(self) -> None:

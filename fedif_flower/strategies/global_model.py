@@ -16,6 +16,7 @@ from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.names import Names, mismatch, names_in_model
 from fedif_flower.round import ModelVectors
 from fedif_flower.stages import ServerOptimizer
+from fedif_flower.valuation import Validation
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -77,6 +78,28 @@ def require_shapes(
                 f"{whose} was given a model in which {called[name]!r} has shape {shape}; in "
                 f"initial_arrays it has {list(array.shape)}"
             )
+
+
+def require_judge(whose: str, validation: Validation, model: GlobalModel) -> None:
+    """Raise ConfigError unless a validation set judges the very model that is trained.
+
+    Parameters
+    ----------
+    whose : str
+        Who was given the validation set.
+    validation : Validation
+        The validation set, with a model.
+    model : GlobalModel
+        That of the strategy, with the first arrays.
+    """
+    layout, trained = model.layout, validation.parameter_names
+    sent = model.record
+    require_shapes(whose, validation.shapes, sent, trained=trained, names=layout.own_name)
+    if layout.parameter_names != trained:
+        raise ConfigError(
+            f"the strategy does not train what the model of {whose} does; give it setup="
+            "Setup(trainable_keys=validation.parameter_names, tied_keys=validation.tied_names)"
+        )
 
 
 class GlobalModel:

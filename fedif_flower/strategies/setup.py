@@ -24,6 +24,7 @@ from fedif_flower.settings import NO_BOUND, BoundOfUsual, Setting
 from fedif_flower.stages import Stage
 from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
+from fedif_flower.strategies.summary import shown_setting
 
 PLAIN = LocalMethod()
 
@@ -264,8 +265,8 @@ def require_kind(strategy: object, name: str, value: Any, *kinds: type) -> None:
         own = type(strategy).__name__
         allowed = " or ".join(kind.__name__ for kind in kinds)
         raise ConfigError(
-            f"{own}: {name} = {value!r}; allowed: a {allowed}, before Flower's own arguments, as "
-            f"in {own}({name}, ..., fraction_train=0.5)"
+            f"{own}: {name} = {shown_setting(value)}; allowed: a {allowed}, before Flower's own "
+            f"arguments, as in {own}({name}, ..., fraction_train=0.5)"
         )
 
 

@@ -17,6 +17,7 @@ from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.stages import LossBound
 from tests.strategies.hostile import Clients, alike, honest_parts, reply_of
 from tests.strategies.lines import BASE, KINDS, built
 from tests.valuation.models import build
@@ -219,3 +220,52 @@ def test_a_wrapped_member_is_told_so_on_both_ends(wrapper):
         ValueError, match=rf"is not the server's: {wrapper}\.0\.bias, .*'{wrapper}\.' is"
     ):
         load_arrays(net(), sent_as(f"{wrapper}."))
+
+
+def partly_frozen() -> nn.Module:
+    model = net()
+    model[0].requires_grad_(False)
+    return model
+
+
+JUDGES = {
+    "RunWriter": lambda judged: {"callbacks": [RunWriter("unused", validation=judged)]},
+    "PathAttribution": lambda judged: {"callbacks": [PathAttribution(judged)]},
+    "LossBound": lambda judged: {"stages": [LossBound(judged)]},
+}
+
+
+@pytest.mark.parametrize("who", JUDGES)
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (partly_frozen(), r"the strategy does not train what the model of {} does; give it setup="),
+        (
+            nn.ModuleDict({"net": net()}),
+            r"{} was given a model without '0\.bias', .*\(names=\{{'0\.weight': 'net\.0\.weight'",
+        ),
+    ],
+)
+def test_whoever_judges_beside_the_strategy_judges_the_model_that_is_trained(
+    who, model, words, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    judged = Validation(model, *DATA, batch_loss=of_net, device="cpu")
+    strategy = FedAvg(**BASE | JUDGES[who](judged))
+    with pytest.raises(ConfigError, match=words.format(who)):
+        strategy.start(LocalGrid(alike(None), 3), model_arrays(net()), num_rounds=1)
+    trained = {"trainable_keys": judged.parameter_names, "tied_keys": judged.tied_names}
+    named = FedAvg(**BASE | JUDGES[who](judged) | {"setup": Setup(device="cpu", **trained)})
+    run(named, model_arrays(model))
+
+
+def of_net(model, batch):
+    inputs, labels = batch
+    outputs = model["net"](inputs) if isinstance(model, nn.ModuleDict) else model(inputs)
+    return nn.functional.cross_entropy(outputs, labels), len(labels)
+
+
+@pytest.mark.parametrize("make", [PathAttribution, FedIF, lambda v: RunWriter("x", validation=v)])
+def test_a_model_in_place_of_a_validation_set_is_named_on_one_line(make):
+    with pytest.raises(ConfigError, match=r"validation = '?Sequential'?; allowed: a Validation"):
+        make(net())
