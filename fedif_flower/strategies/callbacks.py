@@ -157,7 +157,8 @@ class OpenRun:
     server_round : int
         The last round that began; 0 before the first.
     combined, looked_at : int
-        The last round whose replies were combined, and after which callbacks looked at the model.
+        The last round whose replies were combined, and after which callbacks looked at the model;
+        -1: they have not looked at the first one.
     number : int
         What its loop calls the last round that began.
     ahead : int
@@ -298,7 +299,9 @@ class RunningStrategy(FedAvg):
         self.model.begin(initial_arrays)
         for callback in self.told:
             callback.on_start(self)
-        self._open_run = OpenRun(grid, screened(grid))
+        # An earlier process has looked at its last model.
+        looked_at = 0 if self.completed_rounds else -1
+        self._open_run = OpenRun(grid, screened(grid), looked_at=looked_at)
 
     def end(self) -> None:
         """End the run: callbacks are told that there are no more rounds.
@@ -508,21 +511,23 @@ class RunningStrategy(FedAvg):
 
     def _entered(self, arrays: ArrayRecord, grid: Grid) -> OpenRun:
         """Return the run of another loop: a new one, or the one that goes on, its round closed."""
-        if self._open_run is not None:
-            self._open_run.reach_by(grid)
-            self._close_round(arrays)
-            return self._open_run
-        self.begin(grid, arrays)
-        assert self._open_run is not None  # begin
+        if self._open_run is None:
+            self.begin(grid, arrays)
+            self._ask_for_an_end()
+        run = self._open_run
+        assert run is not None  # begin
+        run.reach_by(grid)
+        self._close_round(arrays)
+        return run
+
+    def _ask_for_an_end(self) -> None:
+        """Warn where callbacks will not learn that the run has ended."""
         if self.told and not self._ends_by_itself:
             logger.warning(
                 "the rounds are not run by %s.start: call its end() after the last one, or what "
                 "callbacks do at the end is missing",
                 type(self).__name__,
             )
-        if not self.completed_rounds:
-            self._look_or_stop(self._open_run, 0)
-        return self._open_run
 
     def _close_round(self, arrays: ArrayRecord | None = None) -> None:
         """Let callbacks look at the model that the last round led to.

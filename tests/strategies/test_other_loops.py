@@ -490,6 +490,20 @@ def test_a_run_may_begin_with_an_evaluation():
     assert noting.noted == ["start", 0, 1, 2, "end"]
 
 
+def test_a_loop_may_begin_the_run_itself():
+    noting = Noting()
+    strategy = FedAvg(callbacks=[noting], **BASE)
+    grid, arrays = four(), model_arrays(point())
+    strategy.begin(grid, arrays)
+    strategy.aggregate_train(1, grid.send_and_receive(asked_in(1, strategy, arrays, grid)))
+    strategy.end()
+    assert noting.noted == ["start", 0, 1, "end"]
+
+
+def asked_in(number: int, strategy: FedAvg, arrays: ArrayRecord, grid: Grid) -> list[Message]:
+    return list(strategy.configure_train(number, arrays, ConfigRecord(), grid))
+
+
 def test_a_grid_of_a_start_of_ones_own_screens_and_may_close_early():
     """Its grid is wrapped as it comes in, by position or by name."""
     seen: list[Grid] = []
