@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from fedif_studies.commands import cli, main
-
-__all__ = ["cli", "main"]
+from fedif_studies.start import main
 
 if __name__ == "__main__":
     main()

@@ -6,11 +6,13 @@ import sys
 from errno import ENAMETOOLONG
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import fedif_flower
 from fedif_consortium.evidence.chained_log import ChainedLog
+from fedif_studies import start
 from fedif_studies.commands import main
 
 PROJECT = Path(__file__).parents[1]
@@ -104,3 +106,17 @@ def test_a_keeper_s_log_is_shown_and_checked(fedif, tmp_path):
     status, _, damaged = fedif("keeper", "log", file)
     assert status == 1
     assert damaged.startswith(f"error: line 1 of {file} does not follow")
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback(monkeypatch, capsys):
+    """Importing takes a second, in which somebody may think better of it."""
+
+    class Importing(ModuleType):
+        def __getattr__(self, name: str):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "fedif_studies.commands", Importing("commands"))
+    with pytest.raises(SystemExit) as ended:
+        start.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "stopped\n"

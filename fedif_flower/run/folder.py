@@ -6,12 +6,14 @@ import csv
 import json
 import os
 import re
+import shutil
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,14 @@ from filelock import FileLock, Timeout
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, read_whole
 from fedif_flower.run.rows import csv_text, read_rows
-from fedif_flower.storage import make_folder, remove_leftovers, set_aside, write_atomically, writing
+from fedif_flower.storage import (
+    make_folder,
+    remove_leftovers,
+    set_aside,
+    temporary_sibling,
+    write_atomically,
+    writing,
+)
 from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
 from fedif_flower.strategies.quarantine import Decision
 from fedif_flower.strategies.reports import RoundReport
@@ -215,6 +224,42 @@ class RunFolder:
             if path not in stay:
                 path.unlink(missing_ok=True)
         set_aside(self.statement)
+
+    def keep_attempt(self) -> Path | None:
+        """Copy what an attempt left into a folder of its own, before another one begins here.
+
+        Members have signatures, receipts and perhaps a statement of these very records.
+
+        Returns
+        -------
+        Path, optional
+            ``attempt-1`` (``-2`` ...) in the run's folder; ``None``: there was nothing.
+
+        Raises
+        ------
+        StorageError
+            If the disk takes no more.
+        """
+        there = [*(path for path in self._results if path.is_file())]
+        there += sorted(self.updates.glob("[rs]*"))
+        if not there:
+            return None
+        taken = (self.path / f"attempt-{number}" for number in count(1))
+        target = next(path for path in taken if not path.exists())
+        fresh = temporary_sibling(target)
+        try:
+            with writing(target):
+                for path in there:
+                    place = fresh / path.relative_to(self.path)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    if path.parent == self.updates:
+                        os.link(path, place)  # Large, and never written a second time.
+                    else:
+                        shutil.copy2(path, place)
+                fresh.replace(target)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        return target
 
     def settings(self) -> dict[str, Any]:
         """Return the run's settings by their keys.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from flwr.serverapp import Grid
 
 from fedif_flower.errors import CheckpointError, FedIFError, TrainingFailedError
 from fedif_flower.messages.models import tensor_arrays
+from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.loaded_task import tensors_in
 from fedif_flower.run.logs import note
@@ -31,8 +33,10 @@ from fedif_flower.run.writer import OnRow, RunWriter
 from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.callbacks import Question, RunningStrategy
 from fedif_flower.strategies.global_model import require_shapes
+from fedif_flower.strategies.nodes import is_simulated
 
 TABLES = ("rounds", "clients", "attendance")
+MOST_SAVING = 0.03  # Of a deployed run's time, for checkpoints beside those that are due.
 logger = logging.getLogger(__name__)
 
 
@@ -72,6 +76,8 @@ class RunRecorder(RunWriter):
         )
         self.remarks = loaded.task.remarks
         self.listeners[:0] = [built.on_row for built in run.built if built.on_row]
+        self.keeps_attempts = not config.overwrite
+        self._done = max(run.done, 0)
         self.run, self.config = run, config
         self.strategy, self.checkpoints = strategy, checkpoints
         self.num_rounds = config.num_server_rounds
@@ -81,6 +87,8 @@ class RunRecorder(RunWriter):
         self._new: dict[str, list[Line]] = {table: [] for table in TABLES}
         # The last complete round, its model, and what the strategy remembered then.
         self._last: tuple[int, ArrayRecord, dict[str, Any]] | None = None
+        # When the last checkpoint was written, and how long that took.
+        self._saved_at, self._save_seconds = -math.inf, 0.0
 
     @property
     def rounds_left(self) -> int:
@@ -119,9 +127,23 @@ class RunRecorder(RunWriter):
     def on_round_end(self, server_round: int) -> None:
         """Take note of a round whose lines are written; save it if it is due."""
         self._last = server_round, self.strategy.model.record, self.strategy.state_dict()
-        every, last = self.config.checkpoint_every, server_round == self.num_rounds
-        if every and server_round and (last or server_round % every == 0):
+        if self._is_save_due(server_round):
             self._save()
+
+    def _is_save_due(self, server_round: int) -> bool:
+        """Tell whether a round is to have a checkpoint.
+
+        Real nodes' rounds are worth more than what a checkpoint costs: there, each round has one as
+        soon as that takes no more than a small share of the time.
+        """
+        every = self.config.checkpoint_every
+        if not every or not server_round:
+            return False
+        if server_round == self.num_rounds or server_round % every == 0:
+            return True
+        if is_reliable(self.run.grid) or is_simulated(self.run.grid):
+            return False
+        return time.perf_counter() - self._saved_at >= self._save_seconds / MOST_SAVING
 
     def on_end(self) -> None:
         """Leave the report to whoever finishes the run."""
@@ -206,6 +228,7 @@ class RunRecorder(RunWriter):
 
     def _save(self) -> None:
         assert self._last is not None  # callers have made sure
+        began = time.perf_counter()
         last, model, strategy = self._last
         after = self.checkpoints.last_round
         lines: dict[str, Any] = {}
@@ -221,3 +244,5 @@ class RunRecorder(RunWriter):
             lines[name], records[name] = part.lines(after, last), part.memory(last)
         arrays, settings = model.to_torch_state_dict(), self.checkpoints.settings
         self.checkpoints.save(Checkpoint(last, settings, arrays, strategy, records, lines))
+        self._saved_at = time.perf_counter()
+        self._save_seconds = self._saved_at - began

@@ -67,8 +67,8 @@ class RunWriter(Callback):
     Parameters
     ----------
     directory : str or Path
-        Where to; as rounds begin it is made, and an earlier run's files of the same names are
-        replaced, unless it is this strategy's own.
+        Where to; as rounds begin it is made. An earlier run's files are put aside into its
+        ``attempt-1`` (``-2`` ...), unless they are this strategy's own.
     validation, test : Validation, optional
         Held-out data on which each new model is evaluated.
     every : int
@@ -122,6 +122,8 @@ class RunWriter(Callback):
         self._outer: BaseException | None = None  # That was being handled as the rounds began.
         self._written = -1  # The last round with a line.
         self._stay: Collection[Path] = ()  # Of an earlier run's files.
+        self.keeps_attempts = True  # An earlier run's files are put aside.
+        self._done = 0  # Rounds of an earlier attempt that count.
         self._attribution: PathAttribution | None = None
         self._every = every
         self.is_malicious = is_malicious or (lambda _: False)
@@ -151,6 +153,7 @@ class RunWriter(Callback):
         if goes_on:
             self._keep_rounds(strategy.completed_rounds)
         else:
+            self._keep_attempt()
             self.folder.begin(self._stay)
             self.folder.rounds.begin(self._own)
             self.folder.clients.begin()
@@ -172,6 +175,19 @@ class RunWriter(Callback):
             self.folder.add_attribution(earlier)
         if self.folder.add_attribution not in attribution.on_attribution:
             attribution.on_attribution.insert(0, self.folder.add_attribution)
+
+    def _keep_attempt(self) -> None:
+        """Put what an earlier attempt left aside, and say which of its rounds count no more."""
+        numbers = [row["round"] for row in self.folder.rounds.read()]
+        last = max((int(number) for number in numbers if number.isdecimal()), default=0)
+        first = self._done + 1
+        if last < first:
+            return
+        where = "overwrite = true removes their records"
+        if self.keeps_attempts:
+            where = f"their records are kept in {self.folder.keep_attempt()}"
+        again = f"rounds {first} to {last}" if last > first else f"round {last}"
+        logger.warning("%s of an earlier attempt count no more; %s", again, where)
 
     def _write_origin(self, strategy: RunningStrategy) -> None:
         """Write where the results come from, as far as it is known without a run config."""

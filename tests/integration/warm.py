@@ -26,7 +26,7 @@ PROGRAMS = {
     "flwr-clientapp": "flwr.supernode.cli.flwr_clientapp:flwr_clientapp",
     "flower-superexec": "flwr.supercore.cli.flower_superexec:flower_superexec",
     "flwr": "flwr.cli.app:app",
-    "fedif": "fedif_studies.commands:main",
+    "fedif": "fedif_studies.start:main",
 }
 IMPORTED = ("torch", "fedif_flower.client.preflight", "fedif_flower.apps")
 LENGTH = 1 << 20

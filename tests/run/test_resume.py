@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 from collections import Counter
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,6 +110,77 @@ def test_a_run_is_replaced_where_that_is_asked_for_alone(tmp_path):
     run(config.replace(overwrite=True), kill_at=1)
     assert checkpoints(config.run_dir) == []
     assert rounds_of(config.run_dir) == [0, 1]
+
+
+@pytest.mark.parametrize(("every", "resume"), [(10, "auto"), (2, "auto")])
+def test_what_an_attempt_left_is_put_aside_and_named(tmp_path, caplog, every, resume):
+    """Killed in round 4: before a first checkpoint, and after one of round 2."""
+    config = run_config(tmp_path, checkpoint_every=every)
+    run(config, kill_at=4)
+    left = {name: (config.run_dir / name).read_bytes() for name in ("rounds.csv", "clients.csv")}
+    done = 2 if every == 2 else 0
+    run(config.replace(resume=resume))
+    aside = config.run_dir / "attempt-1"
+    assert {name: (aside / name).read_bytes() for name in left} == left
+    said = f"rounds {done + 1} to 4 of an earlier attempt count no more; their records are kept in"
+    assert f"{said} {aside}" in caplog.text
+    assert rounds_of(config.run_dir) == [0, 1, 2, 3, 4, 5]
+    # What goes on without a loss, or is only reported again, leaves nothing aside.
+    run(config.replace(resume=resume))
+    assert not (config.run_dir / "attempt-2").exists()
+
+
+def test_a_name_under_which_records_lie_is_not_taken_again_without_a_word(tmp_path):
+    """A run that was killed before its first checkpoint has records, and members receipts."""
+    config = run_config(tmp_path, checkpoint_every=10)
+    run(config, kill_at=3)
+    before = (config.run_dir / "rounds.csv").read_bytes()
+    with pytest.raises(ConfigError, match=r"holds rounds of a run that stopped; allowed: resu"):
+        run(config)
+    assert (config.run_dir / "rounds.csv").read_bytes() == before
+    run(config.replace(overwrite=True))
+    assert not (config.run_dir / "attempt-1").exists()
+
+
+def test_a_deployed_run_goes_on_at_its_last_finished_round(tmp_path, monkeypatch):
+    """Each round of real nodes has a checkpoint, however few `checkpoint-every` asks for."""
+    monkeypatch.setattr("fedif_flower.run.recorder.MOST_SAVING", math.inf)  # These take no time.
+
+    class Deployed(LocalGrid):
+        reliable = False
+
+    config = run_config(tmp_path, checkpoint_every=10, resume="auto", start_without="unfit")
+    run(config, Deployed(client_app, CLIENTS), kill_at=4)
+    assert checkpoints(config.run_dir)[-1] == "round-000003.pt"
+    run(config, Deployed(client_app, CLIENTS))
+    assert rounds_of(config.run_dir) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "saved"),
+    [
+        (1.0, [1, 2, 3, 4]),  # 0.02 s of each.
+        (0.5, [1, 3, 4]),  # 4 %, so every second one; and the last.
+    ],
+)
+def test_checkpoints_cost_at_most_a_small_share_of_a_deployed_runs_time(
+    tmp_path, monkeypatch, seconds, saved
+):
+    now, kept = [0.0], []
+    monkeypatch.setattr("fedif_flower.run.recorder.time.perf_counter", lambda: now[0])
+    recorder = recorder_of(run_config(tmp_path, checkpoint_every=10, num_server_rounds=4), FedAvg())
+
+    def save(checkpoint):
+        kept.append(checkpoint.server_round)
+        now[0] += 0.02
+
+    monkeypatch.setattr(recorder.checkpoints, "save", save)
+    recorder.run = replace(recorder.run, grid=SimpleNamespace(reliable=False, simulated=False))
+    recorder.strategy.model.receive(ArrayRecord([torch.zeros(2).numpy()]))
+    for server_round in range(1, 5):
+        now[0] += seconds
+        recorder.on_round_end(server_round)
+    assert kept == saved
 
 
 def test_a_signal_may_interrupt_a_save_at_any_line(tmp_path):
