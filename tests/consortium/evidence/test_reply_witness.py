@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedif_consortium.evidence.attempts import AgreedRun
 from fedif_consortium.evidence.keys import public_der
 from fedif_consortium.evidence.reply_witness import ReplyWitness
 from fedif_consortium.evidence.signed import (
@@ -149,3 +150,20 @@ def test_a_late_reply_signs_the_round_that_it_was_asked_in():
     found.begin(2, arrays(5.0))
     look(found, reply(), asked=1)
     assert found.seen[1000].signed is not None
+
+
+def test_a_reply_is_of_the_attempt_that_the_server_told_of():
+    """A signature of another attempt, which a member made before, does not fit."""
+    agreed = AgreedRun(name="october", attempt=2, config=b"c" * 32, earlier=b"e" * 32)
+    found = witness(agreed=agreed)
+    look(found, reply(**agreed.terms()))
+    assert found.seen[1000].signed.attempt == 2
+    for changes in ({"attempt": 1}, {"name": "november"}, {"config": b"d" * 32}, {"earlier": b""}):
+        with pytest.raises(ReplyError, match="the signature does not fit"):
+            look(found, reply(**{**agreed.terms(), **changes}))
+
+
+def test_signatures_that_name_no_attempt_are_not_gone_on_from():
+    lines = [{"round": 1, "client_id": 1000, "node_id": 1000, "key": "00"}]
+    with pytest.raises(ValueError, match="its signatures are of an earlier version, and name no"):
+        witness().restore(lines, None, 1)
