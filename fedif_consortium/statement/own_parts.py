@@ -46,7 +46,7 @@ from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.strategies.steps import Step
 
 SIZE = 256
-ALIKE = 0.97
+ALIKE = 0.97  # No honest member of 18 federations on digits lies above (twins-noise.csv).
 MOST_NOISE = 0.75  # Of a sum: of what is nearly all noise nothing is known.
 MIN_ROUNDS = 5
 _CHUNK = 1024 * SIZE  # Coordinates whose signs are in memory at once.
