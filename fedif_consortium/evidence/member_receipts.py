@@ -11,6 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -96,6 +97,30 @@ class ReceiptKeeper:
         """The chain's end, as far as it held, which the next signature includes; empty: none."""
         return self._memory.root
 
+    @property
+    def keeps(self) -> bool:
+        """Whether this member has a folder for receipts."""
+        return self._folder is not None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether this member has kept anything of the run."""
+        return self._folder is not None and self._folder.is_dir()
+
+    def require_room(self) -> None:
+        """Raise StorageError where what this member is about to send would leave no evidence here.
+
+        A server that fills the folder with runs that it invents would else have the next one
+        without.
+        """
+        if self._folder is None:
+            return
+        own, runs = self._folder, self._folder.parent
+        if not own.is_dir() and runs.is_dir() and len(list(runs.iterdir())) >= MOST_RUNS:
+            raise StorageError(f"{runs} holds {MOST_RUNS} runs: move some away")
+        if own.is_dir() and len(list(own.iterdir())) >= MOST_FILES:
+            raise StorageError(f"{own} holds {MOST_FILES} files: move it away")
+
     def take(self, rounds: Sequence[ToldRound]) -> None:
         """Check what the server told, warn of what does not hold, and keep it."""
         for reason in filter(None, [self._wrong_with(rounds), *self._wrong_lines(rounds)]):
@@ -171,15 +196,11 @@ class ReceiptKeeper:
         """Write a file into the run's folder, if there is room; one that is there stays."""
         if self._folder is None or (self._folder / name).exists():
             return
-        own, runs = self._folder, self._folder.parent
         try:
-            make_folder(runs)
-            if not own.is_dir() and len(list(runs.iterdir())) >= MOST_RUNS:
-                raise StorageError(f"{runs} holds {MOST_RUNS} runs: move some away")
-            make_folder(own)
-            if len(list(own.iterdir())) >= MOST_FILES:
-                raise StorageError(f"{own} holds {MOST_FILES} files: move it away")
-            write_atomically(own / name, json.dumps({"run": self.run, **content}) + "\n")
+            self.require_room()
+            make_folder(self._folder)
+            content = {"run": self.run, **content}
+            write_atomically(self._folder / name, json.dumps(content) + "\n")
         except (StorageError, OSError) as error:
             logger.warning("a receipt was not kept: %s", error)
 
@@ -190,20 +211,49 @@ class ReceiptKeeper:
         self._state[self._key] = ConfigRecord({"memory": self._memory.model_dump_json()})
 
 
-def take_receipts(content: RecordDict, context: Context) -> None:
-    """Check and keep what a message tells of the server's records, if it tells anything."""
+def take_receipts(content: RecordDict, context: Context, *, is_round: bool = False) -> None:
+    """Check and keep what a message tells of the server's records, if it tells anything.
+
+    Nothing is kept of a run in which this member has no part: a server could invent as many as
+    there is room for.
+
+    Parameters
+    ----------
+    content : RecordDict
+        Of the message.
+    context : Context
+        The node's.
+    is_round : bool
+        Whether the message asks for an update: then the member takes part.
+    """
     try:
-        if told := read_receipts(content):
-            ReceiptKeeper(context, told[0].run).take(told)
+        told = read_receipts(content)
+        if not told:
+            return
+        keeper = ReceiptKeeper(context, told[0].run)
+        if is_round or keeper.is_begun or not keeper.keeps:
+            keeper.take(told)
+        else:
+            logger.warning("receipts of run %s, in which it had no part: not kept", keeper.run[:8])
     except (FedIFError, ValueError) as error:
         logger.warning("%s", printable(str(error)))
+
+
+def require_room(content: RecordDict, context: Context) -> None:
+    """Raise StorageError where a message asks for an update whose evidence finds no room here."""
+    settings = content.get("config")
+    if not isinstance(settings, ConfigRecord) or not settings.get(RECEIPTS_KEY):
+        return
+    with suppress(EvidenceError):
+        ReceiptKeeper(context, str(settings.get(RUN_ID_KEY, ""))).require_room()
 
 
 def take(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Take receipts, train, and note what goes out, where this node keeps receipts itself."""
     if not NodeConfig.from_node_config(context.node_config).receipts_dir:
         return call_next(message, context)
-    take_receipts(message.content, context)
+    require_room(message.content, context)
+    take_receipts(message.content, context, is_round=True)
     reply = call_next(message, context)
     settings = cast(ConfigRecord, message.content["config"])
     if settings.get(RECEIPTS_KEY):

@@ -18,13 +18,15 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import httpx
-from flwr.app import Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.config import get_fused_config_from_fab
 from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable import inflatable_object as objects
 from flwr.supercore.inflatable import inflatable_utils as transport
 
 from fedif_consortium.evidence.keys import SigningKey
+from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY
+from fedif_consortium.masking.boxes import MaskingTerms
 from fedif_consortium.member.apps import bundle_digest, read_bundle
 from fedif_consortium.member.node_log import NodeLog
 from fedif_consortium.member.outgoing import OutgoingPolicy
@@ -36,6 +38,7 @@ from fedif_flower.errors import FedIFError, RefusedByMemberError, StorageError
 from fedif_flower.messages.instructions import (
     CONFIG_KEY,
     PROXIMAL_KEY,
+    RECEIPTS_KEY,
     RUN_ID_KEY,
     told_config,
 )
@@ -153,17 +156,30 @@ class MessageGuard:
                     if PROXIMAL_KEY in record:  # Beside the others, as Flower has it.
                         told[f"fedprox.{PROXIMAL_KEY}"] = record[PROXIMAL_KEY]
                     self.policy.runs.check_told(told, config)
+            if is_round(facts.message_type):
+                self._check_terms(content, config)
             if is_round(facts.message_type):  # An attempt begins once somebody is to train in it.
                 for attempt in attempts:
                     self.attempts.note(attempt)
             self._note("in", message, facts.message_id, contents)
-            self.replies.take(content)
+            self.replies.take(content, is_round=is_round(facts.message_type))
         except Exception as error:  # whatever a server sends, the SuperNode goes on
             self._refuse("in", message, error)
             return None
         self._pulled = contents
         self._waiting = {facts.message_id: (message, content)}
         return taken
+
+    def _check_terms(self, content: RecordDict, config: Mapping[str, Scalar]) -> None:
+        """Raise RefusedByMemberError unless a round is masked, signed and receipted as agreed.
+
+        What the run config says of that reaches the app by the message, and the server writes each
+        anew.
+        """
+        about = content.config_records.get("config", ConfigRecord())
+        terms = terms_of(about)
+        promised = terms.keys() & {*self.policy.runs.config, *config}
+        self.policy.runs.check_terms({key: terms[key] for key in promised}, config)
 
     def _admit(self, run_id: int) -> Mapping[str, Scalar]:
         """Return a run's config; RefusedByMemberError unless the member takes part in it."""
@@ -291,6 +307,25 @@ class MessageGuard:
             decision="refused" if why else "passed",
             reason=why,
         )
+
+
+def terms_of(settings: ConfigRecord) -> dict[str, Scalar]:
+    """Return what a round's message says of masks and evidence, by run-config key.
+
+    Raises
+    ------
+    ValueError
+        If it names terms of masking that are none.
+    """
+    masking = MaskingTerms.read(settings)
+    mode = "off"
+    if masking is not None:
+        mode = "trial" if masking.trial_secret else "keeper"
+    return {
+        "masking.mode": mode,
+        "evidence.receipts": bool(settings.get(RECEIPTS_KEY)),
+        "evidence.require-signatures": bool(settings.get(SIGNATURES_KEY)),
+    }
 
 
 def _in_pieces(message: Message) -> dict[str, bytes]:

@@ -29,7 +29,13 @@ _MODEL = "arrays"  # The record that is the model, in messages and replies.
 _COUNTS = 10**7  # Whole numbers below leave as they are: examples, for a weighted mean.
 _KINDS: Mapping[str, type | UnionType] = {"number": int | float, "text": str, "bytes": bytes}
 _Row = Annotated[str, StringConstraints(pattern=r"^\S+ (float(32|64)|u?int(8|16|32|64))$")]
-_Value = Annotated[str, StringConstraints(pattern=r"^\S+ (number|(text|bytes)\[\d+\])$")]
+_BESIDE = "with-updates"
+_Value = Annotated[
+    str,
+    StringConstraints(
+        pattern=rf"^\S+ (number(\[\d{{1,2}}\])?|bytes\[\d+\])( {_BESIDE})?$|^\S+ text\[\d+\]$"
+    ),
+]
 
 
 class LeavesSettings(Settings):
@@ -55,13 +61,15 @@ class LeavesSettings(Settings):
     )
     config: list[_Value] = setting(
         [
-            *("node.partition-id number", "node.attack text[40]", "preflight.time number"),
+            *("node.partition-id number", "node.attack text[40]", "preflight.time number[10]"),
             *(f"preflight.{check} text[200]" for check in ("data", "training", "disk")),
             *("preflight.masking text[200]", "preflight.signing-key text[200]"),
             "statement.refused text[200]",
         ],
-        "Values of ConfigRecords, each `RECORD.KEY FORMAT`: a `number` (or true, false), "
-        "`bytes[MOST]`, or `text[MOST]`, in bytes, which leaves in the answer to a query alone.",
+        "Values of ConfigRecords, each `RECORD.KEY FORMAT`: a `number` (or true, false), rounded "
+        "as metrics are or to the digits of `number[DIGITS]`, `bytes[MOST]`, or `text[MOST]`, in "
+        "bytes. They leave in the answer to a query alone, but for a number or bytes "
+        f"`{_BESIDE}`.",
         allowed='a list such as ["node.attack text[40]"]',
     )
     clip_length: float = setting(
@@ -85,6 +93,9 @@ class LeavesSettings(Settings):
         for name in ("arrays", "buffers") if self.noise_multiplier else ():
             words, own = "none with noise: they would leave without it", getattr(self, name)
             require(not own, name, own, words)
+        beside = [value for value in self.config if value.endswith(_BESIDE)]
+        words = f"nothing {_BESIDE} where there is noise: it would leave without it"
+        require(not (beside and self.noise_multiplier), "config", beside, words)
         return self
 
 
@@ -107,7 +118,7 @@ class OutgoingPolicy:
     def __init__(self, settings: LeavesSettings, log: NodeLog) -> None:
         self.settings = settings
         self._rows = dict(text.split(" ") for text in settings.arrays)
-        self._values = dict(text.split(" ") for text in settings.config)
+        self._values = dict(text.split(" ", 1) for text in settings.config)
         self._budget: PrivacyBudget | None = None
         if settings.noise_multiplier:
             limits = settings.noise_multiplier, settings.target_delta, settings.most_epsilon
@@ -209,11 +220,7 @@ class OutgoingPolicy:
                 _refuse("a metric is not on the list", path)
             if isinstance(value, list):
                 _refuse("a metric is no single number", path)
-            is_count = float(value).is_integer() and abs(value) < _COUNTS
-            found = value + 0 if is_count else rounded(value, self.settings.metric_digits)
-            if not math.isfinite(found) or (isinstance(found, int) and abs(found) >= 2**63):
-                _refuse("a metric is not finite", path)
-            yield name, found
+            yield name, self._number(path, value + 0, self.settings.metric_digits)
 
     def _config(
         self, record: str, config: ConfigRecord, is_answer: bool
@@ -222,15 +229,27 @@ class OutgoingPolicy:
             path, value = f"{record}.{name}", config[name]
             if path not in self._values:
                 _refuse("a value of a ConfigRecord is not on the list", path)
-            kind, _, most = self._values[path].rstrip("]").partition("[")
+            form, _, beside = self._values[path].partition(" ")
+            kind, _, most = form.rstrip("]").partition("[")
             if not isinstance(value, _KINDS[kind]):
                 _refuse("a value of a ConfigRecord is of another kind than the list says", path)
-            if kind == "text" and not is_answer:
-                _refuse("a text leaves in the answer to a query alone", path)
+            if not (is_answer or beside):
+                _refuse("a value of a ConfigRecord leaves in the answer to a query alone", path)
+            if isinstance(value, int | float):
+                yield name, self._number(path, value, int(most or self.settings.metric_digits))
+                continue
             held = value.encode(errors="surrogatepass") if isinstance(value, str) else value
             if isinstance(held, bytes) and len(held) > int(most):
                 _refuse("a value of a ConfigRecord is too long", f"{path}, of {len(held)} bytes")
             yield name, value
+
+    def _number(self, path: str, value: float, digits: int) -> float:
+        """Return a number as it may leave: a whole one below ten million, or so many digits."""
+        is_count = float(value).is_integer() and abs(value) < _COUNTS
+        found = value if isinstance(value, bool) or is_count else rounded(value, digits)
+        if not math.isfinite(found) or (isinstance(found, int) and abs(found) >= 2**63):
+            _refuse("a number is not finite", path)
+        return found
 
 
 def rounded(value: float, digits: int) -> float:

@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence.attempts import agreed_in
 from fedif_consortium.evidence.keys import SigningKey
-from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
+from fedif_consortium.evidence.member_receipts import ReceiptKeeper, require_room, take_receipts
 from fedif_consortium.evidence.signed import record_digest, sign_reply
 from fedif_flower.errors import ConfigError, EvidenceError, ReplyError
 from fedif_flower.messages.arrays import arrays_of
@@ -62,10 +62,19 @@ class OwnReplies:
         self._key = key
         self._context = Context(0, node_id, dict(node_config), RecordDict(), {})
 
-    def take(self, received: RecordDict) -> None:
-        """Check and keep what a message tells of the server's records."""
-        if self._context.node_config.get(RECEIPTS_DIR):
-            take_receipts(received, self._context)
+    def take(self, received: RecordDict, *, is_round: bool) -> None:
+        """Check and keep what a message tells of the server's records.
+
+        Raises
+        ------
+        StorageError
+            If it asks for an update, and there is no room for the evidence of it.
+        """
+        if not self._context.node_config.get(RECEIPTS_DIR):
+            return
+        if is_round:
+            require_room(received, self._context)
+        take_receipts(received, self._context, is_round=is_round)
 
     def sign(self, received: RecordDict, leaving: RecordDict) -> Callable[[], None] | None:
         """Sign what leaves; return what notes it, if it is to be, to be called once it has left."""

@@ -17,7 +17,8 @@ from fedif_flower.messages.text import printable
 from fedif_flower.settings import AUTO, Scalar, Settings, setting
 from fedif_flower.storage import make_folder, write_atomically
 
-TRAIN = "train"
+TRAIN, EVALUATE = "train", "evaluate"
+MORE_QUERIES = 10  # Than rounds: who a node is, whether it can take part, its page.
 _DAY = "a date, such as 2026-01-31"
 
 
@@ -68,7 +69,10 @@ class RunRules(Settings):
         None, "The last day on which it answers; without: no last.", allowed=_DAY
     )
     most_rounds_a_day: int = setting(
-        0, "Rounds, that is, messages of the type `train`, of all runs in a day; 0: any.", ge=0
+        0,
+        "Rounds, that is, messages of the type `train`, of all runs in a day; as many of the type "
+        f"`evaluate`, and {MORE_QUERIES} more of any other, which bring answers too; 0: any.",
+        ge=0,
     )
     most_messages_a_day: int = setting(
         0, "Messages of any type, of all runs, in a day; 0: any.", ge=0
@@ -104,11 +108,35 @@ class RunRules(Settings):
                 f"app {printable(name)} is none that this member takes part in: "
                 f"names = {', '.join(self.names)}"
             )
+        for key in sorted(self.config.keys() - config.keys()):
+            value = _default(key)  # Of a key of this project; others' are nobody's here.
+            if value not in (None, AUTO):
+                accepted = self.config[key]
+                _require(accepts(accepted, value), f"run config {key}", value, accepted)
         for key, value in config.items():
             accepted = self.config.get(key, "the app's own value only")
             is_own = self.unknown_keys or value == own.get(key)
             fits = accepts(accepted, value) if key in self.config else is_own
             _require(fits, f"run config {key}", value, accepted)
+
+    def check_terms(self, terms: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> None:
+        """Raise RefusedByMemberError unless a message keeps what the run was admitted for.
+
+        A run config is what the operator says once; a member answers messages.
+
+        Parameters
+        ----------
+        terms : mapping of str to bool, int, float or str
+            By run-config key, what the message that is to be answered says.
+        config : mapping of str to bool, int, float or str
+            The run config that was admitted.
+        """
+        for key, value in terms.items():
+            if key in config:
+                _require(value == config[key], f"the message says {key}", value, config[key])
+            if key in self.config:
+                accepted = self.config[key]
+                _require(accepts(accepted, value), f"the message says {key}", value, accepted)
 
     def check_told(self, told: Mapping[str, object], config: Mapping[str, Scalar]) -> None:
         """Raise RefusedByMemberError unless a message tells the app what its run config says.
@@ -128,7 +156,8 @@ class RunRules(Settings):
             elif self.unknown_keys:
                 continue
             else:
-                own = accepted = _default(key) if own is None else own
+                default = _default(key)
+                own = accepted = ("" if default is None else default) if own is None else own
             fits = own == AUTO or accepts(accepted, value) or _is_own_task(key, value)
             _require(fits, f"the message says {key}", value, accepted)
 
@@ -140,12 +169,17 @@ def _require(fits: bool, key: str, value: object, accepted: Accepted) -> None:
 
 
 # Both import where they are called: they need PyTorch, and a guard seldom needs them.
-def _default(key: str) -> Scalar:
-    """Return what clients are told of a key that the app's own run config leaves out."""
+def _default(key: str) -> Scalar | None:
+    """Return what a run has of a key that its app's own run config leaves out; ``None``: nothing.
+
+    Of this project's apps, that is: those of others have no such keys.
+    """
+    from fedif_consortium.parts import server_parts
     from fedif_flower.messages.client_config import ClientConfig
     from fedif_flower.run.config import RunConfig
 
-    return {**RunConfig.defaults(), **ClientConfig.defaults()}.get(key, "")
+    config = RunConfig.from_run_config(RunConfig.defaults(), server_parts())
+    return {**config.to_mapping(), **RunConfig.defaults(), **ClientConfig.defaults()}.get(key)
 
 
 def _is_own_task(key: str, value: object) -> bool:
@@ -167,6 +201,8 @@ class _Counts(BaseModel, strict=True):
 
     day: date = date.min
     rounds: int = 0
+    evaluations: int = 0
+    queries: int = 0
     messages: int = 0
 
 
@@ -216,13 +252,23 @@ class RoundCounts:
         if rules.last_day and today > rules.last_day:
             raise RefusedByMemberError(f"this member took part until {rules.last_day}")
         before = self._counts if self._counts.day == today else _Counts()
-        begins = is_round(kind)
-        found = _Counts(day=today, rounds=before.rounds + begins, messages=before.messages + 1)
-        for count, most, what in (
-            (found.rounds if begins else 0, rules.most_rounds_a_day, "rounds"),
-            (found.messages, rules.most_messages_a_day, "messages"),
+        is_evaluation = kind.partition(".")[0] == EVALUATE
+        found = _Counts(
+            day=today,
+            rounds=before.rounds + is_round(kind),
+            evaluations=before.evaluations + is_evaluation,
+            queries=before.queries + (not is_round(kind) and not is_evaluation),
+            messages=before.messages + 1,
+        )
+        rounds = rules.most_rounds_a_day
+        queries = rounds + MORE_QUERIES if rounds else 0
+        for count, counted, most, what in (
+            (found.rounds, before.rounds, rounds, "rounds"),
+            (found.evaluations, before.evaluations, rounds, "evaluations"),
+            (found.queries, before.queries, queries, "queries"),
+            (found.messages, before.messages, rules.most_messages_a_day, "messages"),
         ):
-            if 0 < most < count:
+            if count > counted and 0 < most < count:
                 raise RefusedByMemberError(f"this member takes part in at most {most} {what} a day")
         make_folder(self._path.parent)
         write_atomically(self._path, found.model_dump_json() + "\n")

@@ -109,10 +109,11 @@ def steal(message, context, call_next):
 app = task_app(mods=[steal], parts=client_parts())
 """
 # What a guard lets out in a masked run, as docs/member-policy.md has it.
+MASK = ("mask.box bytes[400] with-updates", "mask.length number[9] with-updates")
 LEAVES = f"""
 [leaves]
 arrays = ["arrays.masked-update uint64"]
-config = {json.dumps([*LeavesSettings().config, "mask.box bytes[400]", "mask.length number"])}
+config = {json.dumps([*LeavesSettings().config, *MASK])}
 """
 KEEPER = """
 [policy]

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence import member_receipts as module
 from fedif_consortium.evidence.attempts import Attempts
-from fedif_consortium.evidence.member_receipts import ReceiptKeeper, take_receipts
+from fedif_consortium.evidence.member_receipts import ReceiptKeeper, require_room, take_receipts
 from fedif_consortium.evidence.receipts import (
     BEGINNING,
     RECEIPTS_RECORD,
@@ -23,7 +23,8 @@ from fedif_consortium.evidence.receipts import (
     read_receipts,
     round_leaves,
 )
-from fedif_flower.errors import EvidenceError
+from fedif_flower.errors import EvidenceError, StorageError
+from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
 
 RUN, NODE = "ab" * 16, 1000
 KEY = Ed25519PrivateKey.generate()
@@ -162,13 +163,13 @@ def test_a_true_history_is_taken_without_a_word_and_kept(tmp_path, log):
     context = node(tmp_path)
     ReceiptKeeper(context, RUN).note_sent(1, b"\xaa" * 32, None)
     for content in (told(FIRST), told(FIRST), told(FIRST, SECOND, seen=2)):
-        take_receipts(content, context)
+        take_receipts(content, context, is_round=True)
     assert log.text == ""
     assert ReceiptKeeper(context, RUN).last_root == chain_of(FIRST, SECOND).root
     assert sorted(path.name.split("-")[0] for path in (tmp_path / RUN).iterdir()) == [
         *("round", "round", "sent")
     ]
-    take_receipts(RecordDict(), context)  # A server that tells nothing.
+    take_receipts(RecordDict(), context, is_round=True)  # A server that tells nothing.
     assert log.text == ""
 
 
@@ -210,9 +211,9 @@ def test_what_does_not_hold_is_a_warning(later, reason, log, tmp_path):
     context = node(tmp_path)
     for number in (1, 2):
         ReceiptKeeper(context, RUN).note_sent(number, b"\xaa" * 32, None)
-    take_receipts(told(FIRST), context)
+    take_receipts(told(FIRST), context, is_round=True)
     assert log.text == ""
-    take_receipts(later, context)
+    take_receipts(later, context, is_round=True)
     assert reason in log.text
     # What was false is evidence: it is kept beside what was there before.
     assert len(list((tmp_path / RUN).glob("round-*"))) == 2
@@ -230,25 +231,25 @@ def test_what_does_not_hold_is_a_warning(later, reason, log, tmp_path):
 )
 def test_a_round_is_done_again_in_another_attempt_alone(log, number, attempt, reason):
     context = node()
-    take_receipts(told(FIRST, SECOND), context)
+    take_receipts(told(FIRST, SECOND), context, is_round=True)
     chain = chain_of(FIRST, SECOND)
     seen = chain.root
     leaf = f"{number},1000,,0.0,,,away"
     chain.add(ToldRound.by(KEY, **chain.next([leaf], **about(number, attempt))))
-    take_receipts(RecordDict(chain.told(NODE, seen)), context)
+    take_receipts(RecordDict(chain.told(NODE, seen)), context, is_round=True)
     assert (f"history was rewritten: {reason}" in log.text) if reason else log.text == ""
 
 
 def test_a_round_that_is_done_again_has_its_own_line(log):
     context = node()
-    take_receipts(told(FIRST), context)
+    take_receipts(told(FIRST), context, is_round=True)
     ReceiptKeeper(context, RUN).note_sent(1, b"\xcc" * 32, None)  # The run was resumed.
-    take_receipts(told(FIRST, SECOND, seen=2), context)
+    take_receipts(told(FIRST, SECOND, seen=2), context, is_round=True)
     assert log.text == ""
     again = [FIRST[0].replace("aa", "cc"), FIRST[1]]
-    take_receipts(told(FIRST, SECOND, again, seen=4), context)
+    take_receipts(told(FIRST, SECOND, again, seen=4), context, is_round=True)
     assert log.text == ""
-    take_receipts(told(FIRST, SECOND, again, FIRST, seen=6), context)
+    take_receipts(told(FIRST, SECOND, again, FIRST, seen=6), context, is_round=True)
     assert "round 1: the records have another update than this node sent" in log.text
 
 
@@ -278,13 +279,34 @@ def test_a_full_folder_takes_no_more(tmp_path, log, monkeypatch):
     monkeypatch.setattr(module, "MOST_RUNS", 1)
     monkeypatch.setattr(module, "MOST_FILES", 1)
     context = node(tmp_path)
-    take_receipts(told(FIRST), context)
+    take_receipts(told(FIRST), context, is_round=True)
     assert len(list((tmp_path / RUN).iterdir())) == 1
-    take_receipts(told(FIRST, SECOND, seen=2), context)
+    take_receipts(told(FIRST, SECOND, seen=2), context, is_round=True)
     assert len(list((tmp_path / RUN).iterdir())) == 1
     assert "holds 1 files: move it away" in log.text
-    take_receipts(told(FIRST, run="cd" * 16), context)
+    take_receipts(told(FIRST, run="cd" * 16), context, is_round=True)
     assert "holds 1 runs: move some away" in log.text
+
+
+def test_runs_that_a_server_invents_take_no_room_and_a_full_folder_gives_no_update(
+    tmp_path, log, monkeypatch
+):
+    """A hundred invented runs would leave the real one without evidence at the member."""
+    monkeypatch.setattr(module, "MOST_RUNS", 2)
+    context = node(tmp_path)
+    for number in range(5):  # Told beside a question, not a round.
+        take_receipts(told(FIRST, run=f"{number:02}" * 16), context)
+    assert not list(tmp_path.iterdir())
+    assert "in which it had no part: not kept" in log.text
+    settings = ConfigRecord({RECEIPTS_KEY: True, RUN_ID_KEY: RUN, ROUND_KEY: 1})
+    asked = RecordDict({"config": settings})
+    require_room(asked, context)
+    for number in range(2):
+        take_receipts(told(FIRST, run=f"{number:02}" * 16), context, is_round=True)
+    with pytest.raises(StorageError, match="holds 2 runs: move some away"):
+        require_room(asked, context)
+    take_receipts(told(FIRST, SECOND, seen=2, run="00" * 16), context)  # Of a known run: kept.
+    assert len(list((tmp_path / ("00" * 16)).iterdir())) == 2
 
 
 def test_the_nodes_state_stays_small(log):

@@ -36,6 +36,7 @@ from fedif_consortium.evidence.attempts import (
     config_hash,
 )
 from fedif_consortium.evidence.chained_log import read_log
+from fedif_consortium.masking.boxes import TERMS_KEY, MaskingTerms
 from fedif_consortium.member.apps import bundle_digest, read_bundle
 from fedif_consortium.member.message_guard import REFUSED, Connection, MessageGuard
 from fedif_consortium.member.node_log import FILE
@@ -47,10 +48,11 @@ from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import (
     CONFIG_KEY,
     PROXIMAL_KEY,
+    RECEIPTS_KEY,
     RUN_ID_KEY,
     read_config,
 )
-from tests.consortium.member.bundles import bundle
+from tests.consortium.member.bundles import PYPROJECT, bundle
 
 NODE, RUN, SERVER = 7, 3, 1
 APP = bundle()
@@ -246,6 +248,42 @@ def instructions(*runs: str, **said) -> ConfigRecord:
     attempts = [{"run": run, "config": config_hash(config)} for run in runs]
     told = Attempts(name=agreed_name(config), attempts=attempts).model_dump_json()
     return ConfigRecord({RUN_ID_KEY: runs[-1], ATTEMPTS_KEY: told, **said})
+
+
+TERMS = MaskingTerms(run=1, keys=[]).model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "refused"),
+    [
+        ("masking.mode", {TERMS_KEY: TERMS}, "the message says masking.mode = 'off'; this member"),
+        (
+            "evidence.receipts",
+            {RECEIPTS_KEY: True},
+            "the message says evidence.receipts = False; this member accepts True",
+        ),
+    ],
+)
+def test_what_a_policy_promises_is_asked_of_the_message_that_is_answered(
+    tmp_path, key, said, refused
+):
+    """The run config says that updates are masked, and the server asks for a plain one."""
+    accepted = {"masking.mode": "keeper", "evidence.receipts": True}[key]
+    policy = f"[runs.config]\n'{key}' = {json.dumps(accepted)}\n"
+    member = Member(tmp_path, policy)
+    own = f"{PYPROJECT}'{key}' = {json.dumps(accepted)}\n"
+    member.serve(bundle(**{"pyproject.toml": own}))
+    member.policy.apps.approve(read_bundle(member.fab.content, "app"))
+    config = {"rounds": 10, "model.size": 2, key: accepted}
+    attempts = [{"run": FIRST, "config": config_hash(config)}]
+    told = Attempts(name=agreed_name(config), attempts=attempts).model_dump_json()
+    about = {RUN_ID_KEY: FIRST, ATTEMPTS_KEY: told}
+    assert member.ask(content=RecordDict({**MODEL, "config": ConfigRecord(about)})) is None
+    assert refused in member.error
+    # Nor is a message answered that says nothing at all.
+    assert member.ask() is None
+    assert refused in member.error
+    assert member.ask(content=RecordDict({**MODEL, "config": ConfigRecord(about | said)}))
 
 
 FIRST, SECOND, THIRD = "0f" * 16, "1f" * 16, "2f" * 16

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy, rounded
-from fedif_flower.errors import RefusedByMemberError
+from fedif_flower.errors import ConfigError, RefusedByMemberError
 from fedif_flower.messages.arrays import pack_array, view_array
 
 MODEL = {
@@ -179,9 +179,9 @@ def test_metrics_are_rounded_to_significant_digits():
     ("value", "keys", "told"),
     [
         (1.0, {"metrics": ["metrics.los", "other.loss"]}, "a metric is not on the list"),
-        (math.nan, {}, "a metric is not finite"),
-        (1.79e308, {"metric_digits": 2}, "a metric is not finite"),
-        (2**63 - 1, {"metric_digits": 5}, "a metric is not finite"),
+        (math.nan, {}, "a number is not finite"),
+        (1.79e308, {"metric_digits": 2}, "a number is not finite"),
+        (2**63 - 1, {"metric_digits": 5}, "a number is not finite"),
         ([1.0, 2.0], {}, "a metric is no single number"),
     ],
 )
@@ -201,13 +201,33 @@ def test_bytes_hidden_in_metrics_are_gone():
     assert set(metrics_left(carried, metric_digits=4).values()) == {0.7}
 
 
-def test_texts_leave_in_answers_to_queries_alone():
+def test_values_leave_in_answers_to_queries_alone():
     answer = content(node=ConfigRecord({"partition-id": 3, "attack": "label-noise"}))
     for kind in ("query", "query.statement"):
         assert check(answer, kind=kind) == answer
     for kind in ("train", "train.query", "evaluate"):
-        with pytest.raises(RefusedByMemberError, match="a text leaves in the answer"):
+        with pytest.raises(RefusedByMemberError, match="leaves in the answer to a query"):
             check(answer, kind=kind)
+
+
+def test_a_number_leaves_beside_an_update_where_the_list_says_so_and_rounded():
+    """14 bytes of a member's data would else go with each update, in two numbers of the list."""
+    hidden = content(node=ConfigRecord({"partition-id": 1234567}))
+    with pytest.raises(RefusedByMemberError, match="leaves in the answer to a query alone"):
+        check(hidden)
+    listed = {"config": ["mask.length number[9] with-updates", "mask.count number with-updates"]}
+    sent = content(mask=ConfigRecord({"length": 1.23456789012345, "count": 0.123456789}))
+    found = check(sent, **listed)["mask"]
+    assert dict(found) == {"length": 1.23456789, "count": 0.1235}
+    answer = content(preflight=ConfigRecord({"time": 1_796_000_000.123456}))
+    assert check(answer, kind="query")["preflight"]["time"] == 1_796_000_000
+
+
+def test_with_noise_nothing_leaves_beside_an_update_without_it():
+    noisy = {"noise_multiplier": 1.0, "clip_length": 1.0}
+    assert LeavesSettings(**noisy)
+    with pytest.raises(ConfigError, match="allowed: nothing with-updates where there is noise"):
+        LeavesSettings(**noisy, config=["mask.length number with-updates"])
 
 
 OF_ANOTHER_KIND = "of another kind than the list says"

@@ -70,7 +70,7 @@ def test_a_server_cannot_take_back_what_it_told(own):
     leaves = [f"1,{NODE},,0.0,,,away"]
     about = {"run": RUN, "number": 1, "rows": bytes(32), "state": bytes(32)}
     chain.add(ToldRound.by(Ed25519PrivateKey.generate(), **chain.next(leaves, **about)))
-    own.take(RecordDict(chain.told(NODE, b"")))
+    own.take(RecordDict(chain.told(NODE, b"")), is_round=True)
     silent = ConfigRecord({**SETTINGS, RECEIPTS_KEY: False})
     assert own.sign(RecordDict({**RECEIVED, "config": silent}), leaving) is not None
     assert leaving["signature"]["head"] == chain.root.hex()
@@ -111,7 +111,7 @@ def test_the_app_is_told_of_the_key_only_where_it_signs_a_box_of_a_mask():
 def test_other_messages_and_other_apps_are_left_alone(tmp_path, own, received):
     content = RecordDict({"arrays": model(3.0, 4.0)})
     for one in (own, OwnReplies(NODE, {"another": "app's"}, KEY)):
-        one.take(received)
+        one.take(received, is_round=True)
         assert one.sign(received, content) is None
     assert content == RecordDict({"arrays": model(3.0, 4.0)})
     assert list(tmp_path.glob("receipts/**/*.json")) == []

@@ -112,6 +112,37 @@ def test_a_member_answers_from_its_first_day_to_its_last(tmp_path):
             counts.count("train", day)
 
 
+@pytest.mark.parametrize(
+    ("key", "accepted", "refused"),
+    [
+        ("masking.mode", "keeper", "masking.mode = 'off'; this member accepts keeper"),
+        ("evidence.receipts", True, "evidence.receipts = False; this member accepts True"),
+        ("attribution", "simpson", "attribution = 'off'; this member accepts simpson"),
+    ],
+)
+def test_what_a_policy_asks_for_is_not_left_out_by_an_app(key, accepted, refused):
+    """The app's own config has no such key, and the run its default."""
+    rules = RunRules(config={key: accepted})
+    with pytest.raises(RefusedByMemberError, match=re.escape(f"run config {refused}")):
+        rules.check_run("fedif/app", {"rounds": 1}, {"rounds": 1})
+    rules.check_run("fedif/app", {key: accepted}, {key: accepted})
+
+
+def test_answers_to_other_messages_count_as_well(tmp_path):
+    """An app can compute in answers to queries, each with a kilobyte of its own."""
+    rules = RunRules(most_rounds_a_day=1)
+    counts = RoundCounts(tmp_path, rules)
+    for _ in range(11):
+        counts.count("query.statement", MONDAY)
+    with pytest.raises(RefusedByMemberError, match="at most 11 queries a day"):
+        counts.count("query", MONDAY)
+    counts.count("evaluate", MONDAY)
+    with pytest.raises(RefusedByMemberError, match="at most 1 evaluations a day"):
+        RoundCounts(tmp_path, rules).count("evaluate", MONDAY)
+    counts.count("train", MONDAY)
+    counts.count("query", TUESDAY)
+
+
 def test_a_day_has_so_many_rounds_and_messages_even_after_a_restart(tmp_path):
     rules = RunRules(most_rounds_a_day=2, most_messages_a_day=4)
     counts = RoundCounts(tmp_path, rules)

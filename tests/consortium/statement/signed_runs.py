@@ -65,7 +65,7 @@ def guarded(client: ClientCall, keys: Mapping[int, SigningKey]) -> ClientCall:
             return client(message, context)
         config = dict(context.node_config)
         own = guards.setdefault(context.node_id, OwnReplies(context.node_id, config, key))
-        own.take(message.content)
+        own.take(message.content, is_round=True)
         reply = client(message, replace(context, node_config=app_config(config, "")))
         if (note_sent := own.sign(message.content, reply.content)) is not None:
             note_sent()
