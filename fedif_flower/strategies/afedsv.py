@@ -5,11 +5,25 @@ It differs from FedIF in its valuation (and in where weight scores start), nothi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Annotated, Literal, Unpack
 
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.seeding import numpy_generator
+from fedif_flower.settings import Setting
+from fedif_flower.strategies.nodes import sample_independently
 from fedif_flower.strategies.scored import ScoredStrategy, Weighting
+from fedif_flower.strategies.setup import BaseArguments, Pace
+from fedif_flower.valuation import Validation, Valuation
+from fedif_flower.valuation.ledger import Gamma
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+
+Sampling = Literal["fixed-size", "independent"]
+
+LEAST_DRAWN = 2  # The authors draw all anew while fewer than two are drawn.
 
 
 class AFedSV(ScoredStrategy):
@@ -33,6 +47,12 @@ class AFedSV(ScoredStrategy):
         Rate of the smooth update, in (0, 1].
     weighting : Weighting, optional
         How scores become weights; a client never seen begins at 0.5.
+    sampling : str
+        ``"fixed-size"``: a round has C K clients, C = ``fraction_train``. ``"independent"``, as its
+        authors draw: each client comes with chance C, whoever else comes; all are drawn anew while
+        fewer than two do, or fewer than rounds need. The authors' step is
+        :math:`w_t = w_{t-1} + \sum_{i \in S_t} \frac{\Omega_i}{C \sum_{j=1}^K \Omega_j}
+        (w_i - w_{t-1})`: ``sampling="independent"`` with ``Weighting(weight_scope="population")``.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
         :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
@@ -42,3 +62,45 @@ class AFedSV(ScoredStrategy):
         {"weighting": partial(Weighting, initial=0.5), "validation": ShapleyValuation}
     )
     default_weighting = Weighting(initial=0.5)
+
+    def __init__(
+        self,
+        validation: Validation | Valuation,
+        *,
+        gamma: Gamma = 0.3,
+        weighting: Weighting | None = None,
+        sampling: Annotated[
+            Sampling,
+            Setting(
+                "a round has C K clients, C = `fraction-train`; or, as its authors draw, each "
+                "client comes with chance C, by which `population` divides its weight"
+            ),
+        ] = "fixed-size",
+        **base: Unpack[BaseArguments],
+    ) -> None:
+        super().__init__(validation, gamma=gamma, weighting=weighting, **base)
+        self.sampling = sampling
+        if sampling == "independent":
+            require_plain(self.setup.pace)
+
+    @property
+    def chance(self) -> float | None:
+        """The chance with which each client takes part in a round; ``None``: m of K do."""
+        return self.fraction_train if self.sampling == "independent" else None
+
+    def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
+        """Draw the round's clients, each by itself where ``sampling`` says so."""
+        if self.sampling == "fixed-size":
+            return super().select(nodes, server_round)
+        least = max(LEAST_DRAWN, self.min_train_nodes, self.setup.min_valid_replies)
+        generator = numpy_generator("sample-clients", self.seed, server_round)
+        return sample_independently(nodes, self.fraction_train, least, generator)
+
+
+def require_plain(pace: Pace) -> None:
+    """Raise ConfigError where other clients take part than were drawn with their chances."""
+    if pace.quorum or pace.late_rounds or pace.ask_more != 1:
+        raise ConfigError(
+            "sampling = 'independent'; allowed: 'fixed-size' where rounds close with a quorum, ask "
+            "more clients or take late replies: the chance with which a client counts is not known"
+        )

@@ -28,6 +28,7 @@ QUERY_TIMEOUT = 60.0
 MOST_QUESTIONS = 3
 NODE_TIMEOUT = 600.0  # Seconds to wait for nodes that are not online yet.
 _POLL_SECONDS = 0.1
+_MOST_DRAWS = 1000  # Of a whole round, while it has too few clients.
 
 
 Identify = Callable[[Grid, Sequence[int]], Iterable[ClientNode]]
@@ -384,3 +385,30 @@ def sample_clients(
     most = min(size, len(nodes))
     chosen = generator.choice(len(nodes), size=most, replace=False, p=probabilities)
     return [nodes[index] for index in sorted(chosen)]
+
+
+def sample_independently(
+    nodes: Sequence[ClientNode], chance: float, least: int, generator: np.random.Generator
+) -> list[ClientNode]:
+    """Draw each client with the same chance, whoever else is drawn; all anew while too few are.
+
+    Parameters
+    ----------
+    nodes : sequence of ClientNode
+        Who may be drawn, ordered by partition id.
+    chance : float
+        Of each client, in (0, 1].
+    least : int
+        How many a round needs; all take part where there are no more.
+    generator : numpy.random.Generator
+        Made for (purpose, seed, round): the draw depends on nothing else.
+    """
+    if len(nodes) <= least:
+        return list(nodes)
+    for _ in range(_MOST_DRAWS):
+        tosses = generator.random(len(nodes))
+        chosen = np.flatnonzero(tosses < chance).tolist()
+        if len(chosen) >= least:
+            return [nodes[index] for index in chosen]
+    # Where so few clients hardly ever come, a round that has enough has just so many.
+    return sample_clients(nodes, least, generator)

@@ -131,6 +131,11 @@ class ScoredStrategy(ScreenedStrategy):
         return valued(self, validation, seed)
 
     @property
+    def chance(self) -> float | None:
+        """The chance with which each client takes part in a round; ``None``: m of K do."""
+        return None
+
+    @property
     def scoring(self) -> Scoring:
         """How the weight scores come about."""
         return Scoring.of(self.ledger, min_max=self.weighting.round_normalization)
@@ -153,7 +158,7 @@ class ScoredStrategy(ScreenedStrategy):
             accumulative = self.ledger.accumulate(client_ids, scores.influences)
         if self.weighting.weight_scope == "population":
             population = self.weighting.num_clients or len(self.nodes.known)
-            weights = self.ledger.population_weights(client_ids, population)
+            weights = self.ledger.population_weights(client_ids, population, self.chance)
         else:
             weights = self.ledger.weights(client_ids)
         return Aggregation(

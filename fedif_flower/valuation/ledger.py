@@ -228,13 +228,16 @@ class ScoreLedger(CheckedFields):
         """
         return _normalized(self.scores_of(client_ids).clamp_min(0.0))
 
-    def population_weights(self, client_ids: Sequence[int], num_clients: int) -> Tensor:
+    def population_weights(
+        self, client_ids: Sequence[int], num_clients: int, chance: float | None = None
+    ) -> Tensor:
         r"""Return the coefficients of AFedSV's unbiased form.
 
-        .. math:: a_i = \frac{\Omega_i}{\sum_{j=1}^K \Omega_j} \cdot \frac{K}{m}, \qquad
+        .. math:: a_i = \frac{\Omega_i}{\sum_{j=1}^K \Omega_j} \cdot \frac{1}{q}, \qquad
                   w_t = w_{t-1} + \sum_{i \in S_t} a_i (w_i - w_{t-1})
 
-        with K = ``num_clients`` all clients of the federation and m the participants.
+        with K = ``num_clients`` all clients of the federation and q the chance with which a client
+        is among the round's: ``chance``, or m / K where m participants of K are drawn.
         Negative weight scores count as 0; clients never seen count as ``initial``.
 
         Returns
@@ -249,7 +252,9 @@ class ScoreLedger(CheckedFields):
         total = float(self._smoothed(score, rounds)[seen].clip(min=0.0).sum()) + unseen
         if not total > 0.0 or not bool((own > 0).any()):
             return _normalized(own)
-        return own / total * (num_clients / len(client_ids))
+        if chance is None:
+            return own / total * (num_clients / len(client_ids))
+        return own / total / chance
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""

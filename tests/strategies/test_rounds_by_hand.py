@@ -18,6 +18,7 @@ from fedif_flower.client.training import train_local
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages import screening
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.runtime.local_grid import FIRST_NODE_ID
 from fedif_flower.seeding import torch_generator
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import InfluenceValuation
@@ -143,6 +144,67 @@ def test_afedsv_by_hand():
     expected = sum(weight * step for weight, (step,) in zip(weights, STEPS, strict=True))
     assert params.item() == pytest.approx(expected)
     assert column(report, "accumulative_influence") == [None] * 3
+
+
+def independent(seed: int = 0, **base: Any) -> of.AFedSV:
+    """As AFedSV's authors draw and weigh, of three members, each with chance 1/2."""
+    weighting = of.Weighting(initial=0.5, weight_scope="population", num_clients=3)
+    settings = {"fraction_train": 0.5, "setup": of.Setup(seed=seed, device="cpu"), **base}
+    return of.AFedSV(exact(), weighting=weighting, sampling="independent", **PLAIN | settings)
+
+
+THREE = [ClientNode(partition_id, 1000 + partition_id) for partition_id in range(3)]
+
+
+def test_the_authors_of_afedsv_divide_by_the_chance_of_a_member():
+    seed = next(s for s in range(50) if len(independent(s).select(THREE, 1)) == 2)
+    params, (report,) = play(independent(seed), Threshold(), Movers(STEPS))
+    # Of any two of the three the earlier one is worth more: Psi = 1, 0 -> Omega = .65, .35; the
+    # third keeps .5. So a = Omega / 1.5 / 0.5, where a round of two of three would have * 3 / 2.
+    weights = [0.65 / 0.75, 0.35 / 0.75]
+    assert column(report, "weight_score") == pytest.approx([0.65, 0.35])
+    assert column(report, "weight") == pytest.approx(weights)
+    steps = [STEPS[client.node.node_id - FIRST_NODE_ID][0] for client in report.clients]
+    expected = sum(weight * step for weight, step in zip(weights, steps, strict=True))
+    assert params.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_where_all_come_for_certain_the_authors_weights_sum_to_one():
+    _, (report,) = play(independent(fraction_train=1.0), Threshold(), Movers(STEPS))
+    assert sum(column(report, "weight")) == pytest.approx(1.0)
+
+
+def test_members_come_independently_and_all_are_drawn_anew_while_fewer_than_two_do():
+    strategy = independent(min_train_nodes=1)
+    rounds = [strategy.select(THREE, t) for t in range(1, 1001)]
+    assert rounds[:9] == [independent(min_train_nodes=1).select(THREE, t) for t in range(1, 10)]
+    # Of 8 outcomes of three tosses 4 have two members or three; three are in one of these.
+    sizes = Counter(map(len, rounds))
+    assert sizes.keys() == {2, 3}
+    assert sizes[3] == pytest.approx(250, abs=5 * math.sqrt(1000 * 3 / 16))
+    # Each member is in 3 of the 4.
+    drawn = Counter(node.partition_id for nodes in rounds for node in nodes)
+    for partition_id in range(3):
+        assert drawn[partition_id] == pytest.approx(750, abs=5 * math.sqrt(1000 * 3 / 16))
+
+
+def test_a_round_has_as_many_members_as_it_needs_however_small_their_chance():
+    rare = independent(fraction_train=1e-9)
+    assert [len(rare.select(THREE, t)) for t in (1, 2)] == [2, 2]
+    assert rare.select(THREE[:1], 1) == THREE[:1]
+    needs_three = of.Setup(min_valid_replies=3, device="cpu")
+    often = independent(fraction_train=0.6, setup=needs_three)
+    assert {len(often.select(THREE, t)) for t in range(1, 21)} == {3}
+
+
+@pytest.mark.parametrize(
+    "pace", [of.Pace(quorum=0.5), of.Pace(ask_more=1.5), of.Pace(late_rounds=1)]
+)
+def test_chances_are_refused_where_others_take_part_than_were_drawn(pace):
+    with pytest.raises(ConfigError, match="sampling = 'independent'; allowed: 'fixed-size' where"):
+        independent(setup=of.Setup(pace=pace, device="cpu"))
+    with pytest.raises(ConfigError, match="sampling = 'other'; allowed: fixed-size, independent"):
+        of.AFedSV(exact(), sampling="other", **PLAIN)
 
 
 def test_fedsv_weighs_by_the_rounds_own_values():

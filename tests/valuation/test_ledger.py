@@ -89,6 +89,9 @@ def test_population_weights_by_hand():
     # With an initial contribution, unseen clients count too: sum = 1 + 0.5.
     ledger.initial = 0.5
     assert ledger.population_weights([1, 2], 4).tolist() == pytest.approx([0.4 / 1.5, 1.2 / 1.5])
+    # By the chance of a member, where each comes by itself: 0.2 / 1.5 / 0.1.
+    own_chance = ledger.population_weights([1, 2], 4, chance=0.1).tolist()
+    assert own_chance == pytest.approx([2 / 1.5, 6 / 1.5])
 
 
 def test_what_is_wrong_is_named():
