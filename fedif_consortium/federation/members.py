@@ -26,6 +26,7 @@ from fedif_consortium.federation.removals import (
     read_removals,
     rekeying_of,
     removal_of,
+    removals_of,
 )
 from fedif_consortium.federation.server import statement_fingerprint
 from fedif_flower.errors import ConfigError, StorageError
@@ -154,8 +155,8 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
 def apply_removals(folder: FederationFolder) -> None:
     """Mark members as removed that the list beside the folder names, and the folder does not.
 
-    A backup was put back. Members that only the folder knows as removed are added to the list;
-    where it cannot be written, that is said, and the federation goes on.
+    A backup was put back. Members and keys that only the folder knows as removed are added to the
+    list; where it cannot be written, that is said, and the federation goes on.
 
     Raises
     ------
@@ -163,39 +164,58 @@ def apply_removals(folder: FederationFolder) -> None:
         If the list cannot be read.
     """
     with exclusive_lock(folder.lock):
-        for removal in read_removals(folder.removals):
-            for member in folder.members().values():
-                _apply_removal(folder, member, removal)
+        known = read_removals(folder.removals)
+        for member in folder.members().values():
+            keys = [key for key in (member.key, *member.earlier_keys) if key]
+            _apply_removals(folder, member, removals_of(member.name, keys, known))
         try:
             for member in folder.members().values():
-                if member.removed:
-                    removal = removal_of(member.name, member.key, member.removed)
-                    note_removal(folder.removals, removal)
+                _note_keys(folder, member)
         except StorageError as error:
             typer.echo(f"! {error}")
 
 
-def _apply_removal(folder: FederationFolder, member: Member, removal: Removal) -> None:
-    """Mark a member as removed if the removal is its own; say it where only its key was."""
-    own = removal_of(member.name, member.key, removal.removed)
-    is_same = own.key == removal.key if own.key else own.name == removal.name
-    if not is_same or member.removed:
+def _apply_removals(folder: FederationFolder, member: Member, own: list[Removal]) -> None:
+    """Mark a member as removed if it was; say it where only the key that it has here was."""
+    if member.removed:
         return
-    if removal.is_of_member:
-        typer.echo(f"{member.name} was removed on {removal.removed}, and came back")
-        _save(folder, member.replace(removed=removal.removed))
-    else:
-        typer.echo(
-            f"! {member.name} got another key on {removal.removed}, which is not here: "
-            f"`fedif federation rekey {member.name} ANSWER` once more"
-        )
+    for removal in own:
+        if removal.is_of_member:
+            typer.echo(f"{member.name} was removed on {removal.removed}, and came back")
+            _save(folder, member.replace(removed=removal.removed))
+            return
+    now = removal_of(member.name, member.key, "").key
+    for removal in own:
+        if now and removal.key == now:
+            typer.echo(
+                f"! {member.name} got another key on {removal.removed}, which is not here: "
+                f"`fedif federation rekey {member.name} ANSWER` once more"
+            )
+
+
+def _note_keys(folder: FederationFolder, member: Member) -> None:
+    """Add to the list what a member's record says of keys that open nothing any more.
+
+    Raises
+    ------
+    StorageError
+        If the list cannot be written.
+    """
+    known = {removal.key for removal in read_removals(folder.removals)}
+    for key in member.earlier_keys:
+        removal = rekeying_of(member.name, key, _now())
+        if removal.key not in known:
+            note_removal(folder.removals, removal)
+    if member.removed:
+        note_removal(folder.removals, removal_of(member.name, member.key, member.removed))
 
 
 def rekey(folder: FederationFolder, name: str, given: Path) -> Member:
     """Give a member another key: it keeps its number, its node and its score.
 
     Its earlier key opens nothing any more, and stays where ``fedif verify --members`` finds it, so
-    that what was signed with it can be checked.
+    that what was signed with it can be checked. What was interrupted is done to its end when it is
+    given once more.
 
     Parameters
     ----------
@@ -220,20 +240,36 @@ def rekey(folder: FederationFolder, name: str, given: Path) -> Member:
         member = _invited(folder, answer)
         if not member.node_id:
             raise ConfigError(f"{name} has no key yet: `fedif federation add-member {given}`")
-        if key_fingerprint(answer.key) == key_fingerprint(member.key):
+        if key_fingerprint(answer.key) != key_fingerprint(member.key):
+            _require_nobodys_key(folder, answer)
+            old, new = (read_public_key(key.encode(), name) for key in (member.key, answer.key))
+            replace_key(folder.database, member.node_id, old, new)
+            # Before anything else: what is in here tells what is still to be done.
+            earlier = [*member.earlier_keys, member.key]
+            member = _changed(member, key=answer.key, earlier_keys=earlier)
+            _save(folder, member)
+        elif _is_rekeyed(folder, member):
             raise ConfigError(f"{given} has the key that {name} has already")
-        _require_nobodys_key(folder, answer)
-        old, new = (read_public_key(key.encode(), name) for key in (member.key, answer.key))
-        replace_key(folder.database, member.node_id, old, new)
-        earlier = (*member.earlier_keys, member.key)
-        files.new(folder.public_key(name, len(earlier)), "its earlier key", f"{member.key}\n")
-        removal = rekeying_of(name, member.key, _now())
-        member = _changed(member, key=answer.key, earlier_keys=list(earlier))
-        _save(folder, member)
+        for number, key in enumerate(member.earlier_keys, start=1):
+            files.new(folder.public_key(name, number), "its earlier key", f"{key}\n")
         files.write(folder.public_key(name), "its key", f"{member.key}\n")
-        note_removal(folder.removals, removal)
+        _note_keys(folder, member)
         typer.echo(f"{name} has the key {key_fingerprint(member.key)}: node {member.node_id}")
     return member
+
+
+def _is_rekeyed(folder: FederationFolder, member: Member) -> bool:
+    """Return whether a member's keys lie where they are looked for, and the list has the old."""
+    files_of = [folder.public_key(member.name)]
+    files_of += [folder.public_key(member.name, i + 1) for i in range(len(member.earlier_keys))]
+    keys = [member.key, *member.earlier_keys]
+    is_there = all(
+        path.is_file() and path.read_text() == f"{key}\n"
+        for path, key in zip(files_of, keys, strict=True)
+    )
+    listed = {removal.key for removal in read_removals(folder.removals)}
+    gone = {removal_of(member.name, key, "").key for key in member.earlier_keys}
+    return is_there and gone <= listed
 
 
 def erase(folder: FederationFolder, name: str) -> None:
@@ -326,6 +362,13 @@ def _require_nobodys_key(folder: FederationFolder, answer: Answer) -> None:
             raise ConfigError(f"{answer.member} has the key of {other.name}: each needs its own")
         if own in map(key_fingerprint, other.earlier_keys):
             raise ConfigError(f"{answer.member} has an earlier key of {other.name}: make a new one")
+    digest = removal_of(answer.member, answer.key, "").key
+    for removal in read_removals(folder.removals):
+        if removal.key == digest:
+            raise ConfigError(
+                f"{answer.member} has a key of {removal.name} that was removed on "
+                f"{removal.removed}, and the SuperLink lets nobody in with it: make a new one"
+            )
 
 
 def _invited(folder: FederationFolder, answer: Answer) -> Member:

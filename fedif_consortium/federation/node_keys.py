@@ -22,6 +22,8 @@ _SECONDS = 60.0  # For a lock that the SuperLink holds.
 def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingKey) -> None:
     """Replace a node's key; its old one opens nothing any more.
 
+    A node that has the new one already stays as it is: an earlier attempt came so far.
+
     Parameters
     ----------
     database : Path
@@ -34,7 +36,7 @@ def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingK
     Raises
     ------
     ConfigError
-        If the database has no such node with this key, or is not as Flower writes it.
+        If the database has no such node with one of these keys, or is not as Flower writes it.
     """
     if not database.is_file():
         raise ConfigError(f"{database} is not there: the SuperLink has registered nobody yet")
@@ -46,7 +48,8 @@ def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingK
             connection.execute("BEGIN IMMEDIATE")
             row = connection.execute("SELECT public_key FROM node WHERE node_id = ?", place)
             [there] = row.fetchone() or [None]
-            if there is None or key_id(read_public_key(there, "key")) != key_id(old):
+            known = (key_id(old), key_id(new))
+            if there is None or key_id(read_public_key(there, "key")) not in known:
                 raise ConfigError(f"{database} has no node {node_id} with the key that is known")
             connection.execute("UPDATE node SET public_key = ? WHERE node_id = ?", (stored, *place))
     except sqlite3.Error as error:

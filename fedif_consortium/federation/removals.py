@@ -5,11 +5,13 @@ A backup holds the registrations of its day. Restored, it would let in whoever w
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from fedif_consortium.evidence.keys import key_id, read_public_key
 from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.foreign import refused_as
 from fedif_flower.run.rows import csv_text, read_rows
 from fedif_flower.storage import append_line, cut_torn_line
 
@@ -54,29 +56,55 @@ def rekeying_of(name: str, key: str, removed: str) -> Removal:
     return removal_of(name, key, removed)._replace(why=_REKEYED)
 
 
+def removals_of(name: str, keys: Collection[str], known: Iterable[Removal]) -> list[Removal]:
+    """Return which of the removals are a member's, of whichever of its keys.
+
+    A backup may hold a key that it had before or after the one with which it was removed. Another
+    federation's member of the same name has none of these keys.
+
+    Parameters
+    ----------
+    name : str
+        The member's.
+    keys : collection of str
+        Those that it has and had, as lines of OpenSSH; empty: it had none yet.
+    known : iterable of Removal
+        The list.
+    """
+    of_name = [removal for removal in known if removal.name == name]
+    own = {removal_of(name, key, "").key for key in keys}
+    theirs = {removal.key for removal in of_name}
+    is_same = not own or not own.isdisjoint(theirs)
+    return of_name if is_same else []
+
+
 def read_removals(path: Path) -> list[Removal]:
     """Return the list; empty where there is no file.
 
     Raises
     ------
     ConfigError
-        If it is no such list.
+        If it is no such list, or cannot be read.
     """
-    rows = read_rows(path)
+    with refused_as(ConfigError, f"{path}, the list of removed members, cannot be read"):
+        rows = read_rows(path)
     if any(row.keys() != set(_COLUMNS) for row in rows):
         raise ConfigError(f"{path} is no list of removed members: {', '.join(_COLUMNS)}")
     return [Removal(**row) for row in rows]
 
 
 def note_removal(path: Path, removal: Removal) -> None:
-    """Add a removal to the list, unless it is there.
+    """Add a removal to the list, unless it is there, whenever it was.
+
+    That a key was replaced does not say that its member was removed.
 
     Raises
     ------
     StorageError
         If the list cannot be written.
     """
-    if any(removal[:2] == other[:2] for other in read_removals(path)):
+    known = [other._replace(removed=removal.removed) for other in read_removals(path)]
+    if removal in known:
         return
     begin_removals(path)
     append_line(path, csv_text([removal]).rstrip())

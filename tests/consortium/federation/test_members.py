@@ -10,6 +10,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.federation import NoOpFederationManager
 
 from fedif_consortium.evidence.keys import key_id, read_members, read_public_key
+from fedif_consortium.federation import members
 from fedif_consortium.federation.files import read_document, to_toml
 from fedif_consortium.federation.flower import FlowerCommandError
 from fedif_consortium.federation.members import (
@@ -25,7 +26,7 @@ from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.federation.records import Answer, FederationFolder, Invitation
 from fedif_consortium.federation.server import look
 from fedif_consortium.superlink.signed_requests import removed_keys
-from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.errors import ConfigError, FedIFError, StorageError
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.federation.folders import (
     Registry,
@@ -288,6 +289,93 @@ def test_a_backup_of_before_a_rekeying_is_named(folder, tmp_path, capsys):
         capsys.readouterr().out
     )
     assert folder.members()["ada"].state == "registered"
+
+
+@pytest.mark.parametrize("written", ["", "_save", "new", "write", "_note_keys"])
+def test_a_rekeying_that_was_interrupted_is_done_to_its_end(folder, tmp_path, monkeypatch, written):
+    """Wherever the process ended, the same command goes on; the old key opens nothing."""
+    registered = Registered(folder)
+    before = add(folder, answer_of(folder, "ada", tmp_path / "a"), registered)
+    again = answer_with_a_new_key(folder, "ada", tmp_path / "again")
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        place = members if written.startswith("_") else members.files
+        if written:
+            patch.setattr(place, written, crash)
+            with pytest.raises(KeyboardInterrupt):
+                rekey(folder, "ada", again)
+    after = rekey(folder, "ada", again)
+    assert after.earlier_keys == [before.key]
+    keys = read_members(folder.path / "members")
+    assert {name: key_id(key) for name, key in keys.items()} == {
+        "ada": key_id(read_public_key(after.key.encode(), "key")),
+        "ada~1": key_id(read_public_key(before.key.encode(), "key")),
+    }
+    assert removed_keys(folder.removals) == {key_id(keys["ada~1"])}
+    state = link_state(folder)
+    assert state.get_node_id_by_public_key(flower_key(after.key)) == int(before.node_id)
+
+
+def test_a_list_that_cannot_be_written_gets_an_earlier_key_later(folder, tmp_path, monkeypatch):
+    add(folder, answer_of(folder, "ada", tmp_path / "a"), Registered(folder))
+    again = answer_with_a_new_key(folder, "ada", tmp_path / "again")
+
+    def full(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(members, "note_removal", full)
+        with pytest.raises(StorageError):
+            rekey(folder, "ada", again)
+    apply_removals(folder)
+    old = read_members(folder.path / "members")["ada~1"]
+    assert removed_keys(folder.removals) == {key_id(old)}
+
+
+def test_a_list_that_cannot_be_read_is_refused_before_a_key_is_replaced(folder, tmp_path):
+    before = add(folder, answer_of(folder, "ada", tmp_path / "a"), Registered(folder))
+    folder.removals.unlink()
+    folder.removals.mkdir()
+    again = answer_with_a_new_key(folder, "ada", tmp_path / "again")
+    for ask in (lambda: rekey(folder, "ada", again), lambda: apply_removals(folder)):
+        with pytest.raises(ConfigError, match="the list of removed members, cannot be read"):
+            ask()
+    assert folder.members()["ada"] == before
+
+
+@pytest.mark.parametrize("put_back", ["first", "second"])
+def test_a_backup_with_another_key_brings_no_removed_member_back(folder, tmp_path, put_back):
+    """Who was removed with one of its keys is removed, whichever of them a backup has."""
+    registered = Registered(folder)
+    add(folder, answer_of(folder, "ada", tmp_path / "a"), registered)
+    shutil.copytree(folder.path, tmp_path / "first")
+    rekey(folder, "ada", answer_with_a_new_key(folder, "ada", tmp_path / "again"))
+    shutil.copytree(folder.path, tmp_path / "second")
+    other = {"first": "second", "second": "first"}[put_back]
+
+    def restore(which: str) -> None:
+        shutil.rmtree(folder.path)
+        shutil.copytree(tmp_path / which, folder.path)
+
+    restore(other)
+    remove(folder, "ada", Registry())
+    restore(put_back)
+    assert folder.members()["ada"].state == "registered"
+    apply_removals(folder)
+    assert folder.members()["ada"].state == "removed"
+
+
+def test_a_key_that_is_let_in_no_more_registers_nobody(folder, tmp_path, registry):
+    add(folder, answer_of(folder, "ada", tmp_path / "a"), registry)
+    remove(folder, "ada", registry)
+    erase(folder, "ada")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a" / "node.key").rename(tmp_path / "b" / "node.key")
+    with pytest.raises(ConfigError, match="bob has a key of ada that was removed on"):
+        add(folder, answer_of(folder, "bob", tmp_path / "b"), registry)
 
 
 @pytest.mark.parametrize("took_part", [False, True])
