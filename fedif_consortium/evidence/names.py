@@ -6,6 +6,7 @@ compared as people read them, and a word in letters of two scripts is no name.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -34,13 +35,25 @@ def holder_of(key: str) -> str:
     return name if mark and number.isdecimal() else key
 
 
+# Marks that choose how the sign before them is drawn, or nothing: nobody sees them.
+_UNSEEN = re.compile("[\u034f\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_MINUS = "\u2212"
+
+
 def as_read(name: str) -> str:
     """Return what a name is compared by: NFKC, without the difference of capitals.
 
-    Full-width letters, ligatures and letters with a mark of their own are what they look like.
+    Full-width letters, ligatures and letters with a mark of their own are what they look like. What
+    is not seen does not count, nor does how long a dash or a space is.
     """
     folded = unicodedata.normalize("NFKC", name).casefold()
-    return unicodedata.normalize("NFKC", folded)
+    seen = _UNSEEN.sub("", unicodedata.normalize("NFKC", folded))
+    shown = ["-" if _is_dash(c) else c for c in seen if unicodedata.category(c) != "Cf"]
+    return " ".join("".join(shown).split())
+
+
+def _is_dash(character: str) -> bool:
+    return unicodedata.category(character) == "Pd" or character == _MINUS
 
 
 def mixed_scripts(name: str) -> str:

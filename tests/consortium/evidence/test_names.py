@@ -16,6 +16,23 @@ def test_names_are_compared_as_they_are_read():
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        "hospital\u20101",  # dashes of other lengths
+        "hospital\u20131",
+        "hospital\u22121",
+        "hospital-1\ufe0f",  # marks that nobody sees
+        "hos\u034fpital-1",
+        "hospital-1 ",
+        "hospital\u00ad-1",
+    ],
+)
+def test_what_nobody_sees_makes_no_other_name(other):
+    assert as_read(other) == as_read("hospital-1")
+    assert as_read("Ada  Holm") == as_read("Ada Holm") != as_read("AdaHolm")
+
+
+@pytest.mark.parametrize(
     ("name", "word"),
     [
         (f"b{CYRILLIC_O}b", f"b{CYRILLIC_O}b"),
