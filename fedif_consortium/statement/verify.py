@@ -125,6 +125,8 @@ def verify(
         path = path.absolute().parent
     is_page, run = path.is_file(), RunFolder(path)
     is_alone = _is_statement(path)
+    if is_alone and (run.statement.exists() or run.results()):
+        raise StatementError(f"{ENVELOPE} lies beside a run's records, and belongs below them")
     if (is_page or is_alone) and receipts:
         what = "page" if is_page else "statement without its run"
         raise ConfigError(f"{str(path)!r} is a {what}; receipts are checked against a run's folder")
@@ -259,7 +261,9 @@ def _is_statement(path: Path) -> bool:
 def _is_within_its_run(path: Path) -> bool:
     """Return whether a statement's folder lies where its run left it."""
     run = RunFolder(path.absolute().parent)
-    return _is_statement(path) and path.absolute() == run.statement and run.config.path.is_file()
+    return (
+        _is_statement(path) and path.absolute() == run.statement and run.provenance.path.is_file()
+    )
 
 
 def _check_alone(folder: Path, statement: SignedStatement) -> tuple[str, ...]:
@@ -276,6 +280,7 @@ def _check_alone(folder: Path, statement: SignedStatement) -> tuple[str, ...]:
     if links:
         raise StatementError(f"{links[0].relative_to(folder).as_posix()} is a link")
     for path, digest in own.items():
+        _require_within(path)
         file = folder / path.removeprefix(f"{name}/")
         if not file.is_file():
             raise StatementError(f"{path} is missing")
@@ -295,13 +300,18 @@ def _require_apart(names: Mapping[int, str]) -> None:
         raise StatementError(str(error)) from error
 
 
+def _require_within(name: str) -> None:
+    """Raise StatementError for a file of the manifest that is not one of the run's folder."""
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise StatementError(f"{name!r:.200} in the manifest lies outside of the run's folder")
+
+
 def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     """Return what is not there; raise StatementError for what differs, or is too much."""
     # Large files that others need not be given; where they are not there, that is said.
     not_here = []
     for name, digest in statement.files.items():
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise StatementError(f"{name!r:.200} in the manifest lies outside of the run's folder")
+        _require_within(name)
         path = run.path / name
         if not path.is_file():
             if name != run.model.name and not name.startswith(f"{run.updates.name}/"):

@@ -15,7 +15,7 @@ from fedif_consortium.statement.manifest import ENVELOPE, read_signed
 from fedif_consortium.statement.replay import replay
 from fedif_consortium.statement.verify import verify
 from fedif_flower import CreditBounds, FedIF, PathAttribution, RunWriter
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import tensors_hash
@@ -57,6 +57,16 @@ def test_it_is_made_signed_and_verified_and_what_is_not_known_is_blank(own, key)
     assert "<tr><td>settings</td><td>\N{EN DASH}</td></tr>" in page
     envelope = read_envelope((folder / ENVELOPE).read_bytes(), ENVELOPE)
     jsonschema.validate(json.loads(envelope.payload), json.loads(SCHEMA.read_text()))
+
+
+def test_it_is_verified_by_its_run_wherever_one_points(own, key):
+    """A run without a run config is a run all the same."""
+    folder = make_statement(own, key)
+    assert verify(folder) == verify(own)
+    clients = RunFolder(own).clients.path
+    clients.write_text(clients.read_text() + "\n")
+    with pytest.raises(StatementError, match=r"clients\.csv was changed"):
+        verify(folder)
 
 
 def test_the_command_says_which_games_are_open(own, tmp_path):

@@ -87,6 +87,43 @@ def test_a_statement_is_verified_away_from_its_run(copy, tmp_path):
         verify(alone)
 
 
+def sign_flat(folder: Path, key: SigningKey, **more: str) -> None:
+    """Sign a manifest in a folder, as if all that lies there were a statement without its run."""
+    manifest = read_signed(folder).statement.predicate
+    there = [path for path in folder.rglob("*") if path.is_file() and path.name != ENVELOPE]
+    files = {f"statement/{path.relative_to(folder)}": file_hash(path) for path in there}
+    changed = manifest.model_copy(update={"files": {**files, **more}})
+    again = statement_of("model.pt", "00" * 32, changed)
+    (folder / ENVELOPE).write_bytes(again.envelope().signed_by(key).to_bytes())
+
+
+@pytest.mark.parametrize("name", ["signatures.csv", "rounds.csv", "provenance.json"])
+def test_records_among_a_statement_are_not_passed_over(copy, key, name):
+    """An operator moves all into one folder: else nothing but hashes of its own would be looked at.
+
+    Whoever gives `--members` reads from the exit status that members' signatures were looked at.
+    """
+    for path in (copy / "statement").iterdir():
+        path.rename(copy / path.name)
+    (copy / "statement").rmdir()
+    for path in copy.iterdir():
+        if path.name in RunFolder(copy).results() and path.name != name:
+            path.unlink()
+    if not (copy / name).exists():
+        (copy / name).write_text("round,client_id\n")
+    sign_flat(copy, key)
+    with pytest.raises(StatementError, match="lies beside a run's records, and belongs below them"):
+        verify(copy)
+
+
+def test_a_statement_alone_names_no_file_outside_of_it(copy, key, tmp_path):
+    alone = Path(shutil.copytree(copy / "statement", tmp_path / "alone"))
+    (tmp_path / "secret.txt").write_text("a guess")
+    sign_flat(alone, key, **{"statement/../secret.txt": file_hash(tmp_path / "secret.txt")})
+    with pytest.raises(StatementError, match=r"secret\.txt' in the manifest lies outside"):
+        verify(alone)
+
+
 def test_a_statement_of_the_later_rounds_alone_is_verified(copy, key):
     make_statement(copy, key, budget_cents=1000_00, from_round=2, contact="Ada", again=True)
     verify(copy)
