@@ -168,7 +168,12 @@ def agreed_name(run_config: Mapping[str, Scalar]) -> str:
     One without a name is called by the hash of its config: another name is another config.
     """
     name = str(run_config.get(RUN_NAME, AUTO))
-    return f"{AUTO_NAME}{config_hash(run_config)[:16]}" if name == AUTO else name
+    return automatic_name(config_hash(run_config)) if name == AUTO else name
+
+
+def automatic_name(config: str) -> str:
+    """Return what a run without a name is called, by the hash of its first config."""
+    return f"{AUTO_NAME}{config[:16]}"
 
 
 def read_attempts(provenance: Mapping[str, Any]) -> Attempts | None:

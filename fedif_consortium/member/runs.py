@@ -11,6 +11,7 @@ from typing import Annotated, Self
 from annotated_types import MinLen
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from fedif_consortium.evidence.attempts import RUN_NAME
 from fedif_flower.errors import ConfigError, RefusedByMemberError, require
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.text import printable
@@ -110,7 +111,9 @@ class RunRules(Settings):
             )
         for key in sorted(self.config.keys() - config.keys()):
             value = _default(key)  # Of a key of this project; others' are nobody's here.
-            if value not in (None, AUTO):
+            # A server decides what else is automatic, and each message says what it decided.
+            is_open = value == AUTO and key != RUN_NAME
+            if value is not None and not is_open:
                 accepted = self.config[key]
                 _require(accepts(accepted, value), f"run config {key}", value, accepted)
         for key, value in config.items():

@@ -10,9 +10,10 @@ from pydantic import BaseModel, Field
 
 from fedif_consortium.evidence.attempts import (
     ATTEMPTS_KEY,
-    AUTO_NAME,
+    RUN_NAME,
     Attempts,
     agreed_name,
+    automatic_name,
     config_hash,
     told_attempts,
 )
@@ -20,7 +21,7 @@ from fedif_flower.errors import ConfigError, EvidenceError, RefusedByMemberError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.instructions import RUN_ID_KEY
 from fedif_flower.messages.text import printable
-from fedif_flower.settings import Scalar
+from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.storage import make_folder, write_atomically
 
 FILE = "attempts.json"
@@ -28,10 +29,11 @@ MOST_NAMES = 10_000  # Of runs.
 
 
 class _Seen(BaseModel, strict=True):
-    """The last attempt at a run: its number, and the end of the chain of attempts."""
+    """The last attempt at a run: its number, the end of the chain of attempts, its run config."""
 
     number: Annotated[int, Field(ge=1)]
     end: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    config: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
 
 
 class _File(BaseModel, strict=True):
@@ -87,10 +89,16 @@ class SeenAttempts:
             raise RefusedByMemberError(f"{called} has another id than the message")
         if attempts.last.config != config_hash(config):
             raise RefusedByMemberError(f"{called} names another run config than this run has")
-        if not _is_called(name, config):
+        if not _is_called(attempts, config):
             raise RefusedByMemberError(f"{called}: the run config calls the run otherwise")
         seen = self._runs.get(name)
         if seen is None:
+            # Else the server could make up a first attempt, and with it a name, each time.
+            if attempts.number > 1 and attempts.last.config in self._configs():
+                raise RefusedByMemberError(
+                    f"{called} does not follow: this member has seen its run config in a run that "
+                    "was called otherwise"
+                )
             return attempts
         if attempts.number < seen.number:
             raise RefusedByMemberError(
@@ -114,7 +122,7 @@ class SeenAttempts:
             If it cannot be written; then the message must not be answered.
         """
         end = attempts.end(attempts.number).hex()
-        seen = _Seen(number=attempts.number, end=end)
+        seen = _Seen(number=attempts.number, end=end, config=attempts.last.config)
         if self._runs.get(attempts.name) == seen:
             return
         runs = {**self._runs, attempts.name: seen}
@@ -126,16 +134,17 @@ class SeenAttempts:
         write_atomically(self._path, _File(runs=runs).model_dump_json() + "\n")
         self._runs = runs
 
+    def _configs(self) -> set[str]:
+        """Return the hashes of the run configs of the last attempt at each run."""
+        return {seen.config for seen in self._runs.values()}
 
-def _is_called(name: str, config: Mapping[str, Scalar]) -> bool:
-    """Return whether a run with this config may have a name.
+
+def _is_called(attempts: Attempts, config: Mapping[str, Scalar]) -> bool:
+    """Return whether a run with this config may be called so.
 
     One without a name keeps that of its first attempt, where a setting was changed that is no
-    matter for its results.
+    matter for its results; that is the name of its first config, and not one of the server's own.
     """
-    own = agreed_name(config)
-    return name == own or (_is_automatic(own) and _is_automatic(name))
-
-
-def _is_automatic(name: str) -> bool:
-    return name.startswith(AUTO_NAME)
+    if config.get(RUN_NAME, AUTO) != AUTO:
+        return attempts.name == agreed_name(config)
+    return attempts.name == automatic_name(attempts.attempts[0].config)

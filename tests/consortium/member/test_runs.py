@@ -118,6 +118,7 @@ def test_a_member_answers_from_its_first_day_to_its_last(tmp_path):
         ("masking.mode", "keeper", "masking.mode = 'off'; this member accepts keeper"),
         ("evidence.receipts", True, "evidence.receipts = False; this member accepts True"),
         ("attribution", "simpson", "attribution = 'off'; this member accepts simpson"),
+        ("run-name", "october", "run-name = 'auto'; this member accepts october"),
     ],
 )
 def test_what_a_policy_asks_for_is_not_left_out_by_an_app(key, accepted, refused):

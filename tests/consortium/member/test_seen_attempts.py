@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_consortium.evidence.attempts import ATTEMPTS_KEY, Attempts, agreed_name, config_hash
+from fedif_consortium.evidence.attempts import ATTEMPTS_KEY, Attempts, config_hash
 from fedif_consortium.member import seen_attempts as module
 from fedif_consortium.member.seen_attempts import FILE, SeenAttempts
 from fedif_flower.errors import ConfigError, RefusedByMemberError
@@ -71,13 +71,46 @@ def test_an_attempt_is_of_the_run_that_the_policy_admitted(tmp_path, said, reaso
         SeenAttempts(tmp_path).check(said, CONFIG)
 
 
+NAMELESS = {**CONFIG, "run-name": "auto"}
+
+
+def told_nameless(first: str, *later: str, run: str = A) -> dict[str, str]:
+    """What a server tells of a run that is called by the first of its run configs."""
+    attempts = [{"run": run, "config": config} for config in (first, *later)]
+    text = Attempts(name=f"auto-{first[:16]}", attempts=attempts).model_dump_json()
+    return {RUN_ID_KEY: run, ATTEMPTS_KEY: text}
+
+
 def test_a_run_without_a_name_keeps_that_of_its_first_attempt(tmp_path):
-    first = {**CONFIG, "run-name": "auto"}
-    later = {**first, "checkpoint-every": 1}
+    later = {**NAMELESS, "checkpoint-every": 1}
+    first_hash, later_hash = config_hash(NAMELESS), config_hash(later)
     seen = SeenAttempts(tmp_path)
-    seen.check(told(A, name=agreed_name(first), config=config_hash(later)), later)
+    seen.note(seen.check(told_nameless(first_hash), NAMELESS))
+    seen.note(seen.check(told_nameless(first_hash, later_hash), later))
     with pytest.raises(RefusedByMemberError, match="the run config calls the run otherwise"):
-        seen.check(told(A, name="october", config=config_hash(later)), later)
+        seen.check(told(A, name="october", config=later_hash), later)
+
+
+def test_a_run_without_a_name_is_not_called_as_its_server_likes(tmp_path):
+    """Else each attempt at one run config would be the first one, at a run of another name."""
+    own, invented = config_hash(NAMELESS), "5e" * 32
+    seen = SeenAttempts(tmp_path)
+    seen.note(seen.check(told_nameless(own), NAMELESS))
+    with pytest.raises(RefusedByMemberError, match="the run config calls the run otherwise"):
+        seen.check(told(B, name="auto-5e5e5e5e5e5e5e5e", config=own), NAMELESS)
+    again = SeenAttempts(tmp_path)
+    with pytest.raises(RefusedByMemberError, match="has seen its run config in a run that was"):
+        again.check(told_nameless(invented, own, run=B), NAMELESS)
+    with pytest.raises(RefusedByMemberError, match="seen another attempt 1"):
+        again.check(told_nameless(own, run=B), NAMELESS)
+
+
+def test_a_name_that_looks_automatic_is_a_name(tmp_path):
+    config = {**CONFIG, "run-name": "auto-x"}
+    seen = SeenAttempts(tmp_path)
+    seen.check(told(A, name="auto-x", config=config_hash(config)), config)
+    with pytest.raises(RefusedByMemberError, match="the run config calls the run otherwise"):
+        seen.check(told(A, name="auto-y", config=config_hash(config)), config)
 
 
 def test_other_runs_have_their_own_attempts_and_there_is_room_for_so_many(tmp_path, monkeypatch):
