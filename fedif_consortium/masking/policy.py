@@ -69,7 +69,10 @@ class KeeperPolicy(Settings):
 
     def check_sums(self, sums: int, name: str) -> None:
         """Raise KeeperError if a member's update of a model is in one sum too many."""
-        asked = f"{sums} with an update of {name} of the same model"
+        asked = (
+            f"{sums} with an update of {name} of the same model, which a run that begins anew has "
+            "unless it has another seed"
+        )
         self._allow(sums <= self.sums_of_a_model, "sums-of-a-model", asked)
 
     def check_vectors(self, vectors: NDArray[np.float64], lengths: NDArray[np.float64]) -> None:

@@ -144,7 +144,7 @@ class RunConfig(ClientConfig, StrategyConfig):
     checkpoint_every: int = quiet_setting(
         10,
         "rounds between checkpoints, the last two of which are kept; where clients are real nodes, "
-        "each round has one that costs at most 3 % of the time; 0: none",
+        "each round has one that costs at most 3 % of the time, and each masked one; 0: none",
         ge=0,
     )
     resume: str = quiet_setting(

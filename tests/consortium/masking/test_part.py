@@ -115,3 +115,18 @@ def test_a_masked_run_goes_on_from_a_checkpoint(masked, tmp_path):
         torch.load(d / "model.pt", weights_only=True) for d in (config.run_dir, masked[0])
     )
     assert all(torch.allclose(model[name], whole[name], atol=1e-5) for name in whole)
+
+
+def test_each_round_of_real_nodes_has_a_checkpoint(tmp_path, monkeypatch):
+    """A keeper gives no second sum of a model, so a round that was summed is not done again."""
+    monkeypatch.setattr("fedif_flower.run.recorder.MOST_SAVING", 1e-9)  # None is worth its time.
+
+    class Deployed(LocalGrid):
+        reliable = False
+
+    config = masked_config(tmp_path, checkpoint_every=10, start_without="unfit")
+    grid = Deployed(client_app, CLIENTS)
+    with pytest.raises(Killed):
+        run_federation(grid, config, killed_at(4), parts=run_parts())
+    kept = sorted(path.name for path in (config.run_dir / "checkpoints").glob("*.pt"))
+    assert kept[-1] == "round-000003.pt"
