@@ -253,7 +253,7 @@ class RunFolder:
                     place = fresh / path.relative_to(self.path)
                     place.parent.mkdir(parents=True, exist_ok=True)
                     if path.parent == self.updates:
-                        os.link(path, place)  # Large, and never written a second time.
+                        _link_or_copy(path, place)  # Large, and never written a second time.
                     else:
                         shutil.copy2(path, place)
                 fresh.replace(target)
@@ -332,6 +332,14 @@ def attributed_round_line(found: RoundAttribution) -> dict[str, object]:
     """Return a round's line of ``attribution_rounds.csv``, by column."""
     figures = {name: getattr(found, name) for name in _ATTRIBUTED_ROUND[1:]}
     return {"round": found.server_round, **figures}
+
+
+def _link_or_copy(path: Path, place: Path) -> None:
+    """Give a file a second name; where the disk knows no such thing, copy it."""
+    try:
+        os.link(path, place)
+    except OSError:
+        shutil.copy2(path, place)
 
 
 def file_of_round(folder: Path, server_round: int) -> Path:

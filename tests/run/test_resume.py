@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import math
 import sys
@@ -128,6 +129,22 @@ def test_what_an_attempt_left_is_put_aside_and_named(tmp_path, caplog, every, re
     # What goes on without a loss, or is only reported again, leaves nothing aside.
     run(config.replace(resume=resume))
     assert not (config.run_dir / "attempt-2").exists()
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_kept_updates_of_an_attempt_are_put_aside_too(tmp_path, monkeypatch, has_links):
+    def refuses(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    settings = {"attribution": "trapezoid", "updates.keep": True, "checkpoint_every": 10}
+    config = run_config(tmp_path, resume="auto", **settings)
+    run(config, kill_at=2)
+    before = (config.run_dir / "updates" / "round-000001.pt").read_bytes()
+    if not has_links:
+        monkeypatch.setattr("fedif_flower.run.folder.os.link", refuses)
+    run(config)
+    aside = config.run_dir / "attempt-1" / "updates"
+    assert (aside / "round-000001.pt").read_bytes() == before
 
 
 def test_a_name_under_which_records_lie_is_not_taken_again_without_a_word(tmp_path):
