@@ -56,8 +56,11 @@ class TellsSettings:
     @classmethod
     def _refuse_unnamed(cls, count: int) -> None:
         """Raise ConfigError for more arguments without a name than it takes."""
+        parameters = cls.__signature__.parameters.values()
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            return
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        known = [p.name for p in cls.__signature__.parameters.values() if p.kind in kinds]
+        known = [p.name for p in parameters if p.kind in kinds]
         if count > len(known):
             taken = f"only {' and '.join(known)}" if known else "no argument"
             raise ConfigError(
@@ -69,6 +72,8 @@ class TellsSettings:
     def _require_all(cls, bound: inspect.BoundArguments) -> None:
         """Raise ConfigError for an argument that is missing."""
         for name, parameter in cls.__signature__.parameters.items():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                continue  # There may be none.
             if parameter.default is parameter.empty and name not in bound.arguments:
                 raise ConfigError(
                     f"{cls.__name__} needs {name}, before Flower's own arguments, as in "

@@ -61,6 +61,29 @@ def test_flower_s_arguments_have_names(make, words):
         make()
 
 
+class HandsOn(FedAvg):
+    """Takes whatever its base class does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class HandsMoreOn(FedIF):
+    """Takes whatever its base class does, and one more."""
+
+    def __init__(self, *args: Any, extra: int = 1, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.extra = extra
+
+
+def test_a_subclass_may_hand_on_all_arguments():
+    assert HandsOn(fraction_train=0.5).fraction_train == 0.5
+    assert HandsMoreOn(validation=validation(), extra=2).extra == 2
+    assert HandsMoreOn(validation(), extra=3, **BASE).fraction_evaluate == 0
+    with pytest.raises(TypeError, match="nonsense"):  # Not that it takes nothing without a name.
+        HandsMoreOn(validation(), nonsense=2)
+
+
 @pytest.mark.parametrize("is_private", [False, True])
 def test_the_older_server_is_told_so(is_private):
     strategy: Any = FedIF(validation(), **BASE)
