@@ -347,12 +347,13 @@ class RunningStrategy(FedAvg):
         grid, result, started = screened(grid), Result(), time.monotonic()
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
-        self.begin(grid, initial_arrays)
-        assert self._open_run is not None  # begin
-        self._open_run.is_own = True
+        with self._ending_where_it_fails():
+            self.begin(grid, initial_arrays)
+            assert self._open_run is not None  # begin
+            self._open_run.is_own = True
+            _FLOWER.info("Starting %s strategy: %d rounds", type(self).__name__, num_rounds)
+            self.summary()
         last_round = self.completed_rounds + num_rounds
-        _FLOWER.info("Starting %s strategy: %d rounds", type(self).__name__, num_rounds)
-        self.summary()
         try:
             if not self.completed_rounds:  # Else an earlier process has looked at its last model.
                 self._look(0, evaluate_fn, result)
@@ -552,7 +553,7 @@ class RunningStrategy(FedAvg):
 
     @contextmanager
     def _ending_where_it_fails(self) -> Iterator[None]:
-        """End the run by an error that the loop did not foresee."""
+        """End a run that has begun, where an error comes."""
         try:
             yield
         except BaseException:

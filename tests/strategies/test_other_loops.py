@@ -16,7 +16,7 @@ from fedif_flower.messages.instructions import VECTOR_KEY, VECTOR_RECORD
 from fedif_flower.messages.models import model_arrays, tensor_arrays
 from fedif_flower.run.results import Run
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.stages import FedAvgM
+from fedif_flower.stages import FedAvgM, LossBound
 from fedif_flower.strategies import Pace, Setup
 from fedif_flower.strategies.callbacks import Callback, StopTraining
 from tests.strategies.hostile import alike, one_more, step_reply
@@ -293,6 +293,15 @@ def test_callbacks_learn_of_the_end_where_an_error_is_one():
         assert noting.noted[0] == "start"
         assert noting.noted[-1] == "end"
         assert noting.noted.count("end") == 1
+
+
+def test_a_start_that_is_refused_ends_for_callbacks_before_they_see_its_model():
+    noting = Noting()
+    strategy = FedAvg(callbacks=[noting], stages=[LossBound(validation())], **BASE)
+    for starts in (1, 2):
+        with pytest.raises(ConfigError, match=r"^LossBound was given a model in which .weight."):
+            strategy.start(four(), model_arrays(point(3)), num_rounds=1)
+        assert noting.noted == ["start", "end"] * starts
 
 
 def broken(message: Message, context) -> Message:
