@@ -14,6 +14,7 @@ from torch.nn import functional
 from fedif_flower.client.flat_sgd import FlatSGD
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import LocalTerm
+from fedif_flower.round import all_finite
 from fedif_flower.tasks.batches import (
     count_examples,
     describe,
@@ -290,12 +291,9 @@ def train_on(
 
 
 def _has_numbers(model: nn.Module) -> bool:
-    """Tell whether every trainable parameter is finite."""
-    sums = torch.stack([p.detach().float().sum() for p in model.parameters() if p.requires_grad])
-    if bool(sums.isfinite().all()):
-        return True
-    # A sum may leave floating point though no value has.
-    return all(bool(p.isfinite().all()) for p in model.parameters() if p.requires_grad)
+    """Tell whether every trainable parameter is finite; so does a model that has none."""
+    trained = (parameter.detach() for parameter in model.parameters() if parameter.requires_grad)
+    return all(map(all_finite, trained))
 
 
 def _refuse_divergence(model: nn.Module, data: Any, losses: Sequence[Tensor], epoch: int) -> None:

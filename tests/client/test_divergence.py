@@ -155,6 +155,17 @@ def test_training_of_ones_own_is_told_as_well():
         )
 
 
+def test_training_of_ones_own_may_leave_the_model_frozen():
+    def train(model, data, training):
+        model.requires_grad_(False)
+        return 0.5
+
+    tensors = line(0, 12)
+    model = build(nn.Linear, 2, 1)
+    trained = train_task(regression(train=train), model, tensors, CONFIG, torch.Generator())
+    assert trained == (0.5, 12)
+
+
 def test_the_server_s_line_says_it(tmp_path):
     def data(site):
         inputs, targets = line(site.partition_id)
