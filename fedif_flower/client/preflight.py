@@ -109,7 +109,8 @@ def data_words(task: Task, data: Data) -> str | Finding:
     Raises
     ------
     DataError
-        If there are none, a label is of no class of the task, or there are NaN.
+        If there are none, a label is of no class of the task, or there are NaN that no
+        ``transform`` of the task may fill in.
     """
     count, labels = count_examples(data), class_labels(data)
     if count == 0:
@@ -120,7 +121,7 @@ def data_words(task: Task, data: Data) -> str | Finding:
         )
     words = "batches" if count is None else f"{count} examples"
     nan, infinite = count_not_finite(data) or (0, 0)
-    if nan:
+    if nan and task.transform is None:
         raise DataError(f"{words}, NaN in {nan} of them: fill it in, or leave these out")
     if infinite:
         return Finding("data", Status.WARNING, f"{words}, infinite numbers in {infinite} of them")
@@ -133,7 +134,7 @@ def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
     Raises
     ------
     DataError
-        If the loss is not finite.
+        If the loss is not finite, or examples are not behind the task's ``transform``.
     """
     model = task.build_model(seed=0)
     if task.train is not None:
@@ -142,7 +143,7 @@ def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
     transformed = task.transformed(data)
     nan, _ = count_not_finite(transformed) or (0, 0)
     if nan:
-        raise DataError(f"transform of task {task.name!r} makes NaN of {nan} examples")
+        raise DataError(f"behind transform of task {task.name!r} there are NaN in {nan} examples")
     batch = next(iter(read_batches(transformed, None, config.batch_size)))
     once = config.replace(local_epochs=1)
     loss = train_task(task, model, [batch], once, torch.Generator().manual_seed(0)).loss

@@ -73,7 +73,13 @@ WELL, NO_DATA = ("ok", "6 examples"), ("warning", "not tried: there are no data"
         (
             make_task(transform=lambda inputs: inputs / inputs.std()),
             WELL,
-            ("failed", "transform of task 'tiny' makes NaN of 6 examples"),
+            ("failed", "behind transform of task 'tiny' there are NaN in 6 examples"),
+        ),
+        (make_task(LAST_NAN, transform=torch.nan_to_num), WELL, ("ok", "of one batch")),
+        (
+            make_task(LAST_NAN, transform=torch.neg),
+            WELL,
+            ("failed", "behind transform of task 'tiny' there are NaN in 1 examples"),
         ),
         (make_task(train=lambda *_: 1.0), WELL, ("ok", "not tried: the task trains by a")),
         (make_task(targets=LABELS + 1), ("failed", "label 3; the classes are 0 to 2"), NO_DATA),
