@@ -261,6 +261,23 @@ class RunFolder:
             shutil.rmtree(fresh, ignore_errors=True)
         return target
 
+    def last_round(self) -> int:
+        """Return the last round that has a line; 0: none has.
+
+        Raises
+        ------
+        ConfigError
+            If the table of rounds is no run's.
+        """
+        rows = self.rounds.read()
+        if rows and "round" not in rows[0]:
+            raise ConfigError(
+                f"{self.rounds.path} is no table of rounds: it has no column 'round'; allowed: a "
+                "folder without it"
+            )
+        numbers = [row["round"] for row in rows]
+        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
     def settings(self) -> dict[str, Any]:
         """Return the run's settings by their keys.
 

@@ -128,7 +128,7 @@ def _held(config: RunConfig) -> tuple[str, str] | None:
     if folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()):
         return "a run that stopped", "resume = 'auto' to go on with it, "
     # It was killed before its first checkpoint; members may have receipts for its rounds.
-    if any(int(row["round"]) for row in folder.rounds.read()):
+    if folder.last_round():
         return "rounds of a run that stopped", "resume = 'auto' to begin again and keep these, "
     return None
 

@@ -178,8 +178,7 @@ class RunWriter(Callback):
 
     def _keep_attempt(self) -> None:
         """Put what an earlier attempt left aside, and say which of its rounds count no more."""
-        numbers = [row["round"] for row in self.folder.rounds.read()]
-        last = max((int(number) for number in numbers if number.isdecimal()), default=0)
+        last = self.folder.last_round()
         first = self._done + 1
         if last < first:
             return

@@ -166,6 +166,13 @@ def test_a_strategy_that_an_error_ended_goes_on_with_each_round_once(tmp_path):
     assert load(tmp_path).state == "complete"
 
 
+def test_a_table_of_another_program_is_neither_read_nor_replaced(tmp_path):
+    (tmp_path / "rounds.csv").write_text("epoch,loss\n1,0.3\n")
+    with pytest.raises(ConfigError, match=r"rounds\.csv is no table of rounds: it has no column"):
+        written(tmp_path)
+    assert (tmp_path / "rounds.csv").read_text() == "epoch,loss\n1,0.3\n"
+
+
 def test_what_an_own_app_s_objects_tell_is_known(tmp_path):
     bounds = CreditBounds(length=1.5, borrowed=0.0)
     attribution = PathAttribution(threshold_validation(), "trapezoid", bounds=bounds)
