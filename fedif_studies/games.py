@@ -36,6 +36,7 @@ from fedif_flower.tables import ResultTable
 from fedif_studies.audit.cases import PLAYS, Play, each, playing
 from fedif_studies.audit.federation import Trainer, collude
 from fedif_studies.audit.members import AuditTask, Member
+from fedif_studies.lab.commands import Again
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
@@ -182,13 +183,14 @@ def main(
     seeds: Annotated[int, typer.Option(min=0, help="the seeds 0, 1 ...; 0: measure nothing")] = 3,
     epochs: Annotated[str, typer.Option(help="local epochs")] = "1,5",
     strategies: Annotated[str, typer.Option(help="names")] = ",".join(STRATEGIES),
+    again: Again = False,
 ) -> None:
     """Play what is missing, and print the table."""
     runs = product(map(int, epochs.split(",")), strategies.split(","), range(seeds), GAMES)
     names = ("epochs", "strategy", "seed", "game")
     cells: list[Row] = [dict(zip(names, run, strict=True)) for run in runs]
     if cells:
-        fill(CSV, cells, measure)
+        fill(CSV, cells, measure, again=again)
     print(*table(read_rows(CSV)).to_markdown(), sep="\n")
 
 

@@ -21,6 +21,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_studies.audit.cases import HONEST, NoisyUpdate, Play, playing
 from fedif_studies.audit.federation import AuditStep, federate
 from fedif_studies.audit.members import AuditTask, Member
+from fedif_studies.lab.commands import Again
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
@@ -72,6 +73,7 @@ def measure(cell: Row) -> list[Row]:
 
 def main(
     seeds: Annotated[int, typer.Option(min=0, help="the seeds 0, 1 ...; 0: measure nothing")] = 3,
+    again: Again = False,
 ) -> None:
     """Measure what is missing, and print who lies above the statement's bound."""
     cases = [HONEST, *(f"three identities, noise {noise:g}" for noise in NOISE)]
@@ -79,7 +81,7 @@ def main(
     runs = product(range(seeds), EPOCHS, ALPHAS, cases)
     cells: list[Row] = [dict(zip(names, run, strict=True)) for run in runs]
     if cells:
-        fill(CSV, cells, measure)
+        fill(CSV, cells, measure, again=again)
     rows = read_rows(CSV)
     for case, marked in [(HONEST, "0"), *((case, "1") for case in cases[1:])]:
         own = [float(r["likeness"]) for r in rows if (r["case"], r["marked"]) == (case, marked)]

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig
@@ -170,36 +171,60 @@ def fill_table(
     return cells
 
 
-def why_in_no_cell(
-    measurement: Measurement, tables: Iterable[Table], defaults: Settings, changed: Settings
-) -> str:
+class WantedRun(NamedTuple):
+    """The settings that a run of a cell has to have."""
+
+    table: Table
+    row: Variant
+    column: Variant
+    settings: Mapping[str, Scalar]
+
+
+def wanted_runs(
+    tables: Iterable[Table], defaults: Settings, changed: Settings = MappingProxyType({})
+) -> list[WantedRun]:
+    """Return the settings of every cell, as it is and with what it may have in their place.
+
+    Parameters
+    ----------
+    tables : iterable of Table
+        With the cells.
+    defaults : Mapping[str, Scalar]
+        A complete run config, for everything that a table leaves open.
+    changed : Mapping[str, Scalar]
+        What a cell may have in place of its own settings.
+    """
+    return [
+        WantedRun(table, row, column, _wanted(table, row, column, defaults, instead))
+        for table in tables
+        for row, column, instead in product(table.rows, table.columns, ({}, changed))
+    ]
+
+
+def why_in_no_cell(measurement: Measurement, wanted: Sequence[WantedRun]) -> str:
     """Return in what a run differs from the cell that it comes nearest to; empty: it is one.
 
     Parameters
     ----------
     measurement : Measurement
         The run.
-    tables : iterable of Table
-        Where it might belong.
-    defaults : Mapping[str, Scalar]
-        A complete run config, for everything that a table leaves open.
-    changed : Mapping[str, Scalar]
-        What a cell may have in place of its own settings.
+    wanted : sequence of WantedRun
+        What it might be, one or more.
     """
-    nearest: tuple[Table, Variant, Variant, dict[str, tuple[Scalar, Scalar]]] | None = None
-    for table in tables:
-        for row, column, own in product(table.rows, table.columns, ({}, changed)):
-            found = _differences(measurement, _wanted(table, row, column, defaults, own))
-            if measurement.rounds != table.rounds:
-                found["num-server-rounds"] = measurement.rounds, table.rounds
-            if not found:
-                return ""
-            if nearest is None or len(found) < len(nearest[-1]):
-                nearest = table, row, column, found
-    assert nearest is not None
-    table, row, column, found = nearest
-    shown = [f"{key} = {own!r}, not {cells!r}" for key, (own, cells) in found.items()]
+    differences = []
+    for cell in wanted:
+        of_cell = _differences(measurement, cell.settings)
+        if measurement.rounds != cell.table.rounds:
+            of_cell["num-server-rounds"] = measurement.rounds, cell.table.rounds
+        if not of_cell:
+            return ""
+        differences.append(of_cell)
+    nearest = min(range(len(wanted)), key=lambda number: len(differences[number]))
+    shown = [
+        f"{key} = {own!r}, not {cells!r}" for key, (own, cells) in differences[nearest].items()
+    ]
     more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
+    table, row, column, _ = wanted[nearest]
     return (
         f"nearest is {row.key} under {column.key} of {table.name}: "
         f"{', '.join(shown[:_MOST_SHOWN])}{more}"

@@ -18,6 +18,7 @@ from fedif_studies.paper.cells import (
     best_rows,
     fill_table,
     of_shared_seeds,
+    wanted_runs,
     why_in_no_cell,
 )
 from fedif_studies.paper.tables import TABLES, Settings, Table
@@ -213,14 +214,13 @@ def what_was_added(
     if not measurements:
         places = ", ".join(map(str, directories))
         return [f"No rows were added: no complete run with an evaluated model lies in {places}."]
-    reasons = {
-        m.run_dir: why_in_no_cell(m, TABLES.values(), defaults, _EARLIER) for m in measurements
-    }
+    wanted = wanted_runs(TABLES.values(), defaults, _EARLIER)
+    reasons = {one.run_dir: why_in_no_cell(one, wanted) for one in measurements}
     others = [f"{run_dir} is no cell: {why}." for run_dir, why in reasons.items() if why]
     count = len(measurements) - len(others)
     lines = [f"{count} of {len(measurements)} runs are cells of a table.", *others[:_MOST_TOLD]]
     if len(others) > _MOST_TOLD:
-        lines.append(f"So are {len(others) - _MOST_TOLD} more runs.")
+        lines.append(f"Nor are {len(others) - _MOST_TOLD} more runs.")
     return lines
 
 

@@ -21,7 +21,7 @@ from fedif_flower.run.modules import hashes_here
 from fedif_flower.run.provenance import package_version
 from fedif_flower.run.rows import read_rows
 from fedif_flower.strategies.reports import RoundReport
-from fedif_studies import commands, coverage, drawn, estimators, factorial
+from fedif_studies import commands, coverage, drawn, estimators, factorial, games, twins
 from fedif_studies import rows as rows_of
 from fedif_studies.benchmarks import common
 from fedif_studies.commands import cli
@@ -109,7 +109,7 @@ def test_a_command_that_finds_all_rows_says_so_and_measures_them_again_where_ask
     "command",
     [
         *(commands.arena, commands.audit, commands.paper, commands.sweep),
-        *(coverage.main, drawn.main, estimators.main, factorial.main),
+        *(coverage.main, drawn.main, estimators.main, factorial.main, games.main, twins.main),
     ],
 )
 def test_every_command_that_adds_rows_can_measure_them_again(command):
