@@ -201,7 +201,12 @@ def _attempts_seen(held: HeldReceipts, declared: Attempts) -> str:
     known = [number for number in seen if number <= last]
     later = ", ".join(str(number) for number in seen if number > last)
     words = f"{held.name} saw {len(known)} of the {last} attempts that are declared"
-    return f"{words}, and {later} later, which this statement does not declare" if later else words
+    if later:
+        words = f"{words}, and {later} later, which this statement does not declare"
+    if held.elsewhere:
+        ids = ", ".join(run[:8] for run in held.elsewhere)
+        words = f"{words}; runs of this name that another key signed: {ids}: ask whose they are"
+    return words
 
 
 def replay(

@@ -241,16 +241,23 @@ def _check_lines(member: HeldReceipts, chain: RoundChain, signed: Signatures) ->
                 f"round {read_leaf(line)['round']}: history was rewritten: {member.name} has a "
                 f"receipt for '{line}'; the records have '{there}'"
             )
-    for line in leaves.values():  # Also of rounds of which it has no receipt yet.
-        leaf = read_leaf(line)
-        if leaf["client_id"] and int(leaf["client_id"]) in member.client_ids:
-            _check_sent(member, leaf, signed)
+    for one in chain.rounds:  # Also those of which it has no receipt yet.
+        for line in one.own.values():
+            leaf = read_leaf(line)
+            if leaf["client_id"] and int(leaf["client_id"]) in member.client_ids:
+                _check_sent(member, one.attempt, leaf, signed)
 
 
-def _check_sent(member: HeldReceipts, leaf: Mapping[str, str], signed: Signatures) -> None:
-    """Raise StatementError where a member's line says otherwise than what it sent."""
+def _check_sent(
+    member: HeldReceipts, attempt: int, leaf: Mapping[str, str], signed: Signatures
+) -> None:
+    """Raise StatementError where a member's line says otherwise than what it sent.
+
+    In a round that was done again it may have sent nothing, or another update.
+    """
     number, update = int(leaf["round"]), leaf["update"]
-    sent, own = member.sent.get(number), signed.get((number, int(leaf["client_id"])))
+    sent = member.sent.get((attempt, number))
+    own = signed.get((number, int(leaf["client_id"])))
     if sent and update and update not in sent:
         is_own = own is not None and own.sent.hex() == update
         raise StatementError(

@@ -28,22 +28,26 @@ class HeldReceipts:
         What its folder is called.
     rounds : sequence of ToldRound
         What it was told, in the order of the chain.
-    sent : mapping of int to set of str
-        Digests of what it sent, by round.
+    sent : mapping of (int, int) to set of str
+        Digests of what it sent, by attempt and round.
     client_ids : frozenset of int
         Whose they are: one member's, if they are in order.
     attempts : tuple of SeenAttempt
         Every attempt of which there is something, at this run or another one of its name.
     last_sent : mapping of int to int
         The last round for which it sent something, by attempt.
+    elsewhere : tuple of str
+        Ids of runs of this name that another server signed: others' runs, or the same operator's
+        with another key.
     """
 
     name: str
     rounds: Sequence[ToldRound]
-    sent: Mapping[int, set[str]]
+    sent: Mapping[tuple[int, int], set[str]]
     client_ids: frozenset[int] = frozenset()
     attempts: tuple[SeenAttempt, ...] = ()
     last_sent: Mapping[int, int] = field(default_factory=dict)
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def lines(self) -> list[tuple[int, str]]:
@@ -83,7 +87,7 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
     # Of `fedif node join`: receipts/ in the folder of a node.
     called = (whole.parent if whole.name == "receipts" else whole).name
     rounds: list[ToldRound] = []
-    sent = defaultdict[int, set[str]](set)
+    sent = defaultdict[tuple[int, int], set[str]](set)
     client_ids: set[int] = set()
     last_sent: dict[int, int] = {}
     for path in paths:
@@ -94,12 +98,15 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
             client_ids |= {int(read_leaf(leaf)["client_id"]) for leaf in told.own.values()}
         else:
             number, attempt = int(content["round"]), int(content["attempt"])
-            sent[number].add(content["sent"])
+            sent[attempt, number].add(content["sent"])
             last_sent[attempt] = max(number, last_sent.get(attempt, 0))
             client_ids.add(int(content["node_id"]))
     ordered = sorted(rounds, key=lambda told: told.size)
-    attempts = _seen_attempts(whole, own, name, {told.key for told in rounds})
-    return HeldReceipts(called, ordered, sent, frozenset(client_ids), attempts, last_sent)
+    signers = {told.key for told in rounds}
+    attempts, elsewhere = _seen_attempts(whole, own, name, signers)
+    return HeldReceipts(
+        called, ordered, sent, frozenset(client_ids), attempts, last_sent, elsewhere
+    )
 
 
 def _others(folder: Path) -> str:
@@ -157,12 +164,13 @@ def _told(path: Path, run: str, content: Mapping[str, Any]) -> ToldRound:
 
 def _seen_attempts(
     folder: Path, own: Path, name: str, signers: set[bytes]
-) -> tuple[SeenAttempt, ...]:
+) -> tuple[tuple[SeenAttempt, ...], tuple[str, ...]]:
     """Return the attempts at a run of which a ``receipts-dir`` holds something.
 
-    Runs of the same name that another server signed are others' runs.
+    Runs of the same name that another server signed are others' runs: their ids come second.
     """
     found: set[SeenAttempt] = set()
+    elsewhere = []
     for run_folder in {own, *_run_folders(folder)}:
         paths = sorted(run_folder.glob("*.json"))
         if not paths or not name or _name_in(paths[0]) != name:
@@ -174,12 +182,13 @@ def _seen_attempts(
             if path.name.startswith(_ROUND)
         }
         if keys and signers and keys.isdisjoint(signers):
+            elsewhere.append(run_folder.name)
             continue
         for content in contents:
             agreed = AgreedRun.model_validate(content)
             end = agreed.end(run_folder.name)
             found.add(SeenAttempt(agreed.attempt, run_folder.name, end))
-    return tuple(sorted(found))
+    return tuple(sorted(found)), tuple(sorted(elsewhere))
 
 
 def _name_in(path: Path) -> str:

@@ -143,7 +143,8 @@ class ReceiptKeeper:
         self._memory.sent[server_round] = (sent, self._memory.size)
         about = agreed.model_dump() if signed is None else signed.cells()
         about |= {"round": server_round, "node_id": self._node_id, "sent": sent.hex()}
-        self._write(f"sent-{server_round:06d}-{sent.hex()[:8]}.json", about)
+        # A round that is done again may bring the very same update: that it was sent is evidence.
+        self._write(f"sent-{server_round:06d}-{sent.hex()[:8]}-{agreed.attempt}.json", about)
         self._save()
 
     def _wrong_with(self, rounds: Sequence[ToldRound]) -> str:

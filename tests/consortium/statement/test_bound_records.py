@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from client_app import app as client_app
 from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.manifest import ACCOUNT
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
+from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.receipted_runs import held, nodes, run, run_and_deliver
@@ -125,6 +127,40 @@ def test_rounds_that_were_done_again_count_where_members_were_told(resumed):
             verify(run_dir, receipts=folders)
     found = verify(run_dir, receipts=held(resumed))
     assert [[seen.number for seen in member.attempts] for member in found.receipts] == [[1, 2]] * 3
+
+
+@pytest.mark.parametrize("fails_in", [1, 2])
+def test_a_member_may_fail_in_one_attempt_at_a_round_and_answer_in_another(tmp_path, key, fails_in):
+    """A crash, and a member that was away in one of both: nobody lied, and it is verified."""
+
+    def stumbling(message, context):
+        told = message.content.get("config", {})
+        is_cyd = context.node_config["partition-id"] == 2
+        if is_cyd and told.get(ROUND_KEY) == 2 and attempt == fails_in:
+            raise RuntimeError("its disk is full")
+        return client_app(message, context)
+
+    settings = {"num_server_rounds": 4, "checkpoint_every": 1, "max_failed_rounds": 3}
+    attempt = 1
+    with pytest.raises(Killed):
+        run(nodes(tmp_path, client=stumbling), tmp_path, key, killed_at(2), **settings)
+    attempt = 2
+    of_grid = nodes(tmp_path, client=stumbling)
+    run_dir = run_and_deliver(of_grid, tmp_path, key, **settings, resume="auto")
+    keys = read_members(tmp_path / "keys")
+    assert verify(run_dir, members=keys, receipts=held(tmp_path)).redone == (2,)
+    # What it sent in the other attempt is found as before.
+    [sent] = (tmp_path / "cyd").glob(f"*/sent-000002-*-{3 - fails_in}.json")
+    told = json.loads(sent.read_text())
+    assert (told["round"], told["attempt"]) == (2, 3 - fails_in)
+
+
+def test_a_member_keeps_what_it_sent_in_each_attempt_though_it_is_the_same(resumed):
+    """The same seed gives the same update: that it was sent twice is said twice."""
+    for folder in held(resumed):
+        for number in (3, 4):
+            paths = sorted(folder.glob(f"*/sent-{number:06d}-*.json"))
+            assert [json.loads(path.read_text())["attempt"] for path in paths] == [1, 2]
 
 
 def test_a_resumed_run_cannot_be_resumed_once_more_on_paper(resumed, tmp_path, key):

@@ -99,12 +99,18 @@ def test_an_attempt_that_is_left_out_is_found_by_receipts_where_nobody_signs(tmp
 
 
 def test_others_runs_of_the_same_name_are_no_attempts_at_this_one(tmp_path, key):
-    """A member of two federations has one folder for both."""
+    """A member of two federations has one folder for both; it knows whether it is in two."""
     of_grid = nodes(tmp_path, signing=())
-    run_and_deliver(of_grid, tmp_path, Ed25519PrivateKey.generate(), **SHORT)
+    other = run_and_deliver(of_grid, tmp_path, Ed25519PrivateKey.generate(), **SHORT)
+    other_id = RunFolder(other).provenance.read()["run_id"]
     shutil.rmtree(tmp_path / "runs")
     run_dir = run_and_deliver(of_grid, tmp_path, key, **SHORT)
-    assert numbers(verify(run_dir, receipts=held(tmp_path))) == [[1]] * 3
+    found = verify(run_dir, receipts=held(tmp_path))
+    assert numbers(found) == [[1]] * 3
+    assert [member.elsewhere for member in found.receipts] == [(other_id,)] * 3
+    # Where it is not, the operator has made an attempt go away by signing with another key.
+    said = call("verify", run_dir, f"--receipts={tmp_path / 'ada'}")
+    assert f"; runs of this name that another key signed: {other_id[:8]}: ask whose" in said
 
 
 def test_a_manifest_of_another_attempt_is_named_as_that(repeated, second):
