@@ -152,7 +152,10 @@ class _SignatureCheck:
         before = self._keys.setdefault(client_id, update.key)
         if self._members is None:
             if before != update.key:
-                raise StatementError(f"{where} is signed with another key than before")
+                raise StatementError(
+                    f"{where} is signed with another key than before; if the member got another "
+                    "one, --members needs both"
+                )
             return
         # A member may have got another key while the run stood still; both are known then.
         if self._holders[before] != self._holders[update.key]:

@@ -163,14 +163,24 @@ class ReplyWitness(Callback, Kept):
             if signed.head and signed.head not in self._heads:
                 raise EvidenceError("it signed that it was told other records than these")
             signed.check()
-            if node.node_id not in self._keys:
-                self._keys = {**self._registered(), **self._keys}
-            if self._keys.setdefault(node.node_id, signed.key) != signed.key:
+            if not self._is_known(node.node_id, signed.key):
                 raise EvidenceError("it is signed with another key than it is known by")
         except (EvidenceError, ValueError) as error:
             raise ReplyError(f"its signature: {first_of(error)}") from error
         kept = arrays if self._keeps else None
         self.seen[node.node_id] = SeenReply(node, seen.digest, signed, kept)
+
+    def _is_known(self, node_id: int, key: bytes) -> bool:
+        """Return whether a node signs with the key that it is known by.
+
+        The operator may have registered another one for it while the run goes on.
+        """
+        if self._keys.get(node_id) == key:
+            return True
+        registered = self._registered().get(node_id)
+        if node_id not in self._keys or registered == key:
+            self._keys[node_id] = registered or key
+        return self._keys[node_id] == key
 
     def _digest_of(self, server_round: int) -> bytes:
         """Return the digest of the model that was sent in a round."""

@@ -134,6 +134,23 @@ def test_a_member_has_one_key_in_a_run(known):
         look(found, reply(OTHER, server_round=2), asked=2)
 
 
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_member_that_got_another_key_goes_on_in_the_run(is_resumed):
+    """`fedif federation rekey` while the run goes on, or stands still: the node is the same."""
+    keys = {1000: public_der(KEY.public_key())}
+    found = witness(registered=lambda: dict(keys))
+    look(found, reply())
+    if is_resumed:
+        before, found = found.seen[1000].signed.cells(), witness(registered=lambda: dict(keys))
+        found.restore([{"round": 1, "client_id": 1000, **before}], None, 1)
+    found.begin(2, arrays(1.0))
+    with pytest.raises(ReplyError, match="another key than it is known by"):
+        look(found, reply(OTHER, server_round=2), asked=2)
+    keys[1000] = public_der(OTHER.public_key())
+    look(found, reply(OTHER, server_round=2), asked=2)
+    assert found.seen[1000].signed.key == keys[1000]
+
+
 def test_a_reply_without_a_signature_is_refused_where_that_is_required():
     content = reply()
     del content[SIGNATURE_RECORD]
