@@ -147,6 +147,23 @@ def test_what_chance_may_put_between_equal_clients_by_hand() -> None:
     assert alone.resolution == 0.0
 
 
+@pytest.mark.parametrize("num_samples", [1, 2, 5])
+def test_few_samples_of_complementary_contributions_do_not_tell_equal_clients_apart(num_samples):
+    """Strata of which there is one draw, or none, are no reason to be sure."""
+
+    def equal(masks: Tensor) -> Tensor:
+        size = masks.sum(dim=1).double()
+        return size / (size + 1)
+
+    spreads = []
+    for seed in range(60):
+        generator = Generator().manual_seed(seed)
+        found = ESTIMATORS["complementary"](equal, 5, num_samples=num_samples, generator=generator)
+        spread = float(found.values.max() - found.values.min())
+        spreads.append(spread - max(found.resolution, 1e-12))
+    assert sum(spread > 0 for spread in spreads) <= 8
+
+
 @pytest.mark.parametrize("name", ["permutation", "owen", "complementary", "gtg"])
 def test_equal_clients_are_told_to_be_equal_in_most_draws_and_others_are_not(name):
     clients, draws = 5, 60

@@ -39,7 +39,8 @@ def complementary_shapley(
     -------
     Estimate
         Values, and what is left to chance in them: each draw's distance from its stratum's mean,
-        over m times the stratum's draws.
+        over m times the stratum's draws. Where one draw or none is of a client's stratum, all
+        clients' draws of that size stand for the mean.
 
     References
     ----------
@@ -62,9 +63,14 @@ def complementary_shapley(
     # What each draw says of client k, and how many draws say it.
     said = torch.where(left, delta, -delta)  # [M m, m]
     sizes_of = torch.where(left, sizes[:, None], num_clients - sizes[:, None])  # [M m, m]
-    mean = means.T.gather(0, sizes_of)
     count = counts.T.gather(0, sizes_of)
-    # One draw says nothing of its error; of two or more, n - 1 are free.
+    # One draw alone says nothing of its error: what lies between it and other clients' stands for
+    # that. Of two or more, n - 1 are free.
+    of_size = sums.sum(dim=0) / counts.sum(dim=0).clamp_min(1.0)  # [m + 1]
+    mean = torch.where(count > 1, means.T.gather(0, sizes_of), of_size[sizes_of])
     free = (count * (count - 1).clamp_min(1.0)).sqrt()
-    residuals = (said - mean) / free / num_clients  # [M m, m]
+    drawn = (said - mean) / free  # [M m, m]
+    # A stratum that was not drawn counts as 0.
+    lacking = torch.where(counts == 0, of_size, 0.0).T  # [m + 1, m]
+    residuals = torch.cat([drawn, lacking[lacking.any(dim=1)]]) / num_clients
     return Estimate(means.sum(dim=1) / num_clients, residuals)
