@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -27,6 +27,7 @@ from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY
 from fedif_consortium.evidence.receipts import LEAF, RoundChain, ToldRound, round_leaves
 from fedif_consortium.evidence.reply_witness import ReplyWitness
 from fedif_flower.errors import ConfigError, EvidenceError, require
+from fedif_flower.foreign import read_whole
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import RECEIPTS_KEY
 from fedif_flower.run.config import RunConfig, UpdatesSettings
@@ -275,7 +276,7 @@ def _head(told: ToldRound) -> dict[str, object]:
 def read_chain(folder: RunFolder, run: str, attempts: Attempts | None = None) -> RoundChain:
     """Return the chain in a run's folder, which may have none. No head is checked.
 
-    Leaves behind the last head were told to nobody.
+    Leaves behind the last head were told to nobody, nor was a last head that is not whole.
 
     Parameters
     ----------
@@ -291,7 +292,22 @@ def read_chain(folder: RunFolder, run: str, attempts: Attempts | None = None) ->
     ConfigError
         If a line is none, or was written by a version whose heads name no attempt.
     """
-    chain, heads = RoundChain(), folder.round_heads.read()
+    heads, path = folder.round_heads.read(), folder.round_heads.path
+    if heads and not read_whole(path).endswith(b"\n"):
+        # The host went down as the last head was written: it was told to nobody.
+        try:
+            chain = _chain_of(heads, folder, run, attempts)
+            chain.rounds[-1].check()
+        except (ConfigError, EvidenceError):
+            return _chain_of(heads[:-1], folder, run, attempts)
+    return _chain_of(heads, folder, run, attempts)
+
+
+def _chain_of(
+    heads: Sequence[Mapping[str, str]], folder: RunFolder, run: str, attempts: Attempts | None
+) -> RoundChain:
+    """Return the chain that lines of heads make, see :func:`read_chain`."""
+    chain = RoundChain()
     if not heads:
         return chain
     path = folder.round_heads.path

@@ -213,3 +213,16 @@ def test_a_run_that_was_killed_as_it_began_its_files_anew_goes_on(tmp_path, key)
     found = verify(run_dir, receipts=held(tmp_path))
     assert found.manifest.agreed.attempt == 2
     assert numbers(found) == [[1, 2]] * 3
+
+
+@pytest.mark.parametrize("cut", [1, 20, 21, 200])
+def test_a_run_goes_on_whose_last_head_was_half_written(tmp_path, key, cut):
+    """The host went down: members were told of no head that was not on the disk."""
+    of_grid, settings = nodes(tmp_path), {"checkpoint_every": 1, "num_server_rounds": 3}
+    with pytest.raises(Killed):
+        run(of_grid, tmp_path, key, killed_at(3), **settings)
+    heads = tmp_path / "runs" / "run" / "round_heads.csv"
+    heads.write_bytes(heads.read_bytes()[:-cut])
+    run_dir = run_and_deliver(of_grid, tmp_path, key, resume="auto", **settings)
+    keys = read_members(tmp_path / "keys")
+    assert verify(run_dir, members=keys, receipts=held(tmp_path)).manifest.agreed.attempt == 2
