@@ -33,7 +33,7 @@ _BESIDE = "with-updates"
 _Value = Annotated[
     str,
     StringConstraints(
-        pattern=rf"^\S+ (number(\[\d{{1,2}}\])?|bytes\[\d+\])( {_BESIDE})?$|^\S+ text\[\d+\]$"
+        pattern=rf"^\S+ (number(\[([1-9]|1[0-5])\])?|bytes\[\d+\])( {_BESIDE})?$|^\S+ text\[\d+\]$"
     ),
 ]
 
@@ -220,7 +220,7 @@ class OutgoingPolicy:
                 _refuse("a metric is not on the list", path)
             if isinstance(value, list):
                 _refuse("a metric is no single number", path)
-            yield name, self._number(path, value + 0, self.settings.metric_digits)
+            yield name, self._number(path, value, self.settings.metric_digits)
 
     def _config(
         self, record: str, config: ConfigRecord, is_answer: bool
@@ -245,8 +245,10 @@ class OutgoingPolicy:
 
     def _number(self, path: str, value: float, digits: int) -> float:
         """Return a number as it may leave: a whole one below ten million, or so many digits."""
+        if isinstance(value, bool):
+            return value
         is_count = float(value).is_integer() and abs(value) < _COUNTS
-        found = value if isinstance(value, bool) or is_count else rounded(value, digits)
+        found = (value if is_count else rounded(value, digits)) + 0  # -0 becomes 0.
         if not math.isfinite(found) or (isinstance(found, int) and abs(found) >= 2**63):
             _refuse("a number is not finite", path)
         return found

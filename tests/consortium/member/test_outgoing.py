@@ -223,6 +223,22 @@ def test_a_number_leaves_beside_an_update_where_the_list_says_so_and_rounded():
     assert check(answer, kind="query")["preflight"]["time"] == 1_796_000_000
 
 
+@pytest.mark.parametrize("digits", ["0", "16", "17", "99"])
+def test_a_number_has_at_least_a_digit_and_is_never_whole(digits):
+    """Seventeen digits are a number as the app wrote it; none is no number."""
+    with pytest.raises(ConfigError, match="config"):
+        LeavesSettings(config=[f"a.x number[{digits}]"])
+    sent = content(a=ConfigRecord({"x": 0.1234567890123456}))
+    [left] = check(sent, kind="query", config=["a.x number[15]"])["a"].values()
+    assert left == 0.123456789012346
+
+
+def test_zero_has_no_sign_that_says_something():
+    sent = content(a=ConfigRecord({"x": -0.0}))
+    [left] = check(sent, kind="query", config=["a.x number"])["a"].values()
+    assert str(left) == "0.0"
+
+
 def test_with_noise_nothing_leaves_beside_an_update_without_it():
     noisy = {"noise_multiplier": 1.0, "clip_length": 1.0}
     assert LeavesSettings(**noisy)
