@@ -233,7 +233,7 @@ def _submit(flower: Flower, app: Path, given: str, lock: Path, *, queue: bool, b
         if not queue:
             raise ConfigError(
                 f"{words} has not finished, and nodes would train for both at once: --queue waits "
-                "for its end, --beside does not"
+                "for its end (a minute where its server has died), --beside does not"
             )
         if others != waiting:
             typer.echo(f"waiting for the end of {words}")
