@@ -86,6 +86,16 @@ def put_derived(path: Path, rows: Sequence[Row]) -> None:
     _write(path, rows, lambda _: True)
 
 
+def as_csv(rows: Sequence[Row]) -> str:
+    """Return rows as the text of a CSV file."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 def _require_origin(path: Path, row: Row) -> None:
     for name in ORIGIN:
         if row.get(name) in (None, ""):

@@ -15,7 +15,7 @@ from fedif_flower.run.modules import modules_of
 from fedif_flower.run.provenance import CODE, code_hash, modules_hash
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.tasks.images import settled
-from fedif_studies.rows import revision
+from fedif_studies.rows import machine, revision
 
 LABEL = "cell.json"
 _TITLES = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "Digits"}
@@ -65,6 +65,7 @@ class Cell:
         """Write into its directory what a report cannot derive from the settings."""
         content = {"group": self.group, "name": self.name, "data": self.data}
         content["revision"] = revision()
+        content["processor"] = machine()["processor"]
         JsonFile(self.config.run_dir / LABEL).write(content)
 
 

@@ -15,7 +15,7 @@ from fedif_flower.foreign import refused_as
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import JsonFile, RunFolder
 from fedif_flower.run.report import of_last_ten
-from fedif_flower.settings import Scalar
+from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.tasks.task import metric_key
 from fedif_studies.lab.cells import LABEL
 
@@ -37,6 +37,8 @@ _OF_SUMMARY = (
 _NO_SETTINGS = {
     "data",
     "machine",
+    "processor",
+    "gpu",
     "revision",
     "reconstructed",
     "metric",
@@ -72,6 +74,10 @@ class Measurement:
     reconstructed : str
         Which of revision and seed were filled in afterwards, see
         :func:`~fedif_studies.rows.add_rows`.
+    processor : str
+        What the CPU is called.
+    gpu : str
+        What the GPU is called that it was computed on; empty: on the CPU.
     """
 
     config: Mapping[str, Scalar]
@@ -83,6 +89,8 @@ class Measurement:
     higher_is_better: bool = True
     revision: str = ""
     reconstructed: str = ""
+    processor: str = ""
+    gpu: str = ""
 
     @property
     def seed(self) -> int:
@@ -157,7 +165,16 @@ def _measurement(run_dir: Path) -> Measurement | None:
         metric=metric,
         higher_is_better=higher_is_better,
         revision=label.get("revision") or _code_of(RunFolder(run_dir)),
+        processor=label.get("processor") or str(machine.get("processor") or ""),
+        gpu=_gpu_used(machine),
     )
+
+
+def _gpu_used(machine: Mapping[str, Any]) -> str:
+    """Return the GPU that a run was computed on; empty: there was none, or it was left alone."""
+    device = str(machine.get("device") or "")
+    on_gpu = device == AUTO or device.startswith("cuda")
+    return str(machine.get("gpu") or "") if on_gpu else ""
 
 
 def _is_own_app_s(summary: Mapping[str, Any]) -> bool:
@@ -183,6 +200,8 @@ def to_row(measurement: Measurement) -> dict[str, str]:
             value = measurement.figures.get(name)
             row[name] = "" if value is None else format(value, form)
     row["machine"] = measurement.machine
+    row["processor"] = measurement.processor
+    row["gpu"] = measurement.gpu
     row["revision"] = measurement.revision
     if measurement.reconstructed:
         row["reconstructed"] = measurement.reconstructed
@@ -202,7 +221,15 @@ def from_row(row: Mapping[str, str]) -> Measurement:
         higher_is_better=row.get("higher-is-better") != "false",
         revision=row.get("revision", ""),
         reconstructed=row.get("reconstructed", ""),
+        processor=row.get("processor") or _processor_in(row["machine"]),
+        gpu=row.get("gpu", ""),
     )
+
+
+def _processor_in(machine: str) -> str:
+    """Return the processor in a machine's words, ``"2 cores, x86_64, python 3.11.7, ..."``."""
+    parts = [part for part in machine.split(", ") if not part.endswith(" cores")]
+    return parts[0] if parts else ""
 
 
 def _setting(text: str) -> Scalar:

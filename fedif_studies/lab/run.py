@@ -11,19 +11,22 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
 import typer
+from filelock import FileLock, Timeout
 
 from fedif_flower.client.app import task_app
 from fedif_flower.devices import torch_threads
-from fedif_flower.errors import FedIFError
+from fedif_flower.errors import FedIFError, StorageError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
@@ -32,11 +35,14 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import Scalar
 from fedif_flower.signals import ended_as_interrupted
+from fedif_flower.storage import make_folder
 from fedif_flower.strategies.reports import RoundReport
 from fedif_studies.lab.cells import Cell, distinct, find_result, is_of_other_code
-from fedif_studies.rows import Row, add_rows, committed_revision, machine
+from fedif_studies.rows import Row, add_rows, as_csv, committed_revision, machine, revision
 
 SECONDS_BETWEEN_LINES = 30.0  # Of one cell.
+FAILURES = "failures.csv"  # In a group's folder: each time that a cell of it failed.
+_CLAIMS = ".claims"  # In an output folder: which cells are being run.
 
 Measure = Callable[[Any], Sequence[Row]]
 """Takes a cell and returns what its rows have beside it; a function of a module."""
@@ -48,6 +54,10 @@ class GridInterrupted(FedIFError):  # noqa: N818
     """A grid was stopped; what is complete stays, and the rest goes on with the same command."""
 
     exit_code = 130  # as a shell reports Ctrl-C
+
+
+class CellTakenError(FedIFError):
+    """Another queue runs a cell at this moment."""
 
 
 @contextmanager
@@ -129,20 +139,64 @@ def fill(
         typer.echo(f"nothing is measured: {path} has all; --again measures them again")
         return True
     own = {"revision": committed_revision(), "processor": machine()["processor"]}
+    rows = _WaitingRows(path, again=again)
 
     def keep(cell: Row, found: Sequence[Row]) -> None:
-        place = _place(cell, cell)
-        add_rows(
-            path,
-            [{**cell, **row, **own} for row in found],
-            instead=lambda row: again and _place(row, cell) == place,
-        )
+        rows.add(cell, [{**cell, **row, **own} for row in found])
 
     def name(cell: Row) -> str:
         return ", ".join(map(str, cell.values()))
 
-    with _what_stays(again=again):
-        return _carry_out(todo, measure, keep, name, jobs)
+    try:
+        with _what_stays(again=again):
+            none_failed = _carry_out(todo, measure, keep, name, jobs)
+    finally:
+        all_written = rows.write()
+        rows.tell_of_unwritten()
+    return none_failed and all_written
+
+
+class _WaitingRows:
+    """Rows on their way to a file: where the disk is full they wait until it has room.
+
+    Parameters
+    ----------
+    path : Path
+        The CSV file.
+    again : bool
+        A cell's rows take the place of its earlier ones.
+    """
+
+    def __init__(self, path: Path, *, again: bool) -> None:
+        self._path = path
+        self._again = again
+        self._waiting: list[tuple[Row, list[Row]]] = []
+
+    def add(self, cell: Row, rows: list[Row]) -> None:
+        """Write a cell's rows, and those that wait, if the disk takes them."""
+        self._waiting.append((cell, rows))
+        self.write()
+
+    def write(self) -> bool:
+        """Write what waits, and return whether nothing waits any more."""
+        while self._waiting:
+            cell, rows = self._waiting[0]
+            try:
+                self._put(cell, rows)
+            except StorageError as error:
+                typer.echo(f"{len(self._waiting)} cells' rows wait: {error}", err=True)
+                return False
+            del self._waiting[0]
+        return True
+
+    def _put(self, cell: Row, rows: list[Row]) -> None:
+        place = _place(cell, cell)
+        add_rows(self._path, rows, instead=lambda row: self._again and _place(row, cell) == place)
+
+    def tell_of_unwritten(self) -> None:
+        """Print what could not be written, so that it is not lost."""
+        for _, rows in self._waiting:
+            typer.echo(f"not written into {self._path}:\n{as_csv(rows)}", err=True)
 
 
 def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
@@ -171,34 +225,111 @@ def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
         typer.echo(f"{len(wanted) - len(todo)} of {len(wanted)} cells are complete already{way}")
         if of_other_code := sum(is_of_other_code(cell) for cell in wanted):
             typer.echo(f"{of_other_code} of these were measured by another version of the library")
-    call = run_anew if again else run_cell
+    call = partial(run_anew, began=time.time()) if again else run_cell
     with _what_stays(again=again):
-        complete = _carry_out(todo, call, lambda *_: None, lambda cell: cell.name, jobs)
+        complete = _carry_out(
+            todo, call, lambda *_: None, lambda cell: cell.name, jobs, _write_failure
+        )
     for cell in wanted:
-        if (run_dir := find_result(cell)) is not None:
-            try:
-                require_last_round(run_dir)
-            except FedIFError as error:
-                complete = False
-                typer.echo(f"failed: {cell.name}: {error}", err=True)
+        run_dir = find_result(cell)
+        if run_dir is None:
+            complete = False
+            continue
+        try:
+            require_last_round(run_dir)
+        except FedIFError as error:
+            complete = False
+            typer.echo(f"failed: {cell.name}: {error}", err=True)
+            _write_failure(cell, error)
     return complete
 
 
+@contextmanager
+def claimed(cell: Cell) -> Iterator[None]:
+    """Hold a cell for this process alone, in whichever table it stands; a killed one releases it.
+
+    Raises
+    ------
+    CellTakenError
+        If another queue with the same output folder runs it.
+    """
+    path = claims(cell.config.run_dir.parent.parent) / f"{cell.digest}.lock"
+    make_folder(path.parent)
+    try:
+        held = FileLock(path).acquire(timeout=0)
+    except Timeout:
+        raise CellTakenError("another queue runs it") from None
+    with held:
+        yield
+
+
+def claims(output_dir: Path) -> Path:
+    """Return where the locks of an output folder lie, which several queues may share."""
+    return output_dir / _CLAIMS
+
+
+def _write_failure(cell: Cell, error: FedIFError) -> None:
+    """Add a row with the reason to those of the cell's group; a full disk leaves the line alone."""
+    found = machine()
+    row = {
+        "cell": cell.name,
+        "reason": " ".join(str(error).split()),
+        "seed": cell.config.seed,
+        "device": cell.config.device,
+        "revision": revision(),
+        "processor": found["processor"],
+        "date": found["date"],
+    }
+    try:
+        add_rows(cell.config.run_dir.parent / FAILURES, [row])
+    except StorageError as full:
+        typer.echo(f"no row of it: {full}", err=True)
+
+
 def run_cell(cell: Cell) -> None:
-    """Run a cell, or what is left of it."""
+    """Run a cell, or what is left of it, unless another queue does or has done so.
+
+    Raises
+    ------
+    CellTakenError
+        If another queue runs it.
+    """
+    with claimed(cell):
+        if find_result(cell) is None:
+            _run(cell)
+
+
+def run_anew(cell: Cell, began: float) -> None:
+    """Run a cell from its first round; what an earlier run left of it goes, wherever it lies.
+
+    Parameters
+    ----------
+    cell : Cell
+        The cell.
+    began : float
+        When the grid began, in seconds since 1970: what was complete later is another queue's.
+
+    Raises
+    ------
+    CellTakenError
+        If another queue runs it.
+    """
+    cell.require_unchanged()
+    with claimed(cell):
+        complete = find_result(cell)
+        if complete is not None and RunFolder(complete).summary.path.stat().st_mtime > began:
+            return
+        for run_dir in (cell.config.run_dir, complete):
+            if run_dir is not None:
+                shutil.rmtree(run_dir, ignore_errors=True)
+        _run(cell)
+
+
+def _run(cell: Cell) -> None:
     cell.require_unchanged()
     progress = CellProgress(cell.name, cell.config.num_server_rounds)
     run_federation(LocalGrid(task_app(), cell.config.num_clients), cell.config, progress)
     cell.label()
-
-
-def run_anew(cell: Cell) -> None:
-    """Run a cell from its first round; what an earlier run left of it goes, wherever it lies."""
-    cell.require_unchanged()
-    for run_dir in (cell.config.run_dir, find_result(cell)):
-        if run_dir is not None:
-            shutil.rmtree(run_dir, ignore_errors=True)
-    run_cell(cell)
 
 
 @contextmanager
@@ -262,6 +393,7 @@ def _carry_out(
     keep: Callable[[C, R], None],
     name: Callable[[C], str],
     jobs: int,
+    fail: Callable[[C, FedIFError], None] = lambda *_: None,
 ) -> bool:
     """Call for each cell, keep what comes of it, and return whether none failed."""
     began, done, failed = time.monotonic(), 0, 0
@@ -269,9 +401,13 @@ def _carry_out(
         with ended_as_interrupted():
             for cell, found in _called(todo, call, jobs):
                 done += 1
+                if isinstance(found, CellTakenError):
+                    typer.echo(f"left out: {name(cell)}: {found}")
+                    continue
                 if isinstance(found, FedIFError):
                     failed += 1
                     typer.echo(f"failed: {name(cell)}: {found}", err=True)
+                    fail(cell, found)
                     continue
                 keep(cell, found)
                 left = (time.monotonic() - began) / done * (len(todo) - done)
@@ -291,17 +427,36 @@ def _called(
             for cell in todo:
                 yield cell, _quietly(call, cell)
         return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, context, _prepare)
+    running: dict[Future[R | FedIFError], tuple[ProcessPoolExecutor, C]] = {}
+    waiting = iter(todo)
     try:
-        cells = {pool.submit(_quietly, call, cell): cell for cell in todo}
-        for future in as_completed(cells):
-            killed = future.exception()  # A process, such as for want of memory.
-            yield cells[future], FedIFError(repr(killed)) if killed else future.result()
+        for cell in islice(waiting, jobs):
+            process = _new_process()
+            running[process.submit(_quietly, call, cell)] = process, cell
+        while running:
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                process, cell = running.pop(future)
+                killed = future.exception()  # A process, such as for want of memory.
+                found = FedIFError(repr(killed)) if killed else future.result()
+                following = next(waiting, None)
+                if following is None or isinstance(found, FedIFError):
+                    process.shutdown(wait=False)
+                if following is not None:
+                    # An error may have spoiled its process, as one of a GPU does.
+                    process = _new_process() if isinstance(found, FedIFError) else process
+                    running[process.submit(_quietly, call, following)] = process, following
+                yield cell, found
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
-            process.terminate()
+        for process, _ in running.values():
+            process.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.terminate()
+
+
+def _new_process() -> ProcessPoolExecutor:
+    """Return a process of its own: where it is killed no other cell fails."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare)
 
 
 def _quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:

@@ -114,17 +114,25 @@ class TableCell:
         One for each seed, all of the same number of rounds; empty: missing.
     paper : MeanStd, optional
         The paper's value and standard deviation.
+    gpu : str
+        What GPU measured it, which has a row of its own; empty: a CPU.
     """
 
     row: Variant
     column: Variant
     measurements: tuple[Measurement, ...]
     paper: MeanStd | None
+    gpu: str = ""
 
     @property
     def place(self) -> tuple[str, str]:
-        """Its row and its column, by their keys."""
-        return self.row.key, self.column.key
+        """Its row, which names a GPU as well, and its column, by their keys."""
+        return f"{self.row.key} {self.gpu}".strip(), self.column.key
+
+    @property
+    def title(self) -> str:
+        """What its row is called."""
+        return f"{self.row.title} ({self.gpu})" if self.gpu else self.row.title
 
     def mean(self, name: str, scale: int = 1) -> MeanStd | None:
         """Return a figure over seeds, times ``scale``; ``None`` where nobody has it."""
@@ -140,6 +148,8 @@ def fill_table(
     changed: Settings = MappingProxyType({}),
 ) -> list[TableCell]:
     """Return every cell of a table, column by column, with the measurements that belong to it.
+
+    Those of a GPU are cells of their own, after the CPU's.
 
     Parameters
     ----------
@@ -163,12 +173,21 @@ def fill_table(
     for column in table.columns:
         for row in table.rows:
             wanted = _wanted(table, row, column, defaults, changed)
-            of_seed = {m.seed: m for m in fitting if not _differences(m, wanted)}
-            found = tuple(of_seed[seed] for seed in sorted(of_seed))
+            of_cell = [m for m in fitting if not _differences(m, wanted)]
             printed = table.paper.get(row.key, {}).get(column.key)
             paper = MeanStd(*printed) if printed and compared else None
-            cells.append(TableCell(row, column, found, paper))
+            # GPUs sum in another order, and take other times.
+            for gpu in ["", *sorted({m.gpu for m in of_cell} - {""})]:
+                of_seed = {m.seed: m for m in of_cell if m.gpu == gpu}
+                found = tuple(of_seed[seed] for seed in sorted(of_seed))
+                cells.append(TableCell(row, column, found, paper, gpu))
     return cells
+
+
+def measured_or_missing(cells: Sequence[TableCell]) -> list[TableCell]:
+    """Return cells without those of a CPU that a GPU alone has measured."""
+    by_gpu = {(c.row.key, c.column.key) for c in cells if c.gpu}
+    return [c for c in cells if c.measurements or (c.row.key, c.column.key) not in by_gpu]
 
 
 class WantedRun(NamedTuple):
@@ -254,7 +273,8 @@ def best_rows(
     columns: dict[str, dict[str, float]] = {}
     for cell in cells:
         if (spread := value(cell)) is not None:
-            columns.setdefault(cell.column.key, {})[cell.row.key] = spread.mean
+            row, column = cell.place
+            columns.setdefault(column, {})[row] = spread.mean
     return {
         (row, column)
         for column, rows in columns.items()

@@ -26,12 +26,15 @@ def paper(
     data_dir: Annotated[str, typer.Option(help="where the data sets are")] = "",
     output_dir: OutputDir = Path("runs/paper"),
     jobs: Jobs = CORES,
+    device: Annotated[str, typer.Option(help="of every cell: cpu, cuda; default: auto")] = "",
     again: Again = False,
 ) -> None:
     """Measure tables of the paper and print them beside the paper's figures."""
+    from fedif_flower.devices import select_device
     from fedif_flower.run.config import RunConfig
+    from fedif_flower.storage import exclusive_lock
     from fedif_studies.lab.measurements import find_measurements
-    from fedif_studies.lab.run import run_cells
+    from fedif_studies.lab.run import claims, run_cells
     from fedif_studies.paper.cells import cell_name, fill_table, select, table_cells
     from fedif_studies.paper.report import report_table
     from fedif_studies.paper.tables import TABLES
@@ -47,15 +50,20 @@ def paper(
             typer.echo("\n".join([f"{table.name}: {table.title}", *names]))
         return
     require(bool(tables), "TABLES", "", f"{', '.join(TABLES)}; see --list")
-    defaults = RunConfig.defaults()
+    defaults = {**RunConfig.defaults(), **({"device": device} if device else {})}
+    # One that is not there is an error before any data is read.
+    select_device(RunConfig.from_run_config(defaults).device)
     wanted = table_cells(picked, defaults, output_dir, rounds, data_dir)
     is_timed = any(table.is_timed for table in chosen)
     complete = run_cells(wanted, 1 if is_timed else jobs, again=again)
-    measured, console = find_measurements([output_dir]), Console()
-    for table in chosen:
-        length = rounds or table.rounds
-        filled = fill_table(table, measured, defaults, length)
-        report_table(table, filled, output_dir, console, length)
+    console = Console()
+    # Another queue's report must not be written over by one that was read before it.
+    with exclusive_lock(claims(output_dir) / "report.lock"):
+        measured = find_measurements([output_dir])
+        for table in chosen:
+            length = rounds or table.rounds
+            filled = fill_table(table, measured, defaults, length)
+            report_table(table, filled, output_dir, console, length)
     finish(complete)
 
 

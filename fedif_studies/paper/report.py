@@ -12,11 +12,14 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.curves import plot_curves
 from fedif_studies.lab.measurements import ACCURACIES, Measurement, from_row, to_row
+from fedif_studies.lab.run import FAILURES
 from fedif_studies.lab.table import MeanStd, write_table
 from fedif_studies.paper.cells import (
     TableCell,
     best_rows,
+    cell_name,
     fill_table,
+    measured_or_missing,
     of_shared_seeds,
     wanted_runs,
     why_in_no_cell,
@@ -36,6 +39,7 @@ def report_table(
     """Write a table with pictures and rows into ``<output>/<table>/``, and print it."""
     name = table.name if rounds == table.rounds else f"{table.name}-{rounds}-rounds"
     folder, said = output_dir / name, [note(cells)]
+    cells = measured_or_missing(cells)
     if not (table.is_timed or _beside_the_paper(cells)):
         said.append(f"The paper's figures are of {table.rounds} rounds, so none stands here.")
     measured = [m for cell in cells for m in cell.measurements]
@@ -43,8 +47,17 @@ def report_table(
         data = ", ".join(sorted({m.data for m in measured}))
         machines = "; ".join(sorted({m.machine for m in measured}))
         said.append(f"Measured on {data}. Machine: {machines}.")
+    said += _failures(table, cells, output_dir)
     write_table(result_table(table, cells), folder, console, said, _pictures(table, cells, folder))
     add_rows(folder / "results.csv", result_rows(table, cells), anew=True)
+
+
+def _failures(table: Table, cells: Sequence[TableCell], output_dir: Path) -> list[str]:
+    """Return why each cell failed that has no measurement, the latest reason of each."""
+    there = {cell_name(cell.row, cell.column, m.seed) for cell in cells for m in cell.measurements}
+    rows = read_rows(output_dir / table.name / FAILURES)
+    reasons = {row["cell"]: row["reason"] for row in rows if row["cell"] not in there}
+    return [f"Failed: {name}: {reason}" for name, reason in reasons.items()]
 
 
 def result_rows(table: Table, cells: Sequence[TableCell]) -> list[dict[str, str]]:
@@ -61,7 +74,7 @@ def _pictures(table: Table, cells: Sequence[TableCell], folder: Path) -> list[Pa
     drawn = []
     for column in () if table.is_timed else table.columns:
         path = folder / f"{column.key}.png"
-        series = {c.row.title: c.measurements for c in cells if c.column.key == column.key}
+        series = {c.title: c.measurements for c in cells if c.column.key == column.key}
         title = f"{table.title.partition(':')[0]}, {column.title}"
         if plot_curves(series, path, title, split=table.split):
             drawn.append(path)
@@ -100,14 +113,15 @@ def result_table(
         shown = (
             _shown(one, ".2f", cell.place in top) for one, top in zip(found, best, strict=True)
         )
-        line = [cell.column.title, cell.row.title, str(len(cell.measurements) or "-"), *shown]
+        line = [cell.column.title, cell.title, str(len(cell.measurements) or "-"), *shown]
         if has_paper:
             ten = last_ten(cell)
             line.append(
                 "-" if ten is None or cell.paper is None else f"{ten.mean - cell.paper.mean:+.2f}"
             )
         if earlier:
-            line.append(_shown(last_ten(before[cell.place]), ".2f"))
+            of_place = before.get(cell.place)
+            line.append(_shown(None if of_place is None else last_ten(of_place), ".2f"))
         lines.append(line)
     heading = ["column", "row", "seeds", *ACCURACIES.values()]
     if has_paper:
@@ -128,7 +142,7 @@ def _timing_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
     heading += ["aggregation, s per round", "paper", "evaluations per round"]
     lines = []
     for cell in cells:
-        line = [cell.column.title, cell.row.title]
+        line = [cell.column.title, cell.title]
         for name in ("train-seconds-per-client", "aggregation-seconds-per-round"):
             kind = name.partition("-")[0].replace("train", "training")
             paper, _ = table.paper[cell.row.key][f"{cell.column.key}_{kind}"]
@@ -144,10 +158,12 @@ def note(cells: Sequence[TableCell]) -> str:
         ", ".join(map(str, sorted(of)))
         for of in ({m.rounds for m in measured}, {m.seed for m in measured})
     )
-    lacking = sum(not cell.measurements for cell in cells)
+    wanted = {(cell.row.key, cell.column.key) for cell in cells}
+    there = {(cell.row.key, cell.column.key) for cell in cells if cell.measurements}
     if not measured:
-        return f"Missing: all {lacking} cells."
-    return f"Rounds: {rounds}; seeds: {seeds}; missing: {lacking} of {len(cells)} cells."
+        return f"Missing: all {len(wanted)} cells."
+    lacking = len(wanted) - len(there)
+    return f"Rounds: {rounds}; seeds: {seeds}; missing: {lacking} of {len(wanted)} cells."
 
 
 def _shown(mean: MeanStd | None, form: str, bold: bool = False) -> str:

@@ -5,10 +5,15 @@ import inspect
 import json
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +32,16 @@ from fedif_studies.benchmarks import common
 from fedif_studies.commands import cli
 from fedif_studies.lab import run
 from fedif_studies.lab.cells import find_result
-from fedif_studies.lab.run import CellProgress, GridInterrupted, fill, missing, run_cells
+from fedif_studies.lab.run import (
+    CellProgress,
+    GridInterrupted,
+    claimed,
+    fill,
+    missing,
+    run_anew,
+    run_cell,
+    run_cells,
+)
 from fedif_studies.rows import NO_SEED, Row, add_rows, put_derived
 from tests.studies.lab.small import small_cell
 
@@ -51,11 +65,6 @@ def killed(cell: Row) -> list[Row]:
     return doubled(cell)
 
 
-def test_a_killed_process_is_an_error_of_cells_that_are_tried_again(tmp_path, capsys):
-    assert not fill(tmp_path / "rows.csv", CELLS, killed, jobs=2)
-    assert capsys.readouterr().err.count("failed: ") == 3
-
-
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path, capsys, jobs):
     path = tmp_path / "rows.csv"
@@ -66,6 +75,58 @@ def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path,
     rows = [(row["name"], row["figure"], row["revision"]) for row in read_rows(path)]
     assert rows == [("a", "7", ""), ("c", "0.5", "abc"), ("c", "2", "abc")]
     assert missing(path, CELLS) == [CELLS[1]]
+
+
+def killed_once(cell: Row) -> list[Row]:
+    return killed(cell) if cell["name"] == "a" else [{"figure": 1}]
+
+
+def test_a_killed_process_takes_no_other_cell_with_it(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    assert not fill(path, CELLS, killed_once, jobs=2)
+    assert capsys.readouterr().err.count("failed: ") == 1
+    assert [row["name"] for row in read_rows(path)] == ["b", "c"]
+    assert missing(path, CELLS) == CELLS[:1]
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file grow: a limit on the size of files stands in for a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_rows_wait_until_a_full_disk_has_room(tmp_path, capsys):
+    path, ended = tmp_path / "rows.csv", []
+    path.write_text("name,share,seed,figure,revision\nd,0.5,0,7,old\n")
+
+    def measured(cell: Row) -> list[Row]:
+        if cell["name"] == "a":
+            full = full_disk()
+            full.__enter__()
+            ended.append(full)
+        if cell["name"] == "c":
+            assert [row["name"] for row in read_rows(path)] == ["d"]  # As it was.
+            ended.pop().__exit__(None, None, None)
+        return [{"figure": cell["name"]}]
+
+    assert fill(path, CELLS, measured)
+    assert "2 cells' rows wait: cannot write" in capsys.readouterr().err
+    assert [row["figure"] for row in read_rows(path)] == ["7", "a", "b", "c"]
+
+
+def test_rows_that_a_disk_never_takes_are_printed(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    with full_disk():
+        assert not fill(path, CELLS[:1], plain)
+    told = capsys.readouterr().err
+    assert f"not written into {path}:\nname,share,seed,figure,revision,processor\n" in told
+    assert "a,0.5,0,a,abc" in told
+    assert "a,0.5,0,second,abc" in told
 
 
 def test_those_who_write_at_once_lose_nothing(tmp_path):
@@ -181,6 +242,11 @@ def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
     bad.config.run_dir.write_text("in the way")
     assert not run_cells([bad, good], 2)
     assert "failed: bad: output-dir" in capsys.readouterr().err
+    [row] = read_rows(bad.config.run_dir.parent / "failures.csv")
+    assert row["cell"] == "bad"
+    assert row["reason"].startswith("output-dir = ")
+    assert (row["seed"], row["device"], row["revision"]) == ("1", "cpu", rows_of.revision())
+    assert row["processor"] == rows_of.machine()["processor"]
     bad.config.run_dir.unlink()
     assert run_cells([bad, good, small_cell(tmp_path, "also bad", seed=1)], 1)
     told = capsys.readouterr().out
@@ -190,6 +256,72 @@ def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
     provenance.write(provenance.read() | {"code_sha256": "00"})
     assert run_cells([bad, good], 1)
     assert "1 of these were measured by another version of the lib" in capsys.readouterr().out
+
+
+def test_what_another_queue_runs_is_left_to_it(tmp_path, capsys):
+    mine, taken = small_cell(tmp_path, "mine"), small_cell(tmp_path, "taken", seed=1)
+    with claimed(taken):
+        assert not run_cells([taken, mine], 1)
+    told = capsys.readouterr()
+    assert "left out: taken: another queue runs it" in told.out
+    assert "failed" not in told.err
+    assert [find_result(cell) is not None for cell in (mine, taken)] == [True, False]
+    assert run_cells([taken, mine], 1)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_another_queue_has_completed_meanwhile_is_not_run_once_more(tmp_path, again):
+    first, second = small_cell(tmp_path, "first"), small_cell(tmp_path, "second", seed=1)
+    run_cell(first)
+    before = run_ids(first.config.run_dir)
+    began = time.time() - 60.0 if again else None
+    call = run_cell if began is None else partial(run_anew, began=began)
+    for cell in (first, second):
+        call(cell)
+    assert run_ids(first.config.run_dir) == before
+    assert len(run_ids(tmp_path)) == 2
+
+
+@pytest.mark.all
+def test_two_queues_at_once_run_each_cell_once(tmp_path):
+    """Both have the same cells, each of them in two tables."""
+    cells = [small_cell(tmp_path, name, seed=seed) for seed in range(2) for name in ("one", "two")]
+    (tmp_path / "both.py").write_text(QUEUE)
+    command = [sys.executable, str(tmp_path / "both.py"), str(tmp_path)]
+    queues = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    told = [queue.communicate() for queue in queues]
+    assert [err for _, err in told if "Traceback" in err or "failed" in err] == []
+    assert sum(out.count(", until ") for out, _ in told) >= 2
+    folders = list(tmp_path.glob("group/*/summary.json"))
+    assert len(folders) == 2
+    assert all(find_result(cell) for cell in cells)
+
+
+QUEUE = """
+import sys
+from pathlib import Path
+
+from fedif_studies.lab.run import run_cells
+from tests.studies.lab.small import small_cell
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    names = [("one", 0), ("two", 0), ("one", 1), ("two", 1)]
+    run_cells([small_cell(folder, name, seed=seed) for name, seed in names], 1)
+"""
+
+
+def test_a_full_disk_ends_a_cell_that_goes_on_where_there_is_room(tmp_path, capsys):
+    cell = small_cell(tmp_path)
+    with full_disk():
+        assert not run_cells([cell], 1)
+    told = capsys.readouterr().err
+    assert "failed: cell: " in told
+    assert "no row of it: cannot write" in told
+    assert run_cells([cell], 1)
 
 
 def test_a_sweep_reports_its_cells_wherever_they_lie(tmp_path):

@@ -1,18 +1,25 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
-from fedif_studies.lab.measurements import find_measurements
+from fedif_studies.lab.measurements import find_measurements, from_row, to_row
 from fedif_studies.paper.cells import cell_name, fill_table, select
-from fedif_studies.paper.commands import report
-from fedif_studies.paper.report import report_table, result_table
+from fedif_studies.paper.commands import paper, report
+from fedif_studies.paper.report import read_results, report_table, result_rows, result_table
 from fedif_studies.paper.tables import TABLES
-from fedif_studies.rows import put_tables
+from fedif_studies.rows import RESULTS, add_rows, machine, put_tables
 from tests.studies.lab.small import DEFAULTS, write_result
 
 
@@ -170,3 +177,140 @@ def test_a_page_without_marks_is_not_said_to_be_written(tmp_path):
     (tmp_path / "results.md").write_text("<!-- begin: results -->\nkept\n")
     put_tables(tmp_path / "results.md", {"results": ["new"]})  # What follows a mark is not lost.
     assert (tmp_path / "results.md").read_text() == "<!-- begin: results -->\nkept\n"
+
+
+def test_what_a_gpu_measured_stands_in_a_row_of_its_own(tmp_path):
+    fedif = settings("cifar10", "fedif", "clean")
+    gpu = {"cores": 2, "processor": "abacus", "gpu": "slide rule"}
+    write_result(tmp_path / "a", fedif, accuracies(0.60, 0.63))
+    on_gpu = fedif | {"device": "cuda"}
+    write_result(tmp_path / "b", on_gpu, accuracies(0.61, 0.62), machine=gpu | {"device": "cuda"})
+    # One that is there, and is left alone.
+    left_alone = fedif | {"seed": 1, "device": "cpu"}
+    write_result(
+        tmp_path / "c", left_alone, accuracies(0.64, 0.64), machine=gpu | {"device": "cpu"}
+    )
+    only = settings("cifar10", "krum", "clean", device="cuda")
+    write_result(tmp_path / "d", only, accuracies(0.50, 0.51), machine=gpu | {"device": "cuda"})
+    (tmp_path / "results.md").write_text("<!-- begin: results -->\n<!-- end: results -->\n")
+    report([tmp_path], docs=tmp_path)
+    text = (tmp_path / "results.md").read_text()
+    assert "FedIF | 2 | 62.00±2.83 | 62.00±2.83 | " in text
+    assert "FedIF (slide rule) | 1 | **61.00** | **61.00** | " in text
+    assert "Krum (slide rule) | 1 | 50.00 | 50.00 | " in text
+    assert "missing: 43 of 45 cells." in text
+    rows = read_rows(tmp_path / "results" / "cifar10.csv")
+    found = {(row["row"], row["gpu"], row["seed"], row["test-last"]) for row in rows}
+    assert found == {
+        ("fedif", "", "0", "0.600000"),
+        ("fedif", "", "1", "0.640000"),
+        ("fedif", "slide rule", "0", "0.610000"),
+        ("krum", "slide rule", "0", "0.500000"),
+    }
+    from_rows = read_results(tmp_path / "results" / "cifar10.csv")
+    again = fill_table(TABLES["cifar10"], from_rows, DEFAULTS)
+    assert [(c.place[0], len(c.measurements)) for c in again if c.measurements] == [
+        *(("krum slide rule", 1), ("fedif", 2), ("fedif slide rule", 1))
+    ]
+
+
+def test_every_row_says_what_it_has_to_be_read_with(tmp_path):
+    fedif = settings("cifar10", "fedif", "label-noise_0.7_0.7-0.8")
+    write_result(tmp_path / "a", fedif, accuracies(0.60, 0.63), seconds=7.5, detection_auc=0.75)
+    cells = fill_table(TABLES["cifar10"], find_measurements([tmp_path]), DEFAULTS)
+    [row] = result_rows(TABLES["cifar10"], cells)
+    expected = {
+        "revision": "abc",
+        "seed": "0",
+        "processor": "abacus",
+        "gpu": "",
+        "normalization": "unit-range",
+        "test-last": "0.600000",
+        "test-last-ten": "0.600000",
+        "test-best": "0.630000",
+        "detection-auc": "0.75",
+        "seconds": "7.5",
+    }
+    assert {name: row[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_published_row_says_what_it_has_to_be_read_with(name):
+    for row in read_rows(RESULTS / f"{name}.csv"):
+        measured = from_row({k: v for k, v in row.items() if k not in ("table", "row", "column")})
+        told = to_row(measured)
+        needed = ("revision", "seed", "processor", "normalization", "seconds")
+        needed += ("test-last", "test-last-ten", "test-best")
+        assert [key for key in needed if not told[key]] == []
+        # Scores that tell members apart are there where a method has scores, and somebody attacks.
+        if row["row"] in ("fedif", "afedsv") and row.get("attack", "none") != "none":
+            assert told["detection-auc"]
+
+
+def test_the_latest_reason_stands_beside_a_table_whose_cell_failed(tmp_path):
+    write_result(tmp_path / "a", settings("cifar10", "fedif", "clean"), accuracies(0.60, 0.63))
+    for name, reason in (("clean_krum_seed0", "early"), ("clean_krum_seed0", "late")):
+        failed = {"cell": name, "reason": reason, "revision": "abc", "seed": 0}
+        add_rows(tmp_path / "out" / "cifar10" / "failures.csv", [failed])
+    there = {"cell": "clean_fedif_seed0", "reason": "gone", "revision": "abc", "seed": 0}
+    add_rows(tmp_path / "out" / "cifar10" / "failures.csv", [there])
+    cells = fill_table(TABLES["cifar10"], find_measurements([tmp_path / "a"]), DEFAULTS)
+    report_table(TABLES["cifar10"], cells, tmp_path / "out", Console(width=200), 100)
+    text = (tmp_path / "out" / "cifar10" / "table.md").read_text()
+    assert "Failed: clean_krum_seed0: late" in text
+    assert "early" not in text
+    assert "gone" not in text
+
+
+ALONE = """
+import socket
+import sys
+
+sys.modules["ray"] = None
+
+
+def refused(self, address):
+    raise AssertionError(f"a connection to {address}")
+
+
+socket.socket.connect = refused
+"""
+
+
+@pytest.mark.all
+def test_cells_run_beside_each_other_on_a_device_without_ray_or_network(tmp_path):
+    images = np.random.default_rng(0)
+    for split, count in (("train", 100), ("test", 4)):
+        for label in ("airplane", *"bcdefghij"):
+            folder = tmp_path / "data" / split / label
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = images.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    (tmp_path / "sitecustomize.py").write_text(ALONE)  # Of every process that Python starts.
+    start = "from fedif_studies.start import main; main()"
+    words = [sys.executable, "-c", start, "paper", "cifar10", "--rounds", "1"]
+    words += ["--cells", "clean", "--methods", "fedavg,fedif", "--jobs", "2"]
+    words += ["--data-dir", str(tmp_path / "data"), "--output-dir", str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200"}
+
+    words += ["--device", "cpu"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = read_rows(tmp_path / "out" / "cifar10-1-rounds" / "results.csv")
+    assert {row["row"]: row["device"] for row in rows} == {"fedavg": "cpu", "fedif": "cpu"}
+    assert {(row["gpu"], row["processor"]) for row in rows} == {("", machine()["processor"])}
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ("cuda:99", "device = 'cuda:99': this process sees"),
+        ("abacus", "device = 'abacus'; allowed"),
+    ],
+)
+def test_a_device_that_is_not_there_is_an_error_before_any_data_is_read(tmp_path, device, told):
+    with pytest.raises(ConfigError, match=told):
+        paper(["cifar10"], data_dir=str(tmp_path), output_dir=tmp_path, device=device)
+    assert not list(tmp_path.iterdir())
