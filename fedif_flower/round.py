@@ -359,7 +359,8 @@ def moved(updates: RoundUpdates, coefficients: Tensor, weights: Tensor) -> tuple
         params = combine(updates.global_params, updates.client_updates, coefficients).cpu()
     buffers = combine_buffers(updates.global_buffers, updates.buffer_updates, weights).cpu()
     if updates.sent is not None:
-        before, sent = updates.model, updates.sent
+        before = updates.model
+        sent = updates.sent
         params = taken_over(
             params, before.params, updates.client_updates, sent.params, coefficients
         )
@@ -396,7 +397,8 @@ def taken_over(
     (chosen,) = counting
     if float(coefficients[chosen]) != 1.0:
         return combined
-    model, update = sent[chosen], updates[chosen].cpu()  # [d]
+    model = sent[chosen]  # [d]
+    update = updates[chosen].cpu()  # [d]
     is_as_sent = model - before.cpu() == update
     return torch.where(is_as_sent, model, combined)
 

@@ -81,8 +81,10 @@ def measure(cell: Row) -> list[Row]:
     rows: list[Row] = []
     for estimator in ESTIMATORS:
         of_rounds = [judge(table, estimator, cell["draws"]) for table in tables]
-        figures = {name: f"{mean(of[name] for of in of_rounds):.4g}" for name in of_rounds[0]}
-        rows.append({"estimator": estimator, "samples": SAMPLES, **figures})
+        means = {
+            name: f"{mean(figures[name] for figures in of_rounds):.4g}" for name in of_rounds[0]
+        }
+        rows.append({"estimator": estimator, "samples": SAMPLES, **means})
     return rows
 
 

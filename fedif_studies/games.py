@@ -141,13 +141,16 @@ def measure(cell: Row) -> list[Row]:
     members = playing(task, players, play)
     after, accuracy = account_of(task, members, strategy)
     marked = [number for number, member in enumerate(members) if member.is_marked]
-    of = {own.client_id - FIRST_NODE_ID: own for own in after.members}
-    was = {own.client_id - FIRST_NODE_ID: own for own in before.members}
+    playing_now = {own.client_id - FIRST_NODE_ID: own for own in after.members}
+    honest_then = {own.client_id - FIRST_NODE_ID: own for own in before.members}
+    share = sum(playing_now[number].share for number in marked)
+    # Whom the players add was not there.
+    honest_share = sum(honest_then[n].share for n in marked if n in honest_then)
     return [
         {
-            "share": f"{sum(of[number].share for number in marked):.6g}",
-            "honest_share": f"{sum(was[n].share for n in marked if n in was):.6g}",
-            "verdicts": " ".join(of[number].verdict.level for number in marked),
+            "share": f"{share:.6g}",
+            "honest_share": f"{honest_share:.6g}",
+            "verdicts": " ".join(playing_now[number].verdict.level for number in marked),
             "paid": f"{sum(own.share for own in after.members):.6g}",
             "test_accuracy": f"{accuracy:.6g}",
         }

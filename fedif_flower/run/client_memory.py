@@ -45,7 +45,8 @@ class ClientMemory(RunPart):
 
 def remembering(loaded: LoadedTask) -> list[str]:
     """Return the keys that name what remembers at clients, or may, being somebody's own."""
-    config, found = loaded.config, []
+    config = loaded.config
+    found = []
     registries = type(config).registries
     acting = build_behaviour(config, partition_id=0, seed=config.seed)
     if acting.remembers or registries["attack"].is_own(config.attack):
@@ -72,7 +73,8 @@ class KeptMemory(Callback, Kept):
     def __init__(
         self, contexts: MutableMapping[int, Context], run: str, names: Sequence[str]
     ) -> None:
-        self._contexts, self._names = contexts, names
+        self._contexts = contexts
+        self._names = names
         self._keys = {kind: memory_key(kind, run) for kind in MEMORIES}
         self._after: dict[int, dict[int, Memory]] = {}
         self._restored = False
@@ -87,11 +89,12 @@ class KeptMemory(Callback, Kept):
         if memory is None:
             _warn(self._names, "the checkpoint is of a version that did not keep it")
             return
-        found: dict[int, Memory] = {
-            int(node_id): {kind: tensor_arrays(own) for kind, own in of_node.items()}
+        remembered: dict[int, Memory] = {
+            int(node_id): {kind: tensor_arrays(tensors) for kind, tensors in of_node.items()}
             for node_id, of_node in memory.items()
         }
-        self._after, self._restored = {last_round: found}, True
+        self._after = {last_round: remembered}
+        self._restored = True
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Let clients go on with what they remembered; in a new run they remember nothing."""
@@ -110,8 +113,8 @@ class KeptMemory(Callback, Kept):
         now: dict[int, Memory] = {}
         for node_id, context in list(self._contexts.items()):
             state = context.state
-            own = {kind: state[key] for kind, key in self._keys.items() if key in state}
-            records = {k: record for k, record in own.items() if isinstance(record, ArrayRecord)}
+            kept = {kind: state[key] for kind, key in self._keys.items() if key in state}
+            records = {k: record for k, record in kept.items() if isinstance(record, ArrayRecord)}
             if records:
                 now[node_id] = records
         self._after = dict([*self._after.items()][-1:]) | {server_round: now}

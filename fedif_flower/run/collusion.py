@@ -72,7 +72,8 @@ class Agreement(Kept):
 
     def restore(self, lines: object, memory: Mapping[str, Any] | None, last_round: int) -> None:  # noqa: ARG002
         """Go on with what they remembered."""
-        self._after, self._goes_on = {last_round: memory or {}}, True
+        self._after = {last_round: memory or {}}
+        self._goes_on = True
 
     def _warn_of_lost_memory(self, behaviour: Colluder) -> None:
         lost = [name for name, value in vars(behaviour).items() if not _can_be_kept(value)]

@@ -147,7 +147,8 @@ class RunWriter(Callback):
         for judge in filter(None, self._judges.values()):
             require_judge(type(self).__name__, judge, strategy.model)
         goes_on = strategy is self._strategy and strategy.completed_rounds == self._written > 0
-        self._strategy, self._outer = strategy, sys.exception()
+        self._strategy = strategy
+        self._outer = sys.exception()
         found = (told for told in strategy.callbacks if isinstance(told, PathAttribution))
         self._attribution = next(found, None)
         if goes_on:

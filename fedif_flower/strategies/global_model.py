@@ -229,7 +229,8 @@ class GlobalModel:
         logger.error("the model goes back to the last one that worked")
         if self._optimizer is not None:
             self._optimizer.take_back()
-        self._taken_back, self.replaced = self.record, None
+        self._taken_back = self.record
+        self.replaced = None
         self.record, self.vectors = self._proven, self.layout.to_vectors(self._proven)
         return self._proven
 

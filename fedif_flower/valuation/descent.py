@@ -137,7 +137,8 @@ def descend_weights(
     initial = initial_weights.double().cpu()
     model = float(torch.linalg.vector_norm(global_params.double()))
     here = _start(look, initial / initial.sum(), squared_norms.sqrt().cpu(), model)
-    losses, at_start = [here.loss], here.slopes
+    losses = [here.loss]
+    slopes_at_start = here.slopes
     rounding = math.sqrt(torch.finfo(client_updates.dtype).eps)
     for left in range(steps, 0, -1):
         slopes = here.slopes - here.weights @ here.slopes  # [m]
@@ -157,7 +158,7 @@ def descend_weights(
             losses.append(here.loss)
         else:
             step_size /= 2
-    return Descent(here.weights, tuple(losses), evaluations, at_start)
+    return Descent(here.weights, tuple(losses), evaluations, slopes_at_start)
 
 
 def descend_round(

@@ -94,7 +94,8 @@ class Judge:
         # Half precision keeps three digits: the batches' gradients are then added up elsewhere.
         is_half = gradient.itemsize < 4
         total = torch.zeros_like(gradient, dtype=torch.float32) if is_half else gradient
-        losses, counted = [], []
+        losses = []
+        counted = []
         for batch in self._in_turn(batches):
             if not batch.weight:
                 continue

@@ -106,17 +106,20 @@ def why_no_mean(function: Callable[[Any], Sized], examples: Any) -> str:
         function(take_rows(examples, rows))
         for rows in (torch.arange(count), torch.arange(third), torch.arange(third, count))
     )
-    found, one, other = (float(part.figure) for part in (whole, first, second))
+    of_whole = float(whole.figure)
+    of_first = float(first.figure)
+    of_second = float(second.figure)
     total = first.size + second.size
-    if not (math.isfinite(found) and total):
+    if not (math.isfinite(of_whole) and total):
         return ""
-    mean = (first.size * one + second.size * other) / total
+    mean = (first.size * of_first + second.size * of_second) / total
     rounding = _ROUNDINGS * torch.finfo(whole.figure.dtype).eps
-    if abs(found - mean) <= rounding * max(abs(found), abs(one), abs(other)):
+    if abs(of_whole - mean) <= rounding * max(abs(of_whole), abs(of_first), abs(of_second)):
         return ""
     return (
-        f"gives {found:.6g} for {count} examples, but {one:.6g} and {other:.6g} for {third} and "
-        f"{count - third} of them, whose mean is {mean:.6g}: results would depend on the batch size"
+        f"gives {of_whole:.6g} for {count} examples, but {of_first:.6g} and {of_second:.6g} for "
+        f"{third} and {count - third} of them, whose mean is {mean:.6g}: results would depend on "
+        "the batch size"
     )
 
 

@@ -120,18 +120,18 @@ def require_slope(model: FlatModel, objective: Objective, batches: Sequence[Batc
     parameters.
     """
     counted = [batch.content for batch in batches if batch.weight]
-    one = f"{_FOR_ONE_OUTPUT}, where there is a single output"
+    for_one_output = f"{_FOR_ONE_OUTPUT}, where there is a single output"
     if not any(has_slope(gradients(model, objective, content)) for content in counted):
         raise ConfigError(
             f"the gradient of {objective.call} is exactly 0 on all validation examples at the "
             "first model: no update could be told from another; allowed: a loss that changes with "
-            f"the parameters ({one})"
+            f"the parameters ({for_one_output})"
         )
     if not any(_can_differ(model, objective, content) for content in counted):
         raise ConfigError(
             f"{objective.call} is the same at very different parameters on all validation "
             "examples: no model could be told from another; allowed: a loss that changes with the "
-            f"parameters ({one})"
+            f"parameters ({for_one_output})"
         )
 
 

@@ -70,7 +70,8 @@ def _gathered(
     """Return outputs and targets of all examples; else ``None``, and why not."""
     if not isinstance(objective, PairObjective):
         return None, "the loss comes by batch_loss"
-    pieces, held = list[Judged](), 0
+    pieces: list[Judged] = []
+    held = 0
     try:
         for batch in batches:
             judged = objective.judged(model.module, batch.content)
