@@ -371,14 +371,6 @@ def files_of_rounds(folder: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for match, path in named if match))
 
 
-def _link(path: Path, place: Path) -> None:
-    """Give a file a second place; a copy where the disk has no links, as on a network share."""
-    try:
-        os.link(path, place)
-    except OSError:
-        shutil.copy2(path, place)
-
-
 def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
     """Write what ``torch.load`` reads again with ``weights_only``, whole or not at all."""
     buffer = BytesIO()

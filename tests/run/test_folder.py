@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import socket
 import subprocess
@@ -114,16 +113,3 @@ def test_a_hash_is_of_types_shapes_and_values_whatever_the_layout():
     assert tensors_hash([values]) == told
     others = [values.double(), values.reshape(2, 12), values + 1, values.bfloat16()]
     assert len({tensors_hash([v]) for v in [values, *others]}) == 5
-
-
-def test_an_attempt_is_kept_where_the_disk_has_no_links(tmp_path, monkeypatch):
-    """As on a network share, or a stick."""
-
-    def no_links(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", no_links)
-    run = RunFolder(tmp_path)
-    run.updates.mkdir()
-    (run.updates / "round-000001.pt").write_bytes(b"a step")
-    assert (run.keep_attempt() / "updates" / "round-000001.pt").read_bytes() == b"a step"
