@@ -156,13 +156,14 @@ class MessageGuard:
                     if PROXIMAL_KEY in record:  # Beside the others, as Flower has it.
                         told[f"fedprox.{PROXIMAL_KEY}"] = record[PROXIMAL_KEY]
                     self.policy.runs.check_told(told, config)
-            if is_round(facts.message_type):
+            of_round = is_round(facts.message_type)
+            if of_round:
                 self._check_terms(content, config)
-            if is_round(facts.message_type):  # An attempt begins once somebody is to train in it.
+                # An attempt begins once somebody is to train in it.
                 for attempt in attempts:
                     self.attempts.note(attempt)
             self._note("in", message, facts.message_id, contents)
-            self.replies.take(content, is_round=is_round(facts.message_type))
+            self.replies.take(content, is_round=of_round)
         except Exception as error:  # whatever a server sends, the SuperNode goes on
             self._refuse("in", message, error)
             return None

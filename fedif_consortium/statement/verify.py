@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -276,19 +276,12 @@ def _check_alone(folder: Path, statement: SignedStatement) -> tuple[str, ...]:
     """
     name = RunFolder(folder).statement.name
     own = {path: digest for path, digest in statement.files.items() if path.startswith(f"{name}/")}
-    links = [path for path in sorted(folder.rglob("*")) if path.is_symlink()]
-    if links:
-        raise StatementError(f"{links[0].relative_to(folder).as_posix()} is a link")
+    _require_no_link(folder.rglob("*"), folder)
     for path, digest in own.items():
         _require_within(path)
-        file = folder / path.removeprefix(f"{name}/")
-        if not file.is_file():
-            raise StatementError(f"{path} is missing")
-        if file_hash(file) != digest:
-            raise StatementError(f"{path} was changed")
+        _require_unchanged(folder / path.removeprefix(f"{name}/"), path, digest)
     there = {f"{name}/{p.relative_to(folder).as_posix()}" for p in folder.rglob("*") if p.is_file()}
-    if unknown := sorted(there - own.keys() - {f"{name}/{ENVELOPE}"}):
-        raise StatementError(f"{unknown[0]} is no part of the statement")
+    _require_known(there, {*own, f"{name}/{ENVELOPE}"})
     return tuple(path for path in statement.files if path not in own)
 
 
@@ -306,6 +299,26 @@ def _require_within(name: str) -> None:
         raise StatementError(f"{name!r:.200} in the manifest lies outside of the run's folder")
 
 
+def _require_unchanged(path: Path, name: str, digest: str) -> None:
+    """Raise StatementError unless the file is there, as the statement has it."""
+    if not path.is_file():
+        raise StatementError(f"{name} is missing")
+    if file_hash(path) != digest:
+        raise StatementError(f"{name} was changed")
+
+
+def _require_no_link(paths: Iterable[Path], root: Path) -> None:
+    """Raise StatementError for a link: what it leads to may change after it was checked."""
+    if links := sorted(path for path in paths if path.is_symlink()):
+        raise StatementError(f"{links[0].relative_to(root).as_posix()} is a link")
+
+
+def _require_known(names: Set[str], known: Set[str]) -> None:
+    """Raise StatementError for a file that the statement does not name."""
+    if unknown := sorted(names - known):
+        raise StatementError(f"{unknown[0]} is no part of the statement")
+
+
 def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     """Return what is not there; raise StatementError for what differs, or is too much."""
     # Large files that others need not be given; where they are not there, that is said.
@@ -313,21 +326,15 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     for name, digest in statement.files.items():
         _require_within(name)
         path = run.path / name
-        if not path.is_file():
-            if name != run.model.name and not name.startswith(f"{run.updates.name}/"):
-                raise StatementError(f"{name} is missing")
+        may_be_away = name == run.model.name or name.startswith(f"{run.updates.name}/")
+        if may_be_away and not path.is_file():
             not_here.append(name)
-        elif file_hash(path) != digest:
-            raise StatementError(f"{name} was changed")
+        else:
+            _require_unchanged(path, name, digest)
     folder = run.statement
-    # What a link leads to may change after it was checked, and is not looked through.
-    links = sorted(path for path in (folder, *folder.rglob("*")) if path.is_symlink())
-    if links:
-        raise StatementError(f"{links[0].relative_to(run.path).as_posix()} is a link")
+    _require_no_link((folder, *folder.rglob("*")), run.path)
     own = [p.relative_to(run.path).as_posix() for p in folder.rglob("*") if p.is_file()]
-    known = {*statement.files, f"{folder.name}/{ENVELOPE}"}
-    if unknown := sorted({*own, *run.results()} - known):
-        raise StatementError(f"{unknown[0]} is no part of the statement")
+    _require_known({*own, *run.results()}, {*statement.files, f"{folder.name}/{ENVELOPE}"})
     return tuple(not_here)
 
 
