@@ -17,7 +17,7 @@ pytest = $(python) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-load
 checks = $(python) -m ruff check . && $(python) -m ruff format --check . && \
   $(python) -m mypy && $(VENV)/bin/lint-imports
 # Tests of sums and products, which each kind of processor rounds in its own way.
-arithmetic = $(addprefix tests/,aggregators attacks consortium/masking stages valuation)
+arithmetic = $(addprefix tests/,aggregators attacks attribution consortium/masking stages valuation)
 # The instruction sets that PyTorch has code for and this processor has, e.g. "default avx2".
 processors = $(python) -c 'import torch; known = ["default", "avx2", "avx512"]; \
   own = torch.backends.cpu.get_cpu_capability().lower(); \

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from fedif_flower.aggregators import TrimmedMean as TrimmedMean
     from fedif_flower.apps import client_app as client_app
     from fedif_flower.apps import server_app as server_app
+    from fedif_flower.attribution.callback import PathAttribution as PathAttribution
+    from fedif_flower.attribution.credit import CreditBounds as CreditBounds
+    from fedif_flower.attribution.path import path_attribution as path_attribution
+    from fedif_flower.attribution.quarantine import Quarantine as Quarantine
     from fedif_flower.messages.models import model_arrays as model_arrays
     from fedif_flower.run.results import load as load
     from fedif_flower.run.round_progress import ShowRounds as ShowRounds
@@ -42,18 +46,14 @@ if TYPE_CHECKING:
     from fedif_flower.strategies import Setup as Setup
     from fedif_flower.strategies import SFedAvg as SFedAvg
     from fedif_flower.strategies import ShapFed as ShapFed
-    from fedif_flower.strategies.attribution import PathAttribution as PathAttribution
-    from fedif_flower.strategies.quarantine import Quarantine as Quarantine
     from fedif_flower.tasks.task import ClientSite as ClientSite
     from fedif_flower.tasks.task import Metric as Metric
     from fedif_flower.tasks.task import Site as Site
     from fedif_flower.tasks.task import Task as Task
     from fedif_flower.valuation import Validation as Validation
     from fedif_flower.valuation import round_influence as round_influence
-    from fedif_flower.valuation.credit import CreditBounds as CreditBounds
     from fedif_flower.valuation.ledger import ScoreLedger as ScoreLedger
     from fedif_flower.valuation.ledger import min_max as min_max
-    from fedif_flower.valuation.path import path_attribution as path_attribution
 else:  # Type checkers would take a module with ``__getattr__`` to have any name.
 
     def __getattr__(name: str) -> object:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fedif_flower.client.app import ClientPart
     from fedif_flower.run.part import RunPart
-    from fedif_flower.strategies.reports import RoundReport
+    from fedif_flower.server.record import RoundReport
     from fedif_flower.tasks.task import Task
 
 logger = logging.getLogger(__name__)

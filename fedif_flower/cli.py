@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fedif_flower.run.config import RunConfig
     from fedif_flower.run.part import RunPart
-    from fedif_flower.strategies.reports import RoundReport
+    from fedif_flower.server.record import RoundReport
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 

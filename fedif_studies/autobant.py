@@ -17,10 +17,10 @@ from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates, combine, combine_buffers
 from fedif_flower.sections import CheckedFields
 from fedif_flower.seeding import torch_generator
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.setup import BaseArguments, naming, require_kind
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.scored import bounds
-from fedif_flower.strategies.setup import BaseArguments, naming, require_kind
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.descent import LossGradient
 
@@ -136,7 +136,7 @@ class AutoBant(ScreenedStrategy):
     trial : TrialSettings
         How far and on what a round descends.
     **base
-        See :class:`~fedif_flower.strategies.base.ScreenedStrategy`. By default lengths and
+        See :class:`~fedif_flower.server.loop.ScreenedStrategy`. By default lengths and
         steps are bounded as for influence descent, which the paper does not do.
 
     References

@@ -2,7 +2,7 @@
 
 ``python -m fedif_studies.coverage`` draws a held-out set from the test split again and again, runs
 a federation of ten members with it, and looks whether the intervals of their contributions and
-shares (:mod:`fedif_flower.valuation.intervals`) hold the contributions to the loss on the rest of
+shares (:mod:`fedif_flower.attribution.intervals`) hold the contributions to the loss on the rest of
 the test split. That rest is no infinite set: its own luck is not in the intervals, and
 :func:`attainable` says what a perfect interval would cover. It adds a row for each draw that
 ``docs/results/coverage.csv`` has not yet, and prints a table of all.
@@ -24,14 +24,14 @@ import typer
 from scipy.stats import norm
 from torch import Tensor
 
+from fedif_flower.attribution.intervals import half_widths, share_half_widths
+from fedif_flower.attribution.path import block_contributions, slopes
 from fedif_flower.run.rows import read_rows
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.intervals import half_widths, share_half_widths
 from fedif_flower.valuation.parts import block_validations, block_weights
-from fedif_flower.valuation.path import block_contributions, slopes
 from fedif_studies.audit.federation import STRATEGIES, AuditStep, federate
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.valuations import path, summed

@@ -9,8 +9,8 @@ import torch
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.setup import BaseArguments
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.setup import BaseArguments
 
 
 class OracleExclusion(ScreenedStrategy):
@@ -27,7 +27,7 @@ class OracleExclusion(ScreenedStrategy):
         Tells of a client whether it misbehaves.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
-        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
+        :class:`~fedif_flower.server.loop.ScreenedStrategy`).
     """
 
     def __init__(

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import fedif_flower
-from fedif_flower.strategies.setup import Pace
+from fedif_flower.server.setup import Pace
 
 
 def test_every_public_name_is_there_and_no_other():

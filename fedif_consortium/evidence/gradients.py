@@ -13,8 +13,8 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.config import CreditSettings, RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
+from fedif_flower.server.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.settings import Settings, in_section, setting
-from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.valuation import Validation
 
 logger = logging.getLogger(__name__)

@@ -26,6 +26,8 @@ from fedif_consortium.evidence.keys import public_der, read_public_key
 from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY
 from fedif_consortium.evidence.receipts import LEAF, RoundChain, ToldRound, round_leaves
 from fedif_consortium.evidence.reply_witness import ReplyWitness
+from fedif_flower.attribution.callback import PathAttribution
+from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.errors import ConfigError, EvidenceError, require
 from fedif_flower.foreign import read_whole
 from fedif_flower.messages.client_node import ClientNode
@@ -35,13 +37,11 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Built, RunContext, RunPart
 from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.rows import cell, csv_text
+from fedif_flower.server.callbacks import Callback, RunningStrategy
+from fedif_flower.server.nodes import is_simulated
+from fedif_flower.server.record import RoundReport
 from fedif_flower.settings import Scalar, Settings, in_section, setting
 from fedif_flower.storage import append_line, write_atomically
-from fedif_flower.strategies.attributed import RoundAttribution
-from fedif_flower.strategies.attribution import PathAttribution
-from fedif_flower.strategies.callbacks import Callback, RunningStrategy
-from fedif_flower.strategies.nodes import is_simulated
-from fedif_flower.strategies.reports import RoundReport
 
 logger = logging.getLogger(__name__)
 

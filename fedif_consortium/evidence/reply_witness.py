@@ -29,10 +29,10 @@ from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Kept
+from fedif_flower.server.callbacks import Callback, Question, RunningStrategy
+from fedif_flower.server.record import RoundReport
+from fedif_flower.server.steps import Step
 from fedif_flower.storage import make_folder, write_atomically, writing
-from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
-from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.strategies.steps import Step
 
 TRAINED = "trained"  # Names of the parameters, in the order of the vector.
 

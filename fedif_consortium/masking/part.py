@@ -28,9 +28,9 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import JsonFile
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
+from fedif_flower.server.callbacks import Callback
+from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.settings import Settings, in_section, quiet_setting, setting
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.callbacks import Callback
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.registry import strategy_class
 

@@ -1,7 +1,7 @@
 r"""What each member contributed over a run, and what it is due: numbers in, numbers out.
 
 A member's contribution is the sum of its rounds' contributions in nats of validation loss. It is
-credited with what of it lies within bounds (:mod:`fedif_flower.valuation.credit`). Its share of
+credited with what of it lies within bounds (:mod:`fedif_flower.attribution.credit`). Its share of
 what was gained is
 
 .. math:: s_i = \frac{\max(\hat c_i, 0)}{\max\big(\sum_j \max(\hat c_j, 0), \sum_j c_j\big)}
@@ -47,9 +47,9 @@ from fedif_consortium.statement.shares import (
     reason_against_shares,
     share_out,
 )
+from fedif_flower.attribution.intervals import MIN_ROUNDS, share_deviations
 from fedif_flower.messages.client_node import all_different, called
 from fedif_flower.run.completeness import Completeness, MemberTurns
-from fedif_flower.valuation.intervals import MIN_ROUNDS, share_deviations
 
 DECISIVE = 0.5  # Of what all rounds together moved.
 OPPOSED = 0.9  # The negated cosine; honest updates were seen at 0.65.

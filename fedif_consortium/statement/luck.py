@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.stats import studentized_range
 
 from fedif_consortium.statement.records import RunRecords
-from fedif_flower.valuation.intervals import (
+from fedif_flower.attribution.intervals import (
     CONFIDENCE,
     MIN_ROUNDS,
     block_sums,

@@ -41,9 +41,9 @@ from torch.nn.functional import pad
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
 from fedif_flower.seeding import torch_generator
-from fedif_flower.strategies.callbacks import Callback, RunningStrategy
-from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.strategies.steps import Step
+from fedif_flower.server.callbacks import Callback, RunningStrategy
+from fedif_flower.server.record import RoundReport
+from fedif_flower.server.steps import Step
 
 SIZE = 256
 ALIKE = 0.97  # No honest member of 18 federations on digits lies above (twins-noise.csv).

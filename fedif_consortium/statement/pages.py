@@ -24,9 +24,9 @@ from fedif_consortium.statement.manifest import PAGE, Manifest
 from fedif_consortium.statement.member_account import RULES
 from fedif_consortium.statement.records import RunRecords
 from fedif_consortium.statement.settings import RELATIVE, weighs_by_length
+from fedif_flower.attribution.intervals import MIN_ROUNDS
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED
-from fedif_flower.strategies.summary import Scoring
-from fedif_flower.valuation.intervals import MIN_ROUNDS
+from fedif_flower.server.summary import Scoring
 
 DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 CREDIT_BOUNDS: Mapping[str, str] = {

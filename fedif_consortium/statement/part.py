@@ -27,10 +27,10 @@ from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.sections import section_name
+from fedif_flower.server.nodes import is_simulated
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.config import default_clipping
 from fedif_flower.strategies.influence_descent import InfluenceDescent
-from fedif_flower.strategies.nodes import is_simulated
 from fedif_flower.strategies.registry import STRATEGIES, gives_coefficients, strategy_class
 
 # A node starts a process to answer; one that is slower gets its page another time.

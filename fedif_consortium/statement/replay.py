@@ -11,6 +11,8 @@ import torch
 
 from fedif_consortium.evidence.signed import record_digest
 from fedif_consortium.statement.records import RunRecords, read_run
+from fedif_flower.attribution.callback import PathAttribution
+from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
@@ -29,11 +31,9 @@ from fedif_flower.run.provenance import MODULES, code_hash, data_hash
 from fedif_flower.run.rows import csv_text
 from fedif_flower.run.secret_validation import paying_part
 from fedif_flower.run.strategy import build_strategy
-from fedif_flower.strategies.attributed import RoundAttribution
-from fedif_flower.strategies.attribution import PathAttribution
-from fedif_flower.strategies.global_model import GlobalModel
-from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.strategies.steps import Step
+from fedif_flower.server.model import GlobalModel
+from fedif_flower.server.record import RoundReport
+from fedif_flower.server.steps import Step
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
 

@@ -14,9 +14,9 @@ from fedif_flower.messages.screening import Status
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.run.provenance import package_version
+from fedif_flower.server.callbacks import Callback, Question
+from fedif_flower.server.record import RoundReport
 from fedif_flower.settings import Settings, in_section, quiet_setting
-from fedif_flower.strategies.callbacks import Callback, Question
-from fedif_flower.strategies.reports import RoundReport
 
 LOOPBACK = "127.0.0.1"
 PHASES = ("replies", "aggregation", "evaluation")

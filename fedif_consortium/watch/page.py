@@ -22,8 +22,8 @@ from fedif_flower.foreign import refused_as
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import plot_progress
 from fedif_flower.run.results import run_title
+from fedif_flower.server.record import headline
 from fedif_flower.storage import write_atomically
-from fedif_flower.strategies.reports import headline
 
 SECONDS = 5.0  # Between two writings, and two readings.
 HEAD = PAGE_HEAD.replace("style-src", "img-src data:; style-src")

@@ -17,7 +17,7 @@ from fedif_flower.messages.client_node import UNKNOWN_PARTITION, called
 from fedif_flower.run.folder import RunFolder, Table
 from fedif_flower.run.live_state import SECONDS_PER_SIGN
 from fedif_flower.run.rows import Line, read_table
-from fedif_flower.strategies.reports import headline
+from fedif_flower.server.record import headline
 
 # In the order in which a page lists them: who needs a look comes first.
 STATE_WORDS = {

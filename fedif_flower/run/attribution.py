@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fedif_flower.attribution.callback import PathAttribution
+from fedif_flower.attribution.intervals import block_sums, share_half_widths
+from fedif_flower.attribution.quarantine import Quarantine
+from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.errors import require
 from fedif_flower.run.config import CreditSettings, QuarantineSettings, RunConfig
 from fedif_flower.run.folder import BLOCKS_KEY, RunFolder
@@ -20,12 +24,8 @@ from fedif_flower.run.secret_validation import (
     paying_part,
     salt_of,
 )
-from fedif_flower.strategies.attributed import RoundAttribution
-from fedif_flower.strategies.attribution import PathAttribution
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.callbacks import RunningStrategy
-from fedif_flower.strategies.quarantine import Quarantine
-from fedif_flower.valuation.intervals import block_sums, share_half_widths
+from fedif_flower.server.callbacks import RunningStrategy
+from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.valuation.parts import BLOCKS
 
 NAME = "attribution"  # In checkpoints.

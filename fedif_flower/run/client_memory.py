@@ -14,8 +14,8 @@ from fedif_flower.messages.instructions import MEMORIES, memory_key
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.callbacks import Callback, RunningStrategy
+from fedif_flower.server.callbacks import Callback, RunningStrategy
+from fedif_flower.server.loop import ScreenedStrategy
 
 logger = logging.getLogger(__name__)
 

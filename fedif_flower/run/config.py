@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
+from fedif_flower.attribution.credit import CreditBounds
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.text import UNSHOWN
@@ -40,7 +41,6 @@ from fedif_flower.strategies.config import (
     tuned_settings,
 )
 from fedif_flower.tasks.config import IMAGES
-from fedif_flower.valuation.credit import CreditBounds
 
 # Settings of the built-in task, which another task does not read.
 IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")

@@ -20,9 +20,12 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from fedif_flower.attribution.quarantine import Decision
+from fedif_flower.attribution.records import MemberCredit, RoundAttribution
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, read_whole
 from fedif_flower.run.rows import csv_text, read_rows
+from fedif_flower.server.record import RoundReport
 from fedif_flower.storage import (
     make_folder,
     remove_leftovers,
@@ -31,9 +34,6 @@ from fedif_flower.storage import (
     write_atomically,
     writing,
 )
-from fedif_flower.strategies.attributed import MemberCredit, RoundAttribution
-from fedif_flower.strategies.quarantine import Decision
-from fedif_flower.strategies.reports import RoundReport
 
 _MEMBER = ("round", "partition_id", "client_id")
 # What blocks of held-out examples are of all, in the provenance; their columns of contributions.
@@ -152,7 +152,7 @@ class RunFolder:
         The settings; hashes of what the result depends on; the result in a few figures. The summary
         comes last: where it is, the run is complete.
     rounds, clients : Table
-        A line for each round (:class:`~fedif_flower.strategies.reports.RoundReport`), and for each
+        A line for each round (:class:`~fedif_flower.server.record.RoundReport`), and for each
         client in it.
     attendance : Table
         A line wherever a member came, left or was paused, what it is until its next line.

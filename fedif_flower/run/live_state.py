@@ -15,8 +15,8 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import one_line
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Built, RunContext, RunPart
-from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
-from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.server.callbacks import Callback, Question, RunningStrategy
+from fedif_flower.server.record import RoundReport
 
 Phase = Literal["starting", "training", "evaluating", "finished", "stopped", "failed"]
 SECONDS_PER_WRITE = 1.0

@@ -17,10 +17,10 @@ from fedif_flower.run.checkpoint import Checkpoint
 from fedif_flower.run.config import ConfiguredPart, RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.server.callbacks import Callback
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.record import RoundReport
 from fedif_flower.settings import Scalar
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.reports import RoundReport
 
 Wire = Callable[[Grid], Grid]
 _T = TypeVar("_T")
@@ -61,7 +61,7 @@ class Built:
     wires : sequence of callable
         Each wraps the way to the clients, before any reply is screened.
     setup : mapping
-        Arguments of :class:`~fedif_flower.strategies.setup.Setup`.
+        Arguments of :class:`~fedif_flower.server.setup.Setup`.
     told : mapping
         What clients are told beside their settings, also when they are asked, before the first
         round, whether they can take part.

@@ -28,8 +28,7 @@ from fedif_flower.messages.text import enumerated, printable, reason_of
 from fedif_flower.run.config import RunConfig, with_own_settings
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import RunContext, RunPart
-from fedif_flower.settings import AUTO, Scalar
-from fedif_flower.strategies.nodes import (
+from fedif_flower.server.nodes import (
     NODE_TIMEOUT,
     NodeDirectory,
     identify_by_query,
@@ -38,6 +37,7 @@ from fedif_flower.strategies.nodes import (
     simulated_nodes,
     wait_for_nodes,
 )
+from fedif_flower.settings import AUTO, Scalar
 
 logger = logging.getLogger(__name__)
 

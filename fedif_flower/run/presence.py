@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screened_grid import ScreenedGrid
-from fedif_flower.strategies.callbacks import Question
-from fedif_flower.strategies.nodes import NodeDirectory
+from fedif_flower.server.callbacks import Question
+from fedif_flower.server.nodes import NodeDirectory
 
 # A member that is there is asked, or can be; it is offline; its registration ended; it is paused
 # after errors; a callback, such as a quarantine, does not admit it.

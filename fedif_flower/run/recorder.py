@@ -30,10 +30,10 @@ from fedif_flower.run.results import run_title
 from fedif_flower.run.rows import Line
 from fedif_flower.run.strategy import malicious_marker
 from fedif_flower.run.writer import OnRow, RunWriter
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.callbacks import Question, RunningStrategy
-from fedif_flower.strategies.global_model import require_shapes
-from fedif_flower.strategies.nodes import is_simulated
+from fedif_flower.server.callbacks import Question, RunningStrategy
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.model import require_shapes
+from fedif_flower.server.nodes import is_simulated
 
 TABLES = ("rounds", "clients", "attendance")
 MOST_SAVING = 0.03  # Of a deployed run's time, for checkpoints beside those that are due.

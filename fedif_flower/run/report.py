@@ -22,8 +22,8 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import plot_members, plot_progress
 from fedif_flower.run.results import UNFINISHED, Run
 from fedif_flower.run.rows import Line
+from fedif_flower.server.summary import Scoring
 from fedif_flower.storage import write_atomically
-from fedif_flower.strategies.summary import Scoring
 from fedif_flower.tables import ResultTable, shown_number
 from fedif_flower.tasks.task import Metric
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedif_flower.attribution.intervals import ends_of, intervals
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import called
@@ -21,7 +22,6 @@ from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, RunFolder
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.tables import ResultTable, shown_number
-from fedif_flower.valuation.intervals import ends_of, intervals
 
 if TYPE_CHECKING:
     from pandas import DataFrame

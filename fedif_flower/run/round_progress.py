@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from fedif_flower.strategies.callbacks import Callback, RunningStrategy
-from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.server.callbacks import Callback, RunningStrategy
+from fedif_flower.server.record import RoundReport
 
 
 class ShowRounds(Callback):

@@ -12,12 +12,12 @@ from fedif_flower.local_methods import build_local_method
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.loaded_task import LoadedTask
-from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.nodes import identify_clients
+from fedif_flower.server.setup import BaseArguments, Setup
 from fedif_flower.strategies.config import configured_stages
 from fedif_flower.strategies.fedprox import FedProx
-from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.strategies.registry import StrategyParts, build_named
-from fedif_flower.strategies.setup import BaseArguments, Setup
 from fedif_flower.tasks.config import TrainingConfig
 
 # Of the setup of a strategy, what keys of the run config say.

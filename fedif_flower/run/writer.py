@@ -19,6 +19,7 @@ from typing import Any
 from flwr.app import ArrayRecord
 from torch import Tensor
 
+from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import printable
@@ -35,12 +36,11 @@ from fedif_flower.run.provenance import data_hash, origin
 from fedif_flower.run.report import describe_machine, summarize, write_report
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import Line
-from fedif_flower.strategies.attribution import PathAttribution
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
-from fedif_flower.strategies.global_model import GlobalModel, require_judge
-from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.strategies.summary import shown_setting
+from fedif_flower.server.callbacks import Callback, Question, RunningStrategy
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.model import GlobalModel, require_judge
+from fedif_flower.server.record import RoundReport
+from fedif_flower.server.summary import shown_setting
 from fedif_flower.tasks.batches import tensors_of
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation

@@ -1,7 +1,9 @@
 """Thin Flower strategies: they translate between messages and the maths."""
 
+from fedif_flower.server.loop import ScreenedStrategy as ScreenedStrategy
+from fedif_flower.server.setup import Pace as Pace
+from fedif_flower.server.setup import Setup as Setup
 from fedif_flower.strategies.afedsv import AFedSV as AFedSV
-from fedif_flower.strategies.base import ScreenedStrategy as ScreenedStrategy
 from fedif_flower.strategies.fedavg import FedAvg as FedAvg
 from fedif_flower.strategies.fedif import FedIF as FedIF
 from fedif_flower.strategies.fedprox import FedProx as FedProx
@@ -15,6 +17,4 @@ from fedif_flower.strategies.robust_rule import RobustRule as RobustRule
 from fedif_flower.strategies.s_fedavg import SFedAvg as SFedAvg
 from fedif_flower.strategies.scored import ScoredStrategy as ScoredStrategy
 from fedif_flower.strategies.scored import Weighting as Weighting
-from fedif_flower.strategies.setup import Pace as Pace
-from fedif_flower.strategies.setup import Setup as Setup
 from fedif_flower.strategies.shapfed import ShapFed as ShapFed

@@ -13,10 +13,10 @@ from typing import Annotated, Literal, Unpack
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.seeding import numpy_generator
+from fedif_flower.server.nodes import sample_independently
+from fedif_flower.server.setup import BaseArguments, Pace
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.nodes import sample_independently
 from fedif_flower.strategies.scored import ScoredStrategy, Weighting
-from fedif_flower.strategies.setup import BaseArguments, Pace
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
@@ -55,7 +55,7 @@ class AFedSV(ScoredStrategy):
         (w_i - w_{t-1})`: ``sampling="independent"`` with ``Weighting(weight_scope="population")``.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
-        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
+        :class:`~fedif_flower.server.loop.ScreenedStrategy`).
     """
 
     made_of = MappingProxyType(

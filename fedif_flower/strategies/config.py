@@ -9,6 +9,8 @@ from pydantic import model_validator
 from fedif_flower.errors import require
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings, setting_of, tuned
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.setup import Pace, Setup
 from fedif_flower.settings import Scalar, Settings, in_section, setting
 from fedif_flower.stages import (
     Bucketing,
@@ -23,9 +25,7 @@ from fedif_flower.stages import (
     ServerOptimizer,
     Stage,
 )
-from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.registry import STRATEGIES, gives_coefficients, strategy_class
-from fedif_flower.strategies.setup import Pace, Setup
 from fedif_flower.valuation import Validation
 
 Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]

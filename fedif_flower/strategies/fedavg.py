@@ -6,7 +6,7 @@ Paper: https://arxiv.org/abs/1602.05629
 from __future__ import annotations
 
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.server.loop import ScreenedStrategy
 
 
 class FedAvg(ScreenedStrategy):
@@ -16,7 +16,7 @@ class FedAvg(ScreenedStrategy):
 
     with :math:`n_i` the examples that client i says it trained on, bounded by
     ``max_num_examples``. Parameters: see
-    :class:`~fedif_flower.strategies.base.ScreenedStrategy`.
+    :class:`~fedif_flower.server.loop.ScreenedStrategy`.
     """
 
     can_mask = True

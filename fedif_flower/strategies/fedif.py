@@ -30,7 +30,7 @@ class FedIF(ScoredStrategy):
         How scores become weights (see :class:`~fedif_flower.strategies.scored.Weighting`).
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
-        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
+        :class:`~fedif_flower.server.loop.ScreenedStrategy`).
 
     Examples
     --------

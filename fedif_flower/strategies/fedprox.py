@@ -11,9 +11,9 @@ from typing import Annotated, Unpack
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
+from fedif_flower.server.setup import BaseArguments
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.fedavg import FedAvg
-from fedif_flower.strategies.setup import BaseArguments
 
 
 class FedProx(FedAvg):
@@ -28,7 +28,7 @@ class FedProx(FedAvg):
         :math:`\mu`, >= 0; at 0 this is FedAvg.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
-        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
+        :class:`~fedif_flower.server.loop.ScreenedStrategy`).
     """
 
     def __init__(

@@ -14,8 +14,8 @@ from fedif_flower.client.training import train_local, train_task
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.setup import BaseArguments, naming, require_kind
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.setup import BaseArguments, naming, require_kind
 from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair, to_device
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import array_shapes, copy_module, tied_names, trainable_names
@@ -112,7 +112,7 @@ class FLTrust(ScreenedStrategy):
         The server's own training: model, root data, loss.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
-        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
+        :class:`~fedif_flower.server.loop.ScreenedStrategy`).
     """
 
     made_of = MappingProxyType({"root": root_training})

@@ -13,10 +13,10 @@ from torch import Tensor
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.sections import CheckedFields
 from fedif_flower.seeding import torch_generator
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.setup import BaseArguments, naming, require_kind
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.scored import bounds, warn_of_zeros
-from fedif_flower.strategies.setup import BaseArguments, naming, require_kind
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.descent import descend_round
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger
@@ -93,7 +93,7 @@ class InfluenceDescent(ScreenedStrategy):
         Rate of the weight scores' smooth update, in (0, 1].
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
-        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
+        :class:`~fedif_flower.server.loop.ScreenedStrategy`).
     """
 
     default_stages = staticmethod(bounds)

@@ -14,9 +14,9 @@ from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.registry import Registry
 from fedif_flower.sections import constructor_signature, make
-from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.setup import BaseArguments
 from fedif_flower.strategies.robust_rule import RobustRule
-from fedif_flower.strategies.setup import BaseArguments
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation import Validation

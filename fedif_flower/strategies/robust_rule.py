@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.setup import BaseArguments
-from fedif_flower.strategies.steps import Rule, Stateful
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.setup import BaseArguments
+from fedif_flower.server.steps import Rule, Stateful
 
 
 class RobustRule(ScreenedStrategy):
@@ -30,7 +30,7 @@ class RobustRule(ScreenedStrategy):
         kept beside the updates.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
-        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
+        :class:`~fedif_flower.server.loop.ScreenedStrategy`).
 
     Examples
     --------

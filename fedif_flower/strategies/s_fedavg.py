@@ -8,10 +8,10 @@ from typing import Annotated, Unpack
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.setup import DEFAULTS, BaseArguments, naming
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.scored import bounds, numbers, valued
-from fedif_flower.strategies.setup import DEFAULTS, BaseArguments, naming
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import ScoreLedger
 from fedif_flower.valuation.shapley.valuation import SampledOrders
@@ -40,7 +40,7 @@ class SFedAvg(ScreenedStrategy):
         Share of the old relevance that stays, in [0, 1).
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
-        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
+        :class:`~fedif_flower.server.loop.ScreenedStrategy`).
     """
 
     default_stages = staticmethod(bounds)

@@ -14,11 +14,11 @@ from torch import Tensor
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.sections import CheckedFields, make
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.setup import DEFAULTS, BaseArguments, naming, require_kind
+from fedif_flower.server.summary import Scoring
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.setup import DEFAULTS, BaseArguments, naming, require_kind
-from fedif_flower.strategies.summary import Scoring
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger, Scores, WeightScope, min_max
 
@@ -96,7 +96,7 @@ class ScoredStrategy(ScreenedStrategy):
         How scores become weights. Default: :attr:`default_weighting`, the paper's.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
-        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
+        :class:`~fedif_flower.server.loop.ScreenedStrategy`).
     """
 
     made_of = MappingProxyType({"weighting": Weighting})

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.round import RoundUpdates
+from fedif_flower.server.setup import BaseArguments, require_kind
 from fedif_flower.stages import Clip, Stage
 from fedif_flower.strategies.scored import RoundNormalization, ScoredStrategy, Weighting
-from fedif_flower.strategies.setup import BaseArguments, require_kind
 from fedif_flower.tasks.modules import array_shapes, output_layer, tied_names, trainable_names
 from fedif_flower.valuation.ledger import Gamma, Scores
 from fedif_flower.valuation.shapfed import shapfed_contributions
@@ -73,7 +73,7 @@ class ShapFed(ScoredStrategy):
         Rate of the smooth update, in (0, 1].
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
-        :class:`~fedif_flower.strategies.base.ScreenedStrategy`).
+        :class:`~fedif_flower.server.loop.ScreenedStrategy`).
     """
 
     made_of = MappingProxyType({"weighting": CosineWeighting})

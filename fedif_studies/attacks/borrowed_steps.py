@@ -13,8 +13,8 @@ from torch.nn.utils import parameters_to_vector
 from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder, Normalize
 from fedif_flower.attacks.free_riders import last_step
 from fedif_flower.attacks.random_update import gaussian_of_length
+from fedif_flower.attribution.credit import REMEMBERED, PastSteps
 from fedif_flower.settings import Setting
-from fedif_flower.valuation.credit import REMEMBERED, PastSteps
 from fedif_studies.attacks.harm_and_repair import harm_and_repair
 
 _OLDER = "older"

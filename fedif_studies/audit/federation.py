@@ -12,18 +12,18 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedif_flower.aggregators import RFA
 from fedif_flower.attacks import ClientRound, Colluder
+from fedif_flower.attribution.credit import PastSteps
 from fedif_flower.client.training import train_local
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, combine
 from fedif_flower.seeding import numpy_generator, torch_generator
-from fedif_flower.strategies.base import ScreenedStrategy
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.setup import Setup
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.influence_descent import InfluenceDescent
-from fedif_flower.strategies.setup import Setup
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.credit import PastSteps
 from fedif_flower.valuation.influence import Projections, project_updates
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.members import AuditTask, Member

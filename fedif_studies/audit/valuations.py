@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from fedif_flower.valuation.credit import CreditBounds, credited
+from fedif_flower.attribution.credit import CreditBounds, credited
+from fedif_flower.attribution.path import QUADRATURES, path_attribution
 from fedif_flower.valuation.influence import influence_from, influence_resolution
 from fedif_flower.valuation.ledger import ScoreLedger, Scores, min_max
 from fedif_flower.valuation.objective import Metric
-from fedif_flower.valuation.path import QUADRATURES, path_attribution
 from fedif_flower.valuation.shapley.exact import all_coalitions, exact_shapley
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from fedif_studies.audit.federation import AuditStep

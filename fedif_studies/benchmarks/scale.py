@@ -31,10 +31,10 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.ray_grid import ray_grid
+from fedif_flower.server.nodes import identify_clients
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies import Setup
 from fedif_flower.strategies.fedavg import FedAvg
-from fedif_flower.strategies.nodes import identify_clients
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
 from fedif_studies.benchmarks.common import Figure, alone, report

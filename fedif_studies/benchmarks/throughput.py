@@ -25,8 +25,8 @@ from fedif_flower.client.training import train_local
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
 from fedif_flower.seeding import numpy_generator
+from fedif_flower.server.nodes import sample_clients
 from fedif_flower.settings import Scalar
-from fedif_flower.strategies.nodes import sample_clients
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.data.datasets import Normalization, load_dataset, to_pixels
 from fedif_flower.tasks.data.partition import dirichlet_partition

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Literal
 
+from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
 from fedif_flower.stages.loss_bound import DESCENT_STEPS
-from fedif_flower.strategies.base import ScreenedStrategy
 from fedif_flower.strategies.registry import StrategyParts, build_named, gives_coefficients
 from fedif_studies.names import NAMES
 

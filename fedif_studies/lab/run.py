@@ -33,10 +33,10 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.report import of_last_ten, require_last_round
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.server.record import RoundReport
 from fedif_flower.settings import Scalar
 from fedif_flower.signals import ended_as_interrupted
 from fedif_flower.storage import make_folder
-from fedif_flower.strategies.reports import RoundReport
 from fedif_studies.lab.cells import Cell, distinct, find_result, is_of_other_code
 from fedif_studies.rows import Row, add_rows, as_csv, committed_revision, machine, revision
 

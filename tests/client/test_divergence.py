@@ -21,7 +21,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.batches import count_not_finite, read_not_finite
 from fedif_flower.tasks.config import TrainingConfig
 from tests.run.points import line, regression, run
-from tests.strategies.hostile import Clients, honest_parts, reply_of
+from tests.server.hostile import Clients, honest_parts, reply_of
 from tests.strategies.lines import BASE
 from tests.valuation.models import build
 

@@ -24,7 +24,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from tests.integration.protocol import Member, packed
-from tests.strategies.hostile import step_reply
+from tests.server.hostile import step_reply
 
 Attack = Callable[[Member, Message, Message], None]
 CHUNK = 5 * 1024 * 1024

@@ -11,7 +11,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from fedif_flower.messages.polling_grid import REGISTRATION_ENDED, Closing, PollingGrid
 from fedif_flower.runtime.local_grid import LocalGrid
-from tests.strategies.hostile import Clients
+from tests.server.hostile import Clients
 
 Replies = list[Message]
 Answer = Callable[[Callable[[], Replies]], Replies]

@@ -21,7 +21,7 @@ from fedif_flower.messages.screened_grid import SPARE_BYTES, ScreenedGrid
 from fedif_flower.messages.screening import Asked, Screening, Workspace, screen_replies
 from fedif_flower.round import ModelVectors
 from fedif_flower.runtime.local_grid import LocalGrid
-from tests.strategies.hostile import Clients, step_reply
+from tests.server.hostile import Clients, step_reply
 
 SENT = ArrayRecord(
     {name: pack_array(np.zeros(size, np.float32)) for name, size in (("w", 2), ("mean", 1))}

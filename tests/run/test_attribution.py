@@ -9,13 +9,13 @@ import pytest
 import torch
 from scipy.stats import t
 
+from fedif_flower.attribution.records import ClientAttribution, RoundAttribution
 from fedif_flower.errors import CheckpointError, ConfigError
 from fedif_flower.run.attribution import widest_share
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
-from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution
 from tests.run.resuming import run, run_config
 from tests.tolerance import rounding
 

@@ -14,8 +14,8 @@ from fedif_flower.run.completeness import completeness
 from fedif_flower.run.presence import RollCall
 from fedif_flower.run.rows import Line
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies.callbacks import Question
-from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.server.callbacks import Question
+from fedif_flower.server.record import RoundReport
 
 NAMES = {1: "ada", 2: "bob", 3: "cyd"}
 

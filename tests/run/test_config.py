@@ -17,10 +17,10 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.preflight import read_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.server import nodes
 from fedif_flower.settings import Scalar, parse_overrides
-from fedif_flower.strategies import nodes
 from server_app import app as server_app
-from tests.strategies.waiting import Clock, LateGrid
+from tests.server.waiting import Clock, LateGrid
 
 
 def config(**overrides) -> RunConfig:

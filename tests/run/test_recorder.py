@@ -21,8 +21,8 @@ from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import print_summary, require_complete, require_last_round, summarize
 from fedif_flower.run.rows import read_rows
-from fedif_flower.strategies.callbacks import Question
-from fedif_flower.strategies.reports import ClientReport, RoundReport
+from fedif_flower.server.callbacks import Question
+from fedif_flower.server.record import ClientReport, RoundReport
 from tests.run.resuming import recorder_of
 
 

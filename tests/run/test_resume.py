@@ -32,10 +32,10 @@ from fedif_flower.run.checkpoint import (
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies import nodes
+from fedif_flower.server import nodes
 from tests.clocked_grid import ClockedGrid
 from tests.run.resuming import CLIENTS, recorder_of, run, run_config
-from tests.strategies.waiting import Clock
+from tests.server.waiting import Clock
 
 SAVING = {"recorder.py", "checkpoint.py"}
 

@@ -11,15 +11,15 @@ from flwr.app import Message
 from torch import Tensor, nn
 
 from fedif_flower import FedAvg, Krum, PathAttribution, strategies
+from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.server.callbacks import Callback
+from fedif_flower.server.record import RoundReport
 from fedif_flower.strategies import RootTraining, ScoredStrategy, ScreenedStrategy, Setup
-from fedif_flower.strategies.attributed import RoundAttribution
-from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.valuation import InfluenceValuation, Validation
-from tests.strategies.hostile import Clients, reply_of
+from tests.server.hostile import Clients, reply_of
 from tests.tolerance import rounding
 
 BASE = {"fraction_evaluate": 0.0, "setup": Setup(device="cpu")}

@@ -16,7 +16,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.run import resuming
 from tests.run.resuming import run_config
-from tests.strategies.hostile import round_of
+from tests.server.hostile import round_of
 
 
 def config(output_dir: Path, strategy: str, **overrides) -> RunConfig:

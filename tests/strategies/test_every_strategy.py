@@ -30,9 +30,9 @@ from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.sections import arguments
-from fedif_flower.strategies.summary import Scoring
+from fedif_flower.server.summary import Scoring
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
-from tests.strategies.hostile import Clients, alike, one_more, reply_of
+from tests.server.hostile import Clients, alike, one_more, reply_of
 from tests.strategies.lines import BASE, KINDS, STRATEGIES, Movers, built, needed
 from tests.strategies.named import config
 

@@ -24,7 +24,7 @@ from fedif_flower.strategies import RobustRule, ScoredStrategy, Setup, SFedAvg
 from fedif_flower.strategies.config import configured_stages
 from fedif_flower.valuation import Scores
 from tests.rounds import a_round
-from tests.strategies.hostile import Clients, reply_of
+from tests.server.hostile import Clients, reply_of
 from tests.strategies.lines import (
     BASE,
     ROUNDING,

@@ -13,13 +13,13 @@ from scipy.stats import t
 from torch import Tensor, nn
 
 from fedif_flower import Validation
-from fedif_flower.errors import ValuationError
-from fedif_flower.valuation.intervals import (
+from fedif_flower.attribution.intervals import (
     block_sums,
     half_widths,
     intervals,
     share_half_widths,
 )
+from fedif_flower.errors import ValuationError
 from fedif_flower.valuation.parts import (
     block_validations,
     class_validations,

@@ -21,9 +21,9 @@ from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.record import RoundReport
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.base import ScreenedStrategy
-from fedif_flower.strategies.reports import RoundReport
 from fedif_flower.tasks.task import Task
 
 MEMBERS = 6

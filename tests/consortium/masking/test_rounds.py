@@ -15,13 +15,13 @@ from fedif_consortium.masking.boxes import MaskingTerms
 from fedif_consortium.masking.part import Masking
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_flower import FedAvg, FedIF, PathAttribution
+from fedif_flower.attribution.credit import CreditBounds
 from fedif_flower.errors import ConfigError, KeeperError
 from fedif_flower.messages import screening
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID
 from fedif_flower.stages import Clip, LossBound, MaxLength
 from fedif_flower.strategies import Setup
-from fedif_flower.valuation.credit import CreditBounds
 from tests.consortium.masking.masked import model, play, validation
 
 

@@ -20,8 +20,8 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.reports import ClientReport, RoundReport
+from fedif_flower.server.callbacks import Callback
+from fedif_flower.server.record import ClientReport, RoundReport
 from tests.integration.deployed import free_port
 from tests.run.resuming import run_config
 

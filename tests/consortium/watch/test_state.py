@@ -7,9 +7,9 @@ import os
 import pytest
 
 from fedif_consortium.watch.state import SILENCE, Watched, WatchedMember
+from fedif_flower.attribution.quarantine import Decision
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.strategies.quarantine import Decision
 from tests.consortium.watch.made import NOW, asked, client, make_folder
 
 LARGE = 2**63 + 7  # A node id beyond signed numbers, which a float would round.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedif_flower.attribution.credit import PastSteps
 from fedif_flower.round import ModelVectors
 from fedif_flower.run.rows import read_rows
-from fedif_flower.valuation.credit import PastSteps
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies import games, twins
 from fedif_studies.audit import valuations

@@ -25,7 +25,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.modules import hashes_here
 from fedif_flower.run.provenance import package_version
 from fedif_flower.run.rows import read_rows
-from fedif_flower.strategies.reports import RoundReport
+from fedif_flower.server.record import RoundReport
 from fedif_studies import commands, coverage, drawn, estimators, factorial, games, twins
 from fedif_studies import rows as rows_of
 from fedif_studies.benchmarks import common

@@ -18,7 +18,7 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import LossBound
-from tests.strategies.hostile import Clients, alike, honest_parts, reply_of
+from tests.server.hostile import Clients, alike, honest_parts, reply_of
 from tests.strategies.lines import BASE, KINDS, built
 from tests.valuation.models import build
 

@@ -14,19 +14,19 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
+from fedif_flower.attribution.credit import Credit, CreditBounds, PastSteps
+from fedif_flower.attribution.path import find_refinements
+from fedif_flower.attribution.records import ClientAttribution, RoundAttribution, taken_back
+from fedif_flower.attribution.rounds import Part, RoundAttributor, TakenRound, joined
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import ModelVectors
-from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution, taken_back
-from fedif_flower.strategies.callbacks import Callback, RunningStrategy
-from fedif_flower.strategies.global_model import GlobalModel, require_judge
-from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.strategies.round_attribution import Part, RoundAttributor, TakenRound, joined
-from fedif_flower.strategies.steps import Step
-from fedif_flower.strategies.summary import shown_setting
-from fedif_flower.valuation.credit import Credit, CreditBounds, PastSteps
+from fedif_flower.server.callbacks import Callback, RunningStrategy
+from fedif_flower.server.model import GlobalModel, require_judge
+from fedif_flower.server.record import RoundReport
+from fedif_flower.server.steps import Step
+from fedif_flower.server.summary import shown_setting
 from fedif_flower.valuation.parallel import LossAndGradient
 from fedif_flower.valuation.parts import block_validations, class_validations
-from fedif_flower.valuation.path import find_refinements
 from fedif_flower.valuation.validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,9 @@ OnAttribution = Callable[[RoundAttribution], object]
 class PathAttribution(Callback):
     r"""Attributes the decrease of the validation loss to the clients, round by round.
 
-    Formula: :func:`~fedif_flower.valuation.path.path_attribution`, with the coefficients that were
-    really applied. It works with every strategy whose step is a sum of updates times coefficients.
+    Formula: :func:`~fedif_flower.attribution.path.path_attribution`, with the coefficients that
+    were really applied. It works with every strategy whose step is a sum of updates times
+    coefficients.
     Gradients are taken in the background while the next round's clients train, and FedIF's own is
     shared: beside FedIF the trapezoid costs no gradient but one at the end of the run, Simpson's
     rule one a round and two Gauss-Legendre nodes two; beside other strategies, one a round more.

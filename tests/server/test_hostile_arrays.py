@@ -17,7 +17,7 @@ from fedif_flower.round import hold_within
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import RootTraining, ScreenedStrategy, Setup
 from fedif_flower.tasks.modules import tied_names
-from tests.strategies.hostile import reply_of
+from tests.server.hostile import reply_of
 from tests.strategies.lines import BASE, KINDS, built
 
 TOKENS = torch.tensor([0, 1, 2, 3, 0, 1])

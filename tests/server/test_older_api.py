@@ -19,8 +19,8 @@ from fedif_flower import FedAvg, FedIF, model_arrays
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.text import reason_of
 from fedif_flower.runtime.local_grid import LocalGrid
+from tests.server.test_partial_exchange import DATA, net
 from tests.strategies.lines import BASE, KINDS, built, validation
-from tests.strategies.test_partial_exchange import DATA, net
 
 SERVED = r"only the message API is served \(docs/tutorial/own-app\.md\)"
 NOW = set(inspect.signature(FedAvg).parameters)

@@ -14,8 +14,8 @@ from torch import nn
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.sections import constructor_signature, require_settings
+from fedif_flower.server.older_api import refuse_older_arguments
 from fedif_flower.stages import Stage
-from fedif_flower.strategies.older_api import refuse_older_arguments
 from fedif_flower.valuation.ledger import ScoreLedger
 
 # Flower's strategies tell their settings on its logger, which prints them in any program.

@@ -13,10 +13,10 @@ from fedif_flower.local_methods import Scaffold
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.server.nodes import identify_clients
 from fedif_flower.strategies import Pace, RobustRule, Setup
-from fedif_flower.strategies.nodes import identify_clients
 from tests.clocked_grid import ClockedGrid
-from tests.strategies.hostile import step_reply
+from tests.server.hostile import step_reply
 from tests.strategies.lines import ROUNDING, Movers, point, validation
 
 STEPS = [[1.0, 0.0], [0.0, 1.0], [8.0, 8.0]]

@@ -5,9 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.strategies.attributed import ClientAttribution, RoundAttribution
-from fedif_flower.strategies.quarantine import (
+from fedif_flower.attribution.quarantine import (
     FIRST_PAUSE,
     LEAST_LOOKS,
     Quarantine,
@@ -15,6 +13,8 @@ from fedif_flower.strategies.quarantine import (
     relative_worths,
     upper_bound,
 )
+from fedif_flower.attribution.records import ClientAttribution, RoundAttribution
+from fedif_flower.messages.client_node import ClientNode
 
 NODES = [ClientNode(i, 1000 + i, is_simulated=True) for i in range(6)]
 

@@ -47,7 +47,7 @@ class ClientAttribution:
         Where credit is bounded.
     blocks : tuple of float
         The part of it that comes from each block of held-out examples (see
-        :func:`~fedif_flower.valuation.path.block_contributions`); they sum to ``contribution``.
+        :func:`~fedif_flower.attribution.path.block_contributions`); they sum to ``contribution``.
         Empty in masked rounds.
     """
 

@@ -15,7 +15,7 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
 from fedif_flower.messages.screening import Asked, Screening, Status
 from fedif_flower.messages.text import printable
-from fedif_flower.strategies.steps import Outcome, RoundStatus
+from fedif_flower.server.steps import Outcome, RoundStatus
 
 if TYPE_CHECKING:
     from pandas import DataFrame

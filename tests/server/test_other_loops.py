@@ -16,10 +16,10 @@ from fedif_flower.messages.instructions import VECTOR_KEY, VECTOR_RECORD
 from fedif_flower.messages.models import model_arrays, tensor_arrays
 from fedif_flower.run.results import Run
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.server.callbacks import Callback, StopTraining
 from fedif_flower.stages import FedAvgM, LossBound
 from fedif_flower.strategies import Pace, Setup
-from fedif_flower.strategies.callbacks import Callback, StopTraining
-from tests.strategies.hostile import alike, one_more, step_reply
+from tests.server.hostile import alike, one_more, step_reply
 from tests.strategies.lines import BASE, Movers, Shifted, column, point, validation
 
 ONE_WRONG = [[1.0, 0.0], [0.0, 1.0], [-2.0, -1.0], [3.0, 2.0]]

@@ -11,10 +11,10 @@ from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screening import AcceptedReply, RefusedReply, Screening
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.server.callbacks import Callback
+from fedif_flower.server.failures import MemberFailures
 from fedif_flower.strategies import Setup
-from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.failures import MemberFailures
-from tests.strategies.hostile import Clients, spoiled_reply
+from tests.server.hostile import Clients, spoiled_reply
 
 
 def explode(message, context):

@@ -41,32 +41,31 @@ from fedif_flower.messages.screening import (
 from fedif_flower.messages.text import enumerated, printable
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.seeding import numpy_generator
-from fedif_flower.stages import Stage, Stages
-from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
-from fedif_flower.strategies.failures import MemberFailures
-from fedif_flower.strategies.global_model import (
+from fedif_flower.server.callbacks import Callback, Question, RunningStrategy
+from fedif_flower.server.failures import MemberFailures
+from fedif_flower.server.local_part import LocalPart
+from fedif_flower.server.model import (
     GlobalModel,
     require_judge,
     require_record,
     require_shapes,
 )
-from fedif_flower.strategies.local_part import LocalPart
-from fedif_flower.strategies.nodes import (
+from fedif_flower.server.nodes import (
     NodeDirectory,
     require_enough,
     sample_clients,
     share_of,
 )
-from fedif_flower.strategies.noise import (
+from fedif_flower.server.noise import (
     NoiseWrapper,
     calling_wrapper,
     require_equal_weights,
     why_noise_is_too_small,
 )
-from fedif_flower.strategies.older_api import MessageApiOnly
-from fedif_flower.strategies.reports import History, round_report
-from fedif_flower.strategies.setup import DEFAULTS, FlowerArguments, LateReplies, Setup
-from fedif_flower.strategies.steps import (
+from fedif_flower.server.older_api import MessageApiOnly
+from fedif_flower.server.record import History, round_report
+from fedif_flower.server.setup import DEFAULTS, FlowerArguments, LateReplies, Setup
+from fedif_flower.server.steps import (
     Outcome,
     RoundStatus,
     Stateful,
@@ -74,7 +73,8 @@ from fedif_flower.strategies.steps import (
     by_step,
     why_it_stands_still,
 )
-from fedif_flower.strategies.summary import TellsSettings
+from fedif_flower.server.summary import TellsSettings
+from fedif_flower.stages import Stage, Stages
 from fedif_flower.valuation import Validation
 
 logger = logging.getLogger(__name__)
@@ -100,10 +100,10 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         ``[Clip(2.0), LossBound(), FedAvgM(0.5)]`` (see :mod:`fedif_flower.stages`). Default:
         :meth:`default_stages`, none unless the strategy says otherwise.
     callbacks : sequence of Callback
-        See :class:`~fedif_flower.strategies.callbacks.Callback`.
+        See :class:`~fedif_flower.server.callbacks.Callback`.
     setup : Setup
         What is the same for every strategy: seed, device, limits
-        (see :class:`~fedif_flower.strategies.setup.Setup`).
+        (see :class:`~fedif_flower.server.setup.Setup`).
     """
 
     validation: Validation | None = None  # The held-out data by which steps are judged.

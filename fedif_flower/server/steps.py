@@ -65,7 +65,7 @@ class Step:
     ----------
     updates : RoundUpdates
         The replies :math:`u_i`. Their memory is used again for the next round's: what is needed
-        longer than until :meth:`~fedif_flower.strategies.callbacks.Callback.on_replies` must be
+        longer than until :meth:`~fedif_flower.server.callbacks.Callback.on_replies` must be
         copied.
     nodes : sequence of ClientNode
         Who sent them, in the same order.

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedif_flower.messages.text import printable
-from fedif_flower.round import BufferNames, HiddenUpdates, ModelVectors
-from fedif_flower.strategies.attributed import ClientAttribution, MemberCredit, RoundAttribution
-from fedif_flower.valuation.credit import Credit, credited
-from fedif_flower.valuation.parallel import LossAndGradient
-from fedif_flower.valuation.parts import block_weights
-from fedif_flower.valuation.path import (
+from fedif_flower.attribution.credit import Credit, credited
+from fedif_flower.attribution.path import (
     Quadrature,
     block_contributions,
     contributions,
     is_settled,
     slopes,
 )
+from fedif_flower.attribution.records import ClientAttribution, MemberCredit, RoundAttribution
+from fedif_flower.messages.text import printable
+from fedif_flower.round import BufferNames, HiddenUpdates, ModelVectors
+from fedif_flower.valuation.parallel import LossAndGradient
+from fedif_flower.valuation.parts import block_weights
 from fedif_flower.valuation.validation import Validation
 
 _MIDDLE = 0.5

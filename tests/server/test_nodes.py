@@ -10,17 +10,17 @@ from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.strategies import nodes
-from fedif_flower.strategies.nodes import (
+from fedif_flower.server import nodes
+from fedif_flower.server.nodes import (
     MOST_QUESTIONS,
     NodeDirectory,
     identify_by_query,
     simulated_nodes,
     wait_for_nodes,
 )
-from tests.strategies.hostile import Clients
+from tests.server.hostile import Clients
+from tests.server.waiting import Clock, LateGrid
 from tests.strategies.lines import BASE, Movers, Threshold, threshold_validation
-from tests.strategies.waiting import Clock, LateGrid
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedif_flower.attribution.callback import PathAttribution
+from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.strategies.attributed import RoundAttribution
-from fedif_flower.strategies.attribution import PathAttribution
-from fedif_flower.strategies.callbacks import Callback, RunningStrategy
-from fedif_flower.strategies.nodes import NodeDirectory
+from fedif_flower.server.callbacks import Callback, RunningStrategy
+from fedif_flower.server.nodes import NodeDirectory
 
 logger = logging.getLogger(__name__)
 

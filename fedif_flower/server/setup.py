@@ -20,11 +20,11 @@ from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked, Look, Screening, Workspace
 from fedif_flower.sections import CheckedFields
+from fedif_flower.server.callbacks import Callback
+from fedif_flower.server.nodes import NODE_TIMEOUT, Identify
+from fedif_flower.server.summary import shown_setting
 from fedif_flower.settings import NO_BOUND, BoundOfUsual, Setting
 from fedif_flower.stages import Stage
-from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.strategies.nodes import NODE_TIMEOUT, Identify
-from fedif_flower.strategies.summary import shown_setting
 
 PLAIN = LocalMethod()
 
@@ -154,7 +154,7 @@ class Setup(CheckedFields):
         The run stops with an error where more than half of the members gave no usable reply this
         many times in a row that they were asked, and after this many rounds in a row in which no
         model could be made of usable replies (see
-        :class:`~fedif_flower.strategies.failures.MemberFailures`). A round in which nobody changes
+        :class:`~fedif_flower.server.failures.MemberFailures`). A round in which nobody changes
         the model, or what counts of the updates cancels, ends nothing: so do members that have
         learned all there is, and a few of them could end the run by it.
     max_paused_turns : int

@@ -18,9 +18,9 @@ from fedif_flower.messages.instructions import GUIDE_RECORD, VECTOR_KEY, VECTOR_
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
-from fedif_flower.strategies.callbacks import Callback, Question, RunningStrategy
-from fedif_flower.strategies.reports import RoundReport
-from fedif_flower.strategies.steps import Step
+from fedif_flower.server.callbacks import Callback, Question, RunningStrategy
+from fedif_flower.server.record import RoundReport
+from fedif_flower.server.steps import Step
 
 logger = logging.getLogger(__name__)
 

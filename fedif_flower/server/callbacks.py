@@ -21,14 +21,14 @@ from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen
 from fedif_flower.messages.screened_grid import believable, screened, unguessable
 from fedif_flower.messages.screening import Asked, Screening, Workspace
 from fedif_flower.seeding import numpy_generator
+from fedif_flower.server.failures import MemberFailures
+from fedif_flower.server.model import GlobalModel
+from fedif_flower.server.nodes import NodeDirectory, sample_clients, share_of
+from fedif_flower.server.noise import NoiseWrapper, calling_wrapper
+from fedif_flower.server.record import History, RoundReport
+from fedif_flower.server.steps import Step
+from fedif_flower.server.summary import Scoring
 from fedif_flower.stages import Stages
-from fedif_flower.strategies.failures import MemberFailures
-from fedif_flower.strategies.global_model import GlobalModel
-from fedif_flower.strategies.nodes import NodeDirectory, sample_clients, share_of
-from fedif_flower.strategies.noise import NoiseWrapper, calling_wrapper
-from fedif_flower.strategies.reports import History, RoundReport
-from fedif_flower.strategies.steps import Step
-from fedif_flower.strategies.summary import Scoring
 from fedif_flower.valuation.ledger import ScoreLedger
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]

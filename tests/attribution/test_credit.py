@@ -11,9 +11,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.run.config import CreditSettings, RunConfig
-from fedif_flower.valuation.credit import (
+from fedif_flower.attribution.credit import (
     REMEMBERED,
     Credit,
     CreditBounds,
@@ -23,7 +21,7 @@ from fedif_flower.valuation.credit import (
     own_lengths,
     usual_lengths,
 )
-from fedif_flower.valuation.path import (
+from fedif_flower.attribution.path import (
     ADAPTIVE,
     QUADRATURES,
     block_contributions,
@@ -32,6 +30,8 @@ from fedif_flower.valuation.path import (
     path_attribution,
     slopes,
 )
+from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.run.config import CreditSettings, RunConfig
 from fedif_flower.valuation.shapley import exact_shapley
 from tests.tolerance import rounding
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower import FedIF, Median, PathAttribution, RobustRule, Validation
+from fedif_flower.attribution.credit import CreditBounds
 from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.server.callbacks import Callback
 from fedif_flower.stages import Clip, FedAvgM, FedYogi, NearestNeighbours
-from fedif_flower.strategies.callbacks import Callback
-from fedif_flower.valuation.credit import CreditBounds
-from tests.strategies.hostile import alike, one_more, round_of
+from tests.server.hostile import alike, one_more, round_of
 from tests.strategies.lines import (
     ROUNDING,
     Movers,

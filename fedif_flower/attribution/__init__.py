@@ -1,0 +1,1 @@
+"""What each client contributed: from a round's step to a line of ``attribution.csv``."""
