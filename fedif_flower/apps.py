@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fedif_flower.client.app import ClientPart
     from fedif_flower.run.part import RunPart
-    from fedif_flower.server.record import RoundReport
+    from fedif_flower.server.record import Round
     from fedif_flower.tasks.task import Task
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def _said_before_its_traceback() -> Iterator[None]:
         raise
 
 
-def _log_row(row: RoundReport) -> None:
+def _log_row(row: Round) -> None:
     if shown := row.headline:
         logger.info("round %d: %s", row.round, shown)
 

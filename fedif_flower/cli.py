@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fedif_flower.run.config import RunConfig
     from fedif_flower.run.part import RunPart
-    from fedif_flower.server.record import RoundReport
+    from fedif_flower.server.record import Round
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -107,7 +107,7 @@ def run(
     with Progress(console=console, disable=not console.is_terminal) as bar:
         rounds = bar.add_task("starting Ray", total=parsed.num_server_rounds)
 
-        def show(row: RoundReport) -> None:
+        def show(row: Round) -> None:
             """Move the bar; without a terminal, print a line."""
             said = f"round {row.round}/{parsed.num_server_rounds} {row.headline}".rstrip()
             bar.update(rounds, completed=row.round, description=said)

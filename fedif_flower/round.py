@@ -35,7 +35,7 @@ class BufferNames(Protocol):
         ...
 
 
-class HiddenUpdates(Protocol):
+class UnseenUpdates(Protocol):
     """Updates that nobody sees: what is known of them are linear functions, and lengths."""
 
     def products(self, vector: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class RoundUpdates:
         The integer arrays that each of the m clients sent back, by name.
     names : BufferNames, optional
         What the buffers are called; ``None``: all of the model is trained.
-    hidden : HiddenUpdates, optional
+    unseen : UnseenUpdates, optional
         Where updates are masked; ``client_updates`` is ``[m, 0]`` then.
     factors, buffer_factors : Tensor, optional
         ``[m]``, float64: by how much each client's update of parameters, and of buffers, is
@@ -110,7 +110,7 @@ class RoundUpdates:
     buffer_updates: Tensor
     counters: Sequence[Mapping[str, Tensor]] = ()
     names: BufferNames | None = None
-    hidden: HiddenUpdates | None = None
+    unseen: UnseenUpdates | None = None
     seed: int = 0
     factors: Tensor | None = None
     buffer_factors: Tensor | None = None
@@ -353,8 +353,8 @@ def moved(updates: RoundUpdates, coefficients: Tensor, weights: Tensor) -> tuple
     ValuationError
         If the model is not finite.
     """
-    if updates.hidden is not None:
-        params = updates.global_params.cpu() + updates.hidden.summed(coefficients.cpu())
+    if updates.unseen is not None:
+        params = updates.global_params.cpu() + updates.unseen.summed(coefficients.cpu())
     else:
         params = combine(updates.global_params, updates.client_updates, coefficients).cpu()
     buffers = combine_buffers(updates.global_buffers, updates.buffer_updates, weights).cpu()

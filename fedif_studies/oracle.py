@@ -38,7 +38,9 @@ class OracleExclusion(ScreenedStrategy):
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the shares of the honest clients' examples, ``[m]``."""
-        nodes = [one.node for one in self.asked.values()]  # Late ones too.
+        assert self.current is not None  # A round is weighed.
+        # Those asked in earlier rounds too, whose replies have come only now.
+        nodes = [question.node for question in self.current.asked.values()]
         bad = {node.client_id for node in nodes if self.is_malicious(node)}
         is_honest = torch.tensor([client_id not in bad for client_id in updates.client_ids])
         examples = torch.where(is_honest, updates.num_examples, 0.0)

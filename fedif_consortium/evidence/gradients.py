@@ -13,7 +13,8 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.config import CreditSettings, RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
-from fedif_flower.server.callbacks import Callback, Question, RunningStrategy
+from fedif_flower.server.record import Round
+from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.settings import Settings, in_section, setting
 from fedif_flower.valuation import Validation
 
@@ -69,7 +70,7 @@ class PublishedGradients(Callback):
         """Note where the model of each round is."""
         self._strategy = strategy
 
-    def on_asked(self, question: Question) -> None:
+    def on_asked(self, current: Round) -> None:
         """Take the gradient of the round's model."""
         assert self._strategy is not None  # on_start
         self._record, model = None, self._strategy.model
@@ -77,7 +78,7 @@ class PublishedGradients(Callback):
             begun = self._validation.gradients.begin(model.vectors.params, model.named_buffers)
             found = begun.result()
         except ValuationError as error:
-            logger.warning("round %d: no gradient is published: %s", question.server_round, error)
+            logger.warning("round %d: no gradient is published: %s", current.round, error)
             return
         self._record = tensor_arrays({GRADIENT: found.gradient.detach()})
 

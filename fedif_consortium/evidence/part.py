@@ -37,9 +37,9 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Built, RunContext, RunPart
 from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.rows import cell, csv_text
-from fedif_flower.server.callbacks import Callback, RunningStrategy
 from fedif_flower.server.nodes import is_simulated
-from fedif_flower.server.record import RoundReport
+from fedif_flower.server.record import Round
+from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.settings import Scalar, Settings, in_section, setting
 from fedif_flower.storage import append_line, write_atomically
 
@@ -233,7 +233,7 @@ class ReceiptBook(Callback):
         """Return the rounds that the node does not know yet."""
         return self._chain.told(node.client_id, self._seen.get(node.client_id, b""))
 
-    def on_round(self, report: RoundReport) -> None:
+    def on_round(self, report: Round) -> None:
         """Take note of what became of the round's members."""
         lines, left = [], dict(self._witness.seen)  # A second reply of a node is no update.
         for client in report.clients:

@@ -29,9 +29,8 @@ from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Kept
-from fedif_flower.server.callbacks import Callback, Question, RunningStrategy
-from fedif_flower.server.record import RoundReport
-from fedif_flower.server.steps import Step
+from fedif_flower.server.record import Round, Step
+from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.storage import make_folder, write_atomically, writing
 
 TRAINED = "trained"  # Names of the parameters, in the order of the vector.
@@ -117,10 +116,10 @@ class ReplyWitness(Callback, Kept):
                     if path.name > sent_file(self._updates, self._done).name:
                         path.unlink()
 
-    def on_asked(self, question: Question) -> None:
+    def on_asked(self, current: Round) -> None:
         """Take note of the model that a round's members are sent."""
         assert self._strategy is not None  # on_start
-        self.begin(question.server_round, self._strategy.model.record)
+        self.begin(current.round, self._strategy.model.record)
 
     def begin(self, server_round: int, sent: ArrayRecord) -> None:
         """Take note of what a round's members are sent."""
@@ -189,9 +188,9 @@ class ReplyWitness(Callback, Kept):
             sent = self._sent[server_round] = record_digest(sent)
         return sent
 
-    def needs_sight(self, strategy: RunningStrategy) -> str:
+    def why_updates_are_read(self, strategy: RunningStrategy) -> str:
         """Return nothing where replies are not kept: what was signed may be masked."""
-        return super().needs_sight(strategy) if self._keeps else ""
+        return super().why_updates_are_read(strategy) if self._keeps else ""
 
     def on_step(self, step: Step) -> None:
         """Keep the signed replies of a round's members."""
@@ -208,7 +207,7 @@ class ReplyWitness(Callback, Kept):
             np.savez(buffer, **{TRAINED: np.array(trained), **content})
             write_atomically(sent_file(self._updates, step.updates.server_round), buffer.getvalue())
 
-    def on_round(self, report: RoundReport) -> None:
+    def on_round(self, report: Round) -> None:
         """Write the round's signatures."""
         self._add(
             [

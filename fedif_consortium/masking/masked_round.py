@@ -146,13 +146,13 @@ class MaskedWorkspace(Workspace):
         """
         if isinstance(self._opened, KeeperError):
             raise self._opened
-        return replace(updates, hidden=self._opened)
+        return replace(updates, unseen=self._opened)
 
 
 class MaskedRound:
     """The updates of one round, of which nobody sees any.
 
-    Implements :class:`~fedif_flower.round.HiddenUpdates`.
+    Implements :class:`~fedif_flower.round.UnseenUpdates`.
 
     Parameters
     ----------

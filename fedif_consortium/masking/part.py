@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 import numpy as np
 from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
 from pydantic import model_validator
 
 from fedif_consortium.masking.boxes import MaskingTerms
@@ -21,15 +22,15 @@ from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import encode_weights
 from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.errors import ConfigError, KeeperError, require
+from fedif_flower.intake.intake import Intake, IntakeSettings
 from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.arrays import is_statistic
-from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import JsonFile
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
-from fedif_flower.server.callbacks import Callback
 from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.run import Callback
 from fedif_flower.settings import Settings, in_section, quiet_setting, setting
 from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.registry import strategy_class
@@ -75,35 +76,72 @@ class MaskingSettings(Settings, alias_generator=in_section("masking")):
 
 @dataclass(frozen=True)
 class Masking:
-    """The ``intake`` of a strategy that sees no update; ``keeper`` answers for the masks."""
+    """Makes the intake of a strategy that sees no update; ``keeper`` answers for the masks."""
 
     keeper: AnyKeeper
 
-    def require(self, strategy: ScreenedStrategy, initial_arrays: ArrayRecord) -> None:
-        """Raise ConfigError where updates, or more than parameters, would have to be seen."""
-        method, name = type(strategy.setup.local_method), type(strategy).__name__
-        obstacles = [
-            "" if strategy.can_mask else f"{name} weighs by the updates themselves",
-            strategy.stages.needs_sight(),
-            *(callback.needs_sight(strategy) for callback in strategy.callbacks),
-            "" if method is LocalMethod else f"{method.__name__}: members train by SGD alone",
-            "late replies cannot be discounted" if strategy.setup.pace.late_rounds else "",
-            *(f"{key!r} is a statistic" for key in initial_arrays if is_statistic(key)),
-            # Of 8 bytes each, a masked reply must not be taken for a flood.
-            *(f"{k!r} is of float16" for k, a in initial_arrays.items() if a.dtype == "float16"),
-        ]
-        if found := next(filter(None, obstacles), ""):
-            raise ConfigError(f"masking: {found}")
+    def __call__(self, settings: IntakeSettings) -> MaskedIntake:
+        """Return the intake."""
+        return MaskedIntake(settings, self.keeper)
 
-    def workspace(self, layout: ParameterLayout, max_length: float) -> MaskedWorkspace:
-        """Return what takes in a round's masked replies."""
+
+class MaskedIntake(Intake):
+    """Takes in masked replies, whose updates nobody sees.
+
+    Parameters
+    ----------
+    settings : IntakeSettings
+        How far replies are believed, and waited for.
+    keeper : AnyKeeper
+        Answers for the masks.
+    """
+
+    is_plain = False
+    asks_once = True  # The keeper answers for a model's sums once.
+
+    def __init__(self, settings: IntakeSettings, keeper: AnyKeeper) -> None:
+        super().__init__(settings)
+        self._keeper = keeper
+
+    def require(self, host: ScreenedStrategy, grid: Grid, initial_arrays: ArrayRecord) -> None:
+        """Raise ConfigError where updates, or more than parameters, would have to be seen."""
+        require_maskable(host, initial_arrays)
+        super().require(host, grid, initial_arrays)
+
+    def make_workspace(self) -> MaskedWorkspace:
+        """Return room for a round's masked replies."""
+        layout = self.host.model.layout
         terms = MaskingTerms(
             run=secrets.randbits(63),
             keys=[spec.name for spec in layout.trainable],
-            max_length=max_length,
-            trial_secret=self.keeper.trial_secret,
+            max_length=self.host.stages.max_length,
+            trial_secret=self._keeper.trial_secret,
         )
-        return MaskedWorkspace(layout, self.keeper, terms)
+        return MaskedWorkspace(layout, self._keeper, terms)
+
+
+def require_maskable(strategy: ScreenedStrategy, initial_arrays: ArrayRecord) -> None:
+    """Raise ConfigError where updates, or more than parameters, would have to be seen."""
+    method = type(strategy.setup.local_method)
+    obstacles = []
+    if strategy.reads_updates:
+        obstacles.append(f"{type(strategy).__name__} weighs by the updates themselves")
+    obstacles.append(strategy.stages.why_updates_are_read())
+    obstacles += [callback.why_updates_are_read(strategy) for callback in strategy.callbacks]
+    if method is not LocalMethod:
+        obstacles.append(f"{method.__name__}: members train by SGD alone")
+    if strategy.setup.pace.late_rounds:
+        obstacles.append("late replies cannot be discounted")
+    obstacles += [f"{key!r} is a statistic" for key in initial_arrays if is_statistic(key)]
+    # Of 8 bytes each, a masked reply must not be taken for a flood.
+    obstacles += [
+        f"{key!r} is of float16"
+        for key, array in initial_arrays.items()
+        if array.dtype == "float16"
+    ]
+    for obstacle in obstacles:
+        if obstacle:
+            raise ConfigError(f"masking: {obstacle}")
 
 
 class MaskedRounds(RunPart):
@@ -156,8 +194,8 @@ class MaskedRounds(RunPart):
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
         """Raise ConfigError where updates, or more than parameters, would have to be seen."""
-        if strategy.setup.intake is not None:
-            strategy.setup.intake.require(strategy, model_arrays(run.loaded.model))
+        if isinstance(strategy.setup.intake, Masking):
+            require_maskable(strategy, model_arrays(run.loaded.model))
 
 
 def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -> None:

@@ -41,9 +41,8 @@ from torch.nn.functional import pad
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
 from fedif_flower.seeding import torch_generator
-from fedif_flower.server.callbacks import Callback, RunningStrategy
-from fedif_flower.server.record import RoundReport
-from fedif_flower.server.steps import Step
+from fedif_flower.server.record import Round, Step
+from fedif_flower.server.run import Callback, RunningStrategy
 
 SIZE = 256
 ALIKE = 0.97  # No honest member of 18 federations on digits lies above (twins-noise.csv).
@@ -117,13 +116,13 @@ class OwnParts(Callback, Kept):
         self.sums: Sums = {}
         self._after: dict[int, Sums] = {}  # As they were after the last two rounds.
 
-    def needs_sight(self, strategy: RunningStrategy) -> str:  # noqa: ARG002
+    def why_updates_are_read(self, strategy: RunningStrategy) -> str:  # noqa: ARG002
         """Return nothing: masked rounds are left out."""
         return ""
 
     def on_step(self, step: Step) -> None:
         """Add a round."""
-        if step.updates.hidden is not None:
+        if step.updates.unseen is not None:
             return
         updates = step.updates.client_updates
         lengths = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).cpu()
@@ -132,7 +131,7 @@ class OwnParts(Callback, Kept):
             rounds, squares, sums = self.sums.get(node.client_id, (0, 0.0, torch.zeros_like(own)))
             self.sums[node.client_id] = rounds + 1, squares + float(own @ own), sums + own
 
-    def on_round(self, report: RoundReport) -> None:
+    def on_round(self, report: Round) -> None:
         """Remember the sums after this round, for a checkpoint."""
         self._after = dict(list(self._after.items())[-1:])
         self._after[report.round] = dict(self.sums)

@@ -32,8 +32,7 @@ from fedif_flower.run.rows import csv_text
 from fedif_flower.run.secret_validation import paying_part
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.server.model import GlobalModel
-from fedif_flower.server.record import RoundReport
-from fedif_flower.server.steps import Step
+from fedif_flower.server.record import Round, Step
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
 
@@ -131,7 +130,7 @@ def _attribute(
             _require_received(records, model, step)
         if step is not None and not torch.equal(step.before.params, model.vectors.params):
             model.advance(step.before)
-        attribution.on_replies(number)
+        attribution.finish_last_round(number)
         if step is not None:
             last = replace(step, before=model.vectors)
             model.advance(step.after)
@@ -140,7 +139,7 @@ def _attribute(
             # It was taken back: to the same model as another tensor, by which a model is known.
             model.advance(replace(last.before, params=last.before.params.clone()))
         if step is None:
-            attribution.on_round(RoundReport(number, status="failed"))
+            attribution.on_round(Round(number, status="failed"))
     attribution.on_end()
     return attribution.rounds
 

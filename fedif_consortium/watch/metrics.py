@@ -14,8 +14,8 @@ from fedif_flower.messages.screening import Status
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.run.provenance import package_version
-from fedif_flower.server.callbacks import Callback, Question
-from fedif_flower.server.record import RoundReport
+from fedif_flower.server.record import Round
+from fedif_flower.server.run import Callback
 from fedif_flower.settings import Settings, in_section, quiet_setting
 
 LOOPBACK = "127.0.0.1"
@@ -140,11 +140,11 @@ class RunMetrics(Callback):
         for status in get_args(Status):
             self.replies.labels(status)
 
-    def on_asked(self, question: Question) -> None:
+    def on_asked(self, current: Round) -> None:
         """Take in who is there."""
-        self.online.set(len(question.online))
+        self.online.set(len(current.online))
 
-    def row(self, row: RoundReport) -> None:
+    def row(self, row: Round) -> None:
         """Take in a round, with the metrics of its model."""
         self.round.set(row.round)
         self.ended.set_to_current_time()

@@ -20,10 +20,9 @@ from fedif_flower.attribution.records import ClientAttribution, RoundAttribution
 from fedif_flower.attribution.rounds import Part, RoundAttributor, TakenRound, joined
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import ModelVectors
-from fedif_flower.server.callbacks import Callback, RunningStrategy
 from fedif_flower.server.model import GlobalModel, require_judge
-from fedif_flower.server.record import RoundReport
-from fedif_flower.server.steps import Step
+from fedif_flower.server.record import Round, Step
+from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.server.summary import shown_setting
 from fedif_flower.valuation.parallel import LossAndGradient
 from fedif_flower.valuation.parts import block_validations, class_validations
@@ -142,7 +141,7 @@ class PathAttribution(Callback):
         labels = strategy.nodes.labels(sums) if strategy else {i: str(i) for i in sums}
         return {labels[i]: sums[i] for i in sorted(sums, key=sums.__getitem__, reverse=True)}
 
-    def needs_sight(self, strategy: RunningStrategy) -> str:
+    def why_updates_are_read(self, strategy: RunningStrategy) -> str:
         """Return what would take more than one product with each masked update."""
         if len(self._attributor.quadratures) > 1:
             return f"attribution = {self.rule!r} takes several gradients one after the other"
@@ -174,9 +173,10 @@ class PathAttribution(Callback):
             )
         require_judge(type(self).__name__, self.validation, strategy.model)
         self._strategy = strategy
+        strategy.intake.before_replies.append(self.finish_last_round)
         self._begin(strategy.model.vectors)
 
-    def on_replies(self, server_round: int) -> None:  # noqa: ARG002
+    def finish_last_round(self, server_round: int) -> None:  # noqa: ARG002
         """Finish the round before, whose updates are about to be overwritten."""
         self.settle()
         self._sent = self._model.vectors
@@ -195,20 +195,21 @@ class PathAttribution(Callback):
             self._carried = (replace(parts[0], updates=updates.clone()), *parts[1:])
         if self.bounds is not None:
             self._past = self._past.after(step.after.params - step.before.params)
-        hidden = step.updates.hidden
-        if hidden is not None and not self.rounds and self.block_weights:
+        unseen = step.updates.unseen
+        if unseen is not None and not self.rounds and self.block_weights:
             logger.info("masked rounds: no intervals for another held-out set")
-        self._attribute(step.updates.server_round, step.before, step.after, parts, hidden=hidden)
+        self._attribute(step.updates.server_round, step.before, step.after, parts, unseen=unseen)
 
     def _credit(self, step: Step, applied: Tensor) -> Credit | None:
         """Return how much of each of a round's updates is credited, if that is bounded."""
         if self.bounds is None:
             return None
-        updates, hidden = step.updates.client_updates, step.updates.hidden
-        if hidden is None:
+        updates = step.updates.client_updates
+        unseen = step.updates.unseen
+        if unseen is None:
             gram, shares = gram_matrix(updates).cpu(), self._past.shares(updates)
         else:
-            gram, shares = hidden.sketched(self._past.basis)
+            gram, shares = unseen.sketched(self._past.basis)
         return self.bounds.bound(
             client_ids=step.updates.client_ids,
             examples=step.updates.num_examples.cpu(),
@@ -218,12 +219,12 @@ class PathAttribution(Callback):
             shares=shares,
         )
 
-    def on_round(self, report: RoundReport) -> None:
+    def on_round(self, report: Round) -> None:
         """Take note of a round without a step; it may have undone the step before."""
         if report.status == "advanced":
             return
         before, after = self._sent, self._model.vectors
-        assert before is not None  # on_replies
+        assert before is not None  # finish_last_round
         undone: tuple[ClientAttribution, ...] = ()
         if self._last is not None and self._goes_on and after is not before:
             if torch.equal(after.params, self._last[0].params):

@@ -13,8 +13,8 @@ import numpy as np
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.server.callbacks import Callback, RunningStrategy
-from fedif_flower.server.nodes import NodeDirectory
+from fedif_flower.server.roster import NodeDirectory
+from fedif_flower.server.run import Callback, RunningStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +116,9 @@ class Quarantine(Callback):
         self._nodes: NodeDirectory | None = None  # Before on_start.
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Note what members are called."""
+        """Note what members are called, and say from now on who may be drawn."""
         self._nodes = strategy.nodes
+        strategy.roster.admit.append(self.admit)
 
     def admit(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
         """Return the nodes that are not quarantined in this round."""

@@ -22,7 +22,7 @@ from fedif_flower.attribution.path import (
 )
 from fedif_flower.attribution.records import ClientAttribution, MemberCredit, RoundAttribution
 from fedif_flower.messages.text import printable
-from fedif_flower.round import BufferNames, HiddenUpdates, ModelVectors
+from fedif_flower.round import BufferNames, ModelVectors, UnseenUpdates
 from fedif_flower.valuation.parallel import LossAndGradient
 from fedif_flower.valuation.parts import block_weights
 from fedif_flower.valuation.validation import Validation
@@ -91,7 +91,7 @@ class TakenRound:
     parts: tuple[Part, ...]
     names: BufferNames
     ends: tuple[Future[LossAndGradient], Future[LossAndGradient]]  # At the two models.
-    hidden: HiddenUpdates | None = None
+    unseen: UnseenUpdates | None = None
     undone: tuple[ClientAttribution, ...] = ()  # What a failed round took from whom.
 
     def at(self, node: float) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -174,8 +174,8 @@ class RoundAttributor:
 
     def _of_parts(self, taken: TakenRound, decrease: float) -> list[Tensor]:
         """Return of each part ``[m, 2 + c + b]``: credited, contributed, and how that splits."""
-        if taken.hidden is not None:
-            return [self._hidden(taken, taken.hidden)]
+        if taken.unseen is not None:
+            return [self._contributed_unseen(taken, taken.unseen)]
         middle, by_block = self._middle(taken) if self.blocks else (None, None)
         known: dict[float, list[Tensor]] = {}
         found: list[Tensor] = []
@@ -214,13 +214,13 @@ class RoundAttributor:
                 own.append(slopes(part.updates, gradient, squared))
         return whole, [torch.stack(own) for own in along]
 
-    def _hidden(self, taken: TakenRound, hidden: HiddenUpdates) -> Tensor:
+    def _contributed_unseen(self, taken: TakenRound, unseen: UnseenUpdates) -> Tensor:
         """Return what masked updates contributed: one product, with the mean gradient."""
         (rule,), (part,) = self.quadratures, taken.parts
         mean = torch.zeros_like(taken.before.params, dtype=torch.float64)  # [d]
         for node, weight in zip(rule.nodes, rule.weights, strict=True):
             mean.add_(self._gradient(taken, node).cpu(), alpha=weight)
-        values = -part.applied.double() * hidden.products(mean) + 0.0  # [m]
+        values = -part.applied.double() * unseen.products(mean) + 0.0  # [m]
         if len(part.basis):
             values = torch.cat([values, -(part.basis.cpu().double() @ mean)])  # [m + k]
         return _credited(part, values[:, None])

@@ -24,8 +24,8 @@ from fedif_flower.run.secret_validation import (
     paying_part,
     salt_of,
 )
-from fedif_flower.server.callbacks import RunningStrategy
 from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.run import RunningStrategy
 from fedif_flower.valuation.parts import BLOCKS
 
 NAME = "attribution"  # In checkpoints.

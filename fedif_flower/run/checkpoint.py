@@ -69,7 +69,7 @@ class Checkpoint:
         The global model.
     strategy, records : dict
         State of the strategy and of the results
-        (see :class:`~fedif_flower.server.steps.Stateful`).
+        (see :class:`~fedif_flower.server.rule.Stateful`).
     lines : dict of str to list of dict
         The results' lines by table: all of them where it was read; to be saved, those since the
         checkpoint that was saved or continued from last.

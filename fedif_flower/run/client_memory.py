@@ -14,8 +14,7 @@ from fedif_flower.messages.instructions import MEMORIES, memory_key
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
-from fedif_flower.server.callbacks import Callback, RunningStrategy
-from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.run import Callback, RunningStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +104,8 @@ class KeptMemory(Callback, Kept):
             for node_id, memory in of_round.items():
                 for kind, record in memory.items():
                     self._contexts[node_id].state[self._keys[kind]] = record
-        if self._restored and isinstance(strategy, ScreenedStrategy) and strategy.local is not None:
-            strategy.local.go_on()
+        if self._restored:
+            strategy.intake.go_on()
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
         """Note what clients remember after a round; records are replaced, not changed."""

@@ -34,8 +34,8 @@ from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import troubles
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.run.writer import OnRow
-from fedif_flower.server.callbacks import Callback
 from fedif_flower.server.nodes import NODE_TIMEOUT, wait_for_nodes
+from fedif_flower.server.run import Callback
 from fedif_flower.settings import Scalar
 from fedif_flower.tasks.task import Task
 

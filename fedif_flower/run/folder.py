@@ -25,7 +25,7 @@ from fedif_flower.attribution.records import MemberCredit, RoundAttribution
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, read_whole
 from fedif_flower.run.rows import csv_text, read_rows
-from fedif_flower.server.record import RoundReport
+from fedif_flower.server.record import Round
 from fedif_flower.storage import (
     make_folder,
     remove_leftovers,
@@ -152,7 +152,7 @@ class RunFolder:
         The settings; hashes of what the result depends on; the result in a few figures. The summary
         comes last: where it is, the run is complete.
     rounds, clients : Table
-        A line for each round (:class:`~fedif_flower.server.record.RoundReport`), and for each
+        A line for each round (:class:`~fedif_flower.server.record.Round`), and for each
         client in it.
     attendance : Table
         A line wherever a member came, left or was paused, what it is until its next line.
@@ -181,7 +181,7 @@ class RunFolder:
         self.config = JsonFile(self._result("config.json"))
         self.provenance = JsonFile(self._result("provenance.json"))
         self.names = self._table("names", ("client_id", "name"))
-        self.rounds = self._table("rounds", (*RoundReport(0).line(), *MEASURED))
+        self.rounds = self._table("rounds", (*Round(0).line(), *MEASURED))
         self.clients = self._table("clients", _CLIENT)
         self.attendance = self._table("attendance", (*_MEMBER, "presence", "at"))
         credit = [field.name for field in fields(MemberCredit)]

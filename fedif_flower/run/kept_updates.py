@@ -15,8 +15,8 @@ from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.run.config import RunConfig, UpdatesSettings
 from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds, write_tensors
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
-from fedif_flower.server.callbacks import Callback, RunningStrategy
-from fedif_flower.server.steps import Step
+from fedif_flower.server.record import Step
+from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.storage import make_folder, writing
 
 

@@ -15,8 +15,8 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import one_line
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Built, RunContext, RunPart
-from fedif_flower.server.callbacks import Callback, Question, RunningStrategy
-from fedif_flower.server.record import RoundReport
+from fedif_flower.server.record import Round
+from fedif_flower.server.run import Callback, RunningStrategy
 
 Phase = Literal["starting", "training", "evaluating", "finished", "stopped", "failed"]
 SECONDS_PER_WRITE = 1.0
@@ -57,8 +57,9 @@ class LiveState(Callback):
         self._state: dict[str, Any] = {"started": time.time(), "answered": [], "failed": []}
         self._set("starting")
 
-    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+    def on_start(self, strategy: RunningStrategy) -> None:
         """Begin to write, until the run is over."""
+        strategy.intake.on_reply.append(self.note_reply)
         self._thread.start()
         self._stack.push(self._end)
 
@@ -72,34 +73,34 @@ class LiveState(Callback):
         self._thread.join()
         self.write()
 
-    def on_asked(self, question: Question) -> None:
+    def on_asked(self, current: Round) -> None:
         """Begin a round."""
-        few = len(question.online) <= MOST_MEMBERS
+        few = len(current.online) <= MOST_MEMBERS
         self._set(
             "training",
             answered=[],
             failed=[],
-            round=question.server_round,
+            round=current.round,
             since=time.time(),
-            num_asked=len(question.asked),
+            num_asked=len(current.members),
             num_answered=0,
-            num_online=len(question.online),
-            asked=_nodes(question.asked),
-            at_work=_nodes(question.at_work),
-            paused=sorted(question.paused)[:MOST_MEMBERS],
-            online=[n.client_id for n in question.online] if few else None,
+            num_online=len(current.online),
+            asked=_nodes(current.members),
+            at_work=_nodes(current.at_work),
+            paused=sorted(current.paused)[:MOST_MEMBERS],
+            online=[n.client_id for n in current.online] if few else None,
         )
 
-    def on_reply(self, server_round: int, node: ClientNode, *, failed: bool) -> None:  # noqa: ARG002
+    def note_reply(self, node: ClientNode, is_error: bool) -> None:
         """Note who answered."""
         with self._lock:
-            replied = self._state["failed" if failed else "answered"]
+            replied = self._state["failed" if is_error else "answered"]
             if len(replied) < MOST_MEMBERS:
                 replied.append(node.client_id)
             self._state["num_answered"] += 1
         self._changed.set()
 
-    def on_round(self, report: RoundReport) -> None:
+    def on_round(self, report: Round) -> None:
         """Note that the replies are combined."""
         self._set("evaluating", round=report.round)
 

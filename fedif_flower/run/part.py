@@ -17,9 +17,9 @@ from fedif_flower.run.checkpoint import Checkpoint
 from fedif_flower.run.config import ConfiguredPart, RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
-from fedif_flower.server.callbacks import Callback
 from fedif_flower.server.loop import ScreenedStrategy
-from fedif_flower.server.record import RoundReport
+from fedif_flower.server.record import Round
+from fedif_flower.server.run import Callback
 from fedif_flower.settings import Scalar
 
 Wire = Callable[[Grid], Grid]
@@ -85,7 +85,7 @@ class Built:
     callbacks: Sequence[Callback] = ()
     kept: Mapping[str, Kept] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    on_row: Callable[[RoundReport], object] | None = None
+    on_row: Callable[[Round], object] | None = None
     copies: int = 0
     stays: Sequence[Path] = ()
 

@@ -30,13 +30,13 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.server.nodes import (
     NODE_TIMEOUT,
-    NodeDirectory,
     identify_by_query,
     is_simulated,
     other_number_simulated,
     simulated_nodes,
     wait_for_nodes,
 )
+from fedif_flower.server.roster import NodeDirectory
 from fedif_flower.settings import AUTO, Scalar
 
 logger = logging.getLogger(__name__)

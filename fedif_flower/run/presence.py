@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screened_grid import ScreenedGrid
-from fedif_flower.server.callbacks import Question
-from fedif_flower.server.nodes import NodeDirectory
+from fedif_flower.server.record import Round
+from fedif_flower.server.roster import NodeDirectory
 
 # A member that is there is asked, or can be; it is offline; its registration ended; it is paused
 # after errors; a callback, such as a quarantine, does not admit it.
@@ -50,19 +50,19 @@ class RollCall:
         self._held: dict[int, tuple[ClientNode, Presence]] = {}
         self._called: float | None = None
 
-    def call(self, question: Question, directory: NodeDirectory) -> list[Change]:
+    def call(self, current: Round, directory: NodeDirectory) -> list[Change]:
         """Return what changed since the last call.
 
         ``directory`` knows who was ever seen; it is asked where others are online than before.
         """
-        now, online = time.time(), question.online
-        changes = self._look(question, directory, now) if online is not self._online else []
+        now, online = time.time(), current.online
+        changes = self._look(current, directory, now) if online is not self._online else []
         held: dict[int, tuple[ClientNode, Presence]] = {}
-        if len(question.candidates) + len(question.at_work) < len(online):
-            busy = {node.client_id for node in (*question.candidates, *question.at_work)}
+        if len(current.candidates) + len(current.at_work) < len(online):
+            busy = {node.client_id for node in (*current.candidates, *current.at_work)}
             for node in online:
                 if node.client_id not in busy:
-                    paused = node.client_id in question.paused
+                    paused = node.client_id in current.paused
                     held[node.client_id] = node, "paused" if paused else "not admitted"
         for client_id, (node, presence) in held.items():
             if self._held.get(client_id, (node, "there"))[1] != presence:
@@ -73,8 +73,8 @@ class RollCall:
         self._held, self._called = held, now
         return changes
 
-    def _look(self, question: Question, directory: NodeDirectory, now: float) -> list[Change]:
-        online, grid = question.online, question.grid
+    def _look(self, current: Round, directory: NodeDirectory, now: float) -> list[Change]:
+        online, grid = current.online, current.grid
         there = {node.client_id: node for node in online if not node.is_simulated}
         absent = [n for n in directory.known if not n.is_simulated and n.client_id not in there]
         new = [node for node in absent if node.client_id not in self._gone]

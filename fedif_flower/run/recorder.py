@@ -30,10 +30,11 @@ from fedif_flower.run.results import run_title
 from fedif_flower.run.rows import Line
 from fedif_flower.run.strategy import malicious_marker
 from fedif_flower.run.writer import OnRow, RunWriter
-from fedif_flower.server.callbacks import Question, RunningStrategy
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.model import require_shapes
 from fedif_flower.server.nodes import is_simulated
+from fedif_flower.server.record import Round
+from fedif_flower.server.run import RunningStrategy
 
 TABLES = ("rounds", "clients", "attendance")
 MOST_SAVING = 0.03  # Of a deployed run's time, for checkpoints beside those that are due.
@@ -119,10 +120,10 @@ class RunRecorder(RunWriter):
         ids = {"data_fingerprint": loaded.fingerprint, RUN_ID: self.run.run_id}
         self.folder.provenance.write({**ids, **found, **own})
 
-    def on_asked(self, question: Question) -> None:
+    def on_asked(self, current: Round) -> None:
         """Let the lines of the log say which round they are about."""
-        note(round=question.server_round)
-        super().on_asked(question)
+        note(round=current.round)
+        super().on_asked(current)
 
     def on_round_end(self, server_round: int) -> None:
         """Take note of a round whose lines are written; save it if it is due."""
@@ -144,7 +145,7 @@ class RunRecorder(RunWriter):
             return True
         if is_reliable(self.run.grid) or is_simulated(self.run.grid):
             return False
-        if self.strategy.setup.intake is not None:
+        if self.strategy.intake.asks_once:
             return True
         return time.perf_counter() - self._saved_at >= self._save_seconds / MOST_SAVING
 

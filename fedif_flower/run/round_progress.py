@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from fedif_flower.server.callbacks import Callback, RunningStrategy
-from fedif_flower.server.record import RoundReport
+from fedif_flower.server.record import Round
+from fedif_flower.server.run import Callback, RunningStrategy
 
 
 class ShowRounds(Callback):
@@ -23,7 +23,7 @@ class ShowRounds(Callback):
 
     def __init__(self, every: int = 1) -> None:
         self._every = every
-        self._report: RoundReport | None = None
+        self._report: Round | None = None
         self._flower = logging.getLogger("flwr")
         self._level = self._flower.level
 
@@ -32,7 +32,7 @@ class ShowRounds(Callback):
         self._level = self._flower.level
         self._flower.setLevel(max(self._level, logging.WARNING))
 
-    def on_round(self, report: RoundReport) -> None:
+    def on_round(self, report: Round) -> None:
         """Keep the report until the round's model has been looked at."""
         self._report = report
 

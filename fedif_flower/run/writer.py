@@ -36,17 +36,17 @@ from fedif_flower.run.provenance import data_hash, origin
 from fedif_flower.run.report import describe_machine, summarize, write_report
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import Line
-from fedif_flower.server.callbacks import Callback, Question, RunningStrategy
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.model import GlobalModel, require_judge
-from fedif_flower.server.record import RoundReport
+from fedif_flower.server.record import Round
+from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.server.summary import shown_setting
 from fedif_flower.tasks.batches import tensors_of
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
 
 STAGES_KEY = "stages"  # No run config has it: what a strategy's stages are.
-OnRow = Callable[[RoundReport], object]
+OnRow = Callable[[Round], object]
 logger = logging.getLogger(__name__)
 
 
@@ -128,7 +128,7 @@ class RunWriter(Callback):
         self._every = every
         self.is_malicious = is_malicious or (lambda _: False)
         self._started = time.perf_counter()
-        self._report = RoundReport(0)
+        self._report = Round(0)
         self._roll = RollCall()
         self._news: list[Change] = []
         self._evaluated = 0.0, ""  # In so many seconds, and why it failed.
@@ -199,12 +199,12 @@ class RunWriter(Callback):
         provenance[SETTINGS_KEY] = known_settings(strategy, self._attribution)
         self.folder.provenance.write(provenance)
 
-    def on_asked(self, question: Question) -> None:
+    def on_asked(self, current: Round) -> None:
         """Note who is there, gone or kept from being asked, where that is news."""
         assert self._strategy is not None  # on_start
-        self._news = self._roll.call(question, self._strategy.nodes)
+        self._news = self._roll.call(current, self._strategy.nodes)
 
-    def on_round(self, report: RoundReport) -> None:
+    def on_round(self, report: Round) -> None:
         """Take in a strategy's report of a round, and write its clients' lines."""
         self._report = report
         self._add(
@@ -258,7 +258,7 @@ class RunWriter(Callback):
         """Write a round's line, with the metrics of its model."""
         (seconds, remark), self._evaluated = self._evaluated, (0.0, "")
         is_told = self._report.round == server_round
-        report = self._report if is_told else RoundReport(server_round)
+        report = self._report if is_told else Round(server_round)
         found = {name.replace("-", "_"): value for name, value in metrics.items()}
         report = replace(
             report,

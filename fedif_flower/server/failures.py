@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.screening import Screening
+from fedif_flower.messages.screening import RefusedReply
+from fedif_flower.server.record import Round
 
 logger = logging.getLogger(__name__)
 
 
 class _PoorRounds(NamedTuple):
-    """Rounds in a row in which most of those asked erred: how many, and of how many in all."""
+    """Rounds in a row in which most members erred: how many rounds, and members asked in all."""
 
     rounds: int = 0
     asked: int = 0
@@ -42,7 +43,7 @@ class MemberFailures:
     def __init__(self, maximum: int, max_paused_turns: int = 63) -> None:
         self.maximum = maximum
         self.max_paused_turns = max_paused_turns
-        # Of members that err: errors in a row, and the last round in which not to ask again.
+        # By member that errs: errors in a row, and the last round in which it is not asked.
         self._erring: dict[int, tuple[int, int]] = {}
         self._poor = _PoorRounds()
         self._failed_rounds = 0  # In a row: enough replies were usable, and yet it made no model.
@@ -52,7 +53,9 @@ class MemberFailures:
     ) -> Sequence[ClientNode]:
         """Return the nodes that are not paused; all, if those were fewer than ``at_least``."""
         paused = self.paused(server_round)
-        free = [n for n in nodes if n.client_id not in paused] if paused else nodes
+        if not paused:
+            return nodes
+        free = [node for node in nodes if node.client_id not in paused]
         if len(free) == len(nodes) or len(free) < at_least:
             return nodes
         logger.info("round %d: %d nodes paused after errors", server_round, len(nodes) - len(free))
@@ -60,60 +63,75 @@ class MemberFailures:
 
     def paused(self, server_round: int) -> Collection[int]:
         """Return the client ids of those left out of a round."""
-        return {i for i, (_, until) in self._erring.items() if until >= server_round}
+        return {
+            client_id
+            for client_id, (_, last_paused) in self._erring.items()
+            if last_paused >= server_round
+        }
 
-    def first_errors(self, screening: Screening) -> int:
+    def first_errors(self, refused: Iterable[RefusedReply]) -> int:
         """Return how many clients raised an error in this round that did not err before."""
-        failed = (r.node.client_id for r in screening.refused if r.status == "failed")
-        return sum(client_id not in self._erring for client_id in failed)
+        return sum(
+            reply.status == "failed" and reply.node.client_id not in self._erring
+            for reply in refused
+        )
 
-    def update(
-        self,
-        server_round: int,
-        screening: Screening,
-        asked: Collection[ClientNode],
-        online: Sequence[ClientNode],
-        *,
-        failed: str,
-    ) -> None:
-        """Take in a round; ``failed`` says why it made no model of its usable replies, if so.
+    def update(self, current: Round, *, why_failed: str) -> None:
+        """Take in a round; ``why_failed``: why it made no model of its usable replies, if so.
 
         Raises
         ------
         TrainingFailedError
             If most members fail, or if too many rounds in a row failed on the server's side.
         """
-        usable = {reply.node.client_id for reply in screening.accepted}
-        late = {reply.node for reply in screening.refused if reply.status == "late"}
-        asked = [node for node in asked if node not in late]  # Slow members do not err.
-        if not asked:
+        usable = {reply.node.client_id for reply in current.accepted}
+        late = {reply.node for reply in current.refused if reply.status == "late"}
+        members = [node for node in current.members if node not in late]  # The slow do not err.
+        if not members:
             return
-        turn = math.ceil(len(online) / len(asked))
-        erred = [node.client_id for node in asked if node.client_id not in usable]
+        erred = [node.client_id for node in members if node.client_id not in usable]
         for client_id in usable:
             self._erring.pop(client_id, None)
+        # In so many rounds a member is asked once on average.
+        turn = math.ceil(len(current.online) / len(members))
         for client_id in erred:
-            errors = self._erring.get(client_id, (0, 0))[0] + 1
-            turns = min(2 ** (errors - 1) - 1, self.max_paused_turns)
-            self._erring[client_id] = errors, server_round + turn * turns
-        count, before, erred_before = self._poor
-        self._poor = _PoorRounds()
-        if 2 * len(erred) > len(asked):
-            self._poor = _PoorRounds(count + 1, before + len(asked), erred_before + len(erred))
-        self._failed_rounds = self._failed_rounds + 1 if failed else 0
-        if why := self._why_to_give_up(online):
-            first = failed or next((reply.reason for reply in screening.refused), "")
+            self._pause(client_id, current.round, turn)
+        self._count_poor_round(len(members), len(erred))
+        self._failed_rounds = self._failed_rounds + 1 if why_failed else 0
+        why = self._why_to_give_up(current.online)
+        if why:
+            first_reason = why_failed
+            if not first_reason and current.refused:
+                first_reason = current.refused[0].reason
             raise TrainingFailedError(
-                f"{why}; the last was round {server_round} with {len(screening.accepted)} valid "
-                f"replies of {len(asked)}; first reason: {first}"
+                f"{why}; the last was round {current.round} with {len(current.accepted)} valid "
+                f"replies of {len(members)}; first reason: {first_reason}"
+            )
+
+    def _pause(self, client_id: int, server_round: int, turn: int) -> None:
+        """Pause a member after its k-th error in a row for 2^(k-1) - 1 turns."""
+        errors_before, _ = self._erring.get(client_id, (0, 0))
+        errors = errors_before + 1
+        turns = min(2 ** (errors - 1) - 1, self.max_paused_turns)
+        self._erring[client_id] = (errors, server_round + turn * turns)
+
+    def _count_poor_round(self, num_members: int, num_erred: int) -> None:
+        """Count a round in which most members erred; any other one ends their row."""
+        poor = self._poor
+        self._poor = _PoorRounds()
+        if 2 * num_erred > num_members:
+            self._poor = _PoorRounds(
+                poor.rounds + 1, poor.asked + num_members, poor.erred + num_erred
             )
 
     def _why_to_give_up(self, online: Sequence[ClientNode]) -> str:
-        failing = {i for i, (errors, _) in self._erring.items() if errors >= self.maximum}
-        there = sum(node.client_id in failing for node in online) if failing else 0
-        if 2 * there > len(online):
+        failing = {
+            client_id for client_id, (errors, _) in self._erring.items() if errors >= self.maximum
+        }
+        num_failing = sum(node.client_id in failing for node in online) if failing else 0
+        if 2 * num_failing > len(online):
             return (
-                f"most members fail: {there} of {len(online)} gave no usable reply in "
+                f"most members fail: {num_failing} of {len(online)} gave no usable reply in "
                 f"{self.maximum} rounds in a row that they were asked in"
             )
         # Long before all of a large federation were asked so often: by four standard deviations,
@@ -130,11 +148,14 @@ class MemberFailures:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        erring = {client_id: list(own) for client_id, own in self._erring.items()}
+        erring = {client_id: list(record) for client_id, record in self._erring.items()}
         return {"erring": erring, "poor": list(self._poor), "failed_rounds": self._failed_rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._erring = {client_id: (own[0], own[1]) for client_id, own in state["erring"].items()}
+        self._erring = {
+            client_id: (errors, last_paused)
+            for client_id, (errors, last_paused) in state["erring"].items()
+        }
         self._poor = _PoorRounds(*state["poor"])
         self._failed_rounds = state["failed_rounds"]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from flwr.app import Message, MessageType, RecordDict
@@ -16,7 +14,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedif_flower.errors import ConfigError, TrainingFailedError
-from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode, all_different, called
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.messages.polling_grid import REPORT_SECONDS, label
 from fedif_flower.messages.text import enumerated, printable, reason_of
 
@@ -36,11 +34,11 @@ Identify = Callable[[Grid, Sequence[int]], Iterable[ClientNode]]
 
 def identify_by_registration(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
     """Name simulated nodes: Flower registers them in the order of their partitions."""
-    wanted = set(node_ids)
+    asked_for = set(node_ids)
     return [
         ClientNode(partition_id, node_id, is_simulated=True)
         for partition_id, node_id in enumerate(_by_age(grid))
-        if node_id in wanted
+        if node_id in asked_for
     ]
 
 
@@ -75,7 +73,8 @@ def identify_by_query(
     ]
     nodes = {node.node_id: node for node in identify_by_name(grid, node_ids)}
     for reply in grid.send_and_receive(messages, timeout=timeout):
-        if (node := nodes.get(reply.metadata.src_node_id)) is None:
+        node = nodes.get(reply.metadata.src_node_id)
+        if node is None:
             continue
         on_reply(reply)
         if reply.has_content():
@@ -164,27 +163,32 @@ def wait_for_nodes(
     while len(node_ids) < at_least:
         now = time.monotonic()
         left = started + timeout - now
-        found = f"{len(node_ids)} of {at_least} nodes are online"
+        count = f"{len(node_ids)} of {at_least} nodes are online"
         if left <= 0:
             raise TrainingFailedError(
-                f"{found} after {timeout:g} s: start more SuperNodes, or set a lower {key}"
+                f"{count} after {timeout:g} s: start more SuperNodes, or set a lower {key}"
             )
         if now >= due:
             # A warning: it is seen in programs that configure no logging, too.
-            who = _who(grid, known)
-            logger.warning("%s%s; waiting for more, %.0f s at most", found, who, left)
+            who = _who_is_there(grid, known)
+            logger.warning("%s%s; waiting for more, %.0f s at most", count, who, left)
             due += REPORT_SECONDS
         time.sleep(_POLL_SECONDS)
         node_ids = sorted(grid.get_node_ids())
     return node_ids
 
 
-def _who(grid: Grid, known: Iterable[ClientNode]) -> str:
+def _who_is_there(grid: Grid, known: Iterable[ClientNode]) -> str:
     """Return who is online and who is not any more, as far as they have names."""
     online = {node.node_id: node.name for node in grid.get_nodes()}
+    words = ""
     there = enumerated(label(node_id, name) for node_id, name in online.items() if name)
+    if there:
+        words += f": {there}"
     missing = enumerated(node.label for node in known if node.node_id not in online)
-    return (f": {there}" if there else "") + (f"; missing: {missing}" if missing else "")
+    if missing:
+        words += f"; missing: {missing}"
+    return words
 
 
 def simulated_nodes(grid: Grid, timeout: float = NODE_TIMEOUT) -> list[int]:
@@ -201,8 +205,10 @@ def simulated_nodes(grid: Grid, timeout: float = NODE_TIMEOUT) -> list[int]:
     if not _is_flowers_simulation(_unwrapped(grid)):
         return sorted(grid.get_node_ids())  # This package's are there from the beginning.
     deadline = time.monotonic() + timeout
-    while not (node_ids := list(grid.get_node_ids())) and time.monotonic() < deadline:
+    node_ids = list(grid.get_node_ids())
+    while not node_ids and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
+        node_ids = list(grid.get_node_ids())
     question = [
         Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node_id)
         for node_id in node_ids[:1]
@@ -250,102 +256,12 @@ def _is_flowers_simulation(grid: Grid) -> bool:
     return any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
 
 
-class NodeDirectory:
-    """The nodes that are online, and their partitions; each node is asked at most three times.
-
-    Parameters
-    ----------
-    identify : callable, optional
-        ``identify(grid, node_ids)`` names nodes not known yet. ``None``: nobody is asked which
-        partition it holds (:func:`identify_unasked`).
-    timeout : float
-        Seconds to wait for enough nodes.
-    """
-
-    def __init__(self, identify: Identify | None, timeout: float) -> None:
-        self._identify = identify or identify_unasked
-        self._timeout = timeout
-        self._known: dict[int, ClientNode] = {}
-        self._questions: Counter[int] = Counter()
-        self._contested: set[int] = set()
-        self._online: tuple[list[int], list[ClientNode]] = ([], [])  # As of the last round.
-
-    @property
-    def known(self) -> list[ClientNode]:
-        """Every node ever seen."""
-        return sorted(self._known.values())
-
-    def meet(self, nodes: Iterable[ClientNode]) -> None:
-        """Know nodes that were asked already: they are not asked again."""
-        self._known |= {node.node_id: node for node in nodes}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on: partition, attack and name by lasting node id."""
-        known = [node for node in self._known.values() if not node.is_simulated]
-        return {"known": {n.node_id: [n.partition_id, n.attack, n.name] for n in known}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
-        self._known = {
-            node_id: ClientNode(partition_id, node_id, *said)
-            for node_id, (partition_id, *said) in state["known"].items()
-        }
-        self._online = ([], [])
-
-    def online(
-        self, grid: Grid, at_least: int, key: str = "min_available_nodes"
-    ) -> list[ClientNode]:
-        """Wait until ``at_least`` nodes are online; return all ordered by partition id.
-
-        ``key`` and errors are those of :func:`wait_for_nodes`.
-        """
-        node_ids = wait_for_nodes(grid, at_least, self._timeout, key, self._known.values())
-        if node_ids == self._online[0]:
-            return self._online[1]
-        unknown = [i for i in node_ids if self._is_unknown(i)]
-        self._questions.update(unknown)
-        found = {n.node_id: n for n in self._identify(grid, unknown)} if unknown else {}
-        for i in unknown:
-            self._known[i] = found.get(i) or ClientNode(UNKNOWN_PARTITION, i)
-        online = self._claimed_once([self._known[node_id] for node_id in node_ids])
-        online.sort(key=lambda node: (node.partition_id, node.node_id))
-        # Of a million members that are still the same ones nothing has to be found out again.
-        self._online = ([], []) if any(map(self._is_unknown, unknown)) else (node_ids, online)
-        return online
-
-    def labels(self, client_ids: Iterable[int]) -> dict[int, str]:
-        """Return what clients are called, known or not, by their ids; all different."""
-        known = {node.client_id: node.called for node in self._known.values()}
-        return all_different({i: known.get(i) or called(i, UNKNOWN_PARTITION) for i in client_ids})
-
-    def _claimed_once(self, nodes: Sequence[ClientNode]) -> list[ClientNode]:
-        """Give a partition that several nodes claim to none of them."""
-        claims = Counter(node.partition_id for node in nodes)
-        claims[UNKNOWN_PARTITION] = 0
-        told, self._contested, found = self._contested, set(), []
-        for node in nodes:
-            if claims[node.partition_id] > 1:
-                note = f"claims partition {node.partition_id}, as another node does"
-                node = replace(node, partition_id=UNKNOWN_PARTITION, note=note)
-                self._contested.add(node.node_id)
-                if node.node_id not in told:
-                    logger.warning("%s %s: neither has it", node.label, note)
-            found.append(node)
-        return found
-
-    def _is_unknown(self, node_id: int) -> bool:
-        node = self._known.get(node_id)
-        if node is None or self._identify is identify_unasked:
-            return node is None
-        silent = node.partition_id == UNKNOWN_PARTITION
-        return silent and self._questions[node_id] < MOST_QUESTIONS
-
-
 def _read_answer(node: ClientNode, content: RecordDict) -> ClientNode:
     """Return a node as its answer describes it; without a partition if the answer is unusable."""
     try:
         answer = content.config_records["node"]
-        partition_id, attack = answer["partition-id"], answer["attack"]
+        partition_id = answer["partition-id"]
+        attack = answer["attack"]
         # A bool is an int, too.
         if type(partition_id) is int and 0 <= partition_id < 2**31 and isinstance(attack, str):
             return replace(node, partition_id=partition_id, attack=attack)

@@ -1,4 +1,4 @@
-"""A strategy's report of a round: plain numbers, for records, callbacks and tables."""
+"""The record of one round: whom it asks, what came back, where that leads; written as it is."""
 
 from __future__ import annotations
 
@@ -6,29 +6,37 @@ import logging
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from flwr.app import ArrayRecord
+from flwr.serverapp import Grid
+from torch import Tensor
 
 from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
-from fedif_flower.messages.screening import Asked, Screening, Status
+from fedif_flower.messages.screening import AcceptedReply, Asked, RefusedReply, Status
 from fedif_flower.messages.text import printable
-from fedif_flower.server.steps import Outcome, RoundStatus
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# What a rule says of each client, by the name that it has in an Aggregation.
-_FIGURES = {
+logger = logging.getLogger(__name__)
+
+RoundStatus = Literal["advanced", "kept", "failed"]
+"""What a round made of the model: a new one; nothing, as the rule decided; or nothing."""
+
+# What a rule says of each client, by the name that it has in an Aggregation, and its column.
+_COLUMN_OF_FIGURE = {
     "scores": "score",
     "normalized": "normalized",
     "weight_scores": "weight_score",
     "accumulative": "accumulative_influence",
     "weights": "weight",
 }
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,17 +68,98 @@ class ClientReport:
         """Return its line of ``clients.csv``, by column."""
         values = dict(vars(self))
         node = values.pop("node")
-        ids = {"partition_id": node.partition_id, "client_id": node.client_id}
-        return {"round": server_round, **ids, **values}
+        return {
+            "round": server_round,
+            "partition_id": node.partition_id,
+            "client_id": node.client_id,
+            **values,
+        }
 
 
 @dataclass(frozen=True)
-class RoundReport:
-    """One round, accepted clients first; ``reason`` says why the model stays, if it does.
+class Step:
+    r"""A round's step as it was taken.
 
-    ``num_online`` counts all that were there when it began. ``losses`` are the validation losses at
-    the start of a descent and after each step taken. ``metrics`` are those of the new model, by
-    column of ``rounds.csv``, once it was evaluated: ``test_accuracy`` ...
+    .. math:: w_t - w_{t-1} = \sum_k \theta_k \sum_i a_i^{(t-k)} u_i^{(t-k)}
+
+    with :math:`u_i^{(s)}` the updates of the round s that made a step, :math:`a_i^{(s)}` the
+    coefficients applied to them and :math:`\theta_k` what a step counts for k steps later.
+
+    Attributes
+    ----------
+    updates : RoundUpdates
+        The replies :math:`u_i`. Their memory is used again for the next round's: what is needed
+        until its replies come must be copied.
+    nodes : sequence of ClientNode
+        Who sent them, in the same order.
+    before, after : ModelVectors
+        The model that the clients received, and the one that the step led to, on the CPU.
+    aggregation : Aggregation
+        ``applied`` holds :math:`a_i`.
+    shares : tuple of float
+        :math:`\theta_0, \theta_1, \ldots`: empty where no step is carried on.
+    """
+
+    updates: RoundUpdates
+    nodes: Sequence[ClientNode]
+    before: ModelVectors
+    after: ModelVectors
+    aggregation: Aggregation
+    shares: tuple[float, ...] = ()
+
+
+@dataclass
+class Round:
+    """One round, from whom it asks to the model that it leads to.
+
+    It is filled in the order in which a round happens, and callbacks get it as it is: in
+    ``on_asked`` members are known, in ``on_round`` all but ``metrics``. Afterwards :meth:`release`
+    lets go of what is large; the rest stays in the strategy's history, and is written.
+
+    Attributes
+    ----------
+    round : int
+        Its number t, from 1.
+    clients : tuple of ClientReport
+        What became of everybody asked, accepted ones first.
+    status : str
+        ``"advanced"``, ``"kept"`` or ``"failed"`` (see :data:`RoundStatus`).
+    reason : str
+        Why the model stays, if it does.
+    round_seconds, aggregation_seconds, evaluation_seconds : float
+        Until replies were screened; from there to the new model; of its evaluation.
+    num_online : int
+        How many were there when it began.
+    evaluations : int
+        How often the rule evaluated the model on the validation set.
+    losses : tuple of float
+        The validation losses at the start of a descent and after each step taken.
+    metrics : mapping of str to float
+        Those of the new model, by column of ``rounds.csv``, once it was evaluated.
+    members : collection of ClientNode
+        Those that get the model now.
+    at_work : collection of ClientNode
+        Those asked in earlier rounds whose replies still count.
+    online : sequence of ClientNode
+        Everybody who could be reached.
+    paused : collection of int
+        The client ids of those left out after errors, reached or not.
+    candidates : collection of ClientNode
+        Those of whom ``members`` were drawn: neither paused, nor at work, nor barred.
+    grid : Grid, optional
+        The way to all of them.
+    asked : mapping of int to Asked
+        By node, what members were asked, in this round or an earlier one.
+    accepted : sequence of AcceptedReply
+        The replies whose updates count.
+    refused : sequence of RefusedReply
+        Who has no usable reply, and why.
+    aggregation : Aggregation, optional
+        The weights and scores of the accepted replies, where they lead nowhere too.
+    step : Step, optional
+        The step that was taken, if one was.
+    arrays : ArrayRecord, optional
+        The model to go on with, where that is another one or was taken back.
     """
 
     round: int
@@ -84,6 +173,21 @@ class RoundReport:
     evaluations: int = 0
     losses: tuple[float, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    # Whom it asks.
+    members: Collection[ClientNode] = ()
+    at_work: Collection[ClientNode] = ()
+    online: Sequence[ClientNode] = ()
+    paused: Collection[int] = ()
+    candidates: Collection[ClientNode] = ()
+    grid: Grid | None = None
+    asked: Mapping[int, Asked] = field(default_factory=dict)
+    # What came back.
+    accepted: Sequence[AcceptedReply] = ()
+    refused: Sequence[RefusedReply] = ()
+    # Where that leads.
+    aggregation: Aggregation | None = None
+    step: Step | None = None
+    arrays: ArrayRecord | None = None
 
     @property
     def failed(self) -> bool:
@@ -93,18 +197,18 @@ class RoundReport:
     @property
     def counts(self) -> dict[str, int]:
         """How many replies were used, refused, failed and may yet come, by column."""
-        found = Counter(client.status for client in self.clients)
+        counted = Counter(client.status for client in self.clients)
         return {
-            "accepted": found["accepted"],
-            "rejected": found["refused"],
-            "failed": found["failed"] + found["away"] + found["revoked"],
-            "late": found["late"],
+            "accepted": counted["accepted"],
+            "rejected": counted["refused"],
+            "failed": counted["failed"] + counted["away"] + counted["revoked"],
+            "late": counted["late"],
         }
 
     @property
     def train_seconds(self) -> float | None:
         """The mean of its clients, where they say."""
-        seconds = [c.train_seconds for c in self.clients if c.train_seconds]
+        seconds = [client.train_seconds for client in self.clients if client.train_seconds]
         return statistics.fmean(seconds) if seconds else None
 
     @property
@@ -130,62 +234,125 @@ class RoundReport:
             **self.metrics,
         }
 
+    def report_clients(self) -> None:
+        """Note what became of everybody; warn of refused replies, and of what is odd about others.
 
-def headline(columns: Mapping[str, Any]) -> str:
-    """Return the first figure of the test split that a line of ``rounds.csv`` has, in words."""
-    found = {name: value for name, value in columns.items() if value not in (None, "")}
-    if "test_accuracy" in found:
-        return f"test accuracy {float(found['test_accuracy']):.1%}"
-    named = [name for name in found if name.startswith("test_") and name != "test_loss"]
-    name = next(iter(named), "test_loss")
-    return f"{name.replace('_', ' ')} {float(found[name]):.4g}" if name in found else ""
+        To be called once the round is weighed: figures of the aggregation are part of it.
+        """
+        figures = _figures_by_client(self.aggregation, len(self.accepted))
+        reports = [
+            self._report_accepted(reply, of_client)
+            for reply, of_client in zip(self.accepted, figures, strict=True)
+        ]
+        reports += [self._report_refused(reply) for reply in self.refused]
+        for report in reports:
+            for remark in (report.rejection, report.note):
+                if remark:
+                    logger.warning("round %d: %s: %s", self.round, report.node.label, remark)
+        self.clients = tuple(reports)
+        if self.aggregation is not None:
+            self.evaluations = self.aggregation.evaluations
+            self.losses = self.aggregation.losses
 
-
-def round_report(
-    server_round: int,
-    screening: Screening,
-    outcome: Outcome,
-    asked: Mapping[int, Asked],
-    **measured: Any,
-) -> RoundReport:
-    """Return the report of a round, and warn of refused replies and of what is odd about others.
-
-    ``asked`` is what members were asked, by node, in earlier rounds too; ``measured`` has further
-    fields of the report.
-    """
-    found, clients = outcome.aggregation, list[ClientReport]()
-    if found is not None:
-        measured |= {"evaluations": found.evaluations, "losses": found.losses}
-
-    def add(node: ClientNode, **own: Any) -> None:
-        one = asked.get(node.node_id)
-        earlier = one.server_round if one and one.server_round != server_round else None
-        clients.append(report := ClientReport(node, asked_in=earlier, **own))
-        for remark in filter(None, (report.rejection, report.note)):
-            logger.warning("round %d: %s: %s", server_round, node.label, remark)
-
-    columns = {
-        name: values.tolist()
-        for of, name in _FIGURES.items()
-        if (values := getattr(found, of, None)) is not None
-    }
-    for k, reply in enumerate(screening.accepted):
-        figures = {name: values[k] for name, values in columns.items()}
-        if math.isnan(figures.get("weight", 0.0)):
-            figures["weight"] = None
-        reported, notes = reply.reported, (reply.node.note, *reply.reported.notes)
-        add(
+    def _report_accepted(
+        self, reply: AcceptedReply, figures: Mapping[str, float | None]
+    ) -> ClientReport:
+        """Return what is known of a client whose reply counts."""
+        reported = reply.reported
+        notes = [note for note in (reply.node.note, *reported.notes) if note]
+        return ClientReport(
             reply.node,
             num_examples=reply.num_examples,
             claimed_examples=reported.claimed_examples,
             train_seconds=scalar(reported.records, TRAIN_SECONDS),
             train_loss=scalar(reported.records, TRAIN_LOSS),
-            note=printable("; ".join(filter(None, notes))),
-            **figures,
+            note=printable("; ".join(notes)),
+            asked_in=self._earlier_round(reply.node),
+            score=figures.get("score"),
+            normalized=figures.get("normalized"),
+            weight_score=figures.get("weight_score"),
+            accumulative_influence=figures.get("accumulative_influence"),
+            weight=figures.get("weight", 0.0),
         )
-    for gone in screening.refused:
-        add(gone.node, status=gone.status, rejection=gone.reason, note=gone.node.note)
-    return RoundReport(server_round, tuple(clients), outcome.status, outcome.reason, **measured)
+
+    def _report_refused(self, reply: RefusedReply) -> ClientReport:
+        """Return what is known of a client without a usable reply."""
+        return ClientReport(
+            reply.node,
+            status=reply.status,
+            rejection=reply.reason,
+            note=reply.node.note,
+            asked_in=self._earlier_round(reply.node),
+        )
+
+    def _earlier_round(self, node: ClientNode) -> int | None:
+        """Return in which earlier round a client was asked; ``None``: in this one, or never."""
+        question = self.asked.get(node.node_id)
+        if question is None or question.server_round == self.round:
+            return None
+        return question.server_round
+
+    def release(self) -> None:
+        """Let go of members, replies, updates and models: they are needed in the round alone."""
+        self.at_work = ()
+        self.online = ()
+        self.paused = ()
+        self.candidates = ()
+        self.asked = {}
+        self.accepted = ()
+        self.refused = ()
+        self.aggregation = None
+        self.step = None
+        self.arrays = None
+        self.grid = None
+
+
+def _figures_by_client(
+    aggregation: Aggregation | None, num_clients: int
+) -> list[dict[str, float | None]]:
+    """Return what a rule says of each of the accepted clients, by column of ``clients.csv``."""
+    columns: dict[str, list[float | None]] = {}
+    for name, column in _COLUMN_OF_FIGURE.items():
+        values: Tensor | None = getattr(aggregation, name, None)
+        if values is not None:
+            columns[column] = values.tolist()
+    if "weight" in columns:
+        # Beside a step of its own no client has a weight: NaN.
+        columns["weight"] = [_unless_nan(weight) for weight in columns["weight"]]
+    return [
+        {column: values[place] for column, values in columns.items()}
+        for place in range(num_clients)
+    ]
+
+
+def _unless_nan(weight: float | None) -> float | None:
+    if weight is None or math.isnan(weight):
+        return None
+    return weight
+
+
+def headline(columns: Mapping[str, Any]) -> str:
+    """Return the first figure of the test split that a line of ``rounds.csv`` has, in words."""
+    figures = {name: value for name, value in columns.items() if value not in (None, "")}
+    if "test_accuracy" in figures:
+        return f"test accuracy {float(figures['test_accuracy']):.1%}"
+    name = "test_loss"
+    for other in figures:
+        if other.startswith("test_") and other != "test_loss":
+            name = other
+            break
+    if name not in figures:
+        return ""
+    return f"{name.replace('_', ' ')} {float(figures[name]):.4g}"
+
+
+def why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:
+    """Return why a round's accepted replies lead nowhere."""
+    if aggregation.gives_nobody_weight:
+        return "every accepted update has weight 0"
+    if not bool(updates.squared_norms.any()):
+        return "no accepted reply changes the model"
+    return "what counts of the accepted updates cancels, or is too small to change the model"
 
 
 class History:
@@ -193,14 +360,14 @@ class History:
 
     Attributes
     ----------
-    rounds : list of RoundReport
+    rounds : list of Round
         In order.
     metrics : dict of int to dict
         By round (0: before the first), what evaluation and callbacks said of its model.
     """
 
     def __init__(self) -> None:
-        self.rounds: list[RoundReport] = []
+        self.rounds: list[Round] = []
         self.metrics: dict[int, dict[str, float]] = {}
 
     def __repr__(self) -> str:
@@ -227,10 +394,13 @@ class History:
 
         require(table in ("clients", "rounds"), "table", table, "'clients' or 'rounds'")
         if table == "clients":
-            return DataFrame([one.line(r.round) for r in self.rounds for one in r.clients])
+            clients = [
+                client.line(record.round) for record in self.rounds for client in record.clients
+            ]
+            return DataFrame(clients)
         lines: dict[int, dict[str, Any]] = {
             number: {"round": number, **metrics} for number, metrics in self.metrics.items()
         }
-        for report in self.rounds:
-            lines.setdefault(report.round, {}).update(report.line())
+        for record in self.rounds:
+            lines.setdefault(record.round, {}).update(record.line())
         return DataFrame([lines[number] for number in sorted(lines)])

@@ -2,122 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import torch
-from flwr.app import ArrayRecord
-from flwr.serverapp import Grid
 
-from fedif_flower.errors import ConfigError, require
+from fedif_flower.errors import ConfigError
+from fedif_flower.intake.build import MakeIntake
+from fedif_flower.intake.intake import Intake
+from fedif_flower.intake.pace import SYNCHRONOUS, Pace
 from fedif_flower.local_methods import LocalMethod
-from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.metrics import MetricsAggregation
 from fedif_flower.messages.names import Names
-from fedif_flower.messages.polling_grid import Closing
-from fedif_flower.messages.screened_grid import ScreenedGrid
-from fedif_flower.messages.screening import Asked, Look, Screening, Workspace
+from fedif_flower.messages.screening import Look
 from fedif_flower.sections import CheckedFields
-from fedif_flower.server.callbacks import Callback
 from fedif_flower.server.nodes import NODE_TIMEOUT, Identify
+from fedif_flower.server.run import Callback
 from fedif_flower.server.summary import shown_setting
 from fedif_flower.settings import NO_BOUND, BoundOfUsual, Setting
 from fedif_flower.stages import Stage
 
 PLAIN = LocalMethod()
-
-
-class GivenIntake(Protocol):
-    """Makes the intake of a strategy, which knows of it no more than this."""
-
-    def require(self, strategy: Any, initial_arrays: ArrayRecord) -> None:
-        """Raise ConfigError for a strategy or model that it is not for, before round 1."""
-        ...
-
-    def workspace(self, layout: ParameterLayout, max_length: float) -> Workspace:
-        """Return what takes in replies; no update may be longer than ``max_length``."""
-        ...
-
-
-def inverse_root(rounds: int) -> float:
-    r"""Return :math:`1 / \sqrt{1 + s}`, what FedBuff counts an update of s rounds ago for."""
-    return 1.0 / math.sqrt(1.0 + rounds)
-
-
-@dataclass(frozen=True)
-class Pace(CheckedFields):
-    """When a round closes, and for how long late replies count.
-
-    A late reply enters the round in which it comes. It is screened against the model that it was
-    trained on, and its update is multiplied by ``staleness`` of the rounds between: scores, steps
-    and contributions are those of what it became. A member is not asked anew while its reply is
-    waited for.
-
-    Parameters
-    ----------
-    quorum : float
-        A round closes with so many usable replies: from 1 on a number, below 1 a share of the
-        members that are asked or still at work; 0: all that are asked are waited for.
-    grace : float
-        Seconds for which a round stays open once it has its quorum, >= 0.
-    ask_more : float
-        So many times as many members are drawn as ``fraction_train`` says, >= 1.
-    late_rounds : int
-        A reply counts if it comes at most so many rounds late; 0: what is late is lost.
-    staleness : callable
-        Takes rounds of delay >= 1, returns a factor in [0, 1].
-
-    References
-    ----------
-    Nguyen et al., 2022 (Federated learning with buffered asynchronous aggregation).
-    """
-
-    quorum: Annotated[
-        float,
-        Setting(
-            "a round closes with so many usable replies: from 1 on a number, below 1 a share of "
-            "the members that are asked or still at work; 0: all that are asked are waited for",
-            ge=0,
-        ),
-    ] = 0.0
-    grace: Annotated[
-        float,
-        Setting("seconds for which a round stays open once it has its quorum", ge=0),
-    ] = 0.0
-    ask_more: Annotated[
-        float,
-        Setting("so many times as many members are asked as `fraction-train` says", ge=1),
-    ] = 1.0
-    late_rounds: Annotated[
-        int,
-        Setting(
-            "a reply that comes at most so many rounds after its own still counts, less by "
-            "1 / sqrt(1 + rounds); until then its member is not asked anew; 0: it is lost",
-            ge=0,
-        ),
-    ] = 0
-    staleness: Callable[[int], float] = inverse_root
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
-        super().__post_init__()
-        whole = self.quorum < 1 or self.quorum == int(self.quorum)
-        require(whole, "quorum", self.quorum, "0, a share below 1, or a whole number")
-        require(bool(self.quorum or not self.grace), "grace", self.grace, "0 without a quorum")
-
-    def require_in(self, grid: Grid) -> None:
-        """Raise ConfigError where a round cannot close as it should: the grid's loop waits."""
-        words = "0 where another loop than the strategy's own start sends the messages"
-        require(isinstance(grid, ScreenedGrid) or not self.quorum, "quorum", self.quorum, words)
-
-    def closing(self, num_asked: int, awaited: Collection[int]) -> Closing:
-        """Return when a round closes in which so many members are asked, beside those at work."""
-        at_work = num_asked + len(awaited)
-        share = math.ceil(self.quorum * at_work) if self.quorum < 1 else int(self.quorum)
-        quorum = min(share, at_work) or None
-        return Closing(quorum, self.grace, frozenset(awaited), keeps=self.late_rounds > 0)
 
 
 @dataclass(frozen=True)
@@ -163,12 +69,14 @@ class Setup(CheckedFields):
         A client that claims more examples is refused; one that claims more than this many times
         the round's median, >= 1, counts for so many. 0: no such bound.
     pace : Pace
-        How long a round waits, and for how long late replies count.
+        How long a round waits, and how many rounds a reply may take to count.
     local_method : LocalMethod
         What clients do beside plain SGD, as far as the server takes part (see
         :mod:`fedif_flower.local_methods`). Clients of this package are told by the run config.
-    intake : GivenIntake, optional
-        Takes in replies in the place of the strategy's own intake, such as masked ones.
+    intake : callable
+        Makes the intake that reads replies, of an
+        :class:`~fedif_flower.intake.intake.IntakeSettings`; default: the plain
+        :class:`~fedif_flower.intake.intake.Intake`.
     look : callable, optional
         Looks at each reply, its arrays, its node and the round that asked for it, before it counts;
         a ReplyError refuses it. ``None``: nobody looks.
@@ -212,9 +120,9 @@ class Setup(CheckedFields):
             allowed=NO_BOUND,
         ),
     ] = 10.0
-    intake: GivenIntake | None = None
+    intake: MakeIntake = Intake
     look: Look | None = None
-    pace: Pace = Pace()
+    pace: Pace = SYNCHRONOUS
     local_method: LocalMethod = PLAIN
 
 
@@ -262,53 +170,9 @@ def naming(base: BaseArguments, model: Any) -> BaseArguments:
 def require_kind(strategy: object, name: str, value: Any, *kinds: type) -> None:
     """Raise ConfigError for a strategy that was given one of Flower's arguments first."""
     if not isinstance(value, kinds):
-        own = type(strategy).__name__
+        strategy_name = type(strategy).__name__
         allowed = " or ".join(kind.__name__ for kind in kinds)
         raise ConfigError(
-            f"{own}: {name} = {shown_setting(value)}; allowed: a {allowed}, before Flower's own "
-            f"arguments, as in {own}({name}, ..., fraction_train=0.5)"
+            f"{strategy_name}: {name} = {shown_setting(value)}; allowed: a {allowed}, before "
+            f"Flower's own arguments, as in {strategy_name}({name}, ..., fraction_train=0.5)"
         )
-
-
-class LateReplies(Callback):
-    """Lets replies to earlier rounds count in the round in which they come.
-
-    Parameters
-    ----------
-    pace : Pace
-        For how long, and for how much.
-    """
-
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self._asked: dict[int, Asked] = {}
-
-    def require(self, grid: Grid, local: object | None) -> None:
-        """Raise ConfigError where late replies cannot come, or cannot be used."""
-        late, self._asked = self._pace.late_rounds, {}  # An earlier run's come no more.
-        can_come = isinstance(grid, ScreenedGrid) and grid.keeps_late
-        words = (
-            "0 in a simulation (and no buffered rounds), whose replies are never late, and where "
-            "another loop than the strategy's own start sends the messages"
-        )
-        require(can_come, "late_rounds", late, words)
-        words = "0 with a local method whose clients send more than a model"
-        require(local is None, "late_rounds", late, words)
-
-    def awaited(self, server_round: int) -> dict[int, Asked]:
-        """Return, by node, whose replies still count in a round, and for how much."""
-        ages = {node_id: server_round - one.server_round for node_id, one in self._asked.items()}
-        self._asked = {
-            i: self._asked[i] for i, age in ages.items() if age <= self._pace.late_rounds
-        }
-        staleness = self._pace.staleness
-        return {i: replace(one, factor=staleness(ages[i])) for i, one in self._asked.items()}
-
-    def on_screened(self, screening: Screening, asked: Mapping[int, Asked]) -> None:
-        """Take in a round: who answered is free, who was asked and did not is waited for."""
-        for accepted in screening.accepted:
-            self._asked.pop(accepted.node.node_id, None)
-        for refused in screening.refused:
-            self._asked.pop(refused.node.node_id, None)
-            if refused.status == "late":
-                self._asked[refused.node.node_id] = asked[refused.node.node_id]

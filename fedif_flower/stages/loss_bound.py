@@ -151,7 +151,7 @@ def _reweighted(validation: Validation, proposal: Proposal, steps: int) -> Tenso
     """Return coefficients ``[m]`` by weights that descend the loss, if there are any."""
     updates, weights = proposal.updates, proposal.weights
     total = float(weights.sum())
-    if not steps or updates.hidden is not None or bool((weights < 0).any()) or not total > 0:
+    if not steps or updates.unseen is not None or bool((weights < 0).any()) or not total > 0:
         return None
     # Half by examples: who has no weight would keep none, though it may be all that helps.
     examples = updates.num_examples.to(weights)

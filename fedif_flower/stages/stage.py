@@ -71,7 +71,7 @@ class Stage(CheckedFields):
     def begin(self, validation: Validation | None) -> None:
         """Be told, before the first round, what the strategy judges by, if anything."""
 
-    def needs_sight(self) -> str:
+    def why_updates_are_read(self) -> str:
         """Return why lengths and products of updates are not enough; empty if they are."""
         own = any(
             getattr(type(self), name) is not getattr(Stage, name)
@@ -259,9 +259,9 @@ class Stages:
         for stage in self:
             stage.begin(validation)
 
-    def needs_sight(self) -> str:
+    def why_updates_are_read(self) -> str:
         """Return the first reason why updates have to be seen, if there is one."""
-        return next(filter(None, (stage.needs_sight() for stage in self)), "")
+        return next(filter(None, (stage.why_updates_are_read() for stage in self)), "")
 
     def _arrive(self, update: Tensor, squared_norm: float) -> float:
         """Change an update ``[d]`` in place as it arrives, and return its squared norm."""
@@ -325,9 +325,9 @@ class Stages:
         self, updates: RoundUpdates, aggregation: Aggregation
     ) -> tuple[ModelVectors, Aggregation]:
         """Return the model that a round's weights lead to, and what updates were multiplied by."""
-        if updates.hidden is not None:
+        if updates.unseen is not None:
             weights = aggregation.weights
-            factors = updates.hidden.cut(weights.cpu() * updates.shortening)
+            factors = updates.unseen.cut(weights.cpu() * updates.shortening)
             aggregation = replace(aggregation, weights=weights * factors.to(weights))
         step = self.settle(updates, aggregation.weights)
         params = step.params if aggregation.noise is None else step.params + aggregation.noise

@@ -1,7 +1,7 @@
 """Thin Flower strategies: they translate between messages and the maths."""
 
+from fedif_flower.intake.pace import Pace as Pace
 from fedif_flower.server.loop import ScreenedStrategy as ScreenedStrategy
-from fedif_flower.server.setup import Pace as Pace
 from fedif_flower.server.setup import Setup as Setup
 from fedif_flower.strategies.afedsv import AFedSV as AFedSV
 from fedif_flower.strategies.fedavg import FedAvg as FedAvg

@@ -10,13 +10,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Literal, Unpack
 
-from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.nodes import sample_independently
-from fedif_flower.server.setup import BaseArguments, Pace
+from fedif_flower.server.setup import DEFAULTS, BaseArguments
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.scored import ScoredStrategy, Weighting
+from fedif_flower.strategies.scored import ScoredStrategy, Weighting, valuation_on
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
@@ -78,10 +77,12 @@ class AFedSV(ScoredStrategy):
         ] = "fixed-size",
         **base: Unpack[BaseArguments],
     ) -> None:
-        super().__init__(validation, gamma=gamma, weighting=weighting, **base)
+        seed = base.get("setup", DEFAULTS).seed
+        shapley = valuation_on(self, validation, partial(ShapleyValuation, seed=seed))
+        super().__init__(shapley, gamma=gamma, weighting=weighting, **base)
         self.sampling = sampling
         if sampling == "independent":
-            require_plain(self.setup.pace)
+            self.setup.pace.require_all_drawn()
 
     @property
     def chance(self) -> float | None:
@@ -95,12 +96,3 @@ class AFedSV(ScoredStrategy):
         least = max(LEAST_DRAWN, self.min_train_nodes, self.setup.min_valid_replies)
         generator = numpy_generator("sample-clients", self.seed, server_round)
         return sample_independently(nodes, self.fraction_train, least, generator)
-
-
-def require_plain(pace: Pace) -> None:
-    """Raise ConfigError where other clients take part than were drawn with their chances."""
-    if pace.quorum or pace.late_rounds or pace.ask_more != 1:
-        raise ConfigError(
-            "sampling = 'independent'; allowed: 'fixed-size' where rounds close with a quorum, ask "
-            "more clients or take late replies: the chance with which a client counts is not known"
-        )

@@ -19,7 +19,7 @@ class FedAvg(ScreenedStrategy):
     :class:`~fedif_flower.server.loop.ScreenedStrategy`.
     """
 
-    can_mask = True
+    reads_updates = False
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the shares of the examples, ``[m]``."""
@@ -27,11 +27,11 @@ class FedAvg(ScreenedStrategy):
 
     def why_weights_differ(self) -> str:
         """Return why members of equal examples may have different weights; empty: they have not."""
-        own = type(self)
-        if own.weigh is not FedAvg.weigh or own.aggregate is not FedAvg.aggregate:
+        kind = type(self)
+        if kind.weigh is not FedAvg.weigh or kind.aggregate is not FedAvg.aggregate:
             return super().why_weights_differ()
         if any(self.stages):
             return f"stages = {self.stages} change updates by what others send, or the step"
-        if self.local is not None or self.setup.intake is not None:
+        if not self.intake.is_plain:
             return "clients send more than a model, or another thing"
         return ""

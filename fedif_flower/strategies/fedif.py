@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
+from torch import Tensor
+
+from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.server.setup import BaseArguments
 from fedif_flower.settings import Scalar
-from fedif_flower.strategies.scored import ScoredStrategy
-from fedif_flower.valuation import InfluenceValuation
+from fedif_flower.strategies.scored import (
+    ScoredStrategy,
+    Weighting,
+    finite_scores,
+    valuation_on,
+)
+from fedif_flower.valuation import InfluenceValuation, Validation, Valuation
+from fedif_flower.valuation.ledger import Gamma
 
 
 class FedIF(ScoredStrategy):
     r"""FedIF: aggregate by the influence of each client's update on the validation loss.
 
-    .. math:: \Phi_i = \left\langle \frac{w_{t-1} - w_i}{\lVert w_{t-1} - w_i \rVert},
-              \nabla \ell(w_{t-1}, D') \right\rangle
+    .. math::
+
+        \Phi_i &= \left\langle \frac{w_{t-1} - w_i}{\lVert w_{t-1} - w_i \rVert},
+            \nabla \ell(w_{t-1}, D') \right\rangle &&\text{round influence} \\
+        \Psi_i &= \frac{\Phi_i - \min_j \Phi_j}{\max_j \Phi_j - \min_j \Phi_j}
+            &&\text{over the round's clients} \\
+        \Omega_i &\leftarrow (1 - \gamma) \Omega_i + \gamma \Psi_i
+            &&\text{smooth update} \\
+        w_t &= w_{t-1} + \sum_i p_i (w_i - w_{t-1}), \quad p_i = \Omega_i / \sum_j \Omega_j
+            &&\text{aggregation}
 
     Paper: *Lightweight and Robust Federated Data Valuation*.
 
@@ -39,9 +57,40 @@ class FedIF(ScoredStrategy):
     >>> strategy.start(grid, ArrayRecord(model.state_dict()))    # doctest: +SKIP
     """
 
-    made_of = MappingProxyType({**ScoredStrategy.made_of, "validation": InfluenceValuation})
+    made_of = MappingProxyType({"weighting": Weighting, "validation": InfluenceValuation})
     # What run configs take for it on a data set where nothing is said.
     tuned: ClassVar[Mapping[str, Mapping[str, Scalar]]] = MappingProxyType(
         {"fashion-mnist": MappingProxyType({"gamma": 0.4})}
     )
-    can_mask = True
+    reads_updates = False  # Products with the gradient are enough.
+
+    def __init__(
+        self,
+        validation: Validation | Valuation,
+        *,
+        gamma: Gamma = 0.3,
+        weighting: Weighting | None = None,
+        **base: Unpack[BaseArguments],
+    ) -> None:
+        influence = valuation_on(self, validation, InfluenceValuation)
+        super().__init__(influence, gamma=gamma, weighting=weighting, **base)
+
+    def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
+        """Begin with the validation gradient at w_{t-1}, ``params`` [d], while clients train."""
+        self.valuation.prepare(params, buffers)
+
+    def weigh(self, updates: RoundUpdates) -> Aggregation:
+        """Return the weights p ``[m]`` of a round's clients, and the scores behind them."""
+        client_ids = updates.client_ids
+        influence = finite_scores(self.valuation, updates)  # round influence Phi [m]
+        normalized = self.normalize(influence, updates.server_round)  # min-max: Psi [m]
+        weight_scores = self.ledger.update(client_ids, normalized)  # smooth update: Omega [m]
+        weights = self.weights_of(client_ids)  # p [m]: Omega over the sum of the round's
+        return Aggregation(
+            weights=weights,
+            scores=influence.values,
+            normalized=normalized,
+            weight_scores=weight_scores,
+            accumulative=self.accumulate(influence, updates),  # INF [m]
+            evaluations=influence.evaluations,
+        )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
+from typing import Unpack
 
-from fedif_flower.strategies.scored import ScoredStrategy, Weighting
+from fedif_flower.server.setup import DEFAULTS, BaseArguments
+from fedif_flower.strategies.scored import ScoredStrategy, Weighting, valuation_on
+from fedif_flower.valuation import Validation, Valuation
+from fedif_flower.valuation.ledger import Gamma
 from fedif_flower.valuation.shapley.valuation import SampledOrders
 
 
@@ -23,3 +28,15 @@ class FedSV(ScoredStrategy):
 
     made_of = MappingProxyType({"weighting": None, "gamma": None, "validation": SampledOrders})
     default_weighting = Weighting(smooth_update=False)
+
+    def __init__(
+        self,
+        validation: Validation | Valuation,
+        *,
+        gamma: Gamma = 0.3,
+        weighting: Weighting | None = None,
+        **base: Unpack[BaseArguments],
+    ) -> None:
+        seed = base.get("setup", DEFAULTS).seed
+        shapley = valuation_on(self, validation, partial(SampledOrders, seed=seed))
+        super().__init__(shapley, gamma=gamma, weighting=weighting, **base)

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import Unpack
 
-from fedif_flower.strategies.scored import ScoredStrategy
+from fedif_flower.server.setup import DEFAULTS, BaseArguments
+from fedif_flower.strategies.scored import ScoredStrategy, Weighting, valuation_on
 from fedif_flower.valuation import Validation, Valuation
+from fedif_flower.valuation.ledger import Gamma
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
+
+LEAVE_ONE_OUT = partial(ShapleyValuation, estimator="leave-one-out", num_samples=1)
 
 
 class LeaveOneOut(ScoredStrategy):
@@ -24,13 +29,21 @@ class LeaveOneOut(ScoredStrategy):
     made_of = MappingProxyType(
         {
             **ScoredStrategy.made_of,
-            "validation": partial(ShapleyValuation, estimator="leave-one-out", num_samples=1),
+            "validation": LEAVE_ONE_OUT,
         }
     )
 
-    def valued(self, validation: Validation | Valuation, seed: int) -> Valuation:
-        """Return leave-one-out values on a validation set, whatever the estimator was."""
-        given = super().valued(validation, seed)
-        if not isinstance(given, ShapleyValuation):
-            return given
-        return replace(given, estimator="leave-one-out")
+    def __init__(
+        self,
+        validation: Validation | Valuation,
+        *,
+        gamma: Gamma = 0.3,
+        weighting: Weighting | None = None,
+        **base: Unpack[BaseArguments],
+    ) -> None:
+        seed = base.get("setup", DEFAULTS).seed
+        shapley = valuation_on(self, validation, partial(LEAVE_ONE_OUT, seed=seed))
+        if isinstance(shapley, ShapleyValuation):
+            # Whatever estimator it was given with.
+            shapley = replace(shapley, estimator="leave-one-out")
+        super().__init__(shapley, gamma=gamma, weighting=weighting, **base)

@@ -9,8 +9,8 @@ from torch import Tensor
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.rule import Rule, Stateful
 from fedif_flower.server.setup import BaseArguments
-from fedif_flower.server.steps import Rule, Stateful
 
 
 class RobustRule(ScreenedStrategy):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Unpack
 
@@ -11,7 +12,7 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.setup import DEFAULTS, BaseArguments, naming
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.scored import bounds, numbers, valued
+from fedif_flower.strategies.scored import bounds, finite_scores, valuation_on
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import ScoreLedger
 from fedif_flower.valuation.shapley.valuation import SampledOrders
@@ -56,9 +57,11 @@ class SFedAvg(ScreenedStrategy):
         ] = 0.75,
         **base: Unpack[BaseArguments],
     ) -> None:
-        self.valuation = own = valued(self, validation, base.get("setup", DEFAULTS).seed)
-        super().__init__(**naming(base, own.validation or own))
-        self.validation = own.validation
+        seed = base.get("setup", DEFAULTS).seed
+        shapley = valuation_on(self, validation, partial(SampledOrders, seed=seed))
+        super().__init__(**naming(base, shapley.validation or shapley))
+        self.valuation = shapley
+        self.validation = shapley.validation
         self.ledger = ScoreLedger(1.0 - alpha)
 
     def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
@@ -72,7 +75,7 @@ class SFedAvg(ScreenedStrategy):
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return FedAvg's weights ``[m]``; the Shapley values only move the relevance."""
-        scores = numbers(self.valuation, updates)
+        scores = finite_scores(self.valuation, updates)
         return Aggregation(
             weights=updates.num_examples / updates.num_examples.sum(),
             scores=scores.values,

@@ -1,9 +1,9 @@
-"""The base of strategies that aggregate by smoothed scores: any valuation, one ledger."""
+"""Strategies that aggregate by smoothed scores: any valuation, one ledger of weight scores."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Unpack
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields, make
+from fedif_flower.sections import CheckedFields
 from fedif_flower.server.loop import ScreenedStrategy
-from fedif_flower.server.setup import DEFAULTS, BaseArguments, naming, require_kind
+from fedif_flower.server.setup import BaseArguments, naming, require_kind
 from fedif_flower.server.summary import Scoring
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
@@ -87,9 +87,9 @@ class ScoredStrategy(ScreenedStrategy):
 
     Parameters
     ----------
-    validation : Validation or Valuation
-        Gives the raw scores :math:`\Phi` of a round's clients. A strategy with a valuation of its
-        own, such as FedIF, makes it of a Validation.
+    validation : Valuation
+        Gives the raw scores :math:`\Phi` of a round's clients. Strategies with a valuation of
+        their own, such as FedIF, make it of a Validation.
     gamma : float
         Rate of the smooth update, in (0, 1].
     weighting : Weighting, optional
@@ -107,28 +107,23 @@ class ScoredStrategy(ScreenedStrategy):
 
     def __init__(
         self,
-        validation: Validation | Valuation,
+        validation: Valuation,
         *,
         gamma: Gamma = 0.3,
         weighting: Weighting | None = None,
         **base: Unpack[BaseArguments],
     ) -> None:
-        valuation = self.valued(validation, base.get("setup", DEFAULTS).seed)
-        super().__init__(**naming(base, valuation.validation or valuation))
-        weighting = self.default_weighting if weighting is None else weighting
-        self.weighting = weighting
-        self.valuation = valuation
-        self.validation = valuation.validation
+        require_kind(self, "validation", validation, Valuation)
+        super().__init__(**naming(base, validation.validation or validation))
+        self.valuation = validation
+        self.validation = validation.validation
+        self.weighting = self.default_weighting if weighting is None else weighting
         self.ledger = ScoreLedger(
             gamma,
-            initial=weighting.initial,
-            smooth_update=weighting.smooth_update,
-            bias_correction=weighting.bias_correction,
+            initial=self.weighting.initial,
+            smooth_update=self.weighting.smooth_update,
+            bias_correction=self.weighting.bias_correction,
         )
-
-    def valued(self, validation: Validation | Valuation, seed: int) -> Valuation:
-        """Return what scores a round: what was given, or the strategy's own on a Validation."""
-        return valued(self, validation, seed)
 
     @property
     def chance(self) -> float | None:
@@ -146,29 +141,39 @@ class ScoredStrategy(ScreenedStrategy):
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return weights ``[m]`` and the scores behind them."""
-        scores, client_ids = numbers(self.valuation, updates), updates.client_ids
-        normalized = scores.values
-        if self.weighting.round_normalization:
-            normalized = min_max(normalized, scores.resolution)
-            self._warn_of_two(updates.server_round, normalized)
-        weight_scores = self.ledger.update(client_ids, normalized)
-        accumulative = None
-        if scores.influences is not None:
-            warn_of_zeros(updates, scores.influences)
-            accumulative = self.ledger.accumulate(client_ids, scores.influences)
-        if self.weighting.weight_scope == "population":
-            population = self.weighting.num_clients or len(self.nodes.known)
-            weights = self.ledger.population_weights(client_ids, population, self.chance)
-        else:
-            weights = self.ledger.weights(client_ids)
+        scores = finite_scores(self.valuation, updates)  # Phi [m]
+        normalized = self.normalize(scores, updates.server_round)  # Psi [m]
+        weight_scores = self.ledger.update(updates.client_ids, normalized)  # Omega [m]
         return Aggregation(
-            weights=weights,
+            weights=self.weights_of(updates.client_ids),  # p [m]
             scores=scores.values,
             normalized=normalized,
             weight_scores=weight_scores,
-            accumulative=accumulative,
+            accumulative=self.accumulate(scores, updates),
             evaluations=scores.evaluations,
         )
+
+    def normalize(self, scores: Scores, server_round: int) -> Tensor:
+        """Return a round's scores ``[m]`` mapped to [0, 1]; as they are where that is off."""
+        if not self.weighting.round_normalization:
+            return scores.values
+        normalized = min_max(scores.values, scores.resolution)
+        self._warn_of_two(server_round, normalized)
+        return normalized
+
+    def weights_of(self, client_ids: Sequence[int]) -> Tensor:
+        """Return the weights ``[m]`` that follow from the weight scores of a round's clients."""
+        if self.weighting.weight_scope == "population":
+            num_clients = self.weighting.num_clients or len(self.nodes.known)
+            return self.ledger.population_weights(client_ids, num_clients, self.chance)
+        return self.ledger.weights(client_ids)
+
+    def accumulate(self, scores: Scores, updates: RoundUpdates) -> Tensor | None:
+        """Return the accumulative influence INF ``[m]``; ``None`` where scores are none."""
+        if scores.influences is None:
+            return None
+        warn_of_zeros(updates, scores.influences)
+        return self.ledger.accumulate(updates.client_ids, scores.influences)
 
     def _warn_of_two(self, server_round: int, normalized: Tensor) -> None:
         """Say once that min-max leaves one of two members nothing, however close they are."""
@@ -194,7 +199,7 @@ def warn_of_zeros(updates: RoundUpdates, influences: Tensor) -> None:
     logger.warning(words, updates.server_round, updates.num_clients, reason)
 
 
-def numbers(valuation: Valuation, updates: RoundUpdates) -> Scores:
+def finite_scores(valuation: Valuation, updates: RoundUpdates) -> Scores:
     """Return a round's scores, float64; what is not finite is the least of the others.
 
     Raises
@@ -202,23 +207,39 @@ def numbers(valuation: Valuation, updates: RoundUpdates) -> Scores:
     ValuationError
         If they are not one of each client, or none is finite.
     """
-    scores, m = valuation.score(updates), updates.num_clients
+    scores = valuation.score(updates)
+    num_clients = updates.num_clients
     values = torch.as_tensor(scores.values, dtype=torch.float64)
     finite = values.isfinite()
-    if values.shape != (m,) or not bool(finite.any()):
-        words = f"the scores {values.tolist()}; expected a number for each of {m} clients"
+    if values.shape != (num_clients,) or not bool(finite.any()):
+        words = f"the scores {values.tolist()}; expected a number for each of {num_clients} clients"
         raise ValuationError(f"{type(valuation).__name__} gives {words}")
     # A client can make its own score no number: others keep theirs.
     return replace(scores, values=values.where(finite, values[finite].min()))
 
 
-def valued(strategy: ScreenedStrategy, given: Validation | Valuation, seed: int) -> Valuation:
-    """Return a valuation that was given, or what a strategy's ``made_of`` makes of a Validation."""
-    maker = strategy.made_of.get("validation")
-    if maker is not None and isinstance(given, Validation):
-        offered = {"validation": given, "seed": seed}
-        made: Valuation = make(type(strategy).__name__, maker, offered)
-        return made
-    require_kind(strategy, "validation", given, *(Validation,) * bool(maker), Valuation)
-    assert not isinstance(given, Validation)
-    return given
+def valuation_on(
+    strategy: ScreenedStrategy,
+    validation: Validation | Valuation,
+    value: Callable[[Validation], Valuation],
+) -> Valuation:
+    """Return the valuation that a strategy was given, or its own on a validation set.
+
+    Parameters
+    ----------
+    strategy : ScreenedStrategy
+        For errors.
+    validation : Validation or Valuation
+        What it was given.
+    value : callable
+        Returns the strategy's own valuation on a validation set.
+
+    Raises
+    ------
+    ConfigError
+        If it was given something else.
+    """
+    require_kind(strategy, "validation", validation, Validation, Valuation)
+    if isinstance(validation, Validation):
+        return value(validation)
+    return validation

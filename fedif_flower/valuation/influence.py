@@ -184,8 +184,8 @@ class InfluenceValuation:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""
         sent, squared_norms = updates.client_updates, updates.squared_norms
         gradient = self.gradient(updates.global_params, updates.named_buffers).to(sent.device)
-        if updates.hidden is not None:
-            inner = -updates.hidden.products(gradient)
+        if updates.unseen is not None:
+            inner = -updates.unseen.products(gradient)
             error = _error(gradient, updates.global_params.dtype)
             projections = Projections(inner, squared_norms.cpu(), error)
         else:

@@ -33,7 +33,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.report import of_last_ten, require_last_round
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.server.record import RoundReport
+from fedif_flower.server.record import Round
 from fedif_flower.settings import Scalar
 from fedif_flower.signals import ended_as_interrupted
 from fedif_flower.storage import make_folder
@@ -367,7 +367,7 @@ class CellProgress:
         self._told = clock()
         self._first: tuple[int, float] | None = None  # A run may go on, and begin at any round.
 
-    def __call__(self, row: RoundReport) -> None:
+    def __call__(self, row: Round) -> None:
         """Take in a round that is done."""
         now = self._clock()
         if self._first is None:

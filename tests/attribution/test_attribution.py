@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedif_flower import FedIF, Median, PathAttribution, RobustRule, Validation
 from fedif_flower.attribution.credit import CreditBounds
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.server.callbacks import Callback
+from fedif_flower.server.run import Callback
 from fedif_flower.stages import Clip, FedAvgM, FedYogi, NearestNeighbours
 from tests.server.hostile import alike, one_more, round_of
 from tests.strategies.lines import (

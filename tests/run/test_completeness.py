@@ -14,8 +14,7 @@ from fedif_flower.run.completeness import completeness
 from fedif_flower.run.presence import RollCall
 from fedif_flower.run.rows import Line
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.server.callbacks import Question
-from fedif_flower.server.record import RoundReport
+from fedif_flower.server.record import Round
 
 NAMES = {1: "ada", 2: "bob", 3: "cyd"}
 
@@ -74,9 +73,7 @@ GAPS, SEEN = "complete with gaps", "last seen: round 1, 2026-01-01 09:30:05 UTC"
 def test_a_verdict_says_who_lacks_what(lines, more, letters, verdict, told):
     own = {"rounds": 4, "online": 3, "failed": (), "changes": (), **more}
     reports = [
-        RoundReport(
-            t, num_online=own["online"], status="failed" if t in own["failed"] else "advanced"
-        )
+        Round(t, num_online=own["online"], status="failed" if t in own["failed"] else "advanced")
         for t in range(own["rounds"] + 1)
     ]
     found = completeness([r.line() for r in reports], lines, own["changes"], NAMES, own)
@@ -104,12 +101,14 @@ class Roll:
         online = [node for i, node in NODES.items() if i not in gone]
         # As a directory has it: another list only where others are there.
         self.online = self.online if online == self.online else online
-        question = Question(
-            *(1, (), (), self.online, set(paused)),
+        current = Round(
+            1,
+            online=self.online,
+            paused=set(paused),
             candidates=[n for n in online if n.node_id not in (*paused, *barred)],
             grid=self.grid,
         )
-        changes = self.roll.call(question, SimpleNamespace(known=list(NODES.values())))
+        changes = self.roll.call(current, SimpleNamespace(known=list(NODES.values())))
         return [(c.node.node_id, c.presence, c.at) for c in changes]
 
 
@@ -149,5 +148,5 @@ def test_pauses_and_what_ends_them(roll):
 
 def test_that_a_simulated_member_is_there_is_not_told():
     simulated = [ClientNode(0, 5, is_simulated=True)]
-    question = Question(1, simulated, (), simulated, (), candidates=simulated)
-    assert RollCall().call(question, SimpleNamespace(known=simulated)) == []
+    current = Round(1, members=simulated, online=simulated, candidates=simulated)
+    assert RollCall().call(current, SimpleNamespace(known=simulated)) == []

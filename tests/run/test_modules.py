@@ -19,7 +19,7 @@ from fedif_flower.run.modules import hashes_here, modules_behind, modules_of
 from fedif_flower.run.provenance import code_hash
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.local_run import run_locally
-from fedif_flower.server.callbacks import Callback
+from fedif_flower.server.run import Callback
 from tests.run.points import regression
 from tests.strategies.lines import Movers, Threshold
 

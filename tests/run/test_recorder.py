@@ -21,8 +21,7 @@ from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import print_summary, require_complete, require_last_round, summarize
 from fedif_flower.run.rows import read_rows
-from fedif_flower.server.callbacks import Question
-from fedif_flower.server.record import ClientReport, RoundReport
+from fedif_flower.server.record import ClientReport, Round
 from tests.run.resuming import recorder_of
 
 
@@ -34,21 +33,21 @@ def new_recorder(output_dir: Path) -> RunRecorder:
     return recorder
 
 
-def report(number: int, scores: dict[int, float], failed: int = 0, **more) -> RoundReport:
+def report(number: int, scores: dict[int, float], failed: int = 0, **more) -> Round:
     clients = [
         ClientReport(ClientNode(p, 100 + p), train_seconds=0.5, weight_score=c, weight=1 / 3)
         for p, c in scores.items()
     ]
     clients += [ClientReport(ClientNode(8, 108), "failed")] * failed
-    return RoundReport(number, tuple(clients), aggregation_seconds=0.25, **more)
+    return Round(number, tuple(clients), aggregation_seconds=0.25, **more)
 
 
-def recorded(recorder: RunRecorder, *reports: RoundReport) -> RunRecorder:
+def recorded(recorder: RunRecorder, *reports: Round) -> RunRecorder:
     """Record rounds whose accuracies are 0.1, 0.6 and 0.8."""
     accuracies = (0.1, 0.6, 0.8)
     recorder.on_metrics(0, {"test-accuracy": 0.1})
     for told in reports:
-        recorder.on_asked(Question(told.round, (), (), (), ()))
+        recorder.on_asked(Round(told.round))
         recorder.on_round(told)
         recorder.on_metrics(told.round, {"test-accuracy": accuracies[min(told.round, 2)]})
     return recorder
@@ -106,9 +105,7 @@ def test_a_run_that_lost_a_member_is_incomplete_and_ends_so(tmp_path, monkeypatc
     rounds = [report(1, {0: 0.3, 1: 0.1, 2: 0.2}, num_online=2)]
     rounds += [report(t, {0: 0.3, 1: 0.1}, num_online=2) for t in range(2, 6)]
     news = {2: [gone]}
-    monkeypatch.setattr(
-        RollCall, "call", lambda _, question, __: news.get(question.server_round, [])
-    )
+    monkeypatch.setattr(RollCall, "call", lambda _, current, __: news.get(current.round, []))
     recorder = recorded(new_recorder(tmp_path), *rounds)
     summary = recorder.finish({"w": torch.zeros(1)})
     told = (
@@ -133,9 +130,9 @@ NODES = [ClientNode(0, 70, name="Graz"), ClientNode(1, 71), ClientNode(2, 72)]
 
 def test_it_says_who_was_asked_and_who_answered(tmp_path):
     live = LiveState(RunFolder(tmp_path), ExitStack())
-    live.on_asked(Question(4, asked=NODES[:2], at_work=NODES[2:], online=NODES, paused={9, 8}))
-    live.on_reply(4, NODES[0], failed=False)
-    live.on_reply(4, NODES[1], failed=True)
+    live.on_asked(Round(4, members=NODES[:2], at_work=NODES[2:], online=NODES, paused={9, 8}))
+    live.note_reply(NODES[0], is_error=False)
+    live.note_reply(NODES[1], is_error=True)
     live.write()
     said = RunFolder(tmp_path).live.read()
     assert said["asked"][0] == {"client_id": 70, "partition_id": 0, "name": "Graz"}
@@ -155,7 +152,8 @@ def test_it_says_who_was_asked_and_who_answered(tmp_path):
 )
 def test_its_last_word_is_how_the_run_ended(tmp_path, error, phase, reason):
     with suppress(StorageError, KeyboardInterrupt), ExitStack() as stack:
-        LiveState(RunFolder(tmp_path), stack).on_start(None)
+        strategy = SimpleNamespace(intake=SimpleNamespace(on_reply=[]))
+        LiveState(RunFolder(tmp_path), stack).on_start(strategy)
         if error is not None:
             raise error
     said = RunFolder(tmp_path).live.read()

@@ -27,7 +27,7 @@ from fedif_flower.run.provenance import data_hash, tensors_hash
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.writer import known_settings
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.server.callbacks import Callback
+from fedif_flower.server.run import Callback
 from fedif_flower.strategies import Pace, ScreenedStrategy, Setup
 from fedif_studies.lab.comparison import compare
 from tests.strategies.lines import BASE, Movers, Threshold, threshold_validation

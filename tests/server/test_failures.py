@@ -9,10 +9,11 @@ from flwr.app import ArrayRecord
 from fedif_flower import FedAvg
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.screening import AcceptedReply, RefusedReply, Screening
+from fedif_flower.messages.screening import AcceptedReply, RefusedReply
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.server.callbacks import Callback
 from fedif_flower.server.failures import MemberFailures
+from fedif_flower.server.record import Round
+from fedif_flower.server.run import Callback
 from fedif_flower.strategies import Setup
 from tests.server.hostile import Clients, spoiled_reply
 
@@ -69,9 +70,12 @@ def test_a_turn_is_the_rounds_in_which_a_member_is_asked_once():
     nodes = [ClientNode(i, i) for i in range(8)]
     failures = MemberFailures(3)
     usable = AcceptedReply(nodes[1], None, 1.0, {})
-    found = Screening([usable], [RefusedReply(nodes[0], "boom", "failed")])
+    refused = RefusedReply(nodes[0], "boom", "failed")
     for server_round in (1, 2):
-        failures.update(server_round, found, nodes[:2], nodes, failed="")
+        current = Round(
+            server_round, members=nodes[:2], online=nodes, accepted=[usable], refused=[refused]
+        )
+        failures.update(current, why_failed="")
     # Two of eight are asked: four rounds are a turn, which the second error costs.
     assert [len(failures.paused(t)) for t in (3, 6, 7)] == [1, 1, 0]
 
@@ -120,8 +124,8 @@ def test_too_few_free_members_means_that_all_may_be_asked():
 
 def test_a_federation_is_not_left_without_members():
     class Nobody(Callback):
-        def admit(self, nodes, server_round):
-            return []
+        def on_start(self, strategy):
+            strategy.roster.admit.append(lambda nodes, server_round: [])
 
     asked, _, _ = run(0, 3, 2, callbacks=[Nobody()])
     assert asked == [[0, 1, 2]] * 2
@@ -132,20 +136,21 @@ def test_callbacks_are_told_who_is_asked_who_is_paused_and_what_came():
         def __init__(self):
             self.questions, self.replies = [], set()
 
-        def on_asked(self, question):
-            self.questions.append(question)
+        def on_start(self, strategy):
+            strategy.intake.on_reply.append(self.note)
 
-        def on_reply(self, server_round, node, *, failed):
-            self.replies.add((server_round, node.client_id, failed))
+        def on_asked(self, current):
+            self.round = current.round
+            members = [node.client_id for node in current.members]
+            self.questions.append((self.round, members, current.paused, len(current.online)))
+
+        def note(self, node, is_error):
+            self.replies.add((self.round, node.client_id, is_error))
 
     told, everybody = Told(), range(1000, 1005)
     run(1, 5, 3, callbacks=[told])
     # Client 1000 errs in rounds 1 and 2, and is paused for one turn.
-    found = [
-        (q.server_round, [node.client_id for node in q.asked], set(q.paused), len(q.online))
-        for q in told.questions
-    ]
     all_five = [*everybody], set(), 5
-    assert found == [(1, *all_five), (2, *all_five), (3, [*everybody[1:]], {1000}, 5)]
+    assert told.questions == [(1, *all_five), (2, *all_five), (3, [*everybody[1:]], {1000}, 5)]
     came = {(t, i, i == 1000) for t in (1, 2, 3) for i in everybody}
     assert told.replies == came - {(3, 1000, True)}

@@ -13,11 +13,11 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server import nodes
 from fedif_flower.server.nodes import (
     MOST_QUESTIONS,
-    NodeDirectory,
     identify_by_query,
     simulated_nodes,
     wait_for_nodes,
 )
+from fedif_flower.server.roster import NodeDirectory
 from tests.server.hostile import Clients
 from tests.server.waiting import Clock, LateGrid
 from tests.strategies.lines import BASE, Movers, Threshold, threshold_validation

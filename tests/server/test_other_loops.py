@@ -16,7 +16,7 @@ from fedif_flower.messages.instructions import VECTOR_KEY, VECTOR_RECORD
 from fedif_flower.messages.models import model_arrays, tensor_arrays
 from fedif_flower.run.results import Run
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.server.callbacks import Callback, StopTraining
+from fedif_flower.server.run import Callback, StopTraining
 from fedif_flower.stages import FedAvgM, LossBound
 from fedif_flower.strategies import Pace, Setup
 from tests.server.hostile import alike, one_more, step_reply

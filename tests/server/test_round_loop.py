@@ -16,7 +16,7 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.server.callbacks import Callback, StopTraining
+from fedif_flower.server.run import Callback, StopTraining
 from fedif_flower.stages import FedAvgM
 from fedif_flower.strategies import ScreenedStrategy, Setup
 from tests.server.hostile import Clients, alike, one_more, round_of, step_reply

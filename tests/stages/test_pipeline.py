@@ -178,7 +178,7 @@ def test_updates_that_nobody_sees_are_shortened_alone():
         return (weights @ torch.tensor([-4.0, 2.0], dtype=torch.float64)).float().reshape(1)
 
     bound, hidden = Stages([LossBound(held_out())]), SimpleNamespace(summed=summed)
-    step = settle(bound, 0.0, -4.0, 2.0, hidden=hidden)
+    step = settle(bound, 0.0, -4.0, 2.0, unseen=hidden)
     assert step.coefficients.tolist() == [0.5 / 16, 0.5 / 16]
     assert len(sums) == 5
 

@@ -15,8 +15,8 @@ from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.server.callbacks import Callback
-from fedif_flower.server.record import RoundReport
+from fedif_flower.server.record import Round
+from fedif_flower.server.run import Callback
 from fedif_flower.strategies import RootTraining, ScoredStrategy, ScreenedStrategy, Setup
 from fedif_flower.valuation import InfluenceValuation, Validation
 from tests.server.hostile import Clients, reply_of
@@ -102,7 +102,7 @@ class Movers(Clients):
 
 def play(
     strategy: ScreenedStrategy, model: nn.Module, clients: Clients, rounds: int = 1
-) -> tuple[Tensor, list[RoundReport]]:
+) -> tuple[Tensor, list[Round]]:
     """Run rounds with all clients; return the new parameters ``[d]`` and the reports."""
     grid = LocalGrid(clients, len(getattr(clients, "steps", [0, 0, 0])))
     before = len(strategy.history.rounds)
@@ -111,7 +111,7 @@ def play(
     return torch.cat(arrays), strategy.history.rounds[before:]
 
 
-def column(report: RoundReport, name: str) -> list[float]:
+def column(report: Round, name: str) -> list[float]:
     """Return one figure of each client of a round."""
     return [getattr(client, name) for client in report.clients]
 

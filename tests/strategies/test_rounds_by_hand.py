@@ -91,7 +91,7 @@ def test_updates_that_do_not_fit_into_memory_lie_in_a_file(monkeypatch):
     monkeypatch.setattr(screening, "SHARE_OF_MEMORY", 0.0)
     strategy = fedif()
     in_file, _ = play(strategy, point(1), UP_DOWN_UP, rounds=2)
-    assert strategy.workspace.updates.untyped_storage().filename is not None
+    assert strategy.intake.workspace.updates.untyped_storage().filename is not None
     assert torch.equal(in_file, in_memory)
 
 

@@ -22,7 +22,7 @@ from fedif_flower.messages.instructions import instructions
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.loop import ScreenedStrategy
-from fedif_flower.server.record import RoundReport
+from fedif_flower.server.record import Round
 from fedif_flower.strategies import Setup
 from fedif_flower.tasks.task import Task
 
@@ -86,15 +86,16 @@ def play(
     setup: Setup | None = None,
     faults: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     **base: Any,
-) -> tuple[ScreenedStrategy, torch.Tensor, list[RoundReport]]:
+) -> tuple[ScreenedStrategy, torch.Tensor, list[Round]]:
     """Run rounds; return the strategy, the model's vector [d] and the reports."""
 
     def sent(message: Message, context: Context, answer: Any) -> Message:
         mod = spoilt.get(int(context.node_config["partition-id"]))
         return mod(message, context, answer) if mod else answer(message, context)
 
-    masking = Masking(Faulty(TrialKeeper(), **faults)) if is_masked else None
-    setup = replace(setup or Setup(device="cpu", max_failed_rounds=10), intake=masking)
+    setup = setup or Setup(device="cpu", max_failed_rounds=10)
+    if is_masked:
+        setup = replace(setup, intake=Masking(Faulty(TrialKeeper(), **faults)))
     strategy = strategy_of(setup=setup, fraction_evaluate=0.0, **base)
     grid = LocalGrid(task_app(TASK, [sent], client_parts()), members)
     config = ClientConfig(num_clients=members, learning_rate=scale, device="cpu")

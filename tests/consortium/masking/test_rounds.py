@@ -12,7 +12,7 @@ from torch import nn
 
 from fedif_consortium.masking import boxes, keeper, ring
 from fedif_consortium.masking.boxes import MaskingTerms
-from fedif_consortium.masking.part import Masking
+from fedif_consortium.masking.part import require_maskable
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_flower import FedAvg, FedIF, PathAttribution
 from fedif_flower.attribution.credit import CreditBounds
@@ -86,7 +86,7 @@ def test_a_round_beyond_the_loss_bound_takes_a_share_of_its_one_sum():
 def test_a_model_whose_masked_replies_would_look_like_a_flood_is_refused():
     arrays = ArrayRecord({"w": pack_array(np.ones(3, np.float16))})
     with pytest.raises(ConfigError, match="masking: 'w' is of float16"):
-        Masking(keeper.TrialKeeper()).require(FedAvg(), arrays)
+        require_maskable(FedAvg(), arrays)
 
 
 # -- members

@@ -20,8 +20,8 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.server.callbacks import Callback
-from fedif_flower.server.record import ClientReport, RoundReport
+from fedif_flower.server.record import ClientReport, Round
+from fedif_flower.server.run import Callback
 from tests.integration.deployed import free_port
 from tests.run.resuming import run_config
 
@@ -92,7 +92,7 @@ def test_a_port_in_use_ends_the_run_before_anything_is_written(tmp_path):
 def test_without_the_request_no_label_is_a_member_s_or_anybody_s_text(tmp_path):
     metrics = RunMetrics(config(tmp_path))
     before = len(samples(generate_latest(metrics.registry).decode()))
-    metrics.row(RoundReport(1, (ClientReport(ClientNode(0, 7, name="hospital-a")),)))
+    metrics.row(Round(1, (ClientReport(ClientNode(0, 7, name="hospital-a")),)))
     text = generate_latest(metrics.registry).decode()
     assert "hospital" not in text
     assert len(samples(text)) == before

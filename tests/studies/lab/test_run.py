@@ -25,7 +25,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.modules import hashes_here
 from fedif_flower.run.provenance import package_version
 from fedif_flower.run.rows import read_rows
-from fedif_flower.server.record import RoundReport
+from fedif_flower.server.record import Round
 from fedif_studies import commands, coverage, drawn, estimators, factorial, games, twins
 from fedif_studies import rows as rows_of
 from fedif_studies.benchmarks import common
@@ -360,7 +360,7 @@ def test_a_cell_says_how_far_it_is_and_until_when(capsys, monkeypatch):
     told = []
     monkeypatch.setattr(run, "_time_in", lambda seconds: f"in {seconds:g} s")
     for number in range(10, 17):
-        progress(RoundReport(number))
+        progress(Round(number))
         told.append(capsys.readouterr().out.strip())
     assert told == [
         *("", "", "the cell: round 12 of 16, until in 80 s", ""),

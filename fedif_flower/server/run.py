@@ -1,14 +1,12 @@
-"""The loop over rounds, and who is told of them: records, checkpoints, what a user adds."""
+"""A run from its first round to its last, whoever loops over them; and who is told of it."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property, wraps
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -16,56 +14,25 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from fedif_flower.errors import ConfigError, FedIFError, ValuationError
+from fedif_flower.intake.intake import Intake
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
-from fedif_flower.messages.screened_grid import believable, screened, unguessable
-from fedif_flower.messages.screening import Asked, Screening, Workspace
+from fedif_flower.messages.screened_grid import screened, unguessable
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.model import GlobalModel
-from fedif_flower.server.nodes import NodeDirectory, sample_clients, share_of
+from fedif_flower.server.nodes import sample_clients, share_of
 from fedif_flower.server.noise import NoiseWrapper, calling_wrapper
-from fedif_flower.server.record import History, RoundReport
-from fedif_flower.server.steps import Step
+from fedif_flower.server.open_run import ENDS_RUNS, OpenRun, replies_to, with_an_end
+from fedif_flower.server.record import History, Round, Step
+from fedif_flower.server.roster import NodeDirectory, Roster
 from fedif_flower.server.summary import Scoring
 from fedif_flower.stages import Stages
 from fedif_flower.valuation.ledger import ScoreLedger
 
 EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger(__name__)
-_ENDS_RUNS = "_fedif_ends_runs"  # The mark of a `start` that does.
 _FLOWER = logging.getLogger("flwr")  # Which prints in any program, as Flower's strategies do.
-
-
-@dataclass(frozen=True)
-class Question:
-    """Who is asked in a round, and who is not.
-
-    Attributes
-    ----------
-    server_round : int
-        Its number.
-    asked : collection of ClientNode
-        Those that get the model now.
-    at_work : collection of ClientNode
-        Those asked in earlier rounds whose replies still count.
-    online : sequence of ClientNode
-        Everybody who could be reached.
-    paused : collection of int
-        The client ids of those left out after errors, reached or not.
-    candidates : collection of ClientNode
-        Those of whom ``asked`` were drawn: neither paused, nor at work, nor barred by a callback.
-    grid : Grid, optional
-        The way to all of them.
-    """
-
-    server_round: int
-    asked: Collection[ClientNode]
-    at_work: Collection[ClientNode]
-    online: Sequence[ClientNode]
-    paused: Collection[int]
-    candidates: Collection[ClientNode] = ()
-    grid: Grid | None = None
 
 
 class StopTraining(Exception):  # noqa: N818 (as StopIteration: no error)
@@ -84,43 +51,23 @@ class Callback:
     def on_start(self, strategy: RunningStrategy) -> None:
         """Look at the strategy before its first round; its model is the one to begin with."""
 
-    def needs_sight(self, strategy: RunningStrategy) -> str:  # noqa: ARG002
-        """Return why it cannot stand beside masked rounds; empty if it can."""
+    def why_updates_are_read(self, strategy: RunningStrategy) -> str:  # noqa: ARG002
+        """Return why it needs each client's update itself; empty if it does not."""
         looks = type(self).on_step is not Callback.on_step
         return f"{type(self).__name__} looks at each client's update" if looks else ""
 
-    def admit(self, nodes: Sequence[ClientNode], server_round: int) -> Sequence[ClientNode]:  # noqa: ARG002
-        """Return those of the nodes that may be drawn in a round."""
-        return nodes
-
-    def awaited(self, server_round: int) -> Mapping[int, Asked]:  # noqa: ARG002
-        """Return, by node, who was asked before and is not asked now, and whose reply counts."""
-        return {}
-
-    def on_asked(self, question: Question) -> None:
+    def on_asked(self, current: Round) -> None:
         """Be told whom a round is about to ask."""
-
-    def on_reply(self, server_round: int, node: ClientNode, *, failed: bool) -> None:
-        """Be told that a reply of a client came, before it is screened; or an error in its place.
-
-        Told at once, while others are still waited for: it must not take long.
-        """
 
     def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:  # noqa: ARG002
         """Return what a node's next message holds beside the model and the settings."""
         return {}
 
-    def on_replies(self, server_round: int) -> None:
-        """Be told that a round's replies are read from now on: the last step's updates are lost."""
-
-    def on_screened(self, screening: Screening, asked: Mapping[int, Asked]) -> None:
-        """Take in what became of everybody whose reply counted in a round, by node."""
-
     def on_step(self, step: Step) -> None:
-        """Take in the step that a round took; not called for a round that failed."""
+        """Take in the step that a round took; not called for a round that took none."""
 
-    def on_round(self, report: RoundReport) -> None:
-        """Take in a round's report, once its replies are combined or have failed."""
+    def on_round(self, current: Round) -> None:
+        """Take in a round, once its replies are combined or have failed."""
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float] | None:  # noqa: ARG002
         """Look at the global model after a round; 0: before the first.
@@ -142,97 +89,6 @@ class Callback:
         """Be told that there are no more rounds, whether they ended in good order or not."""
 
 
-@dataclass
-class OpenRun:
-    """A run that has begun and not ended.
-
-    Attributes
-    ----------
-    loops_grid, grid : Grid
-        The way to the clients as its loop has it, and the same with replies that are screened.
-    is_own : bool
-        Whether :meth:`RunningStrategy.start` goes through its rounds; else another loop does.
-    is_over : bool
-        Whether a callback has ended it, though its loop goes on.
-    server_round : int
-        The last round that began; 0 before the first.
-    combined, looked_at : int
-        The last round whose replies were combined, and after which callbacks looked at the model;
-        -1: they have not looked at the first one.
-    number : int
-        What its loop calls the last round that began.
-    ahead : int
-        How far a round is ahead of that: what is started again goes on counting.
-    noise_for : int
-        Of how many members each noise hides that is added to the round's model; 0: none is.
-    trained, evaluated : list of Message
-        What was sent to clients by a grid that screens no reply.
-    outer : BaseException, optional
-        What was being handled as it began: another one ends it.
-    """
-
-    loops_grid: Grid
-    grid: Grid
-    is_own: bool = False
-    is_over: bool = False
-    server_round: int = 0
-    combined: int = 0
-    looked_at: int = 0
-    number: int = 0
-    ahead: int = 0
-    noise_for: int = 0
-    trained: list[Message] = field(default_factory=list)
-    evaluated: list[Message] = field(default_factory=list)
-    outer: BaseException | None = field(default_factory=sys.exception)
-
-    @property
-    def screens(self) -> bool:
-        """Whether the loop's grid screens replies itself."""
-        return self.grid is self.loops_grid
-
-    def reach_by(self, grid: Grid) -> Grid:
-        """Return a loop's grid with replies that are screened."""
-        if grid is not self.loops_grid:
-            self.loops_grid, self.grid = grid, screened(grid)
-        return self.grid
-
-    def count(self, number: int, completed_rounds: int) -> None:
-        """Take in what its loop calls the round that begins."""
-        if not self.server_round:
-            self.ahead = max(completed_rounds + 1 - number, 0)
-        elif number == self.number and self.combined == self.server_round:
-            self.ahead += 1  # The same number once more, for another round.
-        self.number = number
-        self.server_round = number + self.ahead
-
-
-def with_an_end(start: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``start`` of a subclass's own, after which the run has ended for callbacks too.
-
-    Its rounds go over a grid on which no reply is believed, as those of
-    :meth:`RunningStrategy.start` do.
-    """
-
-    @wraps(start)
-    def start_and_end(strategy: RunningStrategy, *given: Any, **named: Any) -> Any:
-        strategy.end()
-        is_nested = strategy._ends_by_itself
-        strategy._ends_by_itself = True
-        given = tuple(screened(value) if isinstance(value, Grid) else value for value in given)
-        named = {key: screened(v) if isinstance(v, Grid) else v for key, v in named.items()}
-        try:
-            result = start(strategy, *given, **named)
-        finally:
-            strategy._ends_by_itself = is_nested
-            strategy.end()
-        if isinstance(result, Result) and hasattr(strategy.model, "record"):
-            result.arrays = strategy.model.ended_with(result.arrays)
-        return result
-
-    setattr(start_and_end, _ENDS_RUNS, True)
-    return start_and_end
-
-
 class RunningStrategy(FedAvg):
     """Flower's ``FedAvg`` with rounds that are counted from the first process on, and told of.
 
@@ -247,15 +103,15 @@ class RunningStrategy(FedAvg):
     """
 
     combines_updates = True  # Whether a step is a sum of updates times coefficients.
+    chooses_one = False  # Whether a round's model is to be one client's, bit for bit.
     ledger: ScoreLedger | None = None  # Keeps a weight score of each client.
     model: GlobalModel
     history: History
     stages: Stages
-    nodes: NodeDirectory
-    failures: MemberFailures
+    roster: Roster
+    intake: Intake
     limits: ReplyLimits
     callbacks: list[Callback]
-    own_callbacks: Sequence[Callback] = ()  # The strategy's; they are told first.
     seed: int
     completed_rounds = 0  # By earlier processes, and by this one.
     _open_run: OpenRun | None = None  # That is going on.
@@ -266,30 +122,30 @@ class RunningStrategy(FedAvg):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let a ``start`` of the subclass's own end runs as this one's does."""
         super().__init_subclass__(**kwargs)
-        own = cls.start
-        if own is not RunningStrategy.start and not hasattr(own, _ENDS_RUNS):
-            cls.start = with_an_end(own)  # type: ignore[method-assign]
+        start = cls.start
+        if start is not RunningStrategy.start and not hasattr(start, ENDS_RUNS):
+            cls.start = with_an_end(start)  # type: ignore[method-assign]
 
-    @cached_property
-    def workspace(self) -> Workspace:
-        """Room for what replies hold."""
-        raise NotImplementedError
+    @property
+    def nodes(self) -> NodeDirectory:
+        """The members that are known, and who of them is online."""
+        return self.roster.directory
+
+    @property
+    def failures(self) -> MemberFailures:
+        """The members that err."""
+        return self.roster.failures
 
     @property
     def scoring(self) -> Scoring | None:
         """How the weight scores come about; ``None``: nothing is smoothed."""
         return None if self.ledger is None else Scoring.of(self.ledger)
 
-    @property
-    def told(self) -> Sequence[Callback]:
-        """Who is told of rounds."""
-        return (*self.own_callbacks, *self.callbacks)
-
-    def tell(self, what: Callable[[Callback], object]) -> None:
+    def tell(self, notify: Callable[[Callback], object]) -> None:
         """Tell every callback something; one that stops the run does so when the round is over."""
-        for callback in self.told:
+        for callback in self.callbacks:
             try:
-                what(callback)
+                notify(callback)
             except StopTraining as stop:
                 self._stop = stop
 
@@ -297,7 +153,9 @@ class RunningStrategy(FedAvg):
         """Take the model that a run begins with, and tell callbacks, before anybody is asked."""
         self._stop = None
         self.model.begin(initial_arrays)
-        for callback in self.told:
+        self.roster.begin()
+        self.intake.begin(self)
+        for callback in self.callbacks:
             callback.on_start(self)
         # An earlier process has looked at its last model.
         looked_at = 0 if self.completed_rounds else -1
@@ -322,10 +180,13 @@ class RunningStrategy(FedAvg):
                 self._tell_end(failed=failed)
 
     def _tell_end(self, *, failed: bool) -> None:
-        for callback in self.told:
+        for callback in self.callbacks:
             callback.on_end()
-        if not failed:
-            for remark in filter(None, (stage.remark() for stage in self.stages)):
+        if failed:
+            return
+        for stage in self.stages:
+            remark = stage.remark()
+            if remark:
                 logger.info("%s", remark)
 
     def start(
@@ -344,7 +205,9 @@ class RunningStrategy(FedAvg):
         the model that the run ended with, whatever its rounds have led to.
         """
         self.end()  # Of another loop's.
-        grid, result, started = screened(grid), Result(), time.monotonic()
+        started = time.monotonic()
+        grid = screened(grid)
+        result = Result()
         train_config = train_config or ConfigRecord()
         evaluate_config = evaluate_config or ConfigRecord()
         with self._ending_where_it_fails():
@@ -359,21 +222,8 @@ class RunningStrategy(FedAvg):
                 self._look(0, evaluate_fn, result)
             for server_round in range(self.completed_rounds + 1, last_round + 1):
                 _FLOWER.info("[ROUND %d/%d]", server_round, last_round)
-                model = self.model.record
-                asked = self.configure_train(server_round, model, train_config, grid)
-                replies = grid.send_and_receive(asked, timeout=timeout)
-                _, metrics = self.aggregate_train(server_round, replies)
-                if metrics is not None:
-                    _FLOWER.info("\t└──> Aggregated MetricRecord: %s", metrics)
-                    result.train_metrics_clientapp[server_round] = metrics
-                model = self.model.record
-                asked = self.configure_evaluate(server_round, model, evaluate_config, grid)
-                if asked := list(asked):
-                    replies = grid.send_and_receive(asked, timeout=timeout)
-                    metrics = self.aggregate_evaluate(server_round, replies)
-                    if metrics is not None:
-                        _FLOWER.info("\t└──> Evaluated MetricRecord: %s", metrics)
-                        result.evaluate_metrics_clientapp[server_round] = metrics
+                self._train(server_round, grid, timeout, train_config, result)
+                self._evaluate_at_clients(server_round, grid, timeout, evaluate_config, result)
                 self.completed_rounds = server_round
                 self._look(server_round, evaluate_fn, result)
             result.arrays = self.model.record
@@ -386,6 +236,30 @@ class RunningStrategy(FedAvg):
         result.arrays = self.model.record
         return result
 
+    def _train(
+        self, server_round: int, grid: Grid, timeout: float, config: ConfigRecord, result: Result
+    ) -> None:
+        """Let a round's members train, and go on to the model that their replies lead to."""
+        messages = self.configure_train(server_round, self.model.record, config, grid)
+        replies = grid.send_and_receive(messages, timeout=timeout)
+        _, metrics = self.aggregate_train(server_round, replies)
+        if metrics is not None:
+            _FLOWER.info("\t└──> Aggregated MetricRecord: %s", metrics)
+            result.train_metrics_clientapp[server_round] = metrics
+
+    def _evaluate_at_clients(
+        self, server_round: int, grid: Grid, timeout: float, config: ConfigRecord, result: Result
+    ) -> None:
+        """Let clients evaluate the new model, where the strategy says that they do."""
+        messages = list(self.configure_evaluate(server_round, self.model.record, config, grid))
+        if not messages:
+            return
+        replies = grid.send_and_receive(messages, timeout=timeout)
+        metrics = self.aggregate_evaluate(server_round, replies)
+        if metrics is not None:
+            _FLOWER.info("\t└──> Evaluated MetricRecord: %s", metrics)
+            result.evaluate_metrics_clientapp[server_round] = metrics
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -397,7 +271,7 @@ class RunningStrategy(FedAvg):
         """
         run = self._open_run
         if run is not None and run.is_own:
-            return self._ask(server_round, arrays, config, grid)
+            return self.ask_members(server_round, arrays, config, grid)
         wrapper = calling_wrapper()
         if wrapper is not None:
             self._require_noise_fits(wrapper, arrays)
@@ -409,12 +283,14 @@ class RunningStrategy(FedAvg):
                 return []
             run.count(server_round, self.completed_rounds)
             run.noise_for = 0 if wrapper is None else wrapper.num_sampled_clients
-            messages = self._ask(run.server_round, arrays, config, run.grid)
+            messages = self.ask_members(run.server_round, arrays, config, run.grid)
             run.trained = self._sent(run, messages)
             return messages
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,  # noqa: ARG002 (Flower's signature)
+        replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Screen the replies, weigh them, and combine them into the new model.
 
@@ -439,12 +315,12 @@ class RunningStrategy(FedAvg):
                 "configure_train, which one of your own has to call (super().configure_train)"
             )
         if run.is_own:
-            return self._take_in(server_round, replies)
+            return self.take_in_replies(replies)
         stays = None if run.noise_for else self.model.record
         if run.is_over:
             return stays, None
         with self._ending_where_it_fails():
-            arrays, metrics = self._take_in(run.server_round, _believed(replies, run.trained))
+            arrays, metrics = self.take_in_replies(replies_to(run.trained, replies))
             run.combined = self.completed_rounds = run.server_round
             if arrays is None and not run.noise_for:
                 arrays = self.model.record
@@ -474,18 +350,18 @@ class RunningStrategy(FedAvg):
     ) -> MetricRecord | None:
         """Average the metrics of every well-formed evaluation reply."""
         if self._open_run is not None:
-            replies = _believed(replies, self._open_run.evaluated)
+            replies = replies_to(self._open_run.evaluated, replies)
         records = screen_evaluations(replies, self._evaluators, self.limits)
         return aggregate_metrics(records, self.evaluate_metrics_aggr_fn, self.weighted_by_key)
 
-    def _ask(
+    def ask_members(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the messages by which a round's clients are asked to train."""
+        """Return the messages by which a round's members are asked to train."""
         raise NotImplementedError
 
-    def _take_in(
-        self, server_round: int, replies: Iterable[Message]
+    def take_in_replies(
+        self, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the model that a round's replies lead to, and the clients' metrics."""
         raise NotImplementedError
@@ -523,7 +399,7 @@ class RunningStrategy(FedAvg):
 
     def _ask_for_an_end(self) -> None:
         """Warn where callbacks will not learn that the run has ended."""
-        if self.told and not self._ends_by_itself:
+        if self.callbacks and not self._ends_by_itself:
             logger.warning(
                 "the rounds are not run by %s.start: call its end() after the last one, or what "
                 "callbacks do at the end is missing",
@@ -572,11 +448,11 @@ class RunningStrategy(FedAvg):
         if evaluate_fn is not None:
             metrics |= self._evaluated(server_round, evaluate_fn)
         try:
-            self.tell(lambda one: metrics.update(one.on_model(server_round, self.model) or {}))
+            self.tell(lambda by: metrics.update(by.on_model(server_round, self.model) or {}))
         finally:
             self.history.metrics[server_round] = dict(metrics)
-            self.tell(lambda one: one.on_metrics(server_round, metrics))
-        self.tell(lambda one: one.on_round_end(server_round))
+            self.tell(lambda callback: callback.on_metrics(server_round, metrics))
+        self.tell(lambda callback: callback.on_round_end(server_round))
         if metrics:
             _FLOWER.info("\t└──> Global evaluation: %s", metrics)
             result.evaluate_metrics_serverapp[server_round] = MetricRecord(dict(metrics))
@@ -586,24 +462,11 @@ class RunningStrategy(FedAvg):
     def _evaluated(self, server_round: int, evaluate_fn: EvaluateFunction) -> Mapping[str, float]:
         """Return the metrics of the user's own evaluation; none where it fails."""
         try:
-            found = self.model.examined(lambda arrays: evaluate_fn(server_round, arrays))
+            metrics = self.model.examined(lambda arrays: evaluate_fn(server_round, arrays))
         except Exception as error:
             ours = isinstance(error, FedIFError) and not isinstance(error, ValuationError)
             if ours or not server_round:
                 raise
             logger.error("round %d: the evaluation failed: %r", server_round, error)
             return {}
-        return {} if found is None else dict(found)  # type: ignore[arg-type]
-
-
-def _believed(replies: Iterable[Message], sent: Sequence[Message]) -> Iterable[Message]:
-    """Return replies to messages that a grid sent which does not look at what it gets."""
-    if not sent:
-        return replies
-    if not any(message.metadata.message_id for message in sent):
-        logger.warning(
-            "other messages were sent than the strategy's: a reply counts for the node that it "
-            "says it comes from"
-        )
-        return replies
-    return believable(replies, sent)
+        return {} if metrics is None else dict(metrics)  # type: ignore[arg-type]

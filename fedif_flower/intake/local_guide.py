@@ -1,0 +1,175 @@
+"""The server's half of a local method: a vector beside the model, or a guide of the clients."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from torch import Tensor
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.intake.intake import Host, Intake, IntakeAround, Select
+from fedif_flower.local_methods import Guide, LocalMethod, Turn
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.instructions import GUIDE_RECORD, VECTOR_KEY, VECTOR_RECORD
+from fedif_flower.messages.models import tensor_arrays
+from fedif_flower.messages.text import printable
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+
+logger = logging.getLogger(__name__)
+
+
+class LocalGuide(IntakeAround):
+    """Sends a method's vector ``[d]``, as SCAFFOLD's, and lets its guide tell clients how to train.
+
+    The vector is 0 at first, and again where a model was taken back. Its state has the vector, but
+    a run goes on with it only by :meth:`go_on`: elsewhere clients have lost their half with the run
+    that stopped.
+
+    Parameters
+    ----------
+    inner : Intake
+        Screens the replies.
+    method : LocalMethod
+        Says how the vector moves.
+    guide : Guide
+        The method's own; one that tells nobody anything where it has none.
+    """
+
+    is_alone = False
+
+    def __init__(self, inner: Intake, method: LocalMethod, guide: Guide) -> None:
+        super().__init__(inner)
+        self._method = method
+        self._guide = guide
+        self._vector: Tensor | None = None  # [d]
+        self._beside: ModelVectors | None = None  # The model that the vector is sent with.
+        self._saved: Tensor | None = None  # The vector of the run that goes on.
+        self._round = 0
+        self._logged_noisy: frozenset[int] = frozenset()
+
+    def begin(self, host: Host) -> None:
+        """Begin with the vector 0.
+
+        Raises
+        ------
+        ConfigError
+            If the guide needs coefficients, and the strategy gives none.
+        """
+        if self._guide.weighs and (not host.combines_updates or host.stages.make_groups):
+            raise ConfigError(
+                f"local_method = {self._method!r}; allowed with {type(host).__name__}, which "
+                "gives no client a coefficient: one that changes no weights"
+            )
+        self._vector = None
+        super().begin(host)
+
+    def go_on(self) -> None:
+        """Go on with the saved vector: clients have kept their half."""
+        if self._saved is not None:
+            self._vector = self._saved
+            self._beside = self.host.model.vectors
+        super().go_on()
+
+    def draw(
+        self, select: Select, nodes: Sequence[ClientNode], server_round: int
+    ) -> list[ClientNode]:
+        """Draw a round's clients, by the strategy's own rule, from those that the guide leaves."""
+        if not nodes:
+            return []
+        client_ids = [node.client_id for node in nodes]
+        try:
+            turn = self._guide.turn(client_ids, server_round)
+        except Exception as error:  # as in close
+            _log_unusable(server_round, error)
+            turn = Turn(client_ids)
+        admitted = frozenset(turn.members)
+        allowed = [node for node in nodes if node.client_id in admitted]
+        if turn.everyone or not allowed:
+            return allowed
+        return super().draw(select, allowed, server_round)
+
+    def open(self, server_round: int, members: Sequence[ClientNode], config: ConfigRecord) -> None:
+        """Let the guide know whom the round asks, and expect what it wants of them."""
+        super().open(server_round, members, config)
+        self._round = server_round
+        model = self.host.model
+        if self._method.sends_vector and not self._has_current_vector():
+            self._vector = torch.zeros_like(model.vectors.params)
+            self._beside = model.vectors
+        self._log_news()
+        self._guide.asked([node.client_id for node in members], server_round)
+        self.workspace.expect(self._guide.expected(server_round))
+
+    def _has_current_vector(self) -> bool:
+        """Tell whether the vector belongs to the global model, and not to one taken back."""
+        if self._vector is None or self._beside is None:
+            return False
+        return self.host.model.continues(self._beside)
+
+    def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:
+        """Return the vector, and what the guide tells this client."""
+        content = dict(super().enclose(node))
+        if self._vector is not None:
+            content[VECTOR_RECORD] = tensor_arrays({VECTOR_KEY: self._vector})
+        instructions = self._guide.told(node.client_id, self._round)
+        if instructions:
+            content[GUIDE_RECORD] = ConfigRecord(dict(instructions))
+        return content
+
+    def reweigh(self, updates: RoundUpdates, aggregation: Aggregation) -> Aggregation:
+        """Return a round's weights as the guide has them."""
+        aggregation = super().reweigh(updates, aggregation)
+        if not self._guide.weighs:
+            return aggregation
+        return replace(aggregation, weights=self._guide.weighted(updates, aggregation.weights))
+
+    def close(self, server_round: int, accepted: Sequence[ClientNode], *, stepped: bool) -> None:
+        """Move the vector by what accepted replies sent; let the guide take in their reports."""
+        super().close(server_round, accepted, stepped=stepped)
+        if stepped and self._vector is not None:
+            self._move_vector(self._vector, len(accepted))
+        client_ids = [node.client_id for node in accepted]
+        reports = {name: rows[: len(accepted)] for name, rows in self.workspace.beside.items()}
+        try:
+            self._guide.take(self._round, client_ids, reports)
+        except Exception as error:  # reports are the clients' words: they must not stop a run
+            _log_unusable(self._round, error)
+        self._log_news()
+
+    def _move_vector(self, vector: Tensor, num_accepted: int) -> None:
+        """Move the vector ``[d]`` on: it stands beside the model that the round led to."""
+        share = num_accepted / max(num_accepted, len(self.host.nodes.known))
+        changes = self.workspace.beside[VECTOR_KEY][:num_accepted]  # [m, d]
+        self._vector = self._method.moved(vector, changes, share)
+        self._beside = self.host.model.vectors
+
+    def stateful(self) -> dict[str, Any]:
+        """Return the parts that remember earlier rounds, by name."""
+        return {"local-guide": self, **super().stateful()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the guide's state, and the vector where it is beside the global model."""
+        vector = self._vector if self._has_current_vector() else None
+        return {"guide": self._guide.state_dict(), "vector": vector}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self._guide.load_state_dict(state["guide"])
+        self._saved = state["vector"]
+
+    def _log_news(self) -> None:
+        """Log who is taken to be noisy, where that is news."""
+        if self._guide.noisy == self._logged_noisy:
+            return
+        self._logged_noisy = self._guide.noisy
+        labels = self.host.nodes.labels(sorted(self._guide.noisy)).values()
+        logger.info("round %d: taken to be noisy: %s", self._round, ", ".join(labels) or "nobody")
+
+
+def _log_unusable(server_round: int, error: Exception) -> None:
+    logger.error("round %d: the reports cannot be used: %s", server_round, printable(repr(error)))

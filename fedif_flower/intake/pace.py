@@ -1,0 +1,108 @@
+"""How long a round waits for replies, and for how long a reply may take to count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Annotated
+
+from flwr.serverapp import Grid
+
+from fedif_flower.errors import ConfigError, require
+from fedif_flower.messages.polling_grid import Closing
+from fedif_flower.messages.screened_grid import ScreenedGrid
+from fedif_flower.sections import CheckedFields
+from fedif_flower.settings import Setting
+
+
+def inverse_root(rounds: int) -> float:
+    r"""Return :math:`1 / \sqrt{1 + s}`, what FedBuff counts an update of s rounds ago for."""
+    return 1.0 / math.sqrt(1.0 + rounds)
+
+
+@dataclass(frozen=True)
+class Pace(CheckedFields):
+    """When a round closes, and for how long late replies count.
+
+    A late reply enters the round in which it comes. It is screened against the model that it was
+    trained on, and its update is multiplied by ``staleness`` of the rounds between: scores, steps
+    and contributions are those of what it became. A member is not asked anew while its reply is
+    waited for.
+
+    Parameters
+    ----------
+    quorum : float
+        A round closes with so many usable replies: from 1 on a number, below 1 a share of the
+        members that are asked or still at work; 0: all that are asked are waited for.
+    grace : float
+        Seconds for which a round stays open once it has its quorum, >= 0.
+    ask_more : float
+        So many times as many members are drawn as ``fraction_train`` says, >= 1.
+    late_rounds : int
+        A reply counts if it comes at most so many rounds late; 0: what is late is lost.
+    staleness : callable
+        Takes rounds of delay >= 1, returns a factor in [0, 1].
+
+    References
+    ----------
+    Nguyen et al., 2022 (Federated learning with buffered asynchronous aggregation).
+    """
+
+    quorum: Annotated[
+        float,
+        Setting(
+            "a round closes with so many usable replies: from 1 on a number, below 1 a share of "
+            "the members that are asked or still at work; 0: all that are asked are waited for",
+            ge=0,
+        ),
+    ] = 0.0
+    grace: Annotated[
+        float,
+        Setting("seconds for which a round stays open once it has its quorum", ge=0),
+    ] = 0.0
+    ask_more: Annotated[
+        float,
+        Setting("so many times as many members are asked as `fraction-train` says", ge=1),
+    ] = 1.0
+    late_rounds: Annotated[
+        int,
+        Setting(
+            "a reply that comes at most so many rounds after its own still counts, less by "
+            "1 / sqrt(1 + rounds); until then its member is not asked anew; 0: it is lost",
+            ge=0,
+        ),
+    ] = 0
+    staleness: Callable[[int], float] = inverse_root
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        super().__post_init__()
+        whole = self.quorum < 1 or self.quorum == int(self.quorum)
+        require(whole, "quorum", self.quorum, "0, a share below 1, or a whole number")
+        require(bool(self.quorum or not self.grace), "grace", self.grace, "0 without a quorum")
+
+    def require_in(self, grid: Grid) -> None:
+        """Raise ConfigError where a round cannot close as it should: the grid's loop waits."""
+        words = "0 where another loop than the strategy's own start sends the messages"
+        require(isinstance(grid, ScreenedGrid) or not self.quorum, "quorum", self.quorum, words)
+
+    def closing(self, num_asked: int, awaited: Collection[int]) -> Closing:
+        """Return when a round closes in which so many members are asked, beside those at work."""
+        at_work = num_asked + len(awaited)
+        share = math.ceil(self.quorum * at_work) if self.quorum < 1 else int(self.quorum)
+        quorum = min(share, at_work) or None
+        return Closing(quorum, self.grace, frozenset(awaited), keeps=self.late_rounds > 0)
+
+    def require_all_drawn(self) -> None:
+        """Raise ConfigError where other clients take part than were drawn with their chances."""
+        if self.quorum or self.late_rounds or self.ask_more != 1:
+            raise ConfigError(
+                "sampling = 'independent'; allowed: 'fixed-size' where rounds close with a quorum, "
+                "ask more clients or take late replies: the chance with which a client counts is "
+                "not known"
+            )
+
+
+SYNCHRONOUS = Pace()
+"""All that are asked are waited for."""

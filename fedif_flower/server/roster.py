@@ -1,0 +1,206 @@
+"""Who can be asked in a round: known, online, not paused, not at work, not barred."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode, all_different, called
+from fedif_flower.server.failures import MemberFailures
+from fedif_flower.server.nodes import (
+    MOST_QUESTIONS,
+    Identify,
+    identify_unasked,
+    wait_for_nodes,
+)
+
+logger = logging.getLogger(__name__)
+
+# Returns those of the nodes that may be drawn in a round.
+Admit = Callable[[Sequence[ClientNode], int], Sequence[ClientNode]]
+
+
+@dataclass(frozen=True)
+class Present:
+    """Who is there as a round begins.
+
+    Attributes
+    ----------
+    online : sequence of ClientNode
+        Everybody who could be reached.
+    candidates : sequence of ClientNode
+        Those of them that may be drawn.
+    """
+
+    online: Sequence[ClientNode]
+    candidates: Sequence[ClientNode]
+
+
+class Roster:
+    """The members of a federation, and who of them may be drawn in a round.
+
+    Parameters
+    ----------
+    directory : NodeDirectory
+        Knows who is online, and which partition each holds.
+    failures : MemberFailures
+        Knows who is paused after errors.
+
+    Attributes
+    ----------
+    admit : list of callable
+        Each takes nodes and the round, and returns those of them that may be drawn; they are asked
+        in their order. A callback that bars members adds to it in its ``on_start``.
+    """
+
+    def __init__(self, directory: NodeDirectory, failures: MemberFailures) -> None:
+        self.directory = directory
+        self.failures = failures
+        self.admit: list[Admit] = []
+
+    def begin(self) -> None:
+        """Bar nobody, as a run begins."""
+        self.admit.clear()
+
+    def call(
+        self,
+        grid: Grid,
+        server_round: int,
+        *,
+        least: int,
+        awaited: int,
+        key: str,
+        at_work: Collection[int],
+    ) -> Present:
+        """Wait until enough members are there, and return who may be drawn.
+
+        Parameters
+        ----------
+        grid : Grid
+            The way to the members.
+        server_round : int
+            The round.
+        least : int
+            How many a round needs: where fewer are admitted, all that are idle may be drawn.
+        awaited : int
+            How many have to be online before anybody is asked.
+        key : str
+            The argument that asks for so many, for errors.
+        at_work : collection of int
+            The nodes that still train on an earlier round's model.
+        """
+        online = self.directory.online(grid, awaited, key)
+        free = self.failures.available(online, server_round, least)
+        idle = [node for node in free if node.node_id not in at_work]
+        admitted: Sequence[ClientNode] = idle
+        for admit in self.admit:
+            admitted = admit(admitted, server_round)
+        return Present(online, admitted if len(admitted) >= least else idle)
+
+
+class NodeDirectory:
+    """The nodes that are online, and their partitions; each node is asked at most three times.
+
+    Parameters
+    ----------
+    identify : callable, optional
+        ``identify(grid, node_ids)`` names nodes not known yet. ``None``: nobody is asked which
+        partition it holds (:func:`identify_unasked`).
+    timeout : float
+        Seconds to wait for enough nodes.
+    """
+
+    def __init__(self, identify: Identify | None, timeout: float) -> None:
+        self._identify = identify or identify_unasked
+        self._timeout = timeout
+        self._known: dict[int, ClientNode] = {}
+        self._questions: Counter[int] = Counter()
+        self._contested: set[int] = set()
+        self._online: tuple[list[int], list[ClientNode]] = ([], [])  # As of the last round.
+
+    @property
+    def known(self) -> list[ClientNode]:
+        """Every node ever seen."""
+        return sorted(self._known.values())
+
+    def meet(self, nodes: Iterable[ClientNode]) -> None:
+        """Know nodes that were asked already: they are not asked again."""
+        self._known |= {node.node_id: node for node in nodes}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on: partition, attack and name by lasting node id."""
+        known = [node for node in self._known.values() if not node.is_simulated]
+        return {"known": {n.node_id: [n.partition_id, n.attack, n.name] for n in known}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self._known = {
+            node_id: ClientNode(partition_id, node_id, *attack_and_name)
+            for node_id, (partition_id, *attack_and_name) in state["known"].items()
+        }
+        self._online = ([], [])
+
+    def online(
+        self, grid: Grid, at_least: int, key: str = "min_available_nodes"
+    ) -> list[ClientNode]:
+        """Wait until ``at_least`` nodes are online; return all ordered by partition id.
+
+        ``key`` and errors are those of :func:`wait_for_nodes`.
+        """
+        node_ids = wait_for_nodes(grid, at_least, self._timeout, key, self._known.values())
+        last_ids, last_online = self._online
+        if node_ids == last_ids:
+            return last_online
+        unknown = [node_id for node_id in node_ids if self._is_unknown(node_id)]
+        self._identify_nodes(grid, unknown)
+        online = self._claimed_once([self._known[node_id] for node_id in node_ids])
+        online.sort(key=lambda node: (node.partition_id, node.node_id))
+        # Of a million members that are still the same ones nothing has to be found out again.
+        if any(self._is_unknown(node_id) for node_id in unknown):
+            self._online = ([], [])
+        else:
+            self._online = (node_ids, online)
+        return online
+
+    def _identify_nodes(self, grid: Grid, node_ids: Sequence[int]) -> None:
+        """Find out who nodes are; one that nobody names stays unknown."""
+        self._questions.update(node_ids)
+        identified: dict[int, ClientNode] = {}
+        if node_ids:
+            identified = {node.node_id: node for node in self._identify(grid, node_ids)}
+        for node_id in node_ids:
+            self._known[node_id] = identified.get(node_id) or ClientNode(UNKNOWN_PARTITION, node_id)
+
+    def labels(self, client_ids: Iterable[int]) -> dict[int, str]:
+        """Return what clients are called, known or not, by their ids; all different."""
+        known = {node.client_id: node.called for node in self._known.values()}
+        return all_different({i: known.get(i) or called(i, UNKNOWN_PARTITION) for i in client_ids})
+
+    def _claimed_once(self, nodes: Sequence[ClientNode]) -> list[ClientNode]:
+        """Give a partition that several nodes claim to none of them."""
+        claims = Counter(node.partition_id for node in nodes)
+        claims[UNKNOWN_PARTITION] = 0
+        contested_before = self._contested
+        self._contested = set()
+        settled: list[ClientNode] = []
+        for node in nodes:
+            if claims[node.partition_id] > 1:
+                note = f"claims partition {node.partition_id}, as another node does"
+                node = replace(node, partition_id=UNKNOWN_PARTITION, note=note)
+                self._contested.add(node.node_id)
+                if node.node_id not in contested_before:
+                    logger.warning("%s %s: neither has it", node.label, note)
+            settled.append(node)
+        return settled
+
+    def _is_unknown(self, node_id: int) -> bool:
+        node = self._known.get(node_id)
+        if node is None or self._identify is identify_unasked:
+            return node is None
+        silent = node.partition_id == UNKNOWN_PARTITION
+        return silent and self._questions[node_id] < MOST_QUESTIONS

@@ -1,0 +1,102 @@
+"""What a strategy weighs by: a rule, what of it remembers rounds, and where a step leads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.round import (
+    Aggregation,
+    ModelVectors,
+    RoundUpdates,
+    all_finite,
+    combine_buffers,
+    largest_counters,
+)
+
+
+class Rule(Protocol):
+    """Takes a round's updates; returns weights ``[m]`` as an Aggregation, or a step ``[d]``.
+
+    Strategies are rules by their :meth:`~fedif_flower.strategies.ScreenedStrategy.weigh`; any other
+    callable by :class:`~fedif_flower.strategies.robust_rule.RobustRule`.
+    """
+
+    def __call__(self, updates: RoundUpdates) -> Aggregation | Tensor:
+        """Return what the rule makes of the updates."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A part that remembers earlier rounds.
+
+    Its state is made of dicts, lists, numbers, strings, ``None`` and tensors, so that it can be
+    read back without running code. Clients are named in it by their lasting ``client_id`` (see
+    :class:`~fedif_flower.messages.client_node.ClientNode`).
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on; later rounds do not change it."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        ...
+
+
+def require_answer(
+    answer: object, updates: RoundUpdates, *, combines_updates: bool
+) -> Aggregation | Tensor:
+    """Return a rule's answer.
+
+    Parameters
+    ----------
+    answer : object
+        What the rule returned.
+    updates : RoundUpdates
+        What it was given: m updates of a model ``[d]``.
+    combines_updates : bool
+        Whether it has to return weights ``[m]``; else a step ``[d]``.
+
+    Raises
+    ------
+    ValuationError
+        If the answer is the other of the two, or of another shape.
+    """
+    if combines_updates:
+        shape = updates.squared_norms.shape
+        # A rule of somebody else's may have put anything there.
+        if isinstance(answer, Aggregation) and getattr(answer.weights, "shape", None) == shape:
+            return answer
+        expected = "an Aggregation of weights [m]"
+    else:
+        shape = updates.global_params.shape
+        if isinstance(answer, Tensor) and answer.shape == shape:
+            return answer
+        expected = "a step [d]"
+    raise ValuationError(
+        f"the rule has to return {expected}, of shape {list(shape)}: its gives_weights says so"
+    )
+
+
+def take_step(updates: RoundUpdates, step: Tensor) -> tuple[ModelVectors, Aggregation]:
+    """Return the model one step ``[d]`` on; buffers are averaged, and no client has a weight: NaN.
+
+    Raises
+    ------
+    ValuationError
+        If the model is not finite.
+    """
+    params = (updates.global_params + step).cpu()
+    if not all_finite(params):
+        raise ValuationError("the aggregated model is not finite")
+    weights = torch.full((updates.num_clients,), torch.nan)
+    shares = updates.buffer_shortening / updates.num_clients
+    buffers = combine_buffers(updates.global_buffers, updates.buffer_updates, shares).cpu()
+    counters = largest_counters(updates.counters, weights)
+    return ModelVectors(params, buffers, counters), Aggregation(weights=weights)
