@@ -16,10 +16,10 @@ from torch import Tensor
 from fedif_flower.aggregators.linear_algebra import gram_matrix
 from fedif_flower.attribution.credit import Credit, CreditBounds, PastSteps
 from fedif_flower.attribution.path import find_refinements
-from fedif_flower.attribution.records import ClientAttribution, RoundAttribution, taken_back
-from fedif_flower.attribution.rounds import Part, RoundAttributor, TakenRound, joined
+from fedif_flower.attribution.records import ClientAttribution, RoundAttribution, take_back
+from fedif_flower.attribution.rounds import CarriedUpdates, RoundAttributor, TakenRound, carry
 from fedif_flower.errors import ConfigError, require
-from fedif_flower.round import ModelVectors
+from fedif_flower.round import ModelVectors, UnseenUpdates
 from fedif_flower.server.model import GlobalModel, require_judge
 from fedif_flower.server.record import Round, Step
 from fedif_flower.server.run import Callback, RunningStrategy
@@ -59,8 +59,8 @@ class PathAttribution(Callback):
         Also split each contribution by so many blocks of the examples, >= 2, from which intervals
         follow (see :func:`~fedif_flower.valuation.parts.block_validations`); the pass
         over the examples in the middle of a step gives both, one more where the rule has none
-        there. 0: do not. Masked rounds are not split: the keeper of
-        their masks answers one product a round.
+        there. 0: do not. Rounds whose updates nobody sees are not split: there is one product
+        a round with them.
     bounds : CreditBounds, optional
         Bounds what members are credited with, by lengths and cosines; ``None``: each is credited
         with its contribution.
@@ -96,8 +96,8 @@ class PathAttribution(Callback):
         bounds: CreditBounds | None = None,
         on_attribution: OnAttribution | None = None,
     ) -> None:
-        is_one = isinstance(validation, Validation)
-        require(is_one, "validation", shown_setting(validation), "a Validation")
+        fits = isinstance(validation, Validation)
+        require(fits, "validation", shown_setting(validation), "a Validation")
         self.validation = validation
         self.rule = rule
         self.rounds: list[RoundAttribution] = []
@@ -114,7 +114,7 @@ class PathAttribution(Callback):
         self._goes_on = False  # Whether that is what the round before led to.
         self._pending: tuple[TakenRound, Future[RoundAttribution]] | None = None
         self._last: tuple[ModelVectors, ModelVectors] | None = None  # The round before led so.
-        self._carried: tuple[Part, ...] = ()  # In the last step, the newest first.
+        self._carried: tuple[CarriedUpdates, ...] = ()  # In the last step, the newest first.
         self.bounds = bounds
         self._past = PastSteps()  # That the model really moved by.
         # What the next round needs of those before, by round: of the last two.
@@ -135,14 +135,17 @@ class PathAttribution(Callback):
     def contributions(self) -> dict[str, float]:
         """Each client's sum over the rounds so far, by what logs call it, the largest first."""
         sums: dict[int, float] = defaultdict(float)
-        for client in (client for found in self.rounds for client in found.clients):
-            sums[client.client_id] += client.contribution
-        strategy = self._strategy
-        labels = strategy.nodes.labels(sums) if strategy else {i: str(i) for i in sums}
-        return {labels[i]: sums[i] for i in sorted(sums, key=sums.__getitem__, reverse=True)}
+        for attributed in self.rounds:
+            for client in attributed.clients:
+                sums[client.client_id] += client.contribution
+        labels = {client_id: str(client_id) for client_id in sums}
+        if self._strategy is not None:
+            labels = self._strategy.nodes.labels(sums)
+        largest_first = sorted(sums, key=sums.__getitem__, reverse=True)
+        return {labels[client_id]: sums[client_id] for client_id in largest_first}
 
     def why_updates_are_read(self, strategy: RunningStrategy) -> str:
-        """Return what would take more than one product with each masked update."""
+        """Return what would take more than one product with each update."""
         if len(self._attributor.quadratures) > 1:
             return f"attribution = {self.rule!r} takes several gradients one after the other"
         if self._attributor.classes:
@@ -184,21 +187,27 @@ class PathAttribution(Callback):
 
     def on_step(self, step: Step) -> None:
         """Begin with the round's gradients."""
-        updates, applied = step.updates.client_updates, step.aggregation.applied
+        updates = step.updates.client_updates
+        applied = step.aggregation.applied
         assert applied is not None  # on_start: the strategy combines updates
-        members = tuple((node.partition_id, node.client_id) for node in step.nodes)
         credit = self._credit(step, applied)
-        basis = updates[:0] if credit is None else self._past.basis
-        own = Part(members, applied.cpu(), updates, basis, credit)
-        parts = joined([own, *self._carried], step.shares or (1.0,))
-        if step.shares:  # The newest updates are lost otherwise.
-            self._carried = (replace(parts[0], updates=updates.clone()), *parts[1:])
+        newest = CarriedUpdates(
+            members=tuple((node.partition_id, node.client_id) for node in step.nodes),
+            coefficients=applied.cpu(),
+            updates=updates,
+            basis=updates[:0] if credit is None else self._past.basis,
+            credit=credit,
+        )
+        in_step = carry([newest, *self._carried], step.shares or (1.0,))
+        if step.shares:
+            # The newest updates are overwritten in the next round.
+            self._carried = (replace(in_step[0], updates=updates.clone()), *in_step[1:])
         if self.bounds is not None:
             self._past = self._past.after(step.after.params - step.before.params)
         unseen = step.updates.unseen
         if unseen is not None and not self.rounds and self.block_weights:
             logger.info("masked rounds: no intervals for another held-out set")
-        self._attribute(step.updates.server_round, step.before, step.after, parts, unseen=unseen)
+        self._attribute(step.updates.server_round, step.before, step.after, in_step, unseen=unseen)
 
     def _credit(self, step: Step, applied: Tensor) -> Credit | None:
         """Return how much of each of a round's updates is credited, if that is bounded."""
@@ -207,7 +216,8 @@ class PathAttribution(Callback):
         updates = step.updates.client_updates
         unseen = step.updates.unseen
         if unseen is None:
-            gram, shares = gram_matrix(updates).cpu(), self._past.shares(updates)
+            gram = gram_matrix(updates).cpu()
+            shares = self._past.shares(updates)
         else:
             gram, shares = unseen.sketched(self._past.basis)
         return self.bounds.bound(
@@ -219,18 +229,20 @@ class PathAttribution(Callback):
             shares=shares,
         )
 
-    def on_round(self, report: Round) -> None:
+    def on_round(self, current: Round) -> None:
         """Take note of a round without a step; it may have undone the step before."""
-        if report.status == "advanced":
+        if current.status == "advanced":
             return
-        before, after = self._sent, self._model.vectors
+        before = self._sent
+        after = self._model.vectors
         assert before is not None  # finish_last_round
         undone: tuple[ClientAttribution, ...] = ()
         if self._last is not None and self._goes_on and after is not before:
-            if torch.equal(after.params, self._last[0].params):
-                undone = tuple(map(taken_back, self.rounds[-1].clients))
+            params_before_last_step = self._last[0].params
+            if torch.equal(after.params, params_before_last_step):
+                undone = tuple(take_back(client) for client in self.rounds[-1].clients)
             self._carried = self._carried[1:]
-        self._attribute(report.round, before, after, undone=undone)
+        self._attribute(current.round, before, after, undone=undone)
 
     def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
         """Remember what is carried into the next round, for a checkpoint."""
@@ -253,21 +265,23 @@ class PathAttribution(Callback):
         """Wait for the round that is still to be attributed, and tell of it."""
         if self._pending is None:
             return
-        (taken, future), self._pending = self._pending, None
-        found = future.result()
-        if taken.parts and not self._model.continues(taken.after):
+        taken, future = self._pending
+        self._pending = None
+        attributed = future.result()
+        if taken.in_step and not self._model.continues(taken.after):
             logger.warning("round %d: its step was taken back", taken.server_round)
-            found = RoundAttribution(taken.server_round, found.loss_before, found.loss_before)
+            loss = attributed.loss_before
+            attributed = RoundAttribution(taken.server_round, loss, loss)
             self._carried = self._carried[1:]
-        self._last = taken.before, taken.after
-        self.rounds.append(found)
-        for told in self.on_attribution:
-            told(found)
+        self._last = (taken.before, taken.after)
+        self.rounds.append(attributed)
+        for tell in self.on_attribution:
+            tell(attributed)
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
         """Return the rounds after one, up to another; it waits for the one in work."""
         self.settle()
-        return [asdict(found) for found in self.rounds[after:last_round]]
+        return [asdict(attributed) for attributed in self.rounds[after:last_round]]
 
     def state_dict(self, last_round: int) -> dict[str, Any]:
         """Return what is not in :meth:`lines`: the rule, and what is carried on."""
@@ -277,7 +291,7 @@ class PathAttribution(Callback):
             "num_classes": self.num_classes,
             "blocks": self.block_weights,
             **memory,
-            "carried": [part.state() for part in memory["carried"]],
+            "carried": [updates.state() for updates in memory["carried"]],
         }
 
     def load_state_dict(
@@ -290,16 +304,18 @@ class PathAttribution(Callback):
         ValueError, TypeError, KeyError
             If it is not of this rule, or not of the rounds 1 to ``last_round``.
         """
-        ours = self.state_dict(last_round)
+        expected = self.state_dict(last_round)
         for name in ("rule", "num_classes", "blocks"):
-            if state[name] != ours[name]:
-                words = f"its attribution has {name} = {state[name]}; this run's has {ours[name]}"
-                raise ValueError(words)
+            if state[name] != expected[name]:
+                raise ValueError(
+                    f"its attribution has {name} = {state[name]}; this run's has {expected[name]}"
+                )
         rounds = TypeAdapter(list[RoundAttribution]).validate_python(lines)
-        if [found.server_round for found in rounds] != list(range(1, last_round + 1)):
+        numbers = [attributed.server_round for attributed in rounds]
+        if numbers != list(range(1, last_round + 1)):
             raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")
         self.rounds = rounds
-        self._carried = tuple(map(Part.from_state, state["carried"]))
+        self._carried = tuple(CarriedUpdates.from_state(saved) for saved in state["carried"])
         self._past = PastSteps(state["past_steps"])
         if (self.bounds is None) != (state["bounds"] is None):
             raise ValueError("its credit is bounded where this run's is not, or the other way")
@@ -315,14 +331,23 @@ class PathAttribution(Callback):
         server_round: int,
         before: ModelVectors,
         after: ModelVectors,
-        parts: tuple[Part, ...] = (),
-        **more: Any,
+        in_step: tuple[CarriedUpdates, ...] = (),
+        unseen: UnseenUpdates | None = None,
+        undone: tuple[ClientAttribution, ...] = (),
     ) -> None:
         """Let the gradients' thread attribute a round."""
-        ends = self._begin(before), self._begin(after)
-        names = self._model.layout
-        taken = TakenRound(server_round, before, after, parts, names, ends, **more)
-        self._pending = taken, self._gradients.submit(lambda: self._attributor.evaluate(taken))
+        taken = TakenRound(
+            server_round,
+            before,
+            after,
+            in_step=in_step,
+            names=self._model.layout,
+            ends=(self._begin(before), self._begin(after)),
+            unseen=unseen,
+            undone=undone,
+        )
+        attributed = self._gradients.submit(lambda: self._attributor.evaluate(taken))
+        self._pending = (taken, attributed)
 
     @property
     def _model(self) -> GlobalModel:

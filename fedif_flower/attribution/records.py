@@ -48,7 +48,7 @@ class ClientAttribution:
     blocks : tuple of float
         The part of it that comes from each block of held-out examples (see
         :func:`~fedif_flower.attribution.path.block_contributions`); they sum to ``contribution``.
-        Empty in masked rounds.
+        Empty in rounds whose updates nobody sees.
     """
 
     partition_id: int
@@ -100,13 +100,16 @@ class RoundAttribution:
         return self.decrease - self.attributed
 
 
-def taken_back(client: ClientAttribution) -> ClientAttribution:
-    """Return what a client contributes to a step back along the one it contributed to."""
+def take_back(client: ClientAttribution) -> ClientAttribution:
+    """Return what a client contributes to a step back along the one that it contributed to."""
+    credit = client.credit
+    if credit is not None:
+        credit = replace(credit, credited=-credit.credited)
     return replace(
         client,
         coefficient=-client.coefficient,
         contribution=-client.contribution,
         classes=tuple(-value for value in client.classes),
         blocks=tuple(-value for value in client.blocks),
-        credit=client.credit and replace(client.credit, credited=-client.credit.credited),
+        credit=credit,
     )

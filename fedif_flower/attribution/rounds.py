@@ -39,12 +39,12 @@ Member = tuple[int, int]  # A client as tables name it: partition id and lasting
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one round's updates are of a step.
+class CarriedUpdates:
+    """One round's updates in a step: in its own, and in later ones that momentum carries them to.
 
-    It is ``share * coefficients`` [m] times ``updates`` [m, d]; in the round itself, share is 1. A
-    server with momentum carries parts on, ``[m, d]`` each: ten rounds where half of the step before
-    is carried on, 66 where nine tenths are.
+    They are in it as ``share * coefficients`` [m] times ``updates`` [m, d]. In the round itself,
+    share is 1. A server with momentum carries the updates of ten rounds where half of the step
+    before is carried on, of 66 where nine tenths are.
 
     ``basis`` [k, d] are the steps before it that its updates are compared with, where ``credit``
     is bounded; k may be 0.
@@ -64,31 +64,37 @@ class Part:
 
     def state(self) -> dict[str, Any]:
         """Return everything in dicts, numbers and tensors."""
-        credit = self.credit and vars(self.credit)
+        credit = None if self.credit is None else vars(self.credit)
         return {**vars(self), "updates": self.updates.cpu(), "credit": credit}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Part:
+    def from_state(cls, state: Mapping[str, Any]) -> CarriedUpdates:
         """Return what :meth:`state` was made of."""
         members = tuple((member[0], member[1]) for member in state["members"])
-        credit = state["credit"] and Credit(**state["credit"])
+        credit = None if state["credit"] is None else Credit(**state["credit"])
         return cls(**{**state, "members": members, "credit": credit})
 
 
-def joined(parts: Sequence[Part], shares: Sequence[float]) -> tuple[Part, ...]:
-    """Return those rounds, the newest first, that are in a step in which they count for shares."""
-    kept = [share for share in shares if share >= LEAST_SHARE * shares[0]]
-    return tuple(replace(p, share=share) for p, share in zip(parts, kept, strict=False))
+def carry(rounds: Sequence[CarriedUpdates], shares: Sequence[float]) -> tuple[CarriedUpdates, ...]:
+    """Return the rounds, the newest first, that are in a step with these shares.
+
+    A round whose share has faded is left out, and so are the rounds before it.
+    """
+    least = LEAST_SHARE * shares[0]
+    lasting = [share for share in shares if share >= least]
+    return tuple(
+        replace(updates, share=share) for updates, share in zip(rounds, lasting, strict=False)
+    )
 
 
 @dataclass(frozen=True)
 class TakenRound:
-    """A round that is still to be attributed; without parts, it failed."""
+    """A round that is still to be attributed; without updates in its step, it failed."""
 
     server_round: int
     before: ModelVectors
     after: ModelVectors
-    parts: tuple[Part, ...]
+    in_step: tuple[CarriedUpdates, ...]  # The newest first.
     names: BufferNames
     ends: tuple[Future[LossAndGradient], Future[LossAndGradient]]  # At the two models.
     unseen: UnseenUpdates | None = None
@@ -96,13 +102,15 @@ class TakenRound:
 
     def at(self, node: float) -> tuple[Tensor, Mapping[str, Tensor]]:
         """Return the model, ``[d]`` and buffers, from the old one, 0, to the new one, 1."""
-        before, after = self.before, self.after
-        vectors = after if node else before
-        if 0.0 < node < 1.0:
+        if node == 0.0:
+            vectors = self.before
+        elif node == 1.0:
+            vectors = self.after
+        else:
             vectors = ModelVectors(
-                torch.lerp(before.params, after.params, node),
-                torch.lerp(before.buffers, after.buffers, node),
-                after.counters,
+                torch.lerp(self.before.params, self.after.params, node),
+                torch.lerp(self.before.buffers, self.after.buffers, node),
+                self.after.counters,
             )
         return vectors.params, self.names.named_buffers(vectors)
 
@@ -135,95 +143,140 @@ class RoundAttributor:
 
     def evaluate(self, taken: TakenRound) -> RoundAttribution:
         """Return a round's attribution; where the path leads out of what is finite, none."""
-        losses = [_loss(end) for end in taken.ends]
+        loss_before, loss_after = (_loss(end) for end in taken.ends)
         clients = taken.undone
-        if taken.parts and all(map(math.isfinite, losses)):
-            try:
-                clients = self._clients(taken, losses[0] - losses[1])
-            except Exception as error:  # out of a user's model or loss, as likely as not
-                reason = printable(str(error))
-                logger.error("round %d cannot be attributed: %s", taken.server_round, reason)
-        elif taken.parts:
+        if taken.in_step:
+            clients = self._attribute(taken, loss_before, loss_after)
+        return RoundAttribution(taken.server_round, loss_before, loss_after, clients)
+
+    def _attribute(
+        self, taken: TakenRound, loss_before: float, loss_after: float
+    ) -> tuple[ClientAttribution, ...]:
+        """Return what each client contributed; nothing, and a line in the log, if that fails."""
+        if not (math.isfinite(loss_before) and math.isfinite(loss_after)):
             logger.error("round %d cannot be attributed: no finite loss", taken.server_round)
-        return RoundAttribution(taken.server_round, losses[0], losses[1], clients)
+            return ()
+        try:
+            return self._clients(taken, loss_before - loss_after)
+        except Exception as error:  # out of a user's model or loss, as likely as not
+            reason = printable(str(error))
+            logger.error("round %d cannot be attributed: %s", taken.server_round, reason)
+            return ()
 
     def _clients(self, taken: TakenRound, decrease: float) -> tuple[ClientAttribution, ...]:
         """Return what each client contributed; one that also sent earlier updates has one sum."""
-        # Under the partition that it claimed last: a claim may change.
-        claimed = {member[1]: member for part in taken.parts[::-1] for member in part.members}
-        sums: dict[Member, Tensor] = {}  # Coefficient, credited, contribution, and its splits.
-        for part, rows in zip(taken.parts, self._of_parts(taken, decrease), strict=True):
-            applied = part.applied if part is taken.parts[0] else torch.zeros(len(rows))
-            columns = torch.column_stack([applied, rows])
-            for (_, client_id), row in zip(part.members, columns, strict=True):
-                member = claimed[client_id]
-                sums[member] = sums[member] + row if member in sums else row
-        usual: dict[Member, list[float]] = {}
-        newest, clients, c = taken.parts[0], [], len(self.classes)
-        if (own := newest.credit) is not None:
-            figures = torch.stack([own.length, own.weight, own.borrowed, own.opposed], dim=1)
-            usual = dict(zip(newest.members, figures.tolist(), strict=True))
+        newest = taken.in_step[0]
+        sums = self._sums(taken, decrease)
+        # How the newest update of each compares with what is usual.
+        compared: dict[Member, list[float]] = {}
+        if newest.credit is not None:
+            credit = newest.credit
+            figures = torch.stack(
+                [credit.length, credit.weight, credit.borrowed, credit.opposed], dim=1
+            )  # [m, 4]
+            compared = dict(zip(newest.members, figures.tolist(), strict=True))
+        num_classes = len(self.classes)
+        clients = []
         for member in sorted(sums):
-            coefficient, within, total, *rest = sums[member].tolist()
-            credit = None
-            if own is not None:
-                credit = MemberCredit(min(total, within), *usual.get(member, ()))
-            classes, blocks = tuple(rest[:c]), tuple(rest[c:])
-            clients.append(ClientAttribution(*member, coefficient, total, classes, credit, blocks))
+            coefficient, credited_sum, contribution, *splits = sums[member].tolist()
+            member_credit = None
+            if newest.credit is not None:
+                ratios = compared.get(member, ())
+                member_credit = MemberCredit(min(contribution, credited_sum), *ratios)
+            clients.append(
+                ClientAttribution(
+                    *member,
+                    coefficient=coefficient,
+                    contribution=contribution,
+                    classes=tuple(splits[:num_classes]),
+                    credit=member_credit,
+                    blocks=tuple(splits[num_classes:]),
+                )
+            )
         return tuple(clients)
 
-    def _of_parts(self, taken: TakenRound, decrease: float) -> list[Tensor]:
-        """Return of each part ``[m, 2 + c + b]``: credited, contributed, and how that splits."""
+    def _sums(self, taken: TakenRound, decrease: float) -> dict[Member, Tensor]:
+        """Return each member's coefficient, credit, contribution and its splits, ``[3 + c + b]``.
+
+        A member counts under the partition that it claimed last: a claim may change.
+        """
+        last_claim: dict[int, Member] = {}
+        for updates in reversed(taken.in_step):
+            for partition_id, client_id in updates.members:
+                last_claim[client_id] = (partition_id, client_id)
+        sums: dict[Member, Tensor] = {}
+        contributed = self._contributions(taken, decrease)
+        for updates, rows in zip(taken.in_step, contributed, strict=True):
+            # The coefficient that a line tells is the one of its own round's update.
+            is_newest = updates is taken.in_step[0]
+            coefficients = updates.applied if is_newest else torch.zeros(len(rows))
+            columns = torch.column_stack([coefficients, rows])  # [m, 3 + c + b]
+            for (_, client_id), row in zip(updates.members, columns, strict=True):
+                member = last_claim[client_id]
+                sums[member] = sums[member] + row if member in sums else row
+        return sums
+
+    def _contributions(self, taken: TakenRound, decrease: float) -> list[Tensor]:
+        """Return for each round in the step ``[m, 2 + c + b]``: credited, contributed, splits."""
         if taken.unseen is not None:
             return [self._contributed_unseen(taken, taken.unseen)]
-        middle, by_block = self._middle(taken) if self.blocks else (None, None)
-        known: dict[float, list[Tensor]] = {}
-        found: list[Tensor] = []
+        middle: Tensor | None = None
+        slopes_by_block: list[Tensor] = []
+        if self.blocks:
+            middle, slopes_by_block = self._middle(taken)
+        slopes_at: dict[float, list[Tensor]] = {}  # By node of the rule, for each round.
+        contributed: list[Tensor] = []
         coarser: Tensor | None = None
         for rule in self.quadratures:
-            known |= {n: self._slopes(taken, n, middle) for n in rule.nodes if n not in known}
-            found = [
-                _integrated(part, torch.stack([known[n][index] for n in rule.nodes]), rule)
-                for index, part in enumerate(taken.parts)
-            ]
-            totals = torch.cat([rows[:, 1] for rows in found])
+            for node in rule.nodes:
+                if node not in slopes_at:
+                    slopes_at[node] = self._slopes(taken, node, middle)
+            contributed = []
+            for place, updates in enumerate(taken.in_step):
+                at_nodes = torch.stack([slopes_at[node][place] for node in rule.nodes])
+                contributed.append(_integrated(updates, at_nodes, rule))
+            totals = torch.cat([rows[:, 1] for rows in contributed])
             if is_settled(totals, coarser, decrease):
                 break
             coarser = totals
-        if by_block is None:
-            return found
+        if not self.blocks:
+            return contributed
         weights = self.block_weights
-        return [
-            torch.cat([rows, block_contributions(along, part.applied, weights, rows[:, 1]).T], 1)
-            for part, rows, along in zip(taken.parts, found, by_block, strict=True)
-        ]
+        split = []
+        for updates, rows, along in zip(taken.in_step, contributed, slopes_by_block, strict=True):
+            by_block = block_contributions(along, updates.applied, weights, rows[:, 1])  # [b, m]
+            split.append(torch.cat([rows, by_block.T], dim=1))
+        return split
 
     def _middle(self, taken: TakenRound) -> tuple[Tensor, list[Tensor]]:
-        """Return the gradient ``[d]`` in the middle of the step, and each part's slopes [b, m].
+        """Return the gradient ``[d]`` in the middle of the step, and each round's slopes [b, m].
 
         One pass over the examples gives both, block by block; one block's gradient is held.
         """
         params, buffers = taken.at(_MIDDLE)
-        norms = [torch.linalg.vector_norm(part.updates, dim=1) ** 2 for part in taken.parts]
-        along: list[list[Tensor]] = [[] for _ in taken.parts]
-        whole = torch.zeros_like(params)
+        squared_norms = [
+            torch.linalg.vector_norm(updates.updates, dim=1) ** 2 for updates in taken.in_step
+        ]
+        along: list[list[Tensor]] = [[] for _ in taken.in_step]
+        whole = torch.zeros_like(params)  # [d]
         for block, weight in zip(self.blocks, self.block_weights.tolist(), strict=True):
             gradient = block.gradient(params, buffers)
             whole.add_(gradient.to(whole), alpha=weight)
-            for own, part, squared in zip(along, taken.parts, norms, strict=True):
-                own.append(slopes(part.updates, gradient, squared))
-        return whole, [torch.stack(own) for own in along]
+            for place, updates in enumerate(taken.in_step):
+                along[place].append(slopes(updates.updates, gradient, squared_norms[place]))
+        return whole, [torch.stack(of_blocks) for of_blocks in along]
 
     def _contributed_unseen(self, taken: TakenRound, unseen: UnseenUpdates) -> Tensor:
-        """Return what masked updates contributed: one product, with the mean gradient."""
-        (rule,), (part,) = self.quadratures, taken.parts
+        """Return what updates that nobody sees contributed: one product, with the mean gradient."""
+        (rule,) = self.quadratures
+        (updates,) = taken.in_step
         mean = torch.zeros_like(taken.before.params, dtype=torch.float64)  # [d]
         for node, weight in zip(rule.nodes, rule.weights, strict=True):
             mean.add_(self._gradient(taken, node).cpu(), alpha=weight)
-        values = -part.applied.double() * unseen.products(mean) + 0.0  # [m]
-        if len(part.basis):
-            values = torch.cat([values, -(part.basis.cpu().double() @ mean)])  # [m + k]
-        return _credited(part, values[:, None])
+        values = -updates.applied.double() * unseen.products(mean) + 0.0  # [m]
+        if len(updates.basis):
+            values = torch.cat([values, -(updates.basis.cpu().double() @ mean)])  # [m + k]
+        return _credited(updates, values[:, None])
 
     def _gradient(self, taken: TakenRound, node: float) -> Tensor:
         """Return the gradient ``[d]`` at a point of the way."""
@@ -232,41 +285,54 @@ class RoundAttributor:
         return self.validation.gradient(*taken.at(node))
 
     def _slopes(self, taken: TakenRound, node: float, middle: Tensor | None) -> list[Tensor]:
-        """Return how fast the loss falls along each part's updates and basis, [1 + c, m + k].
+        """Return how fast the loss falls along each round's updates and basis, [1 + c, m + k].
 
         ``middle`` is the gradient in the middle of the step, where it is known.
         """
-        known = middle if node == _MIDDLE else None
-        gradients = [self._gradient(taken, node) if known is None else known]
+        if middle is not None and node == _MIDDLE:
+            gradients = [middle]
+        else:
+            gradients = [self._gradient(taken, node)]
         for one_class in self.classes:
             share = one_class.total_weight / self.validation.total_weight
             gradients.append(one_class.gradient(*taken.at(node)) * share)
-        found = []
-        for part in taken.parts:
-            along = [part.updates, part.basis] if len(part.basis) else [part.updates]
-            found.append(torch.stack([torch.cat([slopes(v, g) for v in along]) for g in gradients]))
-        return found
+        return [_slopes_along(updates, gradients) for updates in taken.in_step]
 
 
-def _integrated(part: Part, at_nodes: Tensor, rule: Quadrature) -> Tensor:
+def _slopes_along(updates: CarriedUpdates, gradients: Sequence[Tensor]) -> Tensor:
+    """Return the slopes ``[1 + c, m + k]`` along updates and their basis, for each gradient."""
+    rows = []
+    for gradient in gradients:
+        along = slopes(updates.updates, gradient)  # [m]
+        if len(updates.basis):
+            along = torch.cat([along, slopes(updates.basis, gradient)])  # [m + k]
+        rows.append(along)
+    return torch.stack(rows)
+
+
+def _integrated(updates: CarriedUpdates, at_nodes: Tensor, rule: Quadrature) -> Tensor:
     """Return what :func:`_credited` does, of slopes ``[nodes, 1 + c, m + k]`` along the step."""
-    applied = part.applied.double()
-    factors = torch.cat([applied, applied.new_ones(at_nodes.shape[2] - len(applied))])  # [m + k]
+    applied = updates.applied.double()
+    num_basis = at_nodes.shape[2] - len(applied)
+    factors = torch.cat([applied, applied.new_ones(num_basis)])  # [m + k]
     values = [contributions(along, factors, rule) for along in at_nodes.unbind(1)]
-    return _credited(part, torch.stack(values, dim=1))
+    return _credited(updates, torch.stack(values, dim=1))
 
 
-def _credited(part: Part, values: Tensor) -> Tensor:
+def _credited(updates: CarriedUpdates, values: Tensor) -> Tensor:
     """Return the contributions ``[m, 1 + c]`` behind what of them is credited.
 
     They are the first m of ``values``; the other k are those of a step along each of the basis.
     """
-    m = len(part.members)
-    contributed, within = values[:m], values[:m, 0]
-    if part.credit is not None:
-        returned = part.applied.double() * (part.credit.returned * values[m:, 0]).sum(dim=1)
-        within = credited(within, part.credit.kept, returned)
-    return torch.column_stack([within, contributed])
+    num_members = len(updates.members)
+    contributed = values[:num_members]
+    within_bounds = contributed[:, 0]
+    credit = updates.credit
+    if credit is not None:
+        along_basis = values[num_members:, 0]  # [k]
+        returned = updates.applied.double() * (credit.returned * along_basis).sum(dim=1)
+        within_bounds = credited(within_bounds, credit.kept, returned)
+    return torch.column_stack([within_bounds, contributed])
 
 
 def _loss(end: Future[LossAndGradient]) -> float:
