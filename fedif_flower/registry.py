@@ -65,7 +65,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         Makers by name, or where they are to be imported from.
     offered : collection of str
         Names of the arguments that every maker can have beside its settings (see
-        :mod:`fedif_flower.sections`).
+        :mod:`fedif_flower.constructors`).
     auto : mapping
         What ``"auto"`` stands for, by key, where that is a run config's default of a setting: what
         a part of the run says it is.

@@ -11,11 +11,13 @@ from pydantic import model_validator
 
 from fedif_flower import FedIF, Validation
 from fedif_flower.attacks import ATTACKS
+from fedif_flower.constructors import arguments
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import read_toml
+from fedif_flower.making import make
 from fedif_flower.registry import Registry
 from fedif_flower.run.config import RunConfig
-from fedif_flower.sections import arguments, make, section
+from fedif_flower.sections import section
 from fedif_flower.settings import Setting, Settings, setting, take_section
 from fedif_flower.stages import FedAdam
 from fedif_flower.strategies.registry import STRATEGIES

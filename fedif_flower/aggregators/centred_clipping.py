@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 

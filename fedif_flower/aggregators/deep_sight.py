@@ -12,9 +12,9 @@ from torch.nn.utils import vector_to_parameters
 
 from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.aggregators.flame import cosine_distances, density_clusters
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import describe, read_batches
 from fedif_flower.tasks.modules import (

@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import MaliciousFraction, Setting
 
 COORDINATES = 10_000

@@ -10,8 +10,8 @@ import torch
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
 from fedif_flower.client_table import ClientTable
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.aggregators.linear_algebra import cosines, gram_matrix, product_error
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 

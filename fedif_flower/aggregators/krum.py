@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import MaliciousFraction, Setting
 
 logger = logging.getLogger(__name__)

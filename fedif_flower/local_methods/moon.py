@@ -15,9 +15,9 @@ from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 from torch.utils.hooks import RemovableHandle
 
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.task import Data, Task
 

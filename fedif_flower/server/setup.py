@@ -11,6 +11,7 @@ import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.layout import ParameterLayout
@@ -19,7 +20,6 @@ from fedif_flower.messages.names import Names
 from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked, Look, Screening, Workspace
-from fedif_flower.sections import CheckedFields
 from fedif_flower.server.callbacks import Callback
 from fedif_flower.server.nodes import NODE_TIMEOUT, Identify
 from fedif_flower.server.summary import shown_setting
