@@ -51,7 +51,8 @@ class FedAdp(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]``; a smaller mean angle is the larger weight score."""
-        client_ids, examples = updates.client_ids, updates.num_examples
+        client_ids = updates.client_ids
+        examples = updates.num_examples
         gram = gram_matrix(updates.client_updates)  # [m, m]
         share = shares(examples).to(gram.device)
         to_mean = gram @ share  # [m]: <Delta_i, Delta>

@@ -44,13 +44,16 @@ class Flame(CheckedFields):
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the cluster's updates, 0 for the others; noise."""
         norms = updates.squared_norms.double().cpu().sqrt()  # [m]
-        bound, m = norms.median(), len(norms)
+        bound = norms.median()
+        m = len(norms)
         labels = density_clusters(cosine_distances(updates.client_params()), m // 2 + 1)
-        kept = labels >= 0 if bool((labels >= 0).any()) else torch.ones(m, dtype=torch.bool)
+        selected = labels >= 0  # [m]
+        if not bool(selected.any()):
+            selected = torch.ones(m, dtype=torch.bool)
         params = updates.global_params
         draws = torch.randn(params.shape, generator=updates.generator("flame"), dtype=params.dtype)
         noise = self.noise * float(bound) * draws
-        return Aggregation(weights=bounded_mean(norms, kept, bound), noise=noise)
+        return Aggregation(weights=bounded_mean(norms, selected, bound), noise=noise)
 
 
 def cosine_distances(points: Tensor) -> Tensor:
