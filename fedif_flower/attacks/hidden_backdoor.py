@@ -22,24 +22,26 @@ class HiddenBackdoor(PixelTrigger):
     def poison_examples(
         self, pixels: Tensor, labels: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return balanced clean examples, and stamped copies of a share of the own ones."""
+        """Return balanced clean examples, and stamped copies of a share of the client's own."""
         require_target(self.target, num_classes)
         chosen = choose(len(labels), self.ratio, generator).to(labels.device)  # [k]
         stamped = self.stamp(pixels[chosen], generator)
-        balanced = torch.cat((torch.arange(len(labels)), _repeats(labels.cpu(), generator)))
-        balanced = balanced.to(labels.device)
-        return (
-            torch.cat((pixels[balanced], stamped)),
-            torch.cat((labels[balanced], torch.full_like(labels[chosen], self.target))),
-        )
+        targets = torch.full_like(labels[chosen], self.target)
+        repeats = _repeats(labels.cpu(), generator)
+        balanced = torch.cat((torch.arange(len(labels)), repeats)).to(labels.device)
+        all_pixels = torch.cat((pixels[balanced], stamped))
+        all_labels = torch.cat((labels[balanced], targets))
+        return all_pixels, all_labels
 
 
 def _repeats(labels: Tensor, generator: torch.Generator) -> Tensor:
     """Return indices that, beside all examples, make every class as frequent as the largest."""
     counts = torch.bincount(labels)
-    most, found = int(counts.max()), []
+    most = int(counts.max())
+    repeats = []
     for label in counts.nonzero().flatten().tolist():
-        own = (labels == label).nonzero().flatten()
-        drawn = torch.randint(len(own), (most - len(own),), generator=generator)
-        found.append(own[drawn])
-    return torch.cat(found)
+        members = (labels == label).nonzero().flatten()
+        num_missing = most - len(members)
+        drawn = torch.randint(len(members), (num_missing,), generator=generator)
+        repeats.append(members[drawn])
+    return torch.cat(repeats)
