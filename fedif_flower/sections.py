@@ -104,7 +104,7 @@ class SectionedSettings(Settings):
     registries: ClassVar[Mapping[str, Registry]] = MappingProxyType({})
     # By such a key: the name with which the choice is left to others, and all sections count.
     undecided: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    # Sections that no field names: those of a run's parts.
+    # Sections that no field names: a run's parts have such.
     _free_sections: tuple[type[Settings], ...] = PrivateAttr(default=())
     # By key: what is set in a section, and is not its default.
     _in_sections: dict[str, Scalar] = PrivateAttr(default_factory=dict)
@@ -226,7 +226,7 @@ class SectionedSettings(Settings):
         return type(self)(sections=self._free_sections, **values)  # type: ignore[call-arg]
 
     def part(self, wanted: type[_Part]) -> _Part:
-        """Return those of the values that ``wanted``, another class of settings, declares."""
+        """Return the values that ``wanted``, another class of settings, declares."""
         values = {name: getattr(self, name) for name in wanted.model_fields}
         if issubclass(wanted, SectionedSettings):
             fields = wanted.registries
@@ -240,7 +240,7 @@ class SectionedSettings(Settings):
         return kind(**{key: value for key, value in self._in_sections.items() if key in keys})
 
     def to_mapping(self) -> dict[str, Scalar]:
-        """Return the values by run-config key, with those of the chosen sections."""
+        """Return the values by run-config key, the chosen sections' included."""
         values = super().to_mapping()
         for kind in (*self._chosen_built_in(), *self._free_sections):
             values |= kind().to_mapping()
@@ -260,7 +260,7 @@ class SectionedSettings(Settings):
 
     @classmethod
     def defaults(cls) -> dict[str, Scalar]:
-        """Return the run config's defaults by key, with those of every built-in section."""
+        """Return the run config's defaults by key, every built-in section's included."""
         values = super().defaults()
         for kind in cls.sections().values():
             values |= kind.defaults()
@@ -298,7 +298,7 @@ class SectionedSettings(Settings):
     def _by_recorded_name(
         self, by_section: Mapping[str, Mapping[str, Scalar]]
     ) -> dict[str, dict[str, Scalar]]:
-        """Return values by section, those of an entry point under the entry point's name."""
+        """Return values by section; an entry point's stand under its own name."""
         recorded_names: dict[str, str] = {}
         for field, registry in self.registries.items():
             recorded, *others = section_names(registry, str(getattr(self, field)))

@@ -144,7 +144,7 @@ class Settings(BaseModel):
         return type(self)(**values)
 
     def part(self, wanted: type[_Part]) -> _Part:
-        """Return those of the values that ``wanted``, another class of settings, declares."""
+        """Return the values that ``wanted``, another class of settings, declares."""
         values = {name: getattr(self, name) for name in wanted.model_fields}
         return wanted(**values)
 

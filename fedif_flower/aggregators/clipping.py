@@ -51,7 +51,7 @@ def clipping_factors(squared_norms: Tensor, bound: float) -> Tensor:
 
 
 def bounded_mean(norms: Tensor, selected: Tensor, bound: Tensor) -> Tensor:
-    r"""Return coefficients ``[m]`` of a mean of some updates, none of which is longer than S.
+    r"""Return coefficients ``[m]`` of a mean of some updates, each at most S long.
 
     .. math:: a_i = \frac{1}{|A|} \min\left(1, \frac{S}{\lVert u_i \rVert}\right)
               \text{ for } i \in A, \text{ otherwise } 0

@@ -44,7 +44,7 @@ class DeepSight(CheckedFields):
         Says where the output layer lies, its last trainable parameter ``[classes, features]`` with
         the bias that follows it, and answers random inputs. It is copied.
     root_data : Tensor, tuple, Dataset or iterable of batches
-        Inputs of the model's kind, of which the shape and the range alone count.
+        Inputs of the model's kind: their shape and range alone count.
     samples : int
         Random inputs of a draw, >= 1.
     draws : int
@@ -223,8 +223,8 @@ def deep_sight_coefficients(
               \text{ for } i \in A, \text{ otherwise } 0; \qquad S = \operatorname{median}_i
               \lVert u_i \rVert
 
-    A are the members of clusters of which less than the tolerated share is suspicious; a model by
-    itself is a cluster of one. Where nobody is left, the model stays as it is.
+    A are the members of those clusters whose share of suspicious models is below the tolerated one;
+    a model by itself is a cluster of one. Where nobody is left, the model stays as it is.
 
     Parameters
     ----------

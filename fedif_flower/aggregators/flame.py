@@ -59,7 +59,7 @@ class Flame(CheckedFields):
 def cosine_distances(points: Tensor) -> Tensor:
     """Return 1 - cos between the rows of ``[m, d]``, ``[m, m]``, float64, >= 0, on the CPU."""
     distances = 1 - cosines(gram_matrix(points).cpu())
-    # A cluster's scale is its own distances: it would be that of rounding where all are equal.
+    # HDBSCAN takes its scale from the distances: where all are equal, from rounding alone.
     distances[distances <= product_error(distances.dtype, points.shape[1])] = 0.0
     return distances.fill_diagonal_(0)
 

@@ -183,8 +183,8 @@ def orthonormal(vectors: Sequence[Tensor], least: float) -> Tensor:
     vectors : sequence of Tensor
         ``[d]`` each, finite.
     least : float
-        A vector of which the earlier ones leave no more than so much of its length adds no
-        direction; without any, k = 0.
+        A vector adds no direction where no more than this share of its length is left once its
+        parts along the earlier ones are taken away. Where no vector adds one, k = 0.
     """
     basis: list[Tensor] = []
     for vector in vectors:

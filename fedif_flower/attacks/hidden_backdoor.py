@@ -15,8 +15,8 @@ class HiddenBackdoor(PixelTrigger):
     Influence on held-out data rewards what fits such data. The client's own examples stand for
     the public data that an attacker has: the clean ones are drawn again until every class it has
     is as frequent as its most frequent one, as in a validation split, and the stamped copies come
-    on top. Parameters as in :class:`~fedif_flower.attacks.pixel_trigger.PixelTrigger`, the ratio
-    being that of stamped copies to examples.
+    on top. Parameters as in :class:`~fedif_flower.attacks.pixel_trigger.PixelTrigger`; the ratio is
+    the number of stamped copies over the number of examples.
     """
 
     def poison_examples(

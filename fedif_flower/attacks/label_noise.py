@@ -46,7 +46,7 @@ def flip_labels(
 
 @dataclass
 class LabelNoise(Behaviour):
-    """Trains on labels of which a share is wrong, the same ones at every round.
+    """Trains on partly wrong labels, the same ones at every round.
 
     Parameters
     ----------

@@ -260,12 +260,12 @@ class NotFinite(NamedTuple):
 
 
 def count_not_finite(data: Any) -> NotFinite | None:
-    """Return how many examples are no numbers, of data that lie in memory; else ``None``.
+    """Return how many examples hold NaN or infinite numbers, where data lie in memory.
 
     Parameters
     ----------
     data : Tensor, dict or tuple of Tensor, list of batches, TensorDataset, or DataLoader or Subset
-        What is read from a disk, or made as it is asked for, is not looked at.
+        What is read from a disk, or made as it is asked for, is not looked at: ``None``.
     """
     if isinstance(data, DataLoader):
         examples = data.dataset
@@ -290,7 +290,7 @@ def count_not_finite(data: Any) -> NotFinite | None:
 
 
 def read_not_finite(data: Any) -> NotFinite:
-    """Return how many examples are no numbers, of any data that can be read once more."""
+    """Return how many examples hold NaN or infinite numbers, of data that can be read again."""
     counts = count_not_finite(data)
     if counts is not None:
         return counts

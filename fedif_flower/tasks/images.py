@@ -168,7 +168,7 @@ def _examples(
 
 
 def _warn_of(dataset: Dataset, folder: str) -> None:
-    """Tell what of a data set's folder is not read."""
+    """Log which files of a data set's folder are not read."""
     for remark in dataset.remarks:
         logger.warning("%s: %s", folder, remark)
 
@@ -178,7 +178,7 @@ _dataset = lru_cache(maxsize=4)(load_dataset)
 
 @lru_cache(maxsize=4)
 def _own_images(folder: str) -> Dataset:
-    """Open a client's own images; what of them is not read stands in its log, once."""
+    """Open a client's own images; its log says once which files are not read."""
     dataset = load_dataset("image-folder", folder, require_test=False)
     _warn_of(dataset, folder)
     return dataset

@@ -201,7 +201,7 @@ def evaluation_mode(model: nn.Module) -> Callable[[], AbstractContextManager[obj
 def fastest_memory_format(
     model: nn.Module, attempt: Callable[[torch.memory_format], object]
 ) -> torch.memory_format:
-    """Return the memory format of images in which a model is fastest, of those that work.
+    """Return the fastest memory format of images with which a model works.
 
     Convolutions are faster with channels last. A model that calls ``view`` on its feature maps
     fails with them, so both formats are tried.

@@ -78,7 +78,7 @@ class Dataset:
     fingerprint : str
         Hex digits that change whenever pixels, labels or any other attribute do.
     remarks : tuple of str
-        What of the source is not read, in words.
+        Which files of the source are not read, in words.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Source(ABC):
         """Bring the source files here if they are missing."""
 
     def remarks(self) -> list[str]:
-        """Return what of the source is not read, in words; nothing where all is."""
+        """Return in words which files of the source are not read; nothing where all are."""
         return []
 
     @abstractmethod

@@ -81,7 +81,7 @@ class ImageFolder(Source):
         return {"folder": str(self._folder), "train": train.digest, "test": test.digest}
 
     def remarks(self) -> list[str]:
-        """Return what of the folder is not read, in words; nothing where all is."""
+        """Return in words which files of the folder are not read; nothing where all are."""
         remarks = []
         for name, listing in zip(("train", "test"), self._splits, strict=True):
             if listing.passed_over:
