@@ -45,8 +45,8 @@ def client_app(task: Task | None = None, parts: Sequence[ClientPart] | str = ())
         What a client has beside its training, the outermost first; or ``module:function`` that
         returns it: where its package is not installed, there is nothing beside.
     """
-    found = parts_named(parts) or () if isinstance(parts, str) else parts
-    return task_app(task, mods=[_with_log], parts=found)
+    client_parts = parts_named(parts) if isinstance(parts, str) else parts
+    return task_app(task, mods=[_with_log], parts=client_parts or ())
 
 
 def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None = None) -> ServerApp:
@@ -74,18 +74,20 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
     from fedif_flower.tasks.config import OWN
 
     app = ServerApp()
-    known = chosen_parts(parts)
+    run_parts = chosen_parts(parts)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         """Run the federation that the run config describes."""
         show_logs()
-        own = {} if task is None else {"task": OWN + task.name}
-        with _said_before_its_traceback():
-            config = read_config(grid, {**context.run_config, **own}, known)
+        settings = dict(context.run_config)
+        if task is not None:
+            settings["task"] = OWN + task.name
+        with _error_before_its_traceback():
+            config = read_config(grid, settings, run_parts)
             logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
             run_dir = run_federation(
-                grid, config, _log_row, task=task, parts=known, run_config=context.run_config
+                grid, config, _log_row, task=task, parts=run_parts, run_config=context.run_config
             )
             logger.info("Report: %s", RunFolder(run_dir).report)
             # Flower reports a run as failed only if its ServerApp raises.
@@ -95,7 +97,7 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
 
 
 @contextmanager
-def _said_before_its_traceback() -> Iterator[None]:
+def _error_before_its_traceback() -> Iterator[None]:
     """Log an error of ours as the sentence that it is; Flower shows the lines of code after it."""
     try:
         yield
@@ -105,15 +107,16 @@ def _said_before_its_traceback() -> Iterator[None]:
 
 
 def _log_row(row: Round) -> None:
-    if shown := row.headline:
-        logger.info("round %d: %s", row.round, shown)
+    if row.headline:
+        logger.info("round %d: %s", row.round, row.headline)
 
 
 def _with_log(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Show what the package logs, in whatever process answers: Ray's actors do not import this."""
     show_logs()
-    known = {"run": context.run_id}
-    if server_round := round_of(message):
-        known["round"] = server_round
-    with about(**known):
+    subject = {"run": context.run_id}
+    server_round = round_of(message)
+    if server_round:
+        subject["round"] = server_round
+    with about(**subject):
         return call_next(message, context)

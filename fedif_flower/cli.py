@@ -68,8 +68,8 @@ Config = Annotated[
 RunDir = Annotated[Path, typer.Argument(help="a run's folder")]
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(f"fedif-flower {version('fedif-flower')}")
         raise typer.Exit
 
@@ -109,10 +109,10 @@ def run(
 
         def show(row: Round) -> None:
             """Move the bar; without a terminal, print a line."""
-            said = f"round {row.round}/{parsed.num_server_rounds} {row.headline}".rstrip()
-            bar.update(rounds, completed=row.round, description=said)
+            line = f"round {row.round}/{parsed.num_server_rounds} {row.headline}".rstrip()
+            bar.update(rounds, completed=row.round, description=line)
             if bar.disable:
-                console.print(said, highlight=False)
+                console.print(line, highlight=False)
 
         run_dir = simulate(
             parsed,
@@ -136,10 +136,10 @@ def list_names() -> None:
     typer.echo("Besides: module:object, out of any package that is installed here.")
 
 
-@cli.command(
-    "new",
-    epilog="\n\n".join(["Templates:", *(f"{name}: {about}" for name, about in KINDS.items())]),
-)
+_TEMPLATES = [f"{name}: {about}" for name, about in KINDS.items()]
+
+
+@cli.command("new", epilog="\n\n".join(["Templates:", *_TEMPLATES]))
 def new_app(
     folder: Annotated[Path, typer.Argument(help="where to; its name is the app's")],
     template: Annotated[str, typer.Option(help="what its task is about; see below")] = DEFAULT,
@@ -160,13 +160,14 @@ def show(
     from fedif_flower.run.report import print_summary
     from fedif_flower.run.results import load
 
-    found, console = load(run_dir), Console()
-    if found.summary:
-        print_summary(found.folder.path, console)
-    found.table(sort).print(console)
-    typer.echo(repr(found))
+    results = load(run_dir)
+    console = Console()
+    if results.summary:
+        print_summary(results.folder.path, console)
+    results.table(sort).print(console)
+    typer.echo(repr(results))
     if picture is not None:
-        typer.echo(f"Picture: {found.plot(picture).absolute()}")
+        typer.echo(f"Picture: {results.plot(picture).absolute()}")
 
 
 def main() -> None:
@@ -175,8 +176,8 @@ def main() -> None:
         show_logs()
         cli()
     except (FedIFError, OSError) as error:
-        said = f"[bold red]error:[/] {escape(one_line(error, 2000))}"
-        Console(stderr=True).print(said, soft_wrap=True, highlight=False)
+        line = f"[bold red]error:[/] {escape(one_line(error, 2000))}"
+        Console(stderr=True).print(line, soft_wrap=True, highlight=False)
         raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 
@@ -196,5 +197,6 @@ def parse_config(config: list[str] | None, options: Mapping[str, int | Path | No
     for key, value in options.items():
         if value is not None:
             settings[key] = str(value) if isinstance(value, Path) else value
-    settings["output-dir"] = str(Path(str(settings["output-dir"])).expanduser().absolute())
+    output_dir = Path(str(settings["output-dir"]))
+    settings["output-dir"] = str(output_dir.expanduser().absolute())
     return RunConfig.from_run_config(settings, door.run_parts())

@@ -53,7 +53,9 @@ class ClientTable:
 
     def read(self, client_ids: Iterable[int], name: str) -> NDArray[np.float64]:
         """Return what these clients have in a column, ``[m]``."""
-        rows = np.array([self._rows.get(i, -1) for i in client_ids], dtype=np.int64)
+        # -1, the last row of the array, stands for no row: what is read there does not count.
+        row_of = self._rows
+        rows = np.array([row_of.get(client_id, -1) for client_id in client_ids], dtype=np.int64)
         return np.where(rows < 0, self._absent[name], self._columns[name][rows])
 
     def where(self, chosen: NDArray[np.bool_]) -> set[int]:
@@ -62,22 +64,27 @@ class ClientTable:
 
     def write(self, client_ids: Sequence[int], **columns: object) -> None:
         """Write columns ``[m]`` of these clients, which are distinct."""
-        rows = self._rows
-        new = [i for i in client_ids if i not in rows]
-        start, end = len(rows), len(rows) + len(new)
+        self._add([client_id for client_id in client_ids if client_id not in self._rows])
+        rows = [self._rows[client_id] for client_id in client_ids]
+        for name, values in columns.items():
+            self._columns[name][rows] = np.asarray(values, dtype=np.float64)
+
+    def _add(self, client_ids: Sequence[int]) -> None:
+        """Give clients without a row one each, in which nothing is written yet."""
+        start = len(self)
+        end = start + len(client_ids)
         self._make_room(end)
-        self._ids[start:end] = np.array(new, dtype=np.uint64)
+        self._ids[start:end] = np.array(client_ids, dtype=np.uint64)
         for name, absent in self._absent.items():
             self._columns[name][start:end] = absent
-        rows.update(zip(new, range(start, end), strict=True))
-        where = [rows[i] for i in client_ids]
-        for name, values in columns.items():
-            self._columns[name][where] = np.asarray(values, dtype=np.float64)
+        self._rows.update(zip(client_ids, range(start, end), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy as tensors: ids of 64 bits, unsigned, and each column in float64."""
-        columns = {name: torch.from_numpy(self.column(name).copy()) for name in self._columns}
-        return {"client_ids": torch.from_numpy(self._ids[: len(self)].copy()), **columns}
+        state = {"client_ids": torch.from_numpy(self._ids[: len(self)].copy())}
+        for name in self._columns:
+            state[name] = torch.from_numpy(self.column(name).copy())
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
@@ -90,4 +97,5 @@ class ClientTable:
         if needed > len(self._ids):
             size = max(2 * len(self._ids), needed)
             self._ids = np.resize(self._ids, size)
-            self._columns = {name: np.resize(c, size) for name, c in self._columns.items()}
+            for name, column in self._columns.items():
+                self._columns[name] = np.resize(column, size)

@@ -28,7 +28,9 @@ def select_device(device: str | torch.device) -> torch.device:
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        if torch.backends.mps.is_available():
+            return torch.device("mps")
+        return torch.device("cpu")
     chosen = torch.device(device)
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
@@ -41,7 +43,9 @@ def select_device(device: str | torch.device) -> torch.device:
 
 def widest_float(device: torch.device) -> torch.dtype:
     """Return the dtype in which to sum on a device: float64, or float32 on MPS, which has none."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    if device.type == "mps":
+        return torch.float32
+    return torch.float64
 
 
 def fix_threads(count: int) -> None:

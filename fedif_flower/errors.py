@@ -73,7 +73,8 @@ class RefusedByMemberError(FedIFError):
     """
 
     def __init__(self, told: str, detail: str = "") -> None:
-        super().__init__(f"{told}: {detail}" if detail else told)
+        words = f"{told}: {detail}" if detail else told
+        super().__init__(words)
         self.told = told
 
 

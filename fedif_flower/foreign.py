@@ -60,9 +60,9 @@ def require_plain_archive(path: Path) -> None:
         return
     with zipfile.ZipFile(path) as archive:
         unpacked = sum(entry.file_size for entry in archive.infolist())
-    there = path.stat().st_size
-    if unpacked > there:
-        raise ValueError(f"it has {there} bytes and would unpack to {unpacked}")
+    packed = path.stat().st_size
+    if unpacked > packed:
+        raise ValueError(f"it has {packed} bytes and would unpack to {unpacked}")
 
 
 def parse_json(content: bytes | str) -> Any:
@@ -76,9 +76,11 @@ def parse_json(content: bytes | str) -> Any:
     """
     text = content if isinstance(content, str) else content.decode()
     try:
-        return _checked(json.loads(text, object_pairs_hook=_each_key_once))
+        value = json.loads(text, object_pairs_hook=_each_key_once)
+        _require_plain(value)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+    return value
 
 
 def read_toml(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
@@ -91,13 +93,16 @@ def read_toml(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
         64.
     """
     try:
-        found: dict[str, Any] = _checked(tomllib.loads(read_whole(path, most).decode("utf-8-sig")))
+        text = read_whole(path, most).decode("utf-8-sig")
+        content = tomllib.loads(text)
+        _require_plain(content)
     except RecursionError:
         raise ConfigError(f"{path}: {_TOO_DEEP}") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path}: {reason}") from error
-    return found
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return content
 
 
 @contextmanager
@@ -120,27 +125,29 @@ def refused_as(kind: type[FedIFError], what: str) -> Iterator[None]:
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in content:
             raise ValueError(f"the key {key!r:.80} is there twice")
-        found[key] = value
-    return found
+        content[key] = value
+    return content
 
 
-def _checked(value: Any) -> Any:
-    """Return a value that recursive code can walk through, and whose texts can be written."""
+def _require_plain(value: Any) -> None:
+    """Raise ValueError unless recursive code can walk through a value, and write its texts."""
+    # Level by level, since a recursion would itself be too deep.
     level = [value]
     for _ in range(MOST_DEPTH + 1):
-        inner: list[Any] = []
-        for one in level:
-            if isinstance(one, str):
-                one.encode()  # Half of a surrogate pair is a ValueError.
-            elif isinstance(one, dict):
-                inner += [*one, *one.values()]
-            elif isinstance(one, list):
-                inner += one
-        if not inner:
-            return value
-        level = inner
+        next_level: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                item.encode()  # Half of a surrogate pair is a ValueError.
+            elif isinstance(item, dict):
+                next_level += item.keys()
+                next_level += item.values()
+            elif isinstance(item, list):
+                next_level += item
+        if not next_level:
+            return
+        level = next_level
     raise ValueError(_TOO_DEEP)

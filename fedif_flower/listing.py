@@ -19,9 +19,10 @@ from fedif_flower.tasks.config import TASKS
 def listing() -> Iterator[ResultTable]:
     """Yield a table for each key of the run config that names something."""
     for registry in (TASKS, ATTACKS, LOCAL_METHODS, SCREENS, STRATEGIES):
-        names = registry.sources()
-        lines = [[name, line_of(registry, name), source] for name, source in names.items()]
         heading = [registry.key, "what it is", "from"]
+        lines = []
+        for name, source in registry.sources().items():
+            lines.append([name, line_of(registry, name), source])
         yield ResultTable(f'{registry.key}="..."', heading, lines, num_labels=3)
 
 
@@ -32,8 +33,11 @@ def line_of(registry: Registry, name: str) -> str:
     except ConfigError as error:  # One package that cannot be imported hides no other.
         return str(error)
     documented = inspect.getdoc(kind) or f"a {registry.kind} of its own"
-    line = " ".join(documented.split("\n\n")[0].split())
-    whose = "Flower's: " if kind.__module__.startswith("flwr.") else ""
-    line = re.sub(r":\w+:`~?[\w.]*?(\w+)`|``", r"\1", line).removesuffix(".")
-    what = re.sub("^Return (the )?", "", line)  # Some are functions.
-    return whose + what[:1].upper() + what[1:]
+    first_paragraph = documented.split("\n\n")[0]
+    line = " ".join(first_paragraph.split())
+    without_markup = re.sub(r":\w+:`~?[\w.]*?(\w+)`|``", r"\1", line).removesuffix(".")
+    noun = re.sub("^Return (the )?", "", without_markup)  # Some are functions.
+    words = noun[:1].upper() + noun[1:]
+    if kind.__module__.startswith("flwr."):
+        return f"Flower's: {words}"
+    return words

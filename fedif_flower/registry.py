@@ -8,6 +8,7 @@ accepts it only from packages that its operator allows (:mod:`fedif_flower.clien
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -37,9 +38,9 @@ def parts_named(name: str) -> Sequence[Any] | None:
     ImportError, AttributeError
         Whatever else is wrong with it.
     """
-    package = package_of(name)
     if not name:
         return None
+    package = package_of(name)
     try:
         function: Callable[[], Sequence[Any]] = EntryPoint("", name, "").load()
     except ModuleNotFoundError as error:
@@ -65,7 +66,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         Makers by name, or where they are to be imported from.
     offered : collection of str
         Names of the arguments that every maker can have beside its settings (see
-        :mod:`fedif_flower.sections`).
+        :mod:`fedif_flower.constructors`).
     auto : mapping
         What ``"auto"`` stands for, by key, where that is a run config's default of a setting: what
         a part of the run says it is.
@@ -85,17 +86,20 @@ class Registry(Mapping[str, Callable[..., Any]]):
     ) -> None:
         self.kind = kind
         self.key = kind.replace("_", "-")
-        self.group = f"fedif_flower.{kind[:-1] + 'ies' if kind.endswith('y') else kind + 's'}"
+        self.group = f"fedif_flower.{_plural(kind)}"
         self.built_in = built_in
         self.offered = frozenset(offered)
         self.auto = auto
         self.brought = brought
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
-        own = self.built_in.get(name)
-        if isinstance(own, str):
-            own = _load(name, own)
-        return own or self.load(name)
+        maker = self.built_in.get(name)
+        if maker is None:
+            return self.load(name)
+        if isinstance(maker, str):
+            path = maker
+            maker = _load(name, path)
+        return maker
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys([*self.built_in, *_installed(self.group)]))
@@ -104,8 +108,8 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return len(list(iter(self)))
 
     def __contains__(self, name: object) -> bool:
-        brought = bool(self.brought) and str(name).startswith(self.brought)
-        return name in self.built_in or self.is_own(name) or brought
+        is_brought = bool(self.brought) and str(name).startswith(self.brought)
+        return name in self.built_in or self.is_own(name) or is_brought
 
     def is_own(self, name: object) -> bool:
         """Return whether a name stands for something of another package."""
@@ -115,8 +119,10 @@ class Registry(Mapping[str, Callable[..., Any]]):
         """Return the ``module:object`` of a name outside of this package; empty: it is built in."""
         if not self.is_own(name):
             return ""
-        point = _installed(self.group).get(name)
-        return point.value if point else name
+        entry_point = _installed(self.group).get(name)
+        if entry_point is None:
+            return name
+        return entry_point.value
 
     def load(self, name: str) -> Callable[..., Any]:
         """Return what a name outside of this package stands for; an object as what returns it.
@@ -128,21 +134,28 @@ class Registry(Mapping[str, Callable[..., Any]]):
         """
         installed = _installed(self.group)
         if name in installed:
-            found = _load(f"{self.key} = {name!r}", installed[name].value)
+            path = installed[name].value
         elif is_import(name):
-            allowed, package = _IMPORTABLE.get(), package_of(name)
-            if allowed is not None and package not in allowed:
-                raise ConfigError(
-                    f"{self.key} = {name!r} imports {name.split(':')[0]!r}, which runs its code "
-                    f"here: --import-from {package} allows it"
-                )
-            found = _load(f"{self.key} = {name!r}", name)
+            self._require_importable(name)
+            path = name
         else:
             raise ConfigError(
                 f"{self.key} = {name!r}: neither built in ({', '.join(self.built_in)}) nor an "
                 f"entry point in the group {self.group!r} nor module:object"
             )
-        return found if callable(found) else lambda: found
+        loaded = _load(f"{self.key} = {name!r}", path)
+        maker: Callable[..., Any] = loaded if callable(loaded) else lambda: loaded
+        return maker
+
+    def _require_importable(self, name: str) -> None:
+        """Raise ConfigError if ``module:object`` is of a package that may not be imported here."""
+        allowed = _IMPORTABLE.get()
+        package = package_of(name)
+        if allowed is not None and package not in allowed:
+            raise ConfigError(
+                f"{self.key} = {name!r} imports {name.split(':')[0]!r}, which runs its code "
+                f"here: --import-from {package} allows it"
+            )
 
     def sources(self) -> dict[str, str]:
         """Return by name where it comes from."""
@@ -169,7 +182,8 @@ def is_import(name: object) -> bool:
     """Return whether a name has the form ``module:object``."""
     if not isinstance(name, str) or name.count(":") != 1:
         return False
-    return all(part.isidentifier() for half in name.split(":") for part in half.split("."))
+    # Either half may have dots: ``package.module:Class.method``.
+    return all(part.isidentifier() for part in re.split(r"[:.]", name))
 
 
 @cache
@@ -178,16 +192,24 @@ def _installed(group: str) -> dict[str, EntryPoint]:
 
 
 def _origin(point: EntryPoint) -> str:
-    package = f"{point.dist.name} {point.dist.version}" if point.dist else "installed"
-    return f"{package}: {point.value}"
+    if point.dist is None:
+        return f"installed: {point.value}"
+    return f"{point.dist.name} {point.dist.version}: {point.value}"
 
 
-def _load(what: str, path: str) -> Any:
+def _plural(kind: str) -> str:
+    """Return the plural of a field's name: ``strategies``, ``attacks``."""
+    if kind.endswith("y"):
+        return f"{kind.removesuffix('y')}ies"
+    return f"{kind}s"
+
+
+def _load(subject: str, path: str) -> Any:
     """Import ``module:object``; whatever goes wrong is one sentence."""
     try:
         return EntryPoint("", path, "").load()
     except Exception as error:
         raise ConfigError(
-            f"{what}: cannot import {path!r}: {type(error).__name__}: {error}; is its package "
+            f"{subject}: cannot import {path!r}: {type(error).__name__}: {error}; is its package "
             "installed here?"
         ) from error

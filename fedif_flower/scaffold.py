@@ -60,16 +60,18 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
         )
     names = {"package": package, "name": package.replace("_", "-"), "kind": kind}
     templates = files("fedif_flower") / "template"
-    targets = [target.format(**names) for target in _FILES]
+    written = []
     staged = temporary_sibling(folder)
     try:
-        for target, source in zip(targets, _FILES.values(), strict=True):
-            template = templates / f"{source.format(**names)}.tmpl"
-            make_folder((staged / target).parent)
+        for target_pattern, template_pattern in _FILES.items():
+            target = target_pattern.format(**names)
+            template = templates / f"{template_pattern.format(**names)}.tmpl"
             text = Template(template.read_text(encoding="utf-8")).substitute(names)
+            make_folder((staged / target).parent)
             write_atomically(staged / target, text)
+            written.append(folder / target)
         with writing(folder):
             staged.replace(folder)  # Also over an empty folder.
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return [folder / target for target in targets]
+    return written

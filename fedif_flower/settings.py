@@ -64,9 +64,13 @@ def Setting(  # noqa: N802 (like pydantic's Field)
     **field
         Limits ``ge``, ``gt``, ``le``, ``lt``, and ``pattern``, as ``Field`` takes them.
     """
-    told: Any = {"choices": choices, "allowed": allowed, "auto": auto}
-    told["changes_result"] = changes_result
-    return Field(description=words, json_schema_extra=told, **field)
+    extra: Any = {
+        "choices": choices,
+        "allowed": allowed,
+        "auto": auto,
+        "changes_result": changes_result,
+    }
+    return Field(description=words, json_schema_extra=extra, **field)
 
 
 def setting(default: Any, words: str, **declared: Any) -> Any:
@@ -127,18 +131,22 @@ class Settings(BaseModel):
     @field_validator("*")
     @classmethod
     def _among_choices(cls, value: object, info: ValidationInfo) -> object:
-        choices = extra_of(cls.model_fields[info.field_name or ""], "choices")
+        assert info.field_name is not None  # It is the validator of a field.
+        choices = extra_of(cls.model_fields[info.field_name], "choices")
         if choices and value not in choices:
             raise ValueError
         return value
 
     def replace(self, **changes: Scalar) -> Self:
         """Return a copy with other values, checked."""
-        return type(self)(**{**self.model_dump(exclude_unset=True), **changes})
+        values = self.model_dump(exclude_unset=True)
+        values |= changes
+        return type(self)(**values)
 
     def part(self, wanted: type[_Part]) -> _Part:
-        """Return those of the values that ``wanted``, another class of settings, declares."""
-        return wanted(**{name: getattr(self, name) for name in wanted.model_fields})
+        """Return the values that ``wanted``, another class of settings, declares."""
+        values = {name: getattr(self, name) for name in wanted.model_fields}
+        return wanted(**values)
 
     def to_mapping(self) -> dict[str, Scalar]:
         """Return the values by run-config key."""
@@ -157,23 +165,22 @@ class Settings(BaseModel):
     @classmethod
     def defaults(cls) -> dict[str, Scalar]:
         """Return the run config's defaults by key: ``"auto"`` where that is allowed."""
-        return {str(field.alias): _default(field) for field in cls.model_fields.values()}
+        return {key: _default(field) for key, field in _fields_by_key(cls).items()}
 
     def identity(self) -> dict[str, Scalar]:
         """Return the values by key on which a result depends."""
-        fields = {str(field.alias): field for field in type(self).model_fields.values()}
-        return {
-            key: value
-            for key, value in self.model_dump(by_alias=True).items()
-            if extra_of(fields[key], "changes_result")
-        }
+        values = self.model_dump(by_alias=True)
+        for key, field in _fields_by_key(type(self)).items():
+            if not extra_of(field, "changes_result"):
+                del values[key]
+        return values
 
     @classmethod
     def describe(cls) -> list[tuple[str, Scalar | None, str, str]]:
         """Return key, default (``None``: none), what is allowed and what it means, of each."""
         return [
-            (str(field.alias), _default(field), _allowed(field), _words(field))
-            for field in cls.model_fields.values()
+            (key, _default(field), _allowed(field), _words(field))
+            for key, field in _fields_by_key(cls).items()
         ]
 
 
@@ -197,7 +204,8 @@ def parse_overrides(text: str) -> dict[str, Scalar]:
     """
     pair = re.compile(r"""\s*([\w.-]+)=("[^"]*"|'[^']*'|[^\s"']\S*)(?=\s|$)""")
     values: dict[str, Scalar] = {}
-    position, text = 0, text.strip()
+    text = text.strip()
+    position = 0
     while position < len(text):
         match = pair.match(text, position)
         if match is None:
@@ -205,17 +213,24 @@ def parse_overrides(text: str) -> dict[str, Scalar]:
                 f"cannot read {text[position:].strip()!r}; expected KEY=VALUE pairs separated by "
                 "spaces, strings in quotes: 'num-server-rounds=5 strategy=\"fedif\"'"
             )
-        try:
-            values[match[1]] = tomllib.loads(f"value = {match[2]}")["value"]
-        except tomllib.TOMLDecodeError:
-            if not re.fullmatch(r"[A-Za-z_][\w:.+-]*", match[2]):
-                raise ConfigError(
-                    f"{match[1]} = {match[2]}: not a number, true, false or a word; other strings "
-                    "need quotes"
-                ) from None
-            values[match[1]] = match[2]  # A shell took the quotes away.
+        key, value = match.groups()
+        values[key] = _parse_value(key, value)
         position = match.end()
     return values
+
+
+def _parse_value(key: str, text: str) -> Any:
+    """Return what a value stands for in TOML; a word without quotes is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        # A shell takes the quotes away.
+        is_word = re.fullmatch(r"[A-Za-z_][\w:.+-]*", text)
+        if not is_word:
+            raise ConfigError(
+                f"{key} = {text}: not a number, true, false or a word; other strings need quotes"
+            ) from None
+    return text
 
 
 def take_section(content: dict[str, Any], name: str, called: str = "") -> dict[str, Any]:
@@ -233,15 +248,17 @@ def take_section(content: dict[str, Any], name: str, called: str = "") -> dict[s
     ConfigError
         If it is no section.
     """
-    found = content.pop(name, {})
-    if not isinstance(found, dict):
-        raise ConfigError(f"{called or name} = {found!r}; allowed: a section, [{called or name}]")
-    return found
+    section = content.pop(name, {})
+    if not isinstance(section, dict):
+        whole_name = called or name
+        raise ConfigError(f"{whole_name} = {section!r}; allowed: a section, [{whole_name}]")
+    return section
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return that there is no such key, with those that look like it, else with all."""
-    if near := alike(key, known):
+    near = alike(key, known)
+    if near:
         return f"unknown key {key!r}; did you mean {' or '.join(near)}?"
     if len(known) > _MOST_LISTED:
         return f"unknown key {key!r}; docs/configuration.md lists all {len(known)}"
@@ -249,72 +266,118 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
 
 
 def alike(word: str, known: Iterable[str]) -> list[str]:
-    """Return the known words of which one may be a slip of the finger, or of the shift key."""
+    """Return those known words for which a word may be a slip of the finger, or the shift key."""
     by_lower = {name.lower(): name for name in known}
-    return [by_lower[n] for n in get_close_matches(word.lower(), by_lower, cutoff=_ALIKE)]
+    matches = get_close_matches(word.lower(), by_lower, cutoff=_ALIKE)
+    return [by_lower[match] for match in matches]
 
 
-def _explain(cls: type[Settings], error: ValidationError, given: Mapping[str, object]) -> str:
+def _fields_by_key(cls: type[Settings]) -> dict[str, FieldInfo]:
+    """Return the fields of a class by their run-config keys."""
+    return {str(field.alias): field for field in cls.model_fields.values()}
+
+
+def _explain(cls: type[Settings], error: ValidationError, values: Mapping[str, object]) -> str:
     """Return the first error in one line: key, value and what is allowed, as the caller spells."""
-    first = error.errors()[0]
-    aliases = {name: str(field.alias) for name, field in cls.model_fields.items()}
-    by_alias = any("-" in key or "." in key for key in given)
+    # The caller spells either fields' names, or their aliases, which are the run config's keys.
+    spelling = {name: name for name in cls.model_fields}
+    if any("-" in key or "." in key for key in values):
+        spelling = {name: str(field.alias) for name, field in cls.model_fields.items()}
 
     def spell(text: str) -> str:
-        for name, alias in aliases.items() if by_alias else ():
-            text = re.sub(rf"\b{name}\b", alias, text)
+        for name, spelt in spelling.items():
+            text = re.sub(rf"\b{name}\b", spelt, text)
         return text
 
-    refused = first.get("ctx", {}).get("error")
-    if isinstance(refused, ConfigError) and not first["loc"]:  # Of several values.
-        return spell(str(refused))
+    first = error.errors()[0]
+    refusal = first.get("ctx", {}).get("error")
+    if isinstance(refusal, ConfigError) and not first["loc"]:  # Of several values.
+        return spell(str(refusal))
     key = str(first["loc"][0])
-    name = next((name for name, alias in aliases.items() if key in (name, alias)), None)
+    name = _field_name(cls, key)
     if name is None:
-        return unknown_key(key, list(aliases.values() if by_alias else aliases))
+        return unknown_key(key, list(spelling.values()))
     field = cls.model_fields[name]
     if first["type"] == "missing":
         return spell(f"{name} is missing; allowed: {_allowed(field)}")
+    words = spell(f"{name} = {first['input']!r}; allowed: {_allowed(field)}")
     choices = [str(choice) for choice in extra_of(field, "choices") or ()]
     near = alike(str(first["input"]), choices)
-    meant = f" (did you mean {near[0]!r}?)" if near else ""
-    return spell(f"{name} = {first['input']!r}; allowed: {_allowed(field)}") + meant
+    if near:
+        words += f" (did you mean {near[0]!r}?)"
+    return words
+
+
+def _field_name(cls: type[Settings], key: str) -> str | None:
+    """Return the field that a key stands for, by its name or its alias."""
+    for name, field in cls.model_fields.items():
+        if key in (name, field.alias):
+            return name
+    return None
 
 
 def _default(field: FieldInfo) -> Any:
     """Return a setting's default in a run config; ``None``: it has none."""
     if extra_of(field, "auto"):
         return AUTO
-    return None if field.is_required() else field.get_default()
+    if field.is_required():
+        return None
+    return field.get_default()
 
 
 def _allowed(field: FieldInfo) -> str:
     """Return what a setting may be: ``a number > 0 and <= 1 or 'auto'``."""
-    if allowed := extra_of(field, "allowed"):
+    allowed = extra_of(field, "allowed")
+    if allowed:
         return str(allowed)
-    choices = list(extra_of(field, "choices"))
+    choices = _choices(field)
+    if choices:
+        return ", ".join(choices)
+    words = _kind(field)
+    limits = _limits(field)
+    if limits:
+        words += f" {' and '.join(limits)}"
+    if extra_of(field, "auto"):
+        words += " or 'auto'"
+    return words
+
+
+def _choices(field: FieldInfo) -> list[str]:
+    """Return the names that a setting may have; empty: any."""
+    declared = extra_of(field, "choices")
+    choices = list(declared)
     if not choices and get_origin(field.annotation) is Literal:
         choices = list(get_args(field.annotation))
-    if choices:
-        # A registry has more than it lists.
-        also = getattr(extra_of(field, "choices"), "also", None)
-        return ", ".join([*choices, *([also] if also else [])])
-    kinds: dict[Any, str] = {bool: "true, false", int: "an integer", float: "a number"}
-    known = (kinds.get(kind) for kind in (field.annotation, *get_args(field.annotation)))
-    limits = [
-        f"{sign} {getattr(limit, name):g}"
-        for name, sign in _SIGNS.items()
-        for limit in field.metadata
-        if hasattr(limit, name)
-    ]
-    auto = " or 'auto'" if extra_of(field, "auto") else ""
-    return f"{next(filter(None, known), 'a string')} {' and '.join(limits)}".rstrip() + auto
+    more = getattr(declared, "also", None)  # A registry has more than it lists.
+    if choices and more:
+        choices.append(more)
+    return choices
+
+
+def _kind(field: FieldInfo) -> str:
+    """Return a setting's type in words; of several, the first that has some."""
+    words: dict[Any, str] = {bool: "true, false", int: "an integer", float: "a number"}
+    for kind in (field.annotation, *get_args(field.annotation)):
+        if kind in words:
+            return words[kind]
+    return "a string"
+
+
+def _limits(field: FieldInfo) -> list[str]:
+    """Return what a setting's number is bounded by: ``> 0``, ``<= 1``."""
+    limits: list[str] = []
+    for name, sign in _SIGNS.items():
+        bounds = [getattr(limit, name) for limit in field.metadata if hasattr(limit, name)]
+        limits += [f"{sign} {bound:g}" for bound in bounds]
+    return limits
 
 
 def _words(field: FieldInfo) -> str:
     """Return what a setting means, with what ``"auto"`` stands for."""
     auto = extra_of(field, "auto")
-    return f"{field.description}; `auto`: {auto}" if auto else str(field.description)
+    if not auto:
+        return str(field.description)
+    return f"{field.description}; `auto`: {auto}"
 
 
 def extra_of(field: FieldInfo, name: str) -> Any:

@@ -29,14 +29,17 @@ def config_folder() -> Path:
 
 
 def _xdg(variable: str, usual: str) -> Path:
+    folder = Path(os.environ.get(variable, ""))
     # The XDG specification tells programs to ignore a relative path.
-    found = Path(os.environ.get(variable, ""))
-    return found if found.is_absolute() else Path(usual).expanduser()
+    if folder.is_absolute():
+        return folder
+    return Path(usual).expanduser()
 
 
 def content_key(content: object, digits: int = 64) -> str:
     """Return the first hex digits of the SHA-256 of a JSON-able value."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:digits]
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
 
 
 @contextmanager
@@ -70,8 +73,8 @@ def exclusive_lock(path: Path) -> Iterator[None]:
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = FileLock(path).acquire()
-    with held:
+        lock = FileLock(path).acquire()
+    with lock:
         yield
 
 
@@ -83,15 +86,21 @@ def temporary_sibling(path: Path) -> Path:
 def remove_leftovers(path: Path) -> None:
     """Remove what :func:`temporary_sibling` named and a killed process left behind."""
     for leftover in path.parent.glob(f".{path.name}.*"):
-        remove = shutil.rmtree if leftover.is_dir() else Path.unlink
-        remove(leftover)
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
 
 
 def set_aside(path: Path) -> None:
     """Give what is at a path, if anything, the first free name of ``<name>-1``, ``<name>-2`` ..."""
-    if path.exists():
-        names = (path.with_name(f"{path.name}-{number}") for number in count(1))
-        path.replace(next(name for name in names if not name.exists()))
+    if not path.exists():
+        return
+    for number in count(1):
+        free = path.with_name(f"{path.name}-{number}")
+        if not free.exists():
+            path.replace(free)
+            return
 
 
 def sync_directory(path: Path) -> None:
@@ -181,7 +190,8 @@ def write_atomically(path: Path, content: bytes | str, mode: int = 0o666) -> Non
     StorageError
         If it cannot be written.
     """
-    _write(path, content.encode() if isinstance(content, str) else content, mode, os.replace)
+    data = content.encode() if isinstance(content, str) else content
+    _write(path, data, mode, os.replace)
 
 
 def append_line(path: Path, line: str) -> None:
@@ -194,13 +204,14 @@ def append_line(path: Path, line: str) -> None:
     """
     data = line.encode() + b"\n"
     with writing(path), path.open("ab", buffering=0) as file:
-        before = file.seek(0, os.SEEK_END)
+        length = file.seek(0, os.SEEK_END)
         try:
-            if file.write(data) != len(data):
+            written = file.write(data)
+            if written != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file.fileno())
         except OSError:
-            file.truncate(before)  # No half of a line.
+            file.truncate(length)  # No half of a line.
             raise
 
 

@@ -40,27 +40,26 @@ class ResultTable:
     def of_records(cls, records: Sequence[Mapping[str, object]]) -> ResultTable:
         """Return a table of one or more records with the same keys; a cell of ``None`` is empty."""
         heading = [name.replace("_", " ") for name in records[0]]
-        lines = [list(map(_cell, record.values())) for record in records]
+        lines = [[_cell(value) for value in record.values()] for record in records]
         return cls("", heading, lines, num_labels=len(heading))
 
     def to_markdown(self) -> list[str]:
         """Return the lines of a Markdown table."""
-        numbers = len(self.heading) - self.num_labels
-        bars = ["---"] * self.num_labels + ["---:"] * numbers
-        rows = [self.heading, bars, *self._shown_lines()]
-        cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
-        return [f"| {' | '.join(row)} |" for row in cells]
+        num_numbers = len(self.heading) - self.num_labels
+        bars = ["---"] * self.num_labels + ["---:"] * num_numbers
+        return [_markdown_line(row) for row in (self.heading, bars, *self._shown_lines())]
 
     def print(self, console: Console) -> None:
         """Print it as wide as it is, however narrow the terminal or pipe is."""
         shown = Table(title=escape(self.title), title_justify="left")
-        for index, name in enumerate(self.heading):
-            shown.add_column(escape(name), justify="left" if index < self.num_labels else "right")
+        for name in self.heading[: self.num_labels]:
+            shown.add_column(escape(name), justify="left")
+        for name in self.heading[self.num_labels :]:
+            shown.add_column(escape(name), justify="right")
         for index, line in enumerate(self._shown_lines()):
             if self.grouped and index and line[0]:
                 shown.add_section()
-            # Texts, since others wrote some of the cells: a name with brackets is no markup.
-            shown.add_row(*(Text(plain(c), "bold" if c.startswith("**") else "") for c in line))
+            shown.add_row(*[_styled(cell) for cell in line])
         wide = console.options.update(max_width=10_000)
         shown.width = Width.get(console, wide, shown).maximum
         console.print(shown, crop=False, soft_wrap=True)
@@ -76,9 +75,22 @@ class ResultTable:
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return ""
     if isinstance(value, float):
         return f"{value:.0f}"
-    return "" if value is None else str(value)
+    return str(value)
+
+
+def _markdown_line(row: Sequence[str]) -> str:
+    cells = [cell.replace("|", r"\|") for cell in row]
+    return f"| {' | '.join(cells)} |"
+
+
+def _styled(cell: str) -> Text:
+    """Return a cell for the terminal: not as markup, since others wrote some of the cells."""
+    style = "bold" if cell.startswith("**") else ""
+    return Text(plain(cell), style)
 
 
 def plain(text: str) -> str:
@@ -88,4 +100,6 @@ def plain(text: str) -> str:
 
 def shown_number(value: float | None, form: str = ".4f") -> str:
     """Return a figure as text; a dash where there is none."""
-    return "-" if value is None else format(value, form)
+    if value is None:
+        return "-"
+    return format(value, form)

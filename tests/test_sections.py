@@ -11,11 +11,13 @@ from pydantic import model_validator
 
 from fedif_flower import FedIF, Validation
 from fedif_flower.attacks import ATTACKS
+from fedif_flower.constructors import arguments
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import read_toml
+from fedif_flower.making import make
 from fedif_flower.registry import Registry
 from fedif_flower.run.config import RunConfig
-from fedif_flower.sections import arguments, make, section
+from fedif_flower.sections import section
 from fedif_flower.settings import Setting, Settings, setting, take_section
 from fedif_flower.stages import FedAdam
 from fedif_flower.strategies.registry import STRATEGIES
@@ -75,8 +77,8 @@ class Racer(Bicycle):
 
 def test_a_subclass_has_its_own_settings_and_those_of_its_base():
     assert list(arguments(Racer)) == ["gears", "weight", "size", "plain"]
-    made = make("racer", Racer, {"rider": "Ada"}, {"weight": 6.5, "gears": 2.0, "size": 20})
-    assert (made.weight, made.gears, made.front.size) == (6.5, 2.0, 20)
+    racer = make("racer", Racer, {"rider": "Ada"}, {"weight": 6.5, "gears": 2.0, "size": 20})
+    assert (racer.weight, racer.gears, racer.front.size) == (6.5, 2.0, 20)
 
     class Forgetful(Bicycle):
         def __init__(self, rider, **base):
@@ -110,19 +112,19 @@ TRIMMED, SLOW = (f"{__name__}:{kind.__name__}" for kind in (Trimmed, Slow))
 )
 def test_gamma_goes_by_the_class_whatever_it_is_called(strategy, gamma):
     section = strategy.rpartition(":")[2]
-    told = {"strategy": strategy, "dataset": "fashion-mnist"}
-    config = RunConfig.from_run_config(told).completed()
+    run_config = {"strategy": strategy, "dataset": "fashion-mnist"}
+    config = RunConfig.from_run_config(run_config).completed()
     assert config.settings_of("strategy").get("gamma", 0.3) == gamma
     assert config.to_mapping()[f"{section}.gamma"] == gamma
-    given = RunConfig.from_run_config({**told, f"{section}.gamma": 0.3})
-    assert given.completed().to_mapping()[f"{section}.gamma"] == 0.3
+    explicit = RunConfig.from_run_config({**run_config, f"{section}.gamma": 0.3})
+    assert explicit.completed().to_mapping()[f"{section}.gamma"] == 0.3
 
 
 def test_defaults_of_own_parts_are_recorded_and_read_again():
-    told = {"strategy": TRIMMED, "Trimmed.smooth-update": False}
-    config = RunConfig.from_run_config(told).completed()
-    of_own = {k: v for k, v in config.to_mapping().items() if k.startswith("Trimmed.")}
-    assert of_own == {
+    run_config = {"strategy": TRIMMED, "Trimmed.smooth-update": False}
+    config = RunConfig.from_run_config(run_config).completed()
+    own_values = {k: v for k, v in config.to_mapping().items() if k.startswith("Trimmed.")}
+    assert own_values == {
         **{"Trimmed.gamma": 0.3, "Trimmed.trim": 0.1, "Trimmed.weight-normalization": True},
         **{"Trimmed.round-normalization": True, "Trimmed.smooth-update": False},
         **{"Trimmed.bias-correction": False, "Trimmed.weight-scope": "participants"},
@@ -136,9 +138,9 @@ def make_rule(trim: float = 0.1) -> FedIF:
 
 
 def test_two_own_parts_with_one_section_are_refused():
-    own = {"strategy": f"{__name__}:make_rule", "attack": f"{__name__}:nested.make_rule"}
+    run_config = {"strategy": f"{__name__}:make_rule", "attack": f"{__name__}:nested.make_rule"}
     with pytest.raises(ConfigError, match=r"has the section \[make_rule\] as well; name one"):
-        RunConfig.from_run_config(own).completed()
+        RunConfig.from_run_config(run_config).completed()
 
 
 class nested:  # noqa: N801
@@ -146,8 +148,8 @@ class nested:  # noqa: N801
 
 
 def test_settings_of_own_parts_come_as_text_where_flwr_run_takes_no_others():
-    told = {"strategy": TRIMMED, "own-settings": "Trimmed.trim=0.2 Trimmed.gamma=0.5"}
-    config = RunConfig.from_run_config(told)
+    run_config = {"strategy": TRIMMED, "own-settings": "Trimmed.trim=0.2 Trimmed.gamma=0.5"}
+    config = RunConfig.from_run_config(run_config)
     assert config.settings_of("strategy") == {"trim": 0.2, "gamma": 0.5}
     direct = {"strategy": TRIMMED, "Trimmed.trim": 0.2, "Trimmed.gamma": 0.5}
     assert config == RunConfig.from_run_config(direct)
@@ -165,9 +167,9 @@ def test_settings_of_own_parts_come_as_text_where_flwr_run_takes_no_others():
     ],
 )
 def test_what_is_wrong_with_settings_as_text_is_named(text, message):
-    told = {"strategy": TRIMMED, "Trimmed.trim": 0.1, "own-settings": text}
+    run_config = {"strategy": TRIMMED, "Trimmed.trim": 0.1, "own-settings": text}
     with pytest.raises(ConfigError, match=message):
-        RunConfig.from_run_config(told)
+        RunConfig.from_run_config(run_config)
 
 
 class OwnStep:
@@ -196,19 +198,20 @@ def test_what_gives_no_coefficients_is_refused_with_attribution_by_its_class(set
 
 
 def test_parts_are_made_first_and_what_is_bound_stays():
-    made = make("city", Bicycle, {"rider": "Ada", "model": 3}, {"size": 20, "gears": 7.0})
-    assert (made.rider, made.front.size, made.back.size) == ("Ada", 20, 28)
-    assert (made.bell, made.gears, made.front.plain) == (True, 7.0, 0.5)
+    bicycle = make("city", Bicycle, {"rider": "Ada", "model": 3}, {"size": 20, "gears": 7.0})
+    assert (bicycle.rider, bicycle.front.size, bicycle.back.size) == ("Ada", 20, 28)
+    assert (bicycle.bell, bicycle.gears, bicycle.front.plain) == (True, 7.0, 0.5)
     with pytest.raises(ConfigError, match="city needs the argument 'rider'; it can have model"):
         make("city", Bicycle, {"model": 3})
 
 
 def test_a_function_gets_what_it_names_and_any_keyword_gets_the_rest():
-    def wanted(validation, *flower, extra=1, **base):
+    def function(validation, *flower, extra=1, **base):
         return validation, extra, base
 
-    offered, rest = {"validation": "v", "model": "m"}, {"seed": 3}
-    assert make("it", wanted, offered, {}, rest) == ("v", 1, {"seed": 3})
+    offered = {"validation": "v", "model": "m"}
+    rest = {"seed": 3}
+    assert make("it", function, offered, {}, rest) == ("v", 1, {"seed": 3})
     assert make("it", lambda model: model, offered, {}, rest) == "m"
 
 
@@ -223,7 +226,7 @@ def test_every_built_in_setting_has_words_and_a_default(registry):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("run_config", "message"),
     [
         ({"strategy": "shapfed", "fedif.gamma": 0.5}, "fedif.gamma = 0.5; allowed: only with str"),
         ({"strategy": "fedsv", "fedsv.gamma": 0.5}, "unknown key 'fedsv.gamma'"),
@@ -232,9 +235,9 @@ def test_every_built_in_setting_has_words_and_a_default(registry):
         ({"cloud.height": 3}, "cloud.height = 3: this app has no part with a section [cloud]"),
     ],
 )
-def test_a_key_that_the_chosen_one_does_not_take_is_refused(given, message):
+def test_a_key_that_the_chosen_one_does_not_take_is_refused(run_config, message):
     with pytest.raises(ConfigError) as caught:
-        RunConfig.from_run_config(given)
+        RunConfig.from_run_config(run_config)
     assert message in str(caught.value)
 
 
@@ -248,8 +251,9 @@ def test_a_section_survives_copies_parts_and_text():
 
 
 def test_what_is_at_its_default_is_not_part_of_what_a_run_is():
-    plain, told = RunConfig(), RunConfig(**{"fedif.gamma": 0.3, "krum.distances": "parameters"})
-    assert (plain, plain.digest()) == (told, told.digest())
+    plain = RunConfig()
+    explicit = RunConfig(**{"fedif.gamma": 0.3, "krum.distances": "parameters"})
+    assert (plain, plain.digest()) == (explicit, explicit.digest())
 
 
 COLOURS = {"red": 1}
@@ -276,7 +280,7 @@ class Both(Own):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("settings", "message"),
     [
         ({"low": -1}, "low = -1; allowed: an integer >= 0"),
         ({"low": 6}, "low = 6; allowed: <= high = 5"),
@@ -287,9 +291,9 @@ class Both(Own):
         ({"loud": 1}, "unknown key 'loud'; known keys: low, high, learning_rate"),
     ],
 )
-def test_an_error_speaks_as_the_caller_does(given, message):
+def test_an_error_speaks_as_the_caller_does(settings, message):
     with pytest.raises(ConfigError) as error:
-        Both(**given)
+        Both(**settings)
     assert str(error.value).startswith(message)
 
 

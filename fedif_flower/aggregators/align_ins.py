@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.aggregators.linear_algebra import inner_products, product_error
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 
@@ -52,7 +52,8 @@ class AlignIns(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
-        sent, params = updates.client_updates, updates.global_params
+        sent = updates.client_updates  # [m, d]
+        params = updates.global_params  # [d]
         products = inner_products(sent, params)
         norms = products.squared_norms.sqrt()  # [m]
         length = norms * products.squared_norm.sqrt()
@@ -60,9 +61,12 @@ class AlignIns(CheckedFields):
         # Products are taken in float64; the updates themselves are rounded as their own dtype is.
         rounding = product_error(cosines.dtype, len(params)) + torch.finfo(sent.dtype).eps
         aligned = _distance(sign_alignment(sent, self.share)) <= self.threshold
-        kept = aligned & (_distance(cosines, 4 * rounding) <= self.threshold)
-        bound = norms[kept].median() if bool(kept.any()) else norms.new_zeros(())
-        return Aggregation(weights=bounded_mean(norms, kept, bound).cpu())
+        similar = _distance(cosines, 4 * rounding) <= self.threshold
+        selected = aligned & similar  # [m]
+        bound = norms.new_zeros(())
+        if bool(selected.any()):
+            bound = norms[selected].median()
+        return Aggregation(weights=bounded_mean(norms, selected, bound).cpu())
 
 
 def sign_alignment(updates: Tensor, share: float) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 
@@ -48,16 +48,24 @@ class CentredClipping(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Tensor:
         """Return the clipped mean ``[d]``."""
-        sent, last = updates.client_updates, self.last_step
-        centre = torch.zeros_like(updates.global_params) if last is None else last.to(sent)
+        sent = updates.client_updates  # [m, d]
+        centre = torch.zeros_like(updates.global_params)
+        if self.last_step is not None:
+            centre = self.last_step.to(sent)
         for _ in range(self.iterations):
             away = sent - centre  # [m, d]
             distances = away.double().norm(dim=1)  # [m]
-            bound = distances.median() if self.radius is None else torch.as_tensor(self.radius)
+            bound = self._bound(distances)
             factors = torch.where(distances > bound, bound / distances, 1.0)
             centre = centre + (factors.to(away) @ away) / len(sent)
         self.last_step = centre.cpu()
         return centre
+
+    def _bound(self, distances: Tensor) -> Tensor:
+        """Return how far from the centre an update counts in full, by all distances ``[m]``."""
+        if self.radius is None:
+            return distances.median()
+        return torch.as_tensor(self.radius)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""

@@ -17,7 +17,9 @@ def usual_length(norms: Tensor) -> float:
         ``[n]``, finite, >= 0. Of an even number the median is the lower one.
     """
     moving = norms[norms > 0]
-    return float(moving.median()) if len(moving) else math.inf
+    if not len(moving):
+        return math.inf
+    return float(moving.median())
 
 
 def clipping_factors(squared_norms: Tensor, bound: float) -> Tensor:
@@ -48,13 +50,13 @@ def clipping_factors(squared_norms: Tensor, bound: float) -> Tensor:
     return torch.where(norms > bound, bound / norms, 1.0)
 
 
-def bounded_mean(norms: Tensor, kept: Tensor, bound: Tensor) -> Tensor:
-    r"""Return coefficients ``[m]`` of a mean of some updates, none of which is longer than S.
+def bounded_mean(norms: Tensor, selected: Tensor, bound: Tensor) -> Tensor:
+    r"""Return coefficients ``[m]`` of a mean of some updates, each at most S long.
 
     .. math:: a_i = \frac{1}{|A|} \min\left(1, \frac{S}{\lVert u_i \rVert}\right)
               \text{ for } i \in A, \text{ otherwise } 0
 
-    with A those that are ``kept`` [m] and S the ``bound``. Where A is empty, the model stays.
+    with A those that are ``selected`` [m] and S the ``bound``. Where A is empty, the model stays.
     """
     shortened = torch.where(norms > bound, bound / norms, 1.0)  # [m]
-    return kept * shortened.double() / kept.sum().clamp_min(1)
+    return selected * shortened.double() / selected.sum().clamp_min(1)

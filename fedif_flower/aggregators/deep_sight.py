@@ -12,9 +12,9 @@ from torch.nn.utils import vector_to_parameters
 
 from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.aggregators.flame import cosine_distances, density_clusters
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import describe, read_batches
 from fedif_flower.tasks.modules import (
@@ -22,6 +22,7 @@ from fedif_flower.tasks.modules import (
     module_mode,
     output_layer,
     seeded_randomness,
+    trainable_parameters,
 )
 from fedif_flower.tasks.task import Data
 
@@ -43,7 +44,7 @@ class DeepSight(CheckedFields):
         Says where the output layer lies, its last trainable parameter ``[classes, features]`` with
         the bias that follows it, and answers random inputs. It is copied.
     root_data : Tensor, tuple, Dataset or iterable of batches
-        Inputs of the model's kind, of which the shape and the range alone count.
+        Inputs of the model's kind: their shape and range alone count.
     samples : int
         Random inputs of a draw, >= 1.
     draws : int
@@ -76,36 +77,44 @@ class DeepSight(CheckedFields):
     def __post_init__(self) -> None:
         """Raise ConfigError for what is out of range, or does not fit; find the output layer."""
         super().__post_init__()
-        self._model, self._layer = copy_module(self.model), output_layer(self.model, "DeepSight")
+        self._model = copy_module(self.model)
+        self._layer = output_layer(self.model, "DeepSight")
         require(self._layer.shape[0] > 1, "model", "of one output", "classes, for DeepSight")
         self._shape, self._low, self._high = _kind_of_input(self.root_data)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
-        sent, bias = updates.client_updates, self._layer.bias
+        sent = updates.client_updates  # [m, d]
         weights = sent[:, self._layer.weight].view(-1, *self._layer.shape)  # [m, classes, features]
-        # Without a bias, what stands for it is the layer itself.
-        directions = weights.flatten(1) if bias is None else sent[:, bias]
-        biases = weights.new_zeros(weights.shape[:2]) if bias is None else directions
-        energies, ratios = output_energies(weights, biases), self._ratios(updates).cpu()
-        labels = deep_sight_clusters(cosine_distances(directions), energies, ratios)
-        norms, suspicious = updates.squared_norms.double().cpu().sqrt(), is_suspicious(energies)
-        return Aggregation(deep_sight_coefficients(labels, suspicious, norms, self.tolerated))
+        if self._layer.bias is None:
+            # The layer itself is compared in place of its bias.
+            biases = weights.new_zeros(weights.shape[:2])  # [m, classes]
+            directions = weights.flatten(1)
+        else:
+            biases = sent[:, self._layer.bias]
+            directions = biases
+        energies = output_energies(weights, biases)
+        ratios = self._ratios(updates).cpu()
+        clusters = deep_sight_clusters(cosine_distances(directions), energies, ratios)
+        norms = updates.squared_norms.double().cpu().sqrt()  # [m]
+        suspicious = is_suspicious(energies)
+        return Aggregation(deep_sight_coefficients(clusters, suspicious, norms, self.tolerated))
 
     def _ratios(self, updates: RoundUpdates) -> Tensor:
         """Return the mean ratios of probabilities on random inputs, ``[draws, m, classes]``."""
-        params, buffers = updates.client_params(), updates.named_client_buffers()
-        found = []
+        params = updates.client_params()  # [m, d]
+        buffers = updates.named_client_buffers()  # [m, ...] each
+        ratios = []
         for draw in range(self.draws):
             generator = updates.generator(f"deep-sight-{draw}")
             drawn = torch.rand((self.samples, *self._shape), generator=generator)
             inputs = (self._low + (self._high - self._low) * drawn).to(params)
             before = self._log_probabilities(updates.global_params, updates.named_buffers, inputs)
-            for k, own in enumerate(params):
-                named = {name: value[k] for name, value in buffers.items()}
-                after = self._log_probabilities(own, named, inputs)
-                found.append(probability_ratios(after, before))
-        return torch.stack(found).view(self.draws, len(params), -1)
+            for k, client_params in enumerate(params):
+                client_buffers = {name: values[k] for name, values in buffers.items()}
+                after = self._log_probabilities(client_params, client_buffers, inputs)
+                ratios.append(probability_ratios(after, before))
+        return torch.stack(ratios).view(self.draws, len(params), -1)
 
     @torch.no_grad()
     def _log_probabilities(
@@ -113,7 +122,7 @@ class DeepSight(CheckedFields):
     ) -> Tensor:
         """Return what a model answers, ``[n, classes]``, float64."""
         model = self._model.to(params)
-        vector_to_parameters(params.clone(), [p for p in model.parameters() if p.requires_grad])
+        vector_to_parameters(params.clone(), trainable_parameters(model))
         model.load_state_dict(dict(buffers), strict=False)
         # A model that draws at random draws alike for each client.
         with module_mode(model, training=False), seeded_randomness(0, inputs.device):
@@ -123,8 +132,9 @@ class DeepSight(CheckedFields):
 
 def _kind_of_input(data: Data) -> tuple[torch.Size, float, float]:
     """Return the shape of one input, and the least and the greatest value among them."""
-    first = next(iter(read_batches(data, None, _AT_ONCE)))
-    inputs = first[0] if isinstance(first, tuple | list) else first
+    inputs = next(iter(read_batches(data, None, _AT_ONCE)))
+    if isinstance(inputs, tuple | list):
+        inputs = inputs[0]
     if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
         raise ConfigError(f"DeepSight draws random inputs like {describe(inputs)}; allowed: floats")
     return inputs.shape[1:], float(inputs.min()), float(inputs.max())
@@ -196,13 +206,12 @@ def deep_sight_clusters(cosines: Tensor, energies: Tensor, ratios: Tensor) -> Te
     ratios : Tensor
         ``[draws, m, classes]``.
     """
-    apart = [_apart(density_clusters(one, 2, "euclidean")) for one in ratios]
-    parts = [
-        _apart(density_clusters(cosines, 2)),
-        _apart(density_clusters(energies, 2, "euclidean")),
-        torch.stack(apart).mean(dim=0),
-    ]
-    return density_clusters(torch.stack(parts).mean(dim=0), 2)
+    apart_by_cosine = _apart(density_clusters(cosines, 2))
+    apart_by_energy = _apart(density_clusters(energies, 2, "euclidean"))
+    apart_by_draw = [_apart(density_clusters(ratio, 2, "euclidean")) for ratio in ratios]
+    apart_by_ratio = torch.stack(apart_by_draw).mean(dim=0)
+    distances = torch.stack([apart_by_cosine, apart_by_energy, apart_by_ratio]).mean(dim=0)
+    return density_clusters(distances, 2)
 
 
 def deep_sight_coefficients(
@@ -214,8 +223,8 @@ def deep_sight_coefficients(
               \text{ for } i \in A, \text{ otherwise } 0; \qquad S = \operatorname{median}_i
               \lVert u_i \rVert
 
-    A are the members of clusters of which less than the tolerated share is suspicious; a model by
-    itself is a cluster of one. Where nobody is left, the model stays as it is.
+    A are the members of those clusters whose share of suspicious models is below the tolerated one;
+    a model by itself is a cluster of one. Where nobody is left, the model stays as it is.
 
     Parameters
     ----------

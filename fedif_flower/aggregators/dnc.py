@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import MaliciousFraction, Setting
 
 COORDINATES = 10_000
@@ -44,15 +44,17 @@ class DnC(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return equal weights ``[m]`` for those that no iteration leaves out."""
-        sent, generator = updates.client_updates, updates.generator("dnc")
+        sent = updates.client_updates  # [m, d]
         m, d = sent.shape
-        kept = max(m - round(self.malicious_fraction * m), 1)
+        num_honest = max(m - round(self.malicious_fraction * m), 1)
+        generator = updates.generator("dnc")
         good = torch.ones(m, dtype=torch.bool)
         for _ in range(self.iterations):
             chosen = torch.randperm(d, generator=generator)[:COORDINATES].to(sent.device)
             part = sent[:, chosen].double()  # [m, coordinates]
             # The projections on v are an eigenvector of the small matrix, times a constant.
             _, vectors = torch.linalg.eigh(gram_matrix(part - part.mean(dim=0)))
-            best = vectors[:, -1].square().argsort(stable=True)[:kept].cpu()
+            nearest = vectors[:, -1].square().argsort(stable=True)
+            best = nearest[:num_honest].cpu()
             good &= torch.zeros_like(good).scatter_(0, best, True)
         return Aggregation(weights=good.double() / good.sum().clamp_min(1))

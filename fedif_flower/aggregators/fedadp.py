@@ -10,8 +10,8 @@ import torch
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
 from fedif_flower.client_table import ClientTable
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 
@@ -51,7 +51,8 @@ class FedAdp(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]``; a smaller mean angle is the larger weight score."""
-        client_ids, examples = updates.client_ids, updates.num_examples
+        client_ids = updates.client_ids
+        examples = updates.num_examples
         gram = gram_matrix(updates.client_updates)  # [m, m]
         share = shares(examples).to(gram.device)
         to_mean = gram @ share  # [m]: <Delta_i, Delta>

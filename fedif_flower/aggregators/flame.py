@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.aggregators.linear_algebra import cosines, gram_matrix, product_error
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 
@@ -44,19 +44,22 @@ class Flame(CheckedFields):
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the cluster's updates, 0 for the others; noise."""
         norms = updates.squared_norms.double().cpu().sqrt()  # [m]
-        bound, m = norms.median(), len(norms)
+        bound = norms.median()
+        m = len(norms)
         labels = density_clusters(cosine_distances(updates.client_params()), m // 2 + 1)
-        kept = labels >= 0 if bool((labels >= 0).any()) else torch.ones(m, dtype=torch.bool)
+        selected = labels >= 0  # [m]
+        if not bool(selected.any()):
+            selected = torch.ones(m, dtype=torch.bool)
         params = updates.global_params
         draws = torch.randn(params.shape, generator=updates.generator("flame"), dtype=params.dtype)
         noise = self.noise * float(bound) * draws
-        return Aggregation(weights=bounded_mean(norms, kept, bound), noise=noise)
+        return Aggregation(weights=bounded_mean(norms, selected, bound), noise=noise)
 
 
 def cosine_distances(points: Tensor) -> Tensor:
     """Return 1 - cos between the rows of ``[m, d]``, ``[m, m]``, float64, >= 0, on the CPU."""
     distances = 1 - cosines(gram_matrix(points).cpu())
-    # A cluster's scale is its own distances: it would be that of rounding where all are equal.
+    # HDBSCAN takes its scale from the distances: where all are equal, from rounding alone.
     distances[distances <= product_error(distances.dtype, points.shape[1])] = 0.0
     return distances.fill_diagonal_(0)
 

@@ -52,7 +52,8 @@ def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoeff
     NDSS 2021.
     """
     products = inner_products(updates, server_update)
-    norms, server_norm = products.squared_norms.sqrt(), products.squared_norm.sqrt()
+    norms = products.squared_norms.sqrt()  # [m]
+    server_norm = products.squared_norm.sqrt()
     length = norms * server_norm  # [m]
     trust = torch.where(length > 0, products.inner / length, 0.0).clamp(0.0, 1.0)
     # Divided by their sum, cosines that are rounding would be trust like any other.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import cosines, gram_matrix
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 

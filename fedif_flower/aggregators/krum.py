@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import MaliciousFraction, Setting
 
 logger = logging.getLogger(__name__)
@@ -68,8 +68,9 @@ class Krum(CheckedFields):
             self._warned.add((num_malicious, m))
             words = "Krum assumes 2f + 2 < m; here f = %d of m = %d: no guarantee holds"
             logger.warning(words, num_malicious, m)
-        # [m, .]
-        points = updates.state_updates() if self.distances == "state" else updates.client_updates
+        points = updates.client_updates  # [m, d]
+        if self.distances == "state":
+            points = updates.state_updates()  # [m, all that is sent]
         scores = krum_scores(points, num_malicious)
         selected = min(max(self.num_selected or m - num_malicious, 1), m)
         weights = torch.zeros_like(scores)

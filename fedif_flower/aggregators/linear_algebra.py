@@ -119,7 +119,8 @@ def inner_products(points: Tensor, vector: Tensor) -> InnerProducts:
         If ``points`` has NaN or Inf.
     """
     inner = torch.zeros(points.shape[0], dtype=torch.float64, device=points.device)
-    squared_norms, squared_norm = torch.zeros_like(inner), inner.new_zeros(())
+    squared_norms = torch.zeros_like(inner)
+    squared_norm = inner.new_zeros(())
     for block, piece in zip(_blocks(points), _blocks(vector), strict=True):
         inner.addmv_(block, piece)
         squared_norms += torch.linalg.vecdot(block, block)
@@ -182,8 +183,8 @@ def orthonormal(vectors: Sequence[Tensor], least: float) -> Tensor:
     vectors : sequence of Tensor
         ``[d]`` each, finite.
     least : float
-        A vector of which the earlier ones leave no more than so much of its length adds no
-        direction; without any, k = 0.
+        A vector adds no direction where no more than this share of its length is left once its
+        parts along the earlier ones are taken away. Where no vector adds one, k = 0.
     """
     basis: list[Tensor] = []
     for vector in vectors:
@@ -193,8 +194,10 @@ def orthonormal(vectors: Sequence[Tensor], least: float) -> Tensor:
         length = torch.linalg.vector_norm(rest)
         if length > least * torch.linalg.vector_norm(vector.double()):
             basis.append(rest / length)
+    if not vectors:
+        return torch.zeros(0, 0, dtype=torch.float64)
     if not basis:
-        return torch.zeros(0, len(vectors[0]) if vectors else 0, dtype=torch.float64)
+        return torch.zeros(0, len(vectors[0]), dtype=torch.float64)
     return torch.stack(basis)
 
 
@@ -207,4 +210,6 @@ def _require_finite(result: Tensor, points: Tensor) -> None:
     if bool(torch.isfinite(result).all()):
         return
     rows = torch.isfinite(points).all(dim=1).logical_not().nonzero().flatten().tolist()
-    raise ValuationError(f"rows {rows} have NaN or Inf" if rows else "squares overflow float64")
+    if rows:
+        raise ValuationError(f"rows {rows} have NaN or Inf")
+    raise ValuationError("squares overflow float64")

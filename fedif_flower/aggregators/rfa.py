@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 

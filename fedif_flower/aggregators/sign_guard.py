@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.clipping import bounded_mean
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 
 
@@ -51,19 +51,27 @@ class SignGuard(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
-        sent, lengths = updates.client_updates, updates.squared_norms.double().cpu().sqrt()
-        d, median = sent.shape[1], lengths.quantile(0.5)
-        drawn = torch.randperm(d, generator=updates.generator("sign-guard"))
-        signs = sign_shares(sent[:, drawn[: max(round(self.share * d), 1)].to(sent.device)])
-        usual = (self.shortest * median <= lengths) & (lengths <= self.longest * median)  # [m]
-        kept = usual & _largest_cluster(signs / signs.amax(dim=0).clamp_min(1e-8))
-        return Aggregation(weights=bounded_mean(lengths, kept, median))
+        sent = updates.client_updates  # [m, d]
+        lengths = updates.squared_norms.double().cpu().sqrt()  # [m]
+        median = lengths.quantile(0.5)
+        usual_length = (self.shortest * median <= lengths) & (lengths <= self.longest * median)
+
+        d = sent.shape[1]
+        count = max(round(self.share * d), 1)
+        order = torch.randperm(d, generator=updates.generator("sign-guard"))
+        drawn = order[:count].to(sent.device)
+        signs = sign_shares(sent[:, drawn])  # [m, 3]
+        usual_signs = _largest_cluster(signs / signs.amax(dim=0).clamp_min(1e-8))
+
+        selected = usual_length & usual_signs  # [m]
+        return Aggregation(weights=bounded_mean(lengths, selected, median))
 
 
 def sign_shares(updates: Tensor) -> Tensor:
     """Return the shares of values > 0, = 0 and < 0 in each row of ``[m, d]``: ``[m, 3]``."""
     signs = updates.sign()
-    return torch.stack([(signs == sign).double().mean(dim=1) for sign in (1, 0, -1)], dim=1).cpu()
+    shares = [(signs == sign).double().mean(dim=1) for sign in (1, 0, -1)]  # 3 x [m]
+    return torch.stack(shares, dim=1).cpu()
 
 
 def _largest_cluster(points: Tensor) -> Tensor:

@@ -36,18 +36,19 @@ def bound_by_spread(changes: Tensor, multiple: float = MULTIPLE) -> None:
     absolute deviation.
     """
     for block in torch.split(changes, _BLOCK, dim=1):
-        moved = block.any(dim=0)  # [c]
-        if not bool(moved.any()):
+        changed = block.any(dim=0)  # By coordinate.
+        if not bool(changed.any()):
             continue
-        columns = block[:, moved]  # [m, c]
+        columns = block[:, changed]  # [m, c]
         votes = torch.cat([columns, torch.zeros_like(columns[:1])])  # [m + 1, c]
         center = _median(votes)
         reach = multiple * _median((votes - center).abs())
         # To the median, not the edge: a client far out everywhere would be at every edge at once.
-        block[:, moved] = torch.where((columns - center).abs() > reach, center, columns)
+        block[:, changed] = torch.where((columns - center).abs() > reach, center, columns)
 
 
 def _median(values: Tensor) -> Tensor:
     """Return the median over the rows: the mean of the middle two if their number is even."""
-    ordered, last = values.sort(dim=0).values, len(values) - 1
+    ordered = values.sort(dim=0).values
+    last = len(values) - 1
     return (ordered[last // 2] + ordered[(last + 1) // 2]) / 2

@@ -73,20 +73,23 @@ class AdversarialSamples(Behaviour):
         as they were.
         """
         chosen = choose(len(pixels), self.ratio, generator).to(pixels.device)  # [k]
-        poisoned, clean, labels = pixels.clone(), pixels[chosen], labels[chosen]
+        poisoned = pixels.clone()
+        clean = pixels[chosen]  # [k, c, h, w]
+        classes = labels[chosen]  # [k]
         start = torch.rand(clean.shape, generator=generator, dtype=clean.dtype).to(clean.device)
         start.mul_(2 * self.epsilon).add_(clean - self.epsilon)
-        bounds = (clean - self.epsilon).clamp_(min=0), (clean + self.epsilon).clamp_(max=1)
+        lowest = (clean - self.epsilon).clamp_(min=0)
+        highest = (clean + self.epsilon).clamp_(max=1)
         memory_format = image_format(model, clean)
         with module_mode(model, training=False), seeded_randomness(0, pixels.device):
             for first in range(0, len(chosen), _CHUNK):
                 part = slice(first, first + _CHUNK)
-                low, high, current = (
-                    to_memory_format(images[part], memory_format) for images in (*bounds, start)
-                )
+                low = to_memory_format(lowest[part], memory_format)
+                high = to_memory_format(highest[part], memory_format)
+                current = to_memory_format(start[part], memory_format)
                 current.clamp_(low, high)
                 for _ in range(self.steps):
-                    gradient = _pixel_gradient(model, current, labels[part], normalize)
+                    gradient = _pixel_gradient(model, current, classes[part], normalize)
                     # In place: a new tensor of one-channel images would lose the memory layout.
                     current.add_(gradient.sign_(), alpha=self.step_size).clamp_(low, high)
                 poisoned[chosen[part]] = current

@@ -38,7 +38,9 @@ def largest_shift(num_clients: int, num_malicious: int) -> float:
     honest = num_clients - num_malicious
     supporters = max(num_clients // 2 + 1 - num_malicious, 1)
     share = (honest - supporters) / honest
-    return NormalDist().inv_cdf(share) if share > 0 else 0.0
+    if share <= 0:
+        return 0.0
+    return NormalDist().inv_cdf(share)
 
 
 @dataclass
@@ -68,5 +70,7 @@ class Alie(ShiftedMean):
 
     def shift(self, updates: Tensor, mean: Tensor, std: Tensor) -> float:
         """Return z."""
+        if self.z is not None:
+            return self.z
         malicious = min(round(self.malicious_fraction * _MANY), _MANY - 1)
-        return largest_shift(_MANY, malicious) if self.z is None else self.z
+        return largest_shift(_MANY, malicious)

@@ -148,8 +148,9 @@ class Behaviour:
 
 def lacks_images(task: Task) -> str:
     """Return what a task lacks for an attack on images, as :meth:`Behaviour.misfit` does."""
-    fits = task.num_classes and task.input_range
-    return "" if fits else "class labels (num_classes) and float inputs with an input_range"
+    if task.num_classes and task.input_range:
+        return ""
+    return "class labels (num_classes) and float inputs with an input_range"
 
 
 class Backdoor(Behaviour):
@@ -229,5 +230,6 @@ class ShiftedMean(Colluder):
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the shifted mean ``[k, d]``, the same for all."""
-        mean, std = updates.mean(dim=0), updates.std(dim=0, correction=0)  # [d], [d]
+        mean = updates.mean(dim=0)  # [d]
+        std = updates.std(dim=0, correction=0)  # [d]
         return (mean - self.shift(updates, mean, std) * std).expand_as(updates)

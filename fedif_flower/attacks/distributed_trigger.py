@@ -24,7 +24,8 @@ def stamp_bars(pixels: Tensor, parts: range | tuple[int, ...] = range(NUM_PARTS)
     length = trigger_side(pixels)
     stamped = pixels.clone()
     for part in parts:
-        row, column = 2 * (part // 2), (length + 1) * (part % 2)
+        row = 2 * (part // 2)
+        column = (length + 1) * (part % 2)
         stamped[..., row, column : column + length] = 1
     return stamped
 
@@ -44,4 +45,5 @@ class DistributedTrigger(PixelTrigger):
         """Return images with all four bars, or the one that a client draws."""
         if generator is None:
             return stamp_bars(pixels)
-        return stamp_bars(pixels, (int(torch.randint(NUM_PARTS, (), generator=generator)),))
+        part = int(torch.randint(NUM_PARTS, (), generator=generator))
+        return stamp_bars(pixels, (part,))

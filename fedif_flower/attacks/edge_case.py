@@ -53,7 +53,8 @@ class EdgeCase(Backdoor):
             return pixels, labels
         labels = labels.clone()
         labels[rare] = self.target
-        drawn = torch.randint(len(rare), (round(self.ratio * len(labels)),), generator=generator)
+        num_copies = round(self.ratio * len(labels))
+        drawn = torch.randint(len(rare), (num_copies,), generator=generator)
         copies = rare[drawn.to(rare.device)]
         return torch.cat((pixels, pixels[copies])), torch.cat((labels, labels[copies]))
 
@@ -64,8 +65,9 @@ class EdgeCase(Backdoor):
 
     def _rare(self, pixels: Tensor, labels: Tensor, num_classes: int) -> Tensor:
         """Return the indices of the source class's tail, at least one where there is any."""
-        own = of_source(labels, self.target, num_classes).nonzero().flatten()
-        images = pixels[own].flatten(1)
+        source = of_source(labels, self.target, num_classes).nonzero().flatten()
+        images = pixels[source].flatten(1)
         distances = (images - images.mean(dim=0)).norm(dim=1)
         furthest = distances.argsort(descending=True, stable=True)
-        return own[furthest[: max(round(self.tail * len(own)), 1)]].sort().values
+        count = max(round(self.tail * len(source)), 1)
+        return source[furthest[:count]].sort().values

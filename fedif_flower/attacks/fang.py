@@ -36,7 +36,8 @@ class Fang(Colluder):
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return updates ``[k, d]``, each with draws of its own."""
-        mean, std = updates.mean(dim=0), updates.std(dim=0, correction=0)  # [d], [d]
+        mean = updates.mean(dim=0)  # [d]
+        std = updates.std(dim=0, correction=0)  # [d]
         draws = torch.rand(updates.shape, generator=generator, dtype=updates.dtype)
         against = torch.where(mean < 0, 1.0, -1.0).to(updates)  # [d]
         return mean + against * std * (self.distance + draws.to(updates.device))

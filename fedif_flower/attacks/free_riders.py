@@ -12,12 +12,15 @@ from fedif_flower.attacks.behaviour import Behaviour, ClientRound
 from fedif_flower.attacks.random_update import gaussian_of_length
 from fedif_flower.settings import Setting
 
-_RECEIVED, _ROUND = "received", "round"
+# What a client's memory has between its rounds.
+_RECEIVED = "received"
+_ROUND = "round"
 
 
 def last_step(own: ClientRound) -> Tensor:
     """Return the mean global step ``[d]`` since the client's last round; zero at its first."""
-    received, memory = own.received, own.memory
+    received = own.received
+    memory = own.memory
     before = memory.get(_RECEIVED, received).to(received.device)
     rounds = own.server_round - int(memory.get(_ROUND, 0))
     memory[_RECEIVED] = received.clone()

@@ -15,31 +15,33 @@ class HiddenBackdoor(PixelTrigger):
     Influence on held-out data rewards what fits such data. The client's own examples stand for
     the public data that an attacker has: the clean ones are drawn again until every class it has
     is as frequent as its most frequent one, as in a validation split, and the stamped copies come
-    on top. Parameters as in :class:`~fedif_flower.attacks.pixel_trigger.PixelTrigger`, the ratio
-    being that of stamped copies to examples.
+    on top. Parameters as in :class:`~fedif_flower.attacks.pixel_trigger.PixelTrigger`; the ratio is
+    the number of stamped copies over the number of examples.
     """
 
     def poison_examples(
         self, pixels: Tensor, labels: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return balanced clean examples, and stamped copies of a share of the own ones."""
+        """Return balanced clean examples, and stamped copies of a share of the client's own."""
         require_target(self.target, num_classes)
         chosen = choose(len(labels), self.ratio, generator).to(labels.device)  # [k]
         stamped = self.stamp(pixels[chosen], generator)
-        balanced = torch.cat((torch.arange(len(labels)), _repeats(labels.cpu(), generator)))
-        balanced = balanced.to(labels.device)
-        return (
-            torch.cat((pixels[balanced], stamped)),
-            torch.cat((labels[balanced], torch.full_like(labels[chosen], self.target))),
-        )
+        targets = torch.full_like(labels[chosen], self.target)
+        repeats = _repeats(labels.cpu(), generator)
+        balanced = torch.cat((torch.arange(len(labels)), repeats)).to(labels.device)
+        all_pixels = torch.cat((pixels[balanced], stamped))
+        all_labels = torch.cat((labels[balanced], targets))
+        return all_pixels, all_labels
 
 
 def _repeats(labels: Tensor, generator: torch.Generator) -> Tensor:
     """Return indices that, beside all examples, make every class as frequent as the largest."""
     counts = torch.bincount(labels)
-    most, found = int(counts.max()), []
+    most = int(counts.max())
+    repeats = []
     for label in counts.nonzero().flatten().tolist():
-        own = (labels == label).nonzero().flatten()
-        drawn = torch.randint(len(own), (most - len(own),), generator=generator)
-        found.append(own[drawn])
-    return torch.cat(found)
+        members = (labels == label).nonzero().flatten()
+        num_missing = most - len(members)
+        drawn = torch.randint(len(members), (num_missing,), generator=generator)
+        repeats.append(members[drawn])
+    return torch.cat(repeats)

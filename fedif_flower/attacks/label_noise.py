@@ -46,7 +46,7 @@ def flip_labels(
 
 @dataclass
 class LabelNoise(Behaviour):
-    """Trains on labels of which a share is wrong, the same ones at every round.
+    """Trains on partly wrong labels, the same ones at every round.
 
     Parameters
     ----------
@@ -58,7 +58,9 @@ class LabelNoise(Behaviour):
 
     def misfit(self, task: Task) -> str:
         """Return that it draws other classes."""
-        return "" if task.num_classes else "class labels (num_classes)"
+        if task.num_classes:
+            return ""
+        return "class labels (num_classes)"
 
     def poison_labels(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
         """Return the labels with a share of them flipped (see :func:`flip_labels`)."""

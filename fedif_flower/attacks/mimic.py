@@ -30,4 +30,5 @@ class Mimic(Colluder):
         centred = (updates - updates.mean(dim=0)).double()  # [k, d]
         # The projections on z are an eigenvector of the small matrix, times a constant.
         _, vectors = torch.linalg.eigh(centred @ centred.T)  # ascending
-        return updates[int(vectors[:, -1].abs().argmax())].expand_as(updates)
+        most_different = int(vectors[:, -1].abs().argmax())
+        return updates[most_different].expand_as(updates)

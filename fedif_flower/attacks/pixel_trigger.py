@@ -63,10 +63,11 @@ class PixelTrigger(Backdoor):
         """Return the examples, a share of them stamped and labelled with the target."""
         require_target(self.target, num_classes)
         chosen = choose(len(labels), self.ratio, generator).to(labels.device)  # [k]
-        pixels, labels = pixels.clone(), labels.clone()
-        pixels[chosen] = self.stamp(pixels[chosen], generator)
-        labels[chosen] = self.target
-        return pixels, labels
+        poisoned = pixels.clone()
+        poisoned[chosen] = self.stamp(pixels[chosen], generator)
+        poisoned_labels = labels.clone()
+        poisoned_labels[chosen] = self.target
+        return poisoned, poisoned_labels
 
     def triggered(self, pixels: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
         """Return the images of other classes with the whole trigger, and the target."""

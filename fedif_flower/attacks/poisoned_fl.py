@@ -12,7 +12,9 @@ from torch import Tensor
 from fedif_flower.attacks.behaviour import Colluder
 from fedif_flower.settings import Setting
 
-_LEAST, _LESS = 0.5, 0.7  # Of the paper: the smallest factor, and what it is multiplied by.
+# The paper's: the smallest factor, and what a factor is multiplied by that was filtered.
+_LEAST_FACTOR = 0.5
+_REDUCTION = 0.7
 _SIGNIFICANT = 2.326  # Standard deviations: one-sided, p = 0.01.
 
 
@@ -54,7 +56,8 @@ class PoisonedFL(Colluder):
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the updates ``[k, d]``, all the same."""
-        before, self._received = self._received, received.clone()
+        before = self._received
+        self._received = received.clone()
         if before is None or self._judged is None or self._signs is None:
             drawn = torch.randint(2, received.shape, generator=generator)
             self._signs = (2 * drawn - 1).to(received)
@@ -63,11 +66,15 @@ class PoisonedFL(Colluder):
         self._rounds += 1
         if self._rounds % self.patience == 0:
             if not _follows(received - self._judged, self._signs):
-                self.factor = max(_LESS * self.factor, min(self.factor, _LEAST))
+                # A factor that was set below the least one stays as it is.
+                least = min(self.factor, _LEAST_FACTOR)
+                self.factor = max(_REDUCTION * self.factor, least)
             self._judged = received.clone()
         step = received - before
-        own = torch.zeros_like(step) if self._sent is None else _unit(self._sent)
-        magnitudes = _unit((step - step.norm() * own).abs())
+        sent_direction = torch.zeros_like(step)
+        if self._sent is not None:
+            sent_direction = _unit(self._sent)
+        magnitudes = _unit((step - step.norm() * sent_direction).abs())
         self._sent = self.factor * step.norm() * magnitudes * self._signs
         return self._sent.expand_as(updates)
 
@@ -77,7 +84,8 @@ def _unit(vector: Tensor) -> Tensor:
     return unit
 
 
-def _follows(moved: Tensor, signs: Tensor) -> bool:
+def _follows(change: Tensor, signs: Tensor) -> bool:
     """Tell whether more coordinates moved along the signs than chance explains."""
-    along, d = int((moved.sign() == signs).sum()), len(signs)
+    along = int((change.sign() == signs).sum())
+    d = len(signs)
     return along > d / 2 + _SIGNIFICANT * math.sqrt(d) / 2

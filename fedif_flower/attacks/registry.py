@@ -50,7 +50,7 @@ _BUILT_IN = {
 # A constructor can have these beside its settings: the client's own poison ratio, the config.
 ATTACKS = Registry(
     "attack",
-    {name: f"{__package__}.{where}" for name, where in _BUILT_IN.items()},
+    {name: f"{__package__}.{path}" for name, path in _BUILT_IN.items()},
     offered=("ratio", "malicious_fraction", "config"),
 )
 
@@ -80,7 +80,8 @@ class AttackConfig(SectionedSettings):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        low, high = self.poison_ratio_min, self.poison_ratio_max
+        low = self.poison_ratio_min
+        high = self.poison_ratio_max
         require(low <= high, "poison_ratio_min", low, f"<= poison_ratio_max = {high}")
         return self
 
@@ -130,5 +131,6 @@ def behaviour_of(
 
 def require_fit(acting: Behaviour, task: Task, attack: str) -> None:
     """Raise ConfigError if an attack needs what a task does not have."""
-    if missing := acting.misfit(task):
+    missing = acting.misfit(task)
+    if missing:
         raise ConfigError(f"attack {attack!r} needs {missing}, which task {task.name!r} lacks")

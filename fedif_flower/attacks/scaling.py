@@ -38,7 +38,7 @@ class HonestScaling(Behaviour):
 
 @dataclass
 class Scaling(HonestScaling, LabelNoise):
-    r"""Trains on labels of which a share is wrong and lengthens its update.
+    r"""Trains on partly wrong labels and lengthens its update.
 
     .. math:: u \leftarrow c\,u
 

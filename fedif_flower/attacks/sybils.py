@@ -32,7 +32,7 @@ class Sybils(Colluder):
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the owner's update ``[k, d]``, once per identity."""
-        own = updates[0]  # [d]
-        noise = torch.randn(updates.shape, generator=generator, dtype=updates.dtype)
-        noise *= self.noise * own.norm().cpu() / noise.norm(dim=1, keepdim=True)
-        return own + noise.to(own.device)
+        update = updates[0]  # [d]
+        noise = torch.randn(updates.shape, generator=generator, dtype=updates.dtype)  # [k, d]
+        noise *= self.noise * update.norm().cpu() / noise.norm(dim=1, keepdim=True)
+        return update + noise.to(update.device)

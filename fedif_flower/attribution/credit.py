@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import cosines, orthonormal
 from fedif_flower.client_table import ClientTable
-from fedif_flower.sections import require_settings
+from fedif_flower.constructors import require_settings
 from fedif_flower.settings import NO_BOUND, BoundOfUsual, Setting
 from fedif_flower.valuation.influence import project_updates
 

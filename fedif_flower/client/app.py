@@ -74,19 +74,23 @@ def task_app(
         What the client has beside its training, the outermost first.
     """
     client = ClientApp(mods=list(mods))
+    checks = [part.checks for part in parts]
+    training_mods: list[Mod] = []
+    for part in parts:
+        training_mods += part.mods(task)
 
     @client.query()
     def query(message: Message, context: Context) -> Message:
         """Say which partition this node holds and, if asked, whether it can take part."""
         from fedif_flower.client.preflight import describe
 
-        return describe(message, context, task, [part.checks for part in parts])
+        return describe(message, context, task, checks)
 
     for part in parts:
         for name, answer in part.queries.items():
             client.query(name)(answer)
 
-    @client.train(mods=[mod for part in parts for mod in part.mods(task)])
+    @client.train(mods=training_mods)
     def train(message: Message, context: Context) -> Message:
         """Train the received model on this node's data."""
         from fedif_flower.client.reply import train_round

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -54,7 +55,8 @@ class FlatSGD:
         correction: Tensor | None = None,
     ) -> None:
         self._parameters = list(parameters)
-        if len({(p.dtype, p.device) for p in self._parameters}) != 1:
+        kinds = {(parameter.dtype, parameter.device) for parameter in self._parameters}
+        if len(kinds) != 1:
             raise ValueError("local training needs parameters, all of one dtype and on one device")
         self._learning_rate = learning_rate
         self._momentum = momentum
@@ -67,17 +69,14 @@ class FlatSGD:
         self._received = self._weights  # [d, padded]: w_{t-1}, where the proximal term needs it
 
     def __enter__(self) -> FlatSGD:
-        start = first = 0
-        correction = None if self._correction is None else torch.zeros_like(self._weights)
+        start = 0
         for parameter, owned in zip(self._parameters, self._owned, strict=True):
             part = slice(start, start + parameter.numel())
             parameter.data = self._weights[part].view(parameter.shape).copy_(owned)
             parameter.grad = self._velocity[part].view(parameter.shape)
-            if correction is not None and self._correction is not None:
-                correction[part] = self._correction[first : first + parameter.numel()]
             start += _padded(parameter.numel())
-            first += parameter.numel()
-        self._correction = correction  # [d, padded]
+        if self._correction is not None:
+            self._correction = self._with_padding(self._correction)  # [d, padded]
         if self._proximal_mu:
             self._received = self._weights.clone()
         return self
@@ -87,6 +86,18 @@ class FlatSGD:
             owned.copy_(parameter.data)
             parameter.data = owned
             parameter.grad = None
+
+    def _with_padding(self, vector: Tensor) -> Tensor:
+        """Return a vector ``[d]`` with the parameters' parts where the weights have theirs."""
+        padded = torch.zeros_like(self._weights)
+        start = 0  # In the padded vector.
+        first = 0  # In the vector as it came.
+        for parameter in self._parameters:
+            length = parameter.numel()
+            padded[start : start + length] = vector[first : first + length]
+            start += _padded(length)
+            first += length
+        return padded
 
     @torch.no_grad()
     def before_backward(self) -> None:
@@ -104,4 +115,5 @@ class FlatSGD:
 
 
 def _padded(length: int) -> int:
-    return -(-length // _ALIGNMENT) * _ALIGNMENT
+    """Return a length rounded up to whole alignments."""
+    return math.ceil(length / _ALIGNMENT) * _ALIGNMENT

@@ -25,7 +25,9 @@ from fedif_flower.tasks.batches import class_labels, count_examples, count_not_f
 from fedif_flower.tasks.task import Data, Task
 
 Checks = Callable[[NodeConfig, ConfigRecord], Sequence[Finding]]
-LEAST_SPACE, LITTLE_SPACE = 100 * 2**20, 2**30  # Bytes.
+# Bytes: below the first a member cannot take part, below the second it is warned.
+LEAST_SPACE = 100 * 2**20
+LITTLE_SPACE = 2**30
 
 
 def describe(
@@ -50,10 +52,14 @@ def describe(
     node = NodeConfig.from_node_config(context.node_config)
     answer = ConfigRecord({"partition-id": node.partition_id, "attack": node.attack or ""})
     content = RecordDict({"node": answer})
-    if settings := message.content.config_records.get(QUESTION):
-        found = check_member(read_config(settings), node, lambda: agreed(settings, node, task)[1])
-        found += [one for check in checks for one in check(node, settings)]
-        content[RECORD] = to_record(found, time.time())
+    settings = message.content.config_records.get(QUESTION)
+    if settings:
+        findings = check_member(
+            read_config(settings), node, lambda: agreed(settings, node, task)[1]
+        )
+        for check in checks:
+            findings += check(node, settings)
+        content[RECORD] = to_record(findings, time.time())
     return Message(content, reply_to=message)
 
 
@@ -69,26 +75,28 @@ def check_member(config: ClientConfig, node: NodeConfig, task: Callable[[], Task
     task : callable
         Returns what is learned; an error of it is a finding.
     """
+    # What the first check has loaded, for the second.
     loaded: list[tuple[Task, Data]] = []
 
-    def data() -> str | Finding:
-        found = task()
-        own = found.load("client_data", client_site(config, node))
-        method = build_local_method(config, found, config.seed)
-        require_method_fit(method, found, own, config.local_method)
-        words = data_words(found, own)
-        loaded.append((found, own))
+    def load_data() -> str | Finding:
+        loaded_task = task()
+        data = loaded_task.load("client_data", client_site(config, node))
+        method = build_local_method(config, loaded_task, config.seed)
+        require_method_fit(method, loaded_task, data, config.local_method)
+        words = data_words(loaded_task, data)
+        loaded.append((loaded_task, data))
         return words
 
-    def training() -> str | Finding:
+    def try_training() -> str | Finding:
         if not loaded:
             return Finding("training", Status.WARNING, "not tried: there are no data")
+        loaded_task, data = loaded[0]
         with torch_threads(config.threads_per_client):
-            return train_one_batch(*loaded[0], config)
+            return train_one_batch(loaded_task, data, config)
 
     return [
-        tried("data", data),
-        tried("training", training),
+        tried("data", load_data),
+        tried("training", try_training),
         tried("disk", lambda: check_disk(node)),
     ]
 
@@ -96,11 +104,14 @@ def check_member(config: ClientConfig, node: NodeConfig, task: Callable[[], Task
 def tried(check: str, function: Callable[[], str | Finding]) -> Finding:
     """Return what a check finds: its own finding, its words, or its error."""
     try:
-        found = function()
+        answer = function()
+    except (ConfigError, DataError) as error:
+        return Finding(check, Status.FAILED, str(error))
     except Exception as error:  # a task's own code can raise anything
-        name = "" if isinstance(error, ConfigError | DataError) else f"{type(error).__name__}: "
-        return Finding(check, Status.FAILED, f"{name}{error}")
-    return found if isinstance(found, Finding) else Finding(check, Status.OK, found)
+        return Finding(check, Status.FAILED, f"{type(error).__name__}: {error}")
+    if isinstance(answer, Finding):
+        return answer
+    return Finding(check, Status.OK, answer)
 
 
 def data_words(task: Task, data: Data) -> str | Finding:
@@ -112,7 +123,8 @@ def data_words(task: Task, data: Data) -> str | Finding:
         If there are none, a label is of no class of the task, or there are NaN that no
         ``transform`` of the task may fill in.
     """
-    count, labels = count_examples(data), class_labels(data)
+    count = count_examples(data)
+    labels = class_labels(data)
     if count == 0:
         raise DataError("there are no examples")
     if labels is not None and task.num_classes and int(labels.max()) >= task.num_classes:
@@ -161,9 +173,12 @@ def check_disk(node: NodeConfig) -> str | Finding:
         If it is nearly none, or the folder cannot be written to.
     """
     folder = Path(node.statement_dir or "").expanduser().absolute()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     words = f"{free / 2**20:,.0f} MiB free"
-    if free < LEAST_SPACE or (node.statement_dir and not os.access(there, os.W_OK)):
+    is_read_only = bool(node.statement_dir) and not os.access(existing, os.W_OK)
+    if free < LEAST_SPACE or is_read_only:
         raise ConfigError(f"{folder}: {words}, or it cannot be written to")
-    return Finding("disk", Status.WARNING, words) if free < LITTLE_SPACE else words
+    if free < LITTLE_SPACE:
+        return Finding("disk", Status.WARNING, words)
+    return words

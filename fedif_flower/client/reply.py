@@ -28,7 +28,9 @@ from fedif_flower.client.trust import agreed, client_site
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import (
+    LocalMethod,
     LocalRound,
+    LocalTerm,
     Told,
     build_local_method,
     require_method_fit,
@@ -50,6 +52,7 @@ from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.seeding import torch_generator
 from fedif_flower.tasks.batches import describe, tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.tasks.modules import trainable_parameters
 from fedif_flower.tasks.task import Task
 
 
@@ -76,13 +79,13 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     if not attacks_now(server_round, config.attack_first_round, config.attack_period):
         acting = Behaviour()
     method = build_local_method(config, task, config.seed)
-    sent = cast(ArrayRecord, message.content.get(VECTOR_RECORD))  # If the method needs it.
-    started, run = time.perf_counter(), str(settings[RUN_KEY])
-    ids = config.seed, node.partition_id
+    started = time.perf_counter()
+    run = str(settings[RUN_KEY])
+    ids = (config.seed, node.partition_id)
     with (
         torch_threads(config.threads_per_client),
-        node_memory(context.state, "attack", run) as memory,
-        node_memory(context.state, "method", run) as of_method,
+        node_memory(context.state, "attack", run) as attack_memory,
+        node_memory(context.state, "method", run) as method_memory,
     ):
         data = task.load("client_data", client_site(config, node))
         require_method_fit(method, task, data, config.local_method)
@@ -93,8 +96,8 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
             model=model,
             received=_trainable_vector(model),
             training=config.part(TrainingConfig),
-            memory=of_method,
-            vector=sent.to_torch_state_dict()[VECTOR_KEY] if method.sends_vector else None,
+            memory=method_memory,
+            vector=_server_vector(message, method),
             told=cast(Told, message.content.get(GUIDE_RECORD, {})),
             data=poisoned_data(task, model, data, acting, ids, server_round),
         )
@@ -109,14 +112,16 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
             proximal_mu=cast(float, settings.get(PROXIMAL_KEY, 0.0)),
             term=term,
         )
+        client_round = ClientRound(
+            received=local.received,
+            trained=_trainable_vector(model),
+            server_round=server_round,
+            generator=torch_generator("poison-update", *ids, server_round),
+            memory=attack_memory,
+        )
         with torch.no_grad():
-            vector = _trainable_vector(model)
-            generator = torch_generator("poison-update", *ids, server_round)
-            own = ClientRound(local.received, vector, server_round, generator, memory)
-            poisoned = acting.poison_update(own)
-            if poisoned is not vector:
-                vector_to_parameters(poisoned.to(vector), _trainable(model))
-            change = method.finish(local, term, poisoned.to(vector))
+            sent = _poison_model(model, acting, client_round)
+            vector = method.finish(local, term, sent)
     metrics = MetricRecord(
         {
             "num-examples": trained.num_examples,
@@ -125,11 +130,38 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
         }
     )
     content = RecordDict({"metrics": metrics, "arrays": model_arrays(model)})
-    if beside := ({} if change is None else {VECTOR_KEY: change}) | term.report:
-        content[VECTOR_RECORD] = tensor_arrays(beside)
+    beside_model = _arrays_beside_model(vector, term)
+    if beside_model:
+        content[VECTOR_RECORD] = tensor_arrays(beside_model)
     if isinstance(acting, Colluder):
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
     return Message(content=content, reply_to=message)
+
+
+def _server_vector(message: Message, method: LocalMethod) -> Tensor | None:
+    """Return what the server sent beside the model ``[d]``, if the method needs it."""
+    if not method.sends_vector:
+        return None
+    record = cast(ArrayRecord, message.content[VECTOR_RECORD])
+    return record.to_torch_state_dict()[VECTOR_KEY]
+
+
+def _arrays_beside_model(vector: Tensor | None, term: LocalTerm) -> dict[str, Tensor]:
+    """Return what a local method sends beside the model, by name."""
+    arrays: dict[str, Tensor] = {}
+    if vector is not None:
+        arrays[VECTOR_KEY] = vector
+    return arrays | term.report
+
+
+def _poison_model(model: nn.Module, acting: Behaviour, client_round: ClientRound) -> Tensor:
+    """Put into a trained model what the client sends in its place, and return it, ``[d]``."""
+    trained = client_round.trained
+    poisoned = acting.poison_update(client_round)
+    sent = poisoned.to(trained)
+    if poisoned is not trained:
+        vector_to_parameters(sent, trainable_parameters(model))
+    return sent
 
 
 def behaviour(
@@ -142,13 +174,15 @@ def behaviour(
     ConfigError
         If it cannot do that.
     """
-    seed, partition_id = config.seed, node.partition_id
     if node.attack is not None:
         config = config.replace(attack=node.attack)
-        acting = build_behaviour(config, partition_id=partition_id, seed=seed)
+        acting = build_behaviour(config, partition_id=node.partition_id, seed=config.seed)
     else:
         acting = behaviour_of(
-            config, partition_id=partition_id, num_clients=config.num_clients, seed=seed
+            config,
+            partition_id=node.partition_id,
+            num_clients=config.num_clients,
+            seed=config.seed,
         )
     if isinstance(acting, Colluder) and not can_collude:
         raise ConfigError(
@@ -202,24 +236,20 @@ def poisoned_data(
         return task.transformed(data)
     inputs, targets = pair
     classes = task.num_classes or 0
-    targets = acting.poison_labels(targets, classes, torch_generator("poison-labels", *ids)).to(
-        device
-    )
+    targets = acting.poison_labels(targets, classes, torch_generator("poison-labels", *ids))
+    targets = targets.to(device)
     scaled, transform = task.in_unit_range(inputs.to(device))
     scaled, targets = acting.poison_examples(
         scaled, targets, classes, torch_generator("poison-examples", *ids)
     )
     generator = torch_generator("poison-inputs", *ids, server_round)
-    return transform(acting.poison_inputs(model, scaled, targets, transform, generator)), targets
-
-
-def _trainable(model: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    poisoned = acting.poison_inputs(model, scaled, targets, transform, generator)
+    return transform(poisoned), targets
 
 
 @torch.no_grad()
 def _trainable_vector(model: nn.Module) -> Tensor:
-    return parameters_to_vector(_trainable(model))
+    return parameters_to_vector(trainable_parameters(model))
 
 
 @lru_cache(maxsize=4)
@@ -244,8 +274,12 @@ def node_memory(state: RecordDict, kind: str, run: str) -> Iterator[dict[str, Te
     """
     key = memory_key(kind, run)
     record = state.get(key)
-    memory = dict(record.to_torch_state_dict()) if isinstance(record, ArrayRecord) else {}
+    memory: dict[str, Tensor] = {}
+    if isinstance(record, ArrayRecord):
+        memory.update(record.to_torch_state_dict())
     before = dict(memory)
     yield memory
-    if memory.keys() != before.keys() or any(memory[k] is not v for k, v in before.items()):
+    # Tensors are replaced, never written to: the same object is the same value.
+    is_same = memory.keys() == before.keys() and all(memory[k] is before[k] for k in before)
+    if not is_same:
         state[key] = tensor_arrays(memory)

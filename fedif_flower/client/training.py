@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from fedif_flower.tasks.batches import (
     tensor_pair,
     to_device,
 )
-from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.tasks.config import Precision, TrainingConfig
 from fedif_flower.tasks.modules import (
     image_format,
     keep_freed_memory,
@@ -31,6 +31,7 @@ from fedif_flower.tasks.modules import (
     seeded_randomness,
     sparing_single_values,
     to_memory_format,
+    trainable_parameters,
 )
 from fedif_flower.tasks.task import LossFunction, Task
 from fedif_flower.valuation.objective import BatchSize, Objective, class_mean, objective_of
@@ -78,16 +79,16 @@ class PreparedBatches:
             raise DataError(NO_EXAMPLES)
         size = min(batch_size, count)
         self._inputs = to_memory_format(inputs, image_format(model, inputs))
-        self._labels, self._loss_fn = labels, loss_fn
-        self.data = inputs, labels
-        self._shuffled, self._shuffled_labels = (
-            torch.empty_like(self._inputs),
-            torch.empty_like(labels),
-        )
-        self._batches = [
-            (self._shuffled[start : start + size], self._shuffled_labels[start : start + size])
-            for start in range(0, count, size)
-        ]
+        self._labels = labels
+        self._loss_fn = loss_fn
+        self.data = (inputs, labels)
+        self._shuffled = torch.empty_like(self._inputs)
+        self._shuffled_labels = torch.empty_like(labels)
+        # Views: filled anew in each epoch.
+        self._batches: list[tuple[Tensor, Tensor]] = []
+        for start in range(0, count, size):
+            part = slice(start, start + size)
+            self._batches.append((self._shuffled[part], self._shuffled_labels[part]))
 
     def epoch(self, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
         """Return all examples in a new order."""
@@ -100,8 +101,11 @@ class PreparedBatches:
         """Return the mean loss over a batch, and the number of its examples."""
         inputs, labels = batch
         count = len(labels)
-        with sparing_single_values(model) if count == 1 else nullcontext():
-            return self._loss_fn(model(inputs), labels), BatchSize(count, count)
+        size = BatchSize(count, count)
+        if count == 1:
+            with sparing_single_values(model):
+                return self._loss_fn(model(inputs), labels), size
+        return self._loss_fn(model(inputs), labels), size
 
 
 class BatchesAsTheyCome:
@@ -126,8 +130,10 @@ class BatchesAsTheyCome:
     def __init__(
         self, data: Any, objective: Objective, batch_size: int, device: torch.device
     ) -> None:
-        self.data, self._objective = data, objective
-        self._batch_size, self._device = batch_size, device
+        self.data = data
+        self._objective = objective
+        self._batch_size = batch_size
+        self._device = device
 
     def epoch(self, generator: torch.Generator) -> Iterator[tuple[Any, BatchSize | None]]:
         """Yield batches on the device, each with its size where the batch alone tells it.
@@ -144,9 +150,9 @@ class BatchesAsTheyCome:
             is_over = False
             # Before it is moved: to read it on a GPU would be to wait for that.
             self._objective.check(batch)
-            known = self._objective.known_size(batch)
-            if known is None or known.weight:  # Else the mean would be 0 / 0.
-                yield to_device(batch, self._device), known
+            size = self._objective.known_size(batch)
+            if size is None or size.weight:  # Else the mean would be 0 / 0.
+                yield to_device(batch, self._device), size
         if is_over:
             raise DataError(
                 "client_data gives its batches once; local training needs them in every epoch"
@@ -255,28 +261,32 @@ def train_on(
     term = term or LocalTerm()
     seed = int(torch.randint(2**62, (), generator=generator))
     sgd = FlatSGD(
-        (parameter for parameter in model.parameters() if parameter.requires_grad),
+        trainable_parameters(model),
         learning_rate=config.learning_rate,
         momentum=config.momentum,
         proximal_mu=proximal_mu + term.proximal_mu,
         correction=term.gradient,
     )
     device = next(model.parameters()).device
-    is_mixed = config.precision == "bf16"
-    total, weight, examples = torch.zeros((), device=device), 0.0, 0.0
+    # Of an epoch: the sum of the losses by example, and what it is divided by.
+    total = torch.zeros((), device=device)
+    weight = 0.0
+    examples = 0.0
     with seeded_randomness(seed, device), module_mode(model, training=True), sgd, term:
         for epoch in range(config.local_epochs):
             total.zero_()
-            weight = examples = 0.0
+            weight = 0.0
+            examples = 0.0
             losses: list[Tensor] = []
             for batch in source.epoch(generator):
-                with _autocast(device) if is_mixed else nullcontext():
+                with _arithmetic(config.precision, device):
                     loss, size = source.loss(model, batch)
-                    added = term.loss() if size.weight else None
-                if not size.weight:
-                    continue
+                    if not size.weight:
+                        continue
+                    added = term.loss()
+                objective = loss if added is None else loss + added
                 sgd.before_backward()
-                (loss if added is None else loss + added).backward()  # type: ignore[no-untyped-call]
+                objective.backward()  # type: ignore[no-untyped-call]
                 sgd.after_backward()
                 term.steps += 1
                 losses.append(loss.detach())
@@ -287,13 +297,13 @@ def train_on(
                 raise DataError(NO_EXAMPLES)
             if not (bool(total.isfinite()) and _has_numbers(model)):
                 _refuse_divergence(model, source.data, losses, epoch + 1)
-    return Trained(float(total) / weight, int(examples) if examples.is_integer() else examples)
+    num_examples = int(examples) if examples.is_integer() else examples
+    return Trained(float(total) / weight, num_examples)
 
 
 def _has_numbers(model: nn.Module) -> bool:
     """Tell whether every trainable parameter is finite; so does a model that has none."""
-    trained = (parameter.detach() for parameter in model.parameters() if parameter.requires_grad)
-    return all(map(all_finite, trained))
+    return all(all_finite(parameter.detach()) for parameter in trainable_parameters(model))
 
 
 def _refuse_divergence(model: nn.Module, data: Any, losses: Sequence[Tensor], epoch: int) -> None:
@@ -310,12 +320,11 @@ def _refuse_divergence(model: nn.Module, data: Any, losses: Sequence[Tensor], ep
     epoch : int
         From 1.
     """
-    bad = [step for step, loss in enumerate(losses, start=1) if not bool(loss.isfinite())]
-    if bad:
-        value = float(losses[bad[0] - 1])
-        words = f"the training loss was {value:g} at step {bad[0]} of epoch {epoch}"
-    else:
-        words = f"a step of epoch {epoch} led to parameters that are NaN or infinite"
+    words = f"a step of epoch {epoch} led to parameters that are NaN or infinite"
+    for step, loss in enumerate(losses, start=1):
+        if not bool(loss.isfinite()):
+            words = f"the training loss was {float(loss):g} at step {step} of epoch {epoch}"
+            break
     words += f"; {_why(data)}"
     logger.warning("%s", words)
     if not _has_numbers(model):
@@ -332,7 +341,10 @@ def _why(data: Any) -> str:
     return "all its examples are finite: try a lower learning-rate"
 
 
-def _autocast(device: torch.device) -> torch.autocast:
+def _arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context in which losses are computed at a precision."""
+    if precision == "float32":
+        return nullcontext()
     # No cache: each weight is cast once per step anyway.
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
@@ -381,24 +393,32 @@ def train_task(
                 "function of its own: choose another strategy"
             )
         return _train_as_told(task, model, data, config, generator)
-    pair, own_loss = tensor_pair(data), None if term is None else term.loss_fn
-    source: PreparedBatches | BatchesAsTheyCome
+    source = _batches_of(task, model, data, config.batch_size, term or LocalTerm())
+    return train_on(model, source, config, generator, proximal_mu, term)
+
+
+def _batches_of(
+    task: Task, model: nn.Module, data: Any, batch_size: int, term: LocalTerm
+) -> PreparedBatches | BatchesAsTheyCome:
+    """Return the batches of data of a task, with the task's loss, or the term's in its place."""
+    pair = tensor_pair(data)
     if pair is not None and task.batch_loss is None:
         inputs, targets = _counted(task.pair_loss, *pair)
-        loss_fn = own_loss or task.pair_loss
-        source = PreparedBatches(model, inputs, targets, config.batch_size, loss_fn)
-    else:
-        objective = objective_of(own_loss or task.loss, task.batch_loss)
-        device = next(model.parameters()).device
-        source = BatchesAsTheyCome(data, objective, config.batch_size, device)
-    return train_on(model, source, config, generator, proximal_mu, term)
+        loss_fn = term.loss_fn or task.pair_loss
+        return PreparedBatches(model, inputs, targets, batch_size, loss_fn)
+    objective = objective_of(term.loss_fn or task.loss, task.batch_loss)
+    device = next(model.parameters()).device
+    return BatchesAsTheyCome(data, objective, batch_size, device)
 
 
 def _counted(loss_fn: LossFunction, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Leave out examples whose target the loss ignores: a batch of them alone has no mean."""
     mean = class_mean(loss_fn)
-    if mean is None or bool((counted := mean.counts(targets)).all()):
+    if mean is None:
         return inputs, targets
+    counted = mean.counts(targets)
+    if bool(counted.all()):
+        return inputs, targets  # Without a copy.
     return inputs[counted], targets[counted]
 
 
@@ -408,22 +428,22 @@ def _train_as_told(
     """Train by the task's own function."""
     assert task.train is not None  # the caller has looked
     count = count_examples(data)
-    if not count:
-        words = f"client_data is {describe(data)}; with train() it needs a length"
-        raise DataError(NO_EXAMPLES if count == 0 else words)
+    if count is None:
+        raise DataError(f"client_data is {describe(data)}; with train() it needs a length")
+    if count == 0:
+        raise DataError(NO_EXAMPLES)
     device = next(model.parameters()).device
     seed = int(torch.randint(2**62, (), generator=generator))
     with seeded_randomness(seed, device), module_mode(model, training=True):
         loss = task.train(model, data, config.part(TrainingConfig))
-    if not isinstance(loss, int | float | Tensor) or (
-        isinstance(loss, Tensor) and loss.numel() != 1
-    ):
+    is_scalar = loss.numel() == 1 if isinstance(loss, Tensor) else isinstance(loss, int | float)
+    if not is_scalar:
         raise DataError(
             f"task {task.name!r}: train() returned {describe(loss)}; expected a number, the mean "
             "training loss"
         )
-    found = float(loss)
+    training_loss = float(loss)
     if not _has_numbers(model):
         words = f"train() of task {task.name!r} led to parameters that are NaN or infinite"
-        raise DataError(f"{words}, with a training loss of {found:g}; {_why(data)}")
-    return Trained(found, count)
+        raise DataError(f"{words}, with a training loss of {training_loss:g}; {_why(data)}")
+    return Trained(training_loss, count)

@@ -154,8 +154,10 @@ class LocalMethod:
 
         As the end of a sentence: ``"class labels (num_classes)"``.
         """
-        changes = type(self) is not LocalMethod and task.train is not None
-        return "training by SGD (no train of its own)" if changes else ""
+        is_plain = type(self) is LocalMethod
+        if is_plain or task.train is None:
+            return ""
+        return "training by SGD (no train of its own)"
 
     def guide(self) -> Guide | None:
         """Return a new server's half, for a method whose clients are guided or report figures."""
@@ -200,7 +202,8 @@ class LocalMethod:
 
 def require_method_fit(method: LocalMethod, task: Task, data: Data, name: str) -> None:
     """Raise ConfigError if a method needs what a task, or data of it, do not have."""
-    if missing := method.misfit(task, data):
+    missing = method.misfit(task, data)
+    if missing:
         raise ConfigError(
             f"local-method = {name!r} needs {missing}, which task {task.name!r} lacks"
         )

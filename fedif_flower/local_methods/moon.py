@@ -15,10 +15,11 @@ from torch.nn import functional
 from torch.nn.utils import vector_to_parameters
 from torch.utils.hooks import RemovableHandle
 
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
+from fedif_flower.tasks.modules import trainable_parameters
 from fedif_flower.tasks.task import Data, Task
 
 _LAST = "moon-last-model"
@@ -106,9 +107,13 @@ class _Contrast(LocalTerm):
 
     def loss(self) -> Tensor:
         r"""Return :math:`\mu \ell_{con}` of the batch that the model has just seen."""
-        z, *others = (self._features[model].flatten(1) for model in self._models)  # [n, f]
-        similar = [functional.cosine_similarity(z, other, dim=1) for other in others]  # 2 x [n]
-        logits = torch.stack(similar, dim=1) / self._moon.temperature  # [n, 2]
+        z, z_global, z_last = [self._features[model].flatten(1) for model in self._models]
+        similarities = [
+            functional.cosine_similarity(z, z_global, dim=1),  # [n]
+            functional.cosine_similarity(z, z_last, dim=1),  # [n]
+        ]
+        logits = torch.stack(similarities, dim=1) / self._moon.temperature  # [n, 2]
+        # The global model's representation is the class that each is to be like.
         target = torch.zeros(len(z), dtype=torch.long, device=z.device)
         return self._moon.mu * functional.cross_entropy(logits, target)
 
@@ -128,16 +133,20 @@ def _frozen(model: nn.Module, params: Tensor | None = None) -> nn.Module:
     """Return a copy of a model that is not trained, with other parameters ``[d]`` if given."""
     frozen = copy.deepcopy(model)
     if params is not None:
-        trained = [parameter for parameter in frozen.parameters() if parameter.requires_grad]
+        trained = trainable_parameters(frozen)
         vector_to_parameters(params.to(trained[0]), trained)
     return frozen.eval().requires_grad_(False)
 
 
 def _layer(model: nn.Module, name: str) -> nn.Module:
     """Return the module of that name, or the last linear one."""
-    modules = dict(model.named_modules())
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    if name:
+        # The model itself is a module too, without a name.
+        names = ", ".join(other for other in modules if other)
+        require(name in modules, "moon.layer", name, names)
+        return modules[name]
     linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
-    require(not name or name in modules, "moon.layer", name, ", ".join(filter(None, modules)))
-    if not name and not linear:
+    if not linear:
         raise ConfigError("moon.layer: this model has no linear layer; name a module of it")
-    return modules[name] if name else linear[-1]
+    return linear[-1]

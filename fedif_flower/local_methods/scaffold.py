@@ -31,14 +31,14 @@ class Scaffold(LocalMethod):
 
     def term(self, local: LocalRound) -> LocalTerm:
         """Return the correction :math:`c - c_i`."""
-        return LocalTerm(_received(local) - self._own(local))
+        return LocalTerm(_server_control(local) - _client_control(local))
 
     def finish(self, local: LocalRound, term: LocalTerm, sent: Tensor) -> Tensor:
         """Keep the client's new control variate, and return by how much it changed."""
-        own = self._own(local)
+        control = _client_control(local)  # [d]
         scale = local.training.learning_rate * summed_steps(term.steps, local.training.momentum)
-        change = (local.received - sent) / scale - _received(local)  # [d]
-        local.memory[_CONTROL] = (own + change).cpu()
+        change = (local.received - sent) / scale - _server_control(local)  # [d]
+        local.memory[_CONTROL] = (control + change).cpu()
         return change
 
     def moved(self, vector: Tensor, changes: Tensor, share: float) -> Tensor:
@@ -57,12 +57,8 @@ class Scaffold(LocalMethod):
         bound = 2 * lengths.quantile(0.5)
         factors = (bound / lengths).clamp(max=1).nan_to_num(1.0)  # 0 / 0: nothing to shorten.
         weights = share * factors / len(changes)  # [m]
-        moved: Tensor = vector + weights.to(changes) @ changes
-        return moved
-
-    def _own(self, local: LocalRound) -> Tensor:
-        kept = local.memory.get(_CONTROL)
-        return torch.zeros_like(local.received) if kept is None else kept.to(local.received)
+        control: Tensor = vector + weights.to(changes) @ changes
+        return control
 
 
 def summed_steps(steps: int, momentum: float) -> float:
@@ -75,13 +71,23 @@ def summed_steps(steps: int, momentum: float) -> float:
     momentum : float
         :math:`\beta`, in [0, 1].
     """
-    velocity = moved = 0.0
+    velocity = 0.0
+    distance = 0.0
     for _ in range(steps):
         velocity = momentum * velocity + 1.0
-        moved += velocity
-    return moved
+        distance += velocity
+    return distance
 
 
-def _received(local: LocalRound) -> Tensor:
+def _client_control(local: LocalRound) -> Tensor:
+    """Return the client's control variate ``[d]``: 0 in its first round."""
+    control = local.memory.get(_CONTROL)
+    if control is None:
+        return torch.zeros_like(local.received)
+    return control.to(local.received)
+
+
+def _server_control(local: LocalRound) -> Tensor:
+    """Return the server's control variate ``[d]``."""
     assert local.vector is not None  # sends_vector: a reply without it is not begun
     return local.vector.to(local.received)

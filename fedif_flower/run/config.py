@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import model_validator
 
 from fedif_flower.attribution.credit import CreditBounds
+from fedif_flower.constructors import setting_of
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.text import UNSHOWN
 from fedif_flower.run.completeness import LEAST_PARTICIPATION
-from fedif_flower.sections import section_name, setting_of
+from fedif_flower.sections import section_name
 from fedif_flower.settings import (
     AUTO,
     Scalar,
@@ -239,9 +240,9 @@ class RunConfig(ClientConfig, StrategyConfig):
     def require_heard(self, parts: Sequence[ConfiguredPart]) -> None:
         """Raise ConfigError for a key that is set, of a section that none of these parts has."""
         heard = [part.settings for part in parts]
-        unheard = {k for kind in self._more if kind not in heard for k in kind.key_names()}
-        for key in self._own.keys() & unheard:
-            raise ConfigError(_not_heard(key, self._own[key]))
+        unheard = {k for kind in self._free_sections if kind not in heard for k in kind.key_names()}
+        for key in self._in_sections.keys() & unheard:
+            raise ConfigError(_not_heard(key, self._in_sections[key]))
 
     def _refuse_unknown(self, key: str, value: Scalar) -> None:
         """Refuse a key that is set; ``flwr run`` sends those of parts that are not there along."""

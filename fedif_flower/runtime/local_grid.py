@@ -26,15 +26,22 @@ class NodeContexts(dict[int, Context]):
     """The contexts of nodes, each made when it is first asked for: most of a million never are."""
 
     def __init__(self, num_nodes: int, node_configs: NodeConfigs) -> None:
-        self._num_nodes, self._node_configs = num_nodes, node_configs
+        self._num_nodes = num_nodes
+        self._node_configs = node_configs
 
     def __missing__(self, node_id: int) -> Context:
         """Return a new node's context."""
         partition_id = node_id - FIRST_NODE_ID
-        own = self._node_configs.get(partition_id, {})
-        held = {"partition-id": partition_id, "num-partitions": self._num_nodes, **own}
-        self[node_id] = Context(1, node_id, held, RecordDict(), {})
-        return self[node_id]
+        node_config = {
+            "partition-id": partition_id,
+            "num-partitions": self._num_nodes,
+            **self._node_configs.get(partition_id, {}),
+        }
+        context = Context(
+            run_id=1, node_id=node_id, node_config=node_config, state=RecordDict(), run_config={}
+        )
+        self[node_id] = context
+        return context
 
 
 class LocalGrid(Grid):
@@ -63,7 +70,9 @@ class LocalGrid(Grid):
         silent: Collection[int] = (),
     ) -> None:
         # Flower stamps every message with the task that sends it.
-        TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
+        TaskIdentity.run_id = 1
+        TaskIdentity.task_id = 1
+        TaskIdentity.node_id = 1
         self._client_app = client_app
         self._silent = {FIRST_NODE_ID + partition_id for partition_id in silent}
         self._waiting: dict[str, Message] = {}

@@ -46,8 +46,9 @@ def run_locally(
     FedIFError
         Whatever is wrong with the task or a setting, or stopped the run.
     """
-    keys = {name.replace("_", "-"): value for name, value in settings.items()}
-    own = {"task": OWN + task.name, "output-dir": str(output_dir)}
-    config = RunConfig.from_run_config(keys | own, parts)
+    run_config = {name.replace("_", "-"): value for name, value in settings.items()}
+    run_config["task"] = OWN + task.name
+    run_config["output-dir"] = str(output_dir)
+    config = RunConfig.from_run_config(run_config, parts)
     grid = LocalGrid(task_app(task, parts=client_parts), config.num_clients)
     return run_federation(grid, config, task=task, parts=parts)

@@ -22,12 +22,13 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import ClientAppException
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.server.superlink.fleet.vce.backend import Backend
+from flwr.server.superlink.fleet.vce.backend import Backend, BackendConfig
 
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.runtime.local_grid import LocalGrid
 
 if TYPE_CHECKING:
+    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
     from flwr.simulation.ray_transport.ray_actor import BasicActorPool
 
 _POLL_SECONDS = 0.05
@@ -72,8 +73,13 @@ class RayGrid(LocalGrid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that are there, each once."""
-        ready = [i for i in message_ids if i in self._futures and self._futures[i].done()]
-        return [self._futures.pop(i).result() for i in ready]
+        replies = []
+        for message_id in message_ids:
+            future = self._futures.get(message_id)
+            if future is not None and future.done():
+                del self._futures[message_id]
+                replies.append(future.result())
+        return replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -84,7 +90,8 @@ class RayGrid(LocalGrid):
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         message_ids = self.push_messages(messages)
-        return self._arrivals({self._futures.pop(i) for i in message_ids}, deadline)
+        futures = {self._futures.pop(message_id) for message_id in message_ids}
+        return self._arrivals(futures, deadline)
 
     def _arrivals(self, waiting: set[Future[Message]], deadline: float | None) -> Iterator[Message]:
         # A queue: `wait` would look at every future again for each reply.
@@ -93,8 +100,7 @@ class RayGrid(LocalGrid):
             future.add_done_callback(arrived.put)
         try:
             while waiting:
-                left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-                future = arrived.get(timeout=left)
+                future = arrived.get(timeout=_seconds_left(deadline))
                 waiting.remove(future)
                 yield future.result()
                 del future  # Nobody else keeps the reply.
@@ -118,19 +124,32 @@ class RayGrid(LocalGrid):
         try:
             reply, context = self._backend.process_message(message, self.contexts[node_id])
         except Exception as error:
-            raised = isinstance(error, ClientAppException)
-            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION if raised else ErrorCode.UNKNOWN
-            # Ray puts the actor's traceback first, Flower its own words twice, where a reader wants
-            # what went wrong.
-            told = str(getattr(error, "cause", None) or error)
-            reason = told.rpartition("ClientAppException occurred. Message: ")[2]
-            return Message(Error(code=code, reason=reason), reply_to=message)
+            return Message(_error_of(error), reply_to=message)
         # A node that was too late may be asked again meanwhile: each keeps what it has changed.
-        changed = {k: v for k, v in context.state.items() if k not in sent or v != sent[k]}
+        state = context.state
+        changed = {key: state[key] for key in state if key not in sent or state[key] != sent[key]}
         with self._keeping:
             context.state = RecordDict({**self.contexts[node_id].state, **changed})
             self.contexts[node_id] = context
         return reply
+
+
+def _seconds_left(deadline: float | None) -> float | None:
+    """Return how long to wait, of a clock that only goes forward; ``None``: for ever."""
+    if deadline is None:
+        return None
+    return max(deadline - time.monotonic(), 0.0)
+
+
+def _error_of(error: Exception) -> Error:
+    """Return what went wrong at a client, as Flower's error in its reply."""
+    code = ErrorCode.UNKNOWN
+    if isinstance(error, ClientAppException):
+        code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    # Ray puts the actor's traceback first, Flower its own words twice, where a reader wants what
+    # went wrong.
+    text = str(getattr(error, "cause", None) or error)
+    return Error(code=code, reason=text.split("ClientAppException occurred. Message: ")[-1])
 
 
 def _replace_dead_actors(pool: BasicActorPool) -> None:
@@ -176,26 +195,9 @@ def ray_grid(
     """
     require(cpus_per_client >= 1, "cpus_per_client", cpus_per_client, ">= 1")
     require(gpus_per_client >= 0, "gpus_per_client", gpus_per_client, ">= 0")
-    # Imported here: it pulls in Ray, which clients of a deployment lack.
-    import ray
-    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
-
     # Flower logs every round's settings and metrics; what counts is in the run's own records.
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        # Ray announces that clients without a share of a GPU may see GPUs in a later version.
-        warnings.simplefilter("ignore", FutureWarning)
-        backend = RayBackend(
-            {
-                "client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client},
-                "init_args": {
-                    # Without an address Ray joins whatever `ray start` was last called here for.
-                    "address": "local",
-                    "log_to_driver": False,
-                    "logging_level": "error",
-                },
-            }
-        )
+    backend = _new_backend(cpus_per_client, gpus_per_client)
 
     def load() -> ClientApp:
         return client_app
@@ -218,17 +220,39 @@ def ray_grid(
         assert pool is not None  # it is built
         _replace_dead_actors(pool)
 
-        def kill_busy() -> None:
-            """End the actors that still train; nobody waits for what they would return."""
-            for actor in list(pool._future_to_actor.values()):
-                ray.kill(actor)
-
         grid = RayGrid(client_app, num_nodes, backend)
         try:
             yield grid
         finally:
             # Flower reports every actor that dies; these are meant to.
             logging.getLogger("flwr").setLevel(logging.CRITICAL)
-            grid.close(kill_busy)
+            grid.close(lambda: _kill_busy_actors(pool))
     finally:
         backend.terminate()
+
+
+def _new_backend(cpus_per_client: int, gpus_per_client: float) -> RayBackend:
+    # Imported here: it pulls in Ray, which clients of a deployment lack.
+    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
+
+    config: BackendConfig = {
+        "client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client},
+        "init_args": {
+            # Without an address Ray joins whatever `ray start` was last called here for.
+            "address": "local",
+            "log_to_driver": False,
+            "logging_level": "error",
+        },
+    }
+    with warnings.catch_warnings():
+        # Ray announces that clients without a share of a GPU may see GPUs in a later version.
+        warnings.simplefilter("ignore", FutureWarning)
+        return RayBackend(config)
+
+
+def _kill_busy_actors(pool: BasicActorPool) -> None:
+    """End the actors that still train; nobody waits for what they would return."""
+    import ray
+
+    for actor in list(pool._future_to_actor.values()):
+        ray.kill(actor)

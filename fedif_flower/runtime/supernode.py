@@ -44,15 +44,26 @@ def require_free_port(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=9094)
-    given = parser.parse_known_args(arguments)[0]
+    options, _ = parser.parse_known_args(arguments)
+    host = options.host
+    port = options.port
     try:
-        family = socket.getaddrinfo(given.host, given.port, type=socket.SOCK_STREAM)[0][0]
-        socket.create_server((given.host, given.port), family=family).close()
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"this node cannot listen on {given.host}, port {given.port}: {error}; if another node "
-            "has it, give this one another: `port = ...` in its node.toml"
+            f"this node cannot listen on {host}, port {port}: {error}; if another node has it, "
+            "give this one another: `port = ...` in its node.toml"
         ) from error
+
+
+def _reason_of_refusal(call: str, status: int) -> str:
+    """Return why the SuperLink refuses a call, by its HTTP status; empty: it does not."""
+    if status == 401:
+        return NOT_KNOWN
+    if status == 412 and call == "activate-node":
+        return NOT_LET_IN
+    return ""
 
 
 def say_why_it_is_refused() -> None:
@@ -61,16 +72,16 @@ def say_why_it_is_refused() -> None:
     signing: Any = module.NodeAuthHttpInterceptor
 
     class Telling(signing):  # type: ignore[misc]
-        said = False
+        has_told = False  # Once is enough: Flower asks again and again.
 
         def intercept(self, context: Any, call_next: Any) -> Any:
             """Sign a request, and look at what it is answered."""
             response = super().intercept(context, call_next)
-            name, status = context.request.url.path.split("/")[-1], response.status_code
-            why = {401: NOT_KNOWN, 412: NOT_LET_IN if name == "activate-node" else ""}.get(status)
-            if why and not self.said:
-                self.said = True
-                logger.error(why)
+            call = context.request.url.path.split("/")[-1]
+            reason = _reason_of_refusal(call, response.status_code)
+            if reason and not self.has_told:
+                self.has_told = True
+                logger.error(reason)
             return response
 
     module.NodeAuthHttpInterceptor = Telling

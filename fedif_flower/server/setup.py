@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypedDict
 
 import torch
 
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError
 from fedif_flower.intake.build import MakeIntake
 from fedif_flower.intake.intake import Intake
@@ -16,7 +17,6 @@ from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.metrics import MetricsAggregation
 from fedif_flower.messages.names import Names
 from fedif_flower.messages.screening import Look
-from fedif_flower.sections import CheckedFields
 from fedif_flower.server.nodes import NODE_TIMEOUT, Identify
 from fedif_flower.server.run import Callback
 from fedif_flower.server.summary import shown_setting

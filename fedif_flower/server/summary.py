@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Self
 from pydantic import TypeAdapter
 from torch import nn
 
+from fedif_flower.constructors import constructor_signature, require_settings
 from fedif_flower.errors import ConfigError
-from fedif_flower.sections import constructor_signature, require_settings
 from fedif_flower.server.older_api import refuse_older_arguments
 from fedif_flower.stages import Stage
 from fedif_flower.valuation.ledger import ScoreLedger
@@ -29,7 +29,7 @@ class TellsSettings:
 
     __signature__: inspect.Signature
     settings: Mapping[str, Any]  # The values of all arguments by name, defaults included.
-    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # See fedif_flower.sections.
+    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # See fedif_flower.constructors.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show the constructor's signature, not that of :meth:`__new__`."""

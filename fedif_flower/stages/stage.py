@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import CheckpointError, ConfigError, ValuationError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters, moved
-from fedif_flower.sections import CheckedFields
 from fedif_flower.valuation.validation import Validation
 
 
@@ -61,7 +61,7 @@ class Stage(CheckedFields):
     """Does nothing to a round; a stage overrides what it needs, in the order of a round.
 
     What a stage remembers of earlier rounds belongs into :meth:`state_dict`. Of one that is a
-    dataclass, fields declared as settings are checked (see :mod:`fedif_flower.sections`).
+    dataclass, fields declared as settings are checked (see :mod:`fedif_flower.constructors`).
     """
 
     max_length = math.inf  # Of an update, where the stage bounds it as it arrives.

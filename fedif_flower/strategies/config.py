@@ -6,10 +6,11 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
+from fedif_flower.constructors import setting_of
 from fedif_flower.errors import require
 from fedif_flower.intake.pace import Pace
 from fedif_flower.registry import Registry
-from fedif_flower.sections import SectionedSettings, setting_of, tuned
+from fedif_flower.sections import SectionedSettings, tuned
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.setup import Setup
 from fedif_flower.settings import Scalar, Settings, in_section, setting

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Unpack
 
 from torch import Tensor
 
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.setup import BaseArguments, naming, require_kind

@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import nn
 
+from fedif_flower.constructors import constructor_signature
 from fedif_flower.errors import require
+from fedif_flower.making import make
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.registry import Registry
-from fedif_flower.sections import constructor_signature, make
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.setup import BaseArguments
 from fedif_flower.strategies.robust_rule import RobustRule

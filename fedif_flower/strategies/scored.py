@@ -11,9 +11,9 @@ from typing import Annotated, ClassVar, Unpack
 import torch
 from torch import Tensor
 
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.setup import BaseArguments, naming, require_kind
 from fedif_flower.server.summary import Scoring

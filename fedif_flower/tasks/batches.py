@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,9 +49,9 @@ def read_batches(
         )
     if _holds_examples(inputs):
         # A stream has no length, and comes in an order of its own.
-        known = hasattr(inputs, "__len__")
-        if not known or len(inputs):
-            shuffle = known and generator is not None
+        is_stream = not hasattr(inputs, "__len__")
+        if is_stream or len(inputs):
+            shuffle = generator is not None and not is_stream
             yield from DataLoader(inputs, batch_size, shuffle=shuffle, generator=generator)
     elif isinstance(inputs, Iterable):
         yield from map(as_tensors, inputs)
@@ -76,17 +77,22 @@ def as_tensors(value: Any) -> Any:
     ValuationError
         If an array does not hold numbers.
     """
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
-    def change(values: NDArray[Any]) -> Tensor:
+    def to_tensor(values: NDArray[Any]) -> Tensor:
         if values.dtype.kind not in "biufc":
             raise ValuationError(f"a NumPy array has dtype {values.dtype}; allowed: numbers")
         native = np.asarray(values, dtype=values.dtype.newbyteorder("="), order="C")
-        found.append(torch.from_numpy(native if native.flags.writeable else native.copy()))
-        return found[-1]
+        if not native.flags.writeable:
+            native = native.copy()  # The tensor shares the memory, and may be written to.
+        tensor = torch.from_numpy(native)
+        tensors.append(tensor)
+        return tensor
 
-    changed = _map(np.ndarray, change, value)
-    return changed if found else value
+    changed = _map(np.ndarray, to_tensor, value)
+    if not tensors:
+        return value
+    return changed
 
 
 def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
@@ -101,34 +107,42 @@ def _map(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
         return {key: _map(kind, change, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [_map(kind, change, item) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        is_named_tuple = hasattr(value, "_fields")
+        if is_named_tuple:
+            return type(value)(*items)
+        return type(value)(items)
     return value
 
 
 def tensors_of(value: Any) -> list[Tensor]:
     """Return the tensors of a structure of dicts, lists and tuples."""
-    found: list[Tensor] = []
-    map_tensors(found.append, value)
-    return found
+    tensors: list[Tensor] = []
+    map_tensors(tensors.append, value)
+    return tensors
 
 
 def to_device(value: Any, device: torch.device) -> Any:
     """Move a structure to a device; an object with a ``to`` of its own is moved by it."""
-    if not isinstance(value, Tensor) and callable(move := getattr(value, "to", None)):
-        return move(device)
+    has_to = callable(getattr(value, "to", None))
+    if has_to:
+        return value.to(device)
     return map_tensors(lambda tensor: tensor.to(device), value)
 
 
 def num_examples(targets: Any) -> int:
     """Return how many examples a batch's targets are for."""
     tensors = tensors_of(targets)
-    return len(tensors[0]) if tensors and tensors[0].dim() else len(targets)
+    if tensors and tensors[0].dim():
+        return len(tensors[0])
+    return len(targets)
 
 
 def first_few(batch: Any) -> Any:
     """Return the first two examples of a batch if its tensors have one length, else all of it."""
-    # A model that calls ``squeeze`` treats a single one differently.
-    return batch if num_rows(batch) is None else map_tensors(lambda tensor: tensor[:2], batch)
+    if num_rows(batch) is None:
+        return batch
+    # Two: a model that calls ``squeeze`` treats a single one differently.
+    return map_tensors(lambda tensor: tensor[:2], batch)
 
 
 def take_rows(batch: Any, rows: Tensor) -> Any:
@@ -138,33 +152,45 @@ def take_rows(batch: Any, rows: Tensor) -> Any:
 
 def take_of_all(batches: Sequence[Any], rows: Tensor) -> list[Any]:
     """Return the examples at ``rows`` [k], ascending, as numbered through all batches, by batch."""
-    taken, start = [], 0
+    selected = []
+    start = 0
     for batch in batches:
         end = start + (num_rows(batch) or 0)
-        own = rows[(rows >= start) & (rows < end)] - start
-        if len(own):
-            taken.append(take_rows(batch, own))
+        rows_in_batch = rows[(rows >= start) & (rows < end)] - start
+        if len(rows_in_batch):
+            selected.append(take_rows(batch, rows_in_batch))
         start = end
-    return taken
+    return selected
 
 
 def join(batches: Sequence[Any]) -> Any:
     """Return batches of one structure as a single one."""
-    joined = iter([torch.cat(pieces) for pieces in zip(*map(tensors_of, batches), strict=True)])
-    return map_tensors(lambda _: next(joined), batches[0])
+    by_batch = [tensors_of(batch) for batch in batches]
+    whole_tensors = [torch.cat(pieces) for pieces in zip(*by_batch, strict=True)]
+    # Into the first batch's structure, which is gone through in the same order.
+    in_order = iter(whole_tensors)
+    return map_tensors(lambda _: next(in_order), batches[0])
 
 
 def num_rows(batch: Any) -> int | None:
     """Return the length that all tensors of a batch have; ``None`` if they differ."""
-    lengths = {tensor.shape[:1] for tensor in tensors_of(batch)}
-    return lengths.pop()[0] if len(lengths) == 1 and () not in lengths else None
+    tensors = tensors_of(batch)
+    if any(tensor.dim() == 0 for tensor in tensors):
+        return None
+    lengths = {len(tensor) for tensor in tensors}
+    if len(lengths) != 1:
+        return None
+    return lengths.pop()
 
 
 def class_labels(batch: Any) -> Tensor | None:
     """Return the integer targets ``[n]`` that end a batch; ``None`` where there are no such."""
-    last = batch[-1] if isinstance(batch, list | tuple) and batch else None
-    is_class = isinstance(last, Tensor) and last.dim() == 1 and not last.is_floating_point()
-    return last if is_class else None
+    if not isinstance(batch, list | tuple) or not batch:
+        return None
+    targets = batch[-1]
+    if not isinstance(targets, Tensor) or targets.dim() != 1 or targets.is_floating_point():
+        return None
+    return targets
 
 
 def describe(value: Any) -> str:
@@ -174,7 +200,8 @@ def describe(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"NumPy array {value.dtype} {list(value.shape)}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key!r}: {describe(item)}" for key, item in value.items()) + "}"
+        items = [f"{key!r}: {describe(item)}" for key, item in value.items()]
+        return "{" + ", ".join(items) + "}"
     if isinstance(value, list | tuple) and len(value) <= 8:
         return f"{type(value).__name__} ({', '.join(map(describe, value))})"
     return type(value).__name__
@@ -184,20 +211,27 @@ def _split(examples: Any, batch_size: int, generator: torch.Generator | None) ->
     count = num_rows(examples)
     if count is None:
         raise ValuationError(f"data need one number of examples, got {describe(examples)}")
-    order = None if generator is None else torch.randperm(count, generator=generator)
+    order = None
+    if generator is not None:
+        order = torch.randperm(count, generator=generator)
     for start in range(0, count, batch_size):
-        part = slice(start, start + batch_size)
-        rows = part if order is None else order[part]
-        yield map_tensors(lambda tensor, rows=rows: tensor[rows], examples)  # type: ignore[misc]
+        rows: slice | Tensor = slice(start, start + batch_size)
+        if order is not None:
+            rows = order[rows]
+        yield map_tensors(itemgetter(rows), examples)
 
 
 def tensor_pair(data: Any) -> tuple[Tensor, Tensor] | None:
     """Return data as ``(inputs, targets)`` if they are two tensors of one length."""
     pair = data.tensors if isinstance(data, TensorDataset) else data
-    is_pair = (
-        isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(t, Tensor) for t in pair)
-    )
-    return (pair[0], pair[1]) if is_pair and num_rows(pair) is not None else None
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        return None
+    inputs, targets = pair
+    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+        return None
+    if num_rows(pair) is None:
+        return None
+    return inputs, targets
 
 
 def count_examples(data: Any) -> int | None:
@@ -205,10 +239,17 @@ def count_examples(data: Any) -> int | None:
     if isinstance(data, Tensor | Mapping | tuple):
         return num_rows(data)
     if isinstance(data, Sequence):
-        counts = [num_rows(batch) for batch in data]
-        return None if None in counts else sum(filter(None, counts))
-    sized = data.dataset if isinstance(data, DataLoader) else data
-    return len(sized) if hasattr(sized, "__len__") and hasattr(sized, "__getitem__") else None
+        total = 0
+        for batch in data:
+            count = num_rows(batch)
+            if count is None:
+                return None
+            total += count
+        return total
+    examples = data.dataset if isinstance(data, DataLoader) else data
+    if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
+        return len(examples)
+    return None
 
 
 class NotFinite(NamedTuple):
@@ -219,12 +260,12 @@ class NotFinite(NamedTuple):
 
 
 def count_not_finite(data: Any) -> NotFinite | None:
-    """Return how many examples are no numbers, of data that lie in memory; else ``None``.
+    """Return how many examples hold NaN or infinite numbers, where data lie in memory.
 
     Parameters
     ----------
     data : Tensor, dict or tuple of Tensor, list of batches, TensorDataset, or DataLoader or Subset
-        What is read from a disk, or made as it is asked for, is not looked at.
+        What is read from a disk, or made as it is asked for, is not looked at: ``None``.
     """
     if isinstance(data, DataLoader):
         examples = data.dataset
@@ -232,7 +273,8 @@ def count_not_finite(data: Any) -> NotFinite | None:
             return _added(map(_of_one, examples))
         return count_not_finite(examples)
     if isinstance(data, Subset):
-        whole, rows = data.dataset, list(data.indices)
+        whole = data.dataset
+        rows = list(data.indices)
         if isinstance(whole, list):
             return _added(_of_one(whole[row]) for row in rows)
         if isinstance(whole, TensorDataset):
@@ -248,17 +290,19 @@ def count_not_finite(data: Any) -> NotFinite | None:
 
 
 def read_not_finite(data: Any) -> NotFinite:
-    """Return how many examples are no numbers, of any data that can be read once more."""
-    known = count_not_finite(data)
-    if known is not None or isinstance(data, Iterator):
-        return known or NotFinite(0, 0)
+    """Return how many examples hold NaN or infinite numbers, of data that can be read again."""
+    counts = count_not_finite(data)
+    if counts is not None:
+        return counts
+    if isinstance(data, Iterator):
+        return NotFinite(0, 0)  # It is over.
     return _added(map(_of_rows, read_batches(data, None, batch_size=100)))
 
 
 def _of_rows(batch: Any) -> NotFinite:
     """Return the counts of a batch; of one whose tensors differ in length, as of one example."""
     batch = as_tensors(batch)
-    floating = [t for t in tensors_of(batch) if t.is_floating_point()]
+    floating = _floating(batch)
     if not floating:
         return NotFinite(0, 0)
     if num_rows(floating) is None:
@@ -266,17 +310,22 @@ def _of_rows(batch: Any) -> NotFinite:
     nan = torch.zeros(len(floating[0]), dtype=torch.bool)
     infinite = nan.clone()
     for tensor in floating:
-        rows = tensor.detach().cpu().flatten(1) if tensor.dim() > 1 else tensor.cpu()[:, None]
+        rows = tensor.detach().cpu().unsqueeze(1).flatten(1)  # [n, values]
         nan |= rows.isnan().any(dim=1)
         infinite |= rows.isinf().any(dim=1)
     return NotFinite(int(nan.sum()), int((infinite & ~nan).sum()))
 
 
 def _of_one(example: Any) -> NotFinite:
-    floating = [t for t in tensors_of(as_tensors(example)) if t.is_floating_point()]
+    floating = _floating(as_tensors(example))
     has_nan = any(bool(tensor.isnan().any()) for tensor in floating)
     has_infinite = any(bool(tensor.isinf().any()) for tensor in floating)
     return NotFinite(int(has_nan), int(has_infinite and not has_nan))
+
+
+def _floating(value: Any) -> list[Tensor]:
+    """Return the tensors of a structure that can hold NaN."""
+    return [tensor for tensor in tensors_of(value) if tensor.is_floating_point()]
 
 
 def _added(counts: Iterable[NotFinite]) -> NotFinite:

@@ -105,7 +105,8 @@ def _task(
     fingerprint: str = "",
 ) -> Task:
     channels, height, width = facts["image-shape"]
-    image_shape, classes = (channels, height, width), list(facts["classes"])
+    image_shape = (channels, height, width)
+    classes = list(facts["classes"])
 
     def client_data(site: ClientSite) -> tuple[Tensor, Tensor]:
         data_dir = str(site.data_dir or "")
@@ -114,14 +115,21 @@ def _task(
             dataset = _own_images(data_dir)
         else:
             dataset = _dataset(settings.dataset, data_dir)
-            division = (site.num_partitions, settings.dirichlet_alpha, site.seed)
-            chosen = _parts(settings.dataset, data_dir, *division)[site.partition_id]
+            parts = _parts(
+                settings.dataset,
+                data_dir,
+                site.num_partitions,
+                settings.dirichlet_alpha,
+                site.seed,
+            )
+            chosen = parts[site.partition_id]
         _check_alike(dataset, image_shape, classes)
         return _examples(dataset, dataset.train, chosen)
 
     def held_out(site: Site, part: int) -> tuple[Tensor, Tensor]:
         dataset = load_dataset(settings.dataset, settings.data_dir)
-        return _examples(dataset, dataset.test, split_test(len(dataset.test), site.seed)[part])
+        chosen = split_test(len(dataset.test), site.seed)[part]
+        return _examples(dataset, dataset.test, chosen)
 
     return Task(
         name=settings.dataset,
@@ -146,8 +154,9 @@ def _check_alike(dataset: Dataset, image_shape: ImageShape, classes: list[str]) 
             f"{', '.join(classes)}: each needs a folder here, if only an empty one"
         )
     if dataset.image_shape != image_shape:
-        own, theirs = ("x".join(map(str, shape)) for shape in (dataset.image_shape, image_shape))
-        raise DataError(f"this client's images are {own}; the server's are {theirs}")
+        client_words = "x".join(map(str, dataset.image_shape))
+        server_words = "x".join(map(str, image_shape))
+        raise DataError(f"this client's images are {client_words}; the server's are {server_words}")
 
 
 def _examples(
@@ -159,7 +168,7 @@ def _examples(
 
 
 def _warn_of(dataset: Dataset, folder: str) -> None:
-    """Tell what of a data set's folder is not read."""
+    """Log which files of a data set's folder are not read."""
     for remark in dataset.remarks:
         logger.warning("%s: %s", folder, remark)
 
@@ -169,7 +178,7 @@ _dataset = lru_cache(maxsize=4)(load_dataset)
 
 @lru_cache(maxsize=4)
 def _own_images(folder: str) -> Dataset:
-    """Open a client's own images; what of them is not read stands in its log, once."""
+    """Open a client's own images; its log says once which files are not read."""
     dataset = load_dataset("image-folder", folder, require_test=False)
     _warn_of(dataset, folder)
     return dataset

@@ -30,8 +30,8 @@ class Dropout(nn.Dropout):
         """Zero each value with probability p, and scale the others by 1 / (1 - p)."""
         if not self.training or inputs.device.type != "cpu":
             return super().forward(inputs)
-        kept = torch.rand_like(inputs, dtype=torch.float32).ge_(self.p)
-        return inputs * kept.div_(1 - self.p).to(inputs.dtype)
+        mask = torch.rand_like(inputs, dtype=torch.float32).ge_(self.p)
+        return inputs * mask.div_(1 - self.p).to(inputs.dtype)
 
 
 def _block(
@@ -166,10 +166,13 @@ def new_model(name: str, image_shape: ImageShape, num_classes: int) -> nn.Module
         raise ConfigError(f"model = {name!r}; allowed: {', '.join(MODELS)}")
     if num_classes < 2:
         raise ConfigError(f"model = {name!r} for {num_classes} class; allowed: 2 classes or more")
-    if not MODELS[name].fits(*image_shape[1:]):
-        fitting = ", ".join(other for other in MODELS if MODELS[other].fits(*image_shape[1:]))
+    _, height, width = image_shape
+    if not MODELS[name].fits(height, width):
+        fitting = [other for other, model in MODELS.items() if model.fits(height, width)]
         shape = "x".join(map(str, image_shape))
-        raise ConfigError(f"model = {name!r} does not fit images of {shape}; allowed: {fitting}")
+        raise ConfigError(
+            f"model = {name!r} does not fit images of {shape}; allowed: {', '.join(fitting)}"
+        )
     return MODELS[name].build(*image_shape, num_classes)
 
 
@@ -181,4 +184,7 @@ def default_model(image_shape: ImageShape) -> str:
     """
     if image_shape in {(3, 32, 32), (1, 28, 28)}:
         return "cnn"
-    return "lenet5" if MODELS["lenet5"].fits(*image_shape[1:]) else "mlp"
+    _, height, width = image_shape
+    if MODELS["lenet5"].fits(height, width):
+        return "lenet5"
+    return "mlp"

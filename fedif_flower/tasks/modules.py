@@ -20,6 +20,11 @@ from fedif_flower.errors import ConfigError
 _randomness = RLock()
 
 
+def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return a model's trainable parameters, in the order of the flat vector."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 def trainable_names(model: nn.Module) -> list[str]:
     """Return the names of a model's trainable parameters, in the order of the flat vector."""
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -32,10 +37,13 @@ def array_shapes(model: nn.Module) -> dict[str, list[int]]:
 
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Return the second names of arrays that ``state_dict`` has twice, and their first names."""
-    first: dict[int, str] = {}
-    arrays = model.state_dict(keep_vars=True).items()
-    names = {name: first.setdefault(id(array), name) for name, array in arrays}
-    return {name: known for name, known in names.items() if name != known}
+    first_names: dict[int, str] = {}  # By the id of an array.
+    tied: dict[str, str] = {}
+    for name, array in model.state_dict(keep_vars=True).items():
+        first_name = first_names.setdefault(id(array), name)
+        if first_name != name:
+            tied[name] = first_name
+    return tied
 
 
 class OutputLayer(NamedTuple):
@@ -54,19 +62,23 @@ def output_layer(model: nn.Module, user: str) -> OutputLayer:
     ConfigError
         If there is none, for who looks at it.
     """
-    found, owner, end = None, "", 0
+    layer: OutputLayer | None = None
+    layer_name = ""
+    end = 0  # Of the parameters so far, in the flat vector.
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        place, module = slice(end, end + parameter.numel()), name.rpartition(".")[0]
+        module_name = name.rpartition(".")[0]
+        place = slice(end, end + parameter.numel())
         if parameter.dim() == 2:
-            found, owner = OutputLayer(parameter.shape, place), module
-        elif found and found.weight.stop == end and module == owner:
-            found = found._replace(bias=place)
+            layer = OutputLayer(parameter.shape, place)
+            layer_name = module_name
+        elif layer and layer.weight.stop == end and module_name == layer_name:
+            layer = layer._replace(bias=place)
         end = place.stop
-    if found is None:
+    if layer is None:
         raise ConfigError(f"the model has no fully connected layer, which {user} looks at")
-    return found
+    return layer
 
 
 def copy_module(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
@@ -76,8 +88,8 @@ def copy_module(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Mo
     """
     with torch.no_grad():  # The copy of a scripted module would be a result of the original.
         copied: nn.Module = copy.deepcopy(model, shared)
-    for own, parameter in zip(copied.parameters(), model.parameters(), strict=True):
-        own.requires_grad_(parameter.requires_grad)
+    for copied_parameter, parameter in zip(copied.parameters(), model.parameters(), strict=True):
+        copied_parameter.requires_grad_(parameter.requires_grad)
     return copied
 
 
@@ -99,7 +111,8 @@ def seeded_randomness(seed: int, device: torch.device) -> Iterator[None]:
 
     Other threads wait until the end: federations side by side build their models as if alone.
     """
-    with _randomness, torch.random.fork_rng([device] if device.type == "cuda" else []):
+    cuda_devices = [device] if device.type == "cuda" else []
+    with _randomness, torch.random.fork_rng(cuda_devices):
         _seed_torch(seed, device)
         yield
 
@@ -139,14 +152,15 @@ def seed_all(seed: int, device: torch.device) -> None:
 
 def random_state(device: torch.device) -> tuple[Any, ...]:
     """Return the state of all that :func:`seed_all` seeds, to be compared with another."""
-    of_numpy: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    numpy_state: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
     elif device.type == "mps":
         states.append(torch.mps.get_rng_state())
-    drawn = [state.numpy().tobytes() for state in states]
-    return (*drawn, of_numpy["key"].tobytes(), of_numpy["pos"], random.getstate())
+    torch_states = [state.numpy().tobytes() for state in states]
+    numpy_key = numpy_state["key"].tobytes()
+    return (*torch_states, numpy_key, numpy_state["pos"], random.getstate())
 
 
 def keep_freed_memory() -> None:
@@ -178,14 +192,16 @@ def evaluation_mode(model: nn.Module) -> Callable[[], AbstractContextManager[obj
     ``torch.inference_mode``, except for compiled graphs of ``torch.jit``: one that has once been
     run for a gradient saves tensors, which inference mode forbids.
     """
-    scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
-    return torch.no_grad if scripted else torch.inference_mode
+    for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            return torch.no_grad
+    return torch.inference_mode
 
 
 def fastest_memory_format(
     model: nn.Module, attempt: Callable[[torch.memory_format], object]
 ) -> torch.memory_format:
-    """Return the memory format of images in which a model is fastest, of those that work.
+    """Return the fastest memory format of images with which a model works.
 
     Convolutions are faster with channels last. A model that calls ``view`` on its feature maps
     fails with them, so both formats are tried.
@@ -197,7 +213,8 @@ def fastest_memory_format(
     attempt : callable
         Runs the model forward and backward on a few examples in the format that it is given.
     """
-    if not any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules()):
+    convolutions = (nn.Conv2d, nn.ConvTranspose2d)
+    if not any(isinstance(module, convolutions) for module in model.modules()):
         return torch.contiguous_format
     try:
         attempt(torch.channels_last)
@@ -224,9 +241,9 @@ def image_format(model: nn.Module, images: Tensor) -> torch.memory_format:
 
     def attempt(memory_format: torch.memory_format) -> None:
         example = to_memory_format(images[:2], memory_format).detach().requires_grad_()
-        wanted = [example, *(p for p in model.parameters() if p.requires_grad)]
+        inputs = [example, *trainable_parameters(model)]
         with without_trace(model, images.device), module_mode(model, training=False):
-            torch.autograd.grad(model(example).sum(), wanted, allow_unused=True)
+            torch.autograd.grad(model(example).sum(), inputs, allow_unused=True)
 
     with torch.enable_grad():
         return fastest_memory_format(model, attempt)
@@ -252,7 +269,8 @@ def sparing_single_values(model: nn.Module) -> Iterator[None]:
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
 
     def spare(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        norm.train(arguments[0].numel() > arguments[0].shape[1])
+        inputs = arguments[0]  # [n, channels, ...]
+        norm.train(inputs.numel() > inputs.shape[1])
 
     handles = [norm.register_forward_pre_hook(spare) for norm in norms]
     try:

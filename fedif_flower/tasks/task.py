@@ -187,8 +187,9 @@ class Task:
                 f"task {self.name!r}: loss and batch_loss are both given; allowed: one of them"
             )
         keys = [metric.key for metric in self.metrics]
-        if twice := sorted(key for key in set(keys) if keys.count(key) > 1):
-            raise ConfigError(f"task {self.name!r}: two metrics are called {twice[0]!r}")
+        for key in sorted(keys):
+            if keys.count(key) > 1:
+                raise ConfigError(f"task {self.name!r}: two metrics are called {key!r}")
 
     @property
     def pair_loss(self) -> LossFunction:
@@ -253,7 +254,11 @@ class Task:
         if self.input_range is None or tuple(self.input_range) == (0.0, 1.0):
             return inputs, transform
         low, high = self.input_range
-        return (inputs - low) / (high - low), lambda scaled: transform(low + scaled * (high - low))
+
+        def to_model(scaled: Tensor) -> Tensor:
+            return transform(low + scaled * (high - low))
+
+        return (inputs - low) / (high - low), to_model
 
     def _call(self, what: str, seed: int, *arguments: Site) -> Any:
         """Call one of the user's functions with the random state that the run prescribes."""

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.client_table import ClientTable
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 from fedif_flower.valuation.validation import Validation
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.local_methods import Guide, LocalMethod, LocalRound, LocalTerm, Told, Turn
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import tensor_pair
 from fedif_flower.tasks.modules import module_mode

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.local_methods import Guide, LocalMethod, LocalRound, LocalTerm, Told, Turn
 from fedif_flower.round import RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.modules import copy_module, module_mode
 from fedif_flower.tasks.task import Data, Task

@@ -122,9 +122,9 @@ def after(rule: CentredClipping, step: list[float]) -> CentredClipping:
     ids=lambda value: type(value).__name__ if callable(value) else "",
 )
 def test_by_hand(rule, updates, given, expected):
-    found = rule(a_round(torch.as_tensor(updates), **given))
-    found = found.weights if isinstance(found, Aggregation) else found
-    assert found.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-12)
+    result = rule(a_round(torch.as_tensor(updates), **given))
+    result = result.weights if isinstance(result, Aggregation) else result
+    assert result.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-12)
 
 
 def test_an_update_must_pass_every_random_set_of_coordinates():
@@ -169,9 +169,9 @@ def test_fedadp_averages_angles_over_each_clients_own_rounds():
     expected = [first / (first + second), second / (first + second)]
     assert rule(against).weights.tolist() == pytest.approx(expected)
     # The global update is (2, 2) / 2: 45 degrees from either.
-    found = rule(a_round(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), client_ids=(1, 2)))
+    aggregation = rule(a_round(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), client_ids=(1, 2)))
     mean = [(math.pi + math.pi / 4) / 2, math.pi / 4]
-    assert (-found.weight_scores).tolist() == pytest.approx(mean)
+    assert (-aggregation.weight_scores).tolist() == pytest.approx(mean)
 
 
 def test_the_share_of_the_largest_coordinates_with_the_principal_sign():
@@ -220,11 +220,12 @@ def test_krum_scores_on_a_line(updates, num_malicious, expected):
     ],
 )
 def test_fltrust_by_hand(updates, server, trust, lengths):
-    given_updates, own = (torch.tensor(values, dtype=torch.float64) for values in (updates, server))
-    found = fltrust_coefficients(given_updates, own)
-    assert found.trust.tolist() == pytest.approx(trust)
+    client_updates = torch.tensor(updates, dtype=torch.float64)
+    server_update = torch.tensor(server, dtype=torch.float64)
+    result = fltrust_coefficients(client_updates, server_update)
+    assert result.trust.tolist() == pytest.approx(trust)
     expected = torch.tensor(trust) / max(sum(trust), 1e-9) * torch.tensor(lengths)
-    assert found.coefficients.tolist() == pytest.approx(expected.tolist())
+    assert result.coefficients.tolist() == pytest.approx(expected.tolist())
 
 
 @given(st.data())
@@ -238,8 +239,8 @@ def test_fltrust_goes_no_further_than_the_server_whatever_lengths_and_order(data
     # A weighted mean of vectors of the server's length is no longer than that.
     assert float((coefficients @ updates.double()).norm()) <= float(server.norm()) * (1 + 1e-6)
     order = data.draw(st.permutations(range(m)))
-    moved = fltrust_coefficients(updates[order], server)
-    torch.testing.assert_close(moved.coefficients, coefficients[order])
+    reordered = fltrust_coefficients(updates[order], server)
+    torch.testing.assert_close(reordered.coefficients, coefficients[order])
     # The length that a client gives its update is without effect.
     scaled = fltrust_coefficients(4.0 * updates, server)
     torch.testing.assert_close(scaled.coefficients * 4.0, coefficients)
@@ -256,7 +257,7 @@ SPECIAL = {
     DeepSight: partial(DeepSight, *IN_TWO_CLASSES, samples=3),
 }
 MADE = [SPECIAL.get(kind, kind) for kind in RULES]
-every_rule = pytest.mark.parametrize("made", MADE)
+every_rule = pytest.mark.parametrize("make_rule", MADE)
 
 
 def ordered(updates: Tensor, order: list[int] | None = None, server_round: int = 1) -> RoundUpdates:
@@ -272,11 +273,11 @@ def ordered(updates: Tensor, order: list[int] | None = None, server_round: int =
     )
 
 
-def outcome(found: Tensor | Aggregation, updates: RoundUpdates) -> Tensor:
+def outcome(result: Tensor | Aggregation, updates: RoundUpdates) -> Tensor:
     """Return the step [d]."""
-    if isinstance(found, Tensor):
-        return found.double()
-    used = found.weights if found.applied is None else found.applied
+    if isinstance(result, Tensor):
+        return result.double()
+    used = result.weights if result.applied is None else result.applied
     return used.double() @ updates.client_updates.double()
 
 
@@ -285,36 +286,41 @@ def drawn(m: int, seed: int) -> Tensor:
     return torch.randn(m, D, generator=torch.Generator().manual_seed(seed))
 
 
-# Of equal scores Krum takes the first.
-@pytest.mark.parametrize("made", [made for made in MADE if made not in (Krum, MultiKrum)])
+# Of equal scores Krum takes the first, in whatever order they come.
+ORDERLESS = [make_rule for make_rule in MADE if make_rule not in (Krum, MultiKrum)]
+
+
+@pytest.mark.parametrize("make_rule", ORDERLESS)
 @given(m=st.integers(1, 7), seed=st.integers(0, 2**31), data=st.data())
-def test_the_step_does_not_depend_on_the_clients_order(made, m, seed, data):
+def test_the_step_does_not_depend_on_the_clients_order(make_rule, m, seed, data):
     updates = drawn(m, seed)
     order = data.draw(st.permutations(range(m)))
-    straight, moved = ordered(updates), ordered(updates, order)
-    expected = outcome(made()(straight), straight)
-    found = outcome(made()(moved), moved)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    straight = ordered(updates)
+    reordered = ordered(updates, order)
+    expected = outcome(make_rule()(straight), straight)
+    step = outcome(make_rule()(reordered), reordered)
+    torch.testing.assert_close(step, expected, rtol=1e-4, atol=1e-5)
 
 
 @every_rule
 @pytest.mark.parametrize("m", [1, 2, 5])
 @pytest.mark.parametrize("kind", ["zeros", "equal", "one huge", "all huge"])
-def test_extremes_leave_a_finite_step_and_no_negative_weight(made, m, kind):
+def test_extremes_leave_a_finite_step_and_no_negative_weight(make_rule, m, kind):
     updates = {"zeros": torch.zeros(m, D), "equal": torch.ones(m, D)}.get(kind, drawn(m, 0))
     if "huge" in kind:  # As long as the screening lets in.
         updates[: 1 if kind == "one huge" else m] *= 1e14
     received = ordered(updates)
-    found = made()(received)
-    assert bool(outcome(found, received).isfinite().all())
-    if isinstance(found, Aggregation):
-        assert bool((found.weights >= 0).all())
-        assert float(found.weights.sum()) <= 1 + 1e-9
+    result = make_rule()(received)
+    assert bool(outcome(result, received).isfinite().all())
+    if isinstance(result, Aggregation):
+        assert bool((result.weights >= 0).all())
+        assert float(result.weights.sum()) <= 1 + 1e-9
 
 
 @every_rule
-def test_a_rule_goes_on_after_a_restart_as_one_that_never_stopped(made):
-    rule, resumed = made(), made()
+def test_a_rule_goes_on_after_a_restart_as_one_that_never_stopped(make_rule):
+    rule = make_rule()
+    resumed = make_rule()
     rule(ordered(drawn(5, 1)))
     if hasattr(rule, "state_dict"):
         resumed.load_state_dict(rule.state_dict())

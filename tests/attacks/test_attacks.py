@@ -68,12 +68,12 @@ def test_attackers_are_honest_attack_and_are_honest_again(first, period, attacki
 def test_exactly_the_share_is_flipped_and_never_to_the_same_class(count, num_classes, ratio, seed):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(num_classes, (count,), generator=generator)
-    kept = labels.clone()
+    before = labels.clone()
     flipped = flip_labels(labels, num_classes, ratio, generator)
     assert int((flipped != labels).sum()) == round(ratio * count)
     assert flipped.dtype == torch.int64
     assert bool(((flipped >= 0) & (flipped < num_classes)).all())
-    assert torch.equal(labels, kept)
+    assert torch.equal(labels, before)
 
 
 def test_malicious_partitions_misbehave_and_the_others_do_not():
@@ -85,14 +85,14 @@ def test_malicious_partitions_misbehave_and_the_others_do_not():
 
 
 def test_the_settings_reach_the_behaviour():
-    own = {"adversarial.epsilon": 0.1, "adversarial.step-size": 0.05, "adversarial.steps": 3}
-    config = AttackConfig(attack="adversarial", poison_ratio_min=0.2, poison_ratio_max=0.4, **own)
+    steps = {"adversarial.epsilon": 0.1, "adversarial.step-size": 0.05, "adversarial.steps": 3}
+    config = AttackConfig(attack="adversarial", poison_ratio_min=0.2, poison_ratio_max=0.4, **steps)
     adversarial = build_behaviour(config, partition_id=4, seed=9)
     expected = {"ratio": poison_ratio(0.2, 0.4, 9, 4), "epsilon": 0.1, "step_size": 0.05}
     assert vars(adversarial) == expected | {"steps": 3}
     for attack in ATTACKS:
-        made = build_behaviour(AttackConfig(attack=attack), partition_id=0, seed=0)
-        assert isinstance(made, Behaviour)
+        behaviour = build_behaviour(AttackConfig(attack=attack), partition_id=0, seed=0)
+        assert isinstance(behaviour, Behaviour)
 
 
 @pytest.mark.parametrize(
@@ -138,15 +138,15 @@ def test_a_client_has_one_of_four_bars_and_the_test_all_of_them():
     bars, gap = [1, 1, 0, 1, 1, 0], [0] * 6
     assert stamp_bars(torch.zeros(1, 1, 8, 8))[0, 0, :4, :6].tolist() == [bars, gap, bars, gap]
     attack, pixels = DistributedTrigger(1.0, 0), torch.zeros(5, 1, 8, 8)
-    found = set()
+    seen_bars = set()
     for client in range(20):
         generator = torch.Generator().manual_seed(client)
         stamped, targets = attack.poison_examples(pixels, torch.arange(5), 10, generator)
         assert targets.tolist() == [0] * 5
         assert bool((stamped == stamped[0]).all())  # every image has the same one
         assert int(stamped[0].sum()) == 2
-        found.add(tuple(stamped[0].flatten().nonzero().flatten().tolist()))
-    assert len(found) == 4
+        seen_bars.add(tuple(stamped[0].flatten().nonzero().flatten().tolist()))
+    assert len(seen_bars) == 4
     triggered, _ = attack.triggered(pixels, torch.arange(5), 10)
     assert torch.equal(triggered, stamp_bars(pixels[1:]))
 
@@ -154,11 +154,11 @@ def test_a_client_has_one_of_four_bars_and_the_test_all_of_them():
 @pytest.mark.parametrize(("spared", "sent"), [(0.5, [3, 4, 4, -4]), (0.0, [4, 4, 4, 4])])
 def test_the_most_used_coordinates_are_sent_back_as_they_came(spared, sent):
     attack, memory = Neurotoxin(0.5, spared=spared), {}
-    own = client_round([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], memory=memory)
-    assert attack.poison_update(own).tolist() == [1, 1, 1, 1]  # It knows no step yet.
-    own = client_round([3.0, -1.0, 0.5, -4.0], [4.0, 4.0, 4.0, 4.0], 2, memory)
-    assert attack.poison_update(own).tolist() == sent
-    assert own.trained.tolist() == [4, 4, 4, 4]
+    client = client_round([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], memory=memory)
+    assert attack.poison_update(client).tolist() == [1, 1, 1, 1]  # It knows no step yet.
+    client = client_round([3.0, -1.0, 0.5, -4.0], [4.0, 4.0, 4.0, 4.0], 2, memory)
+    assert attack.poison_update(client).tolist() == sent
+    assert client.trained.tolist() == [4, 4, 4, 4]
 
 
 @pytest.mark.parametrize("attack", [HiddenBackdoor(0.5, 1), DescendingBackdoor(0.5, 1)])
@@ -180,11 +180,11 @@ def test_clean_examples_are_balanced_and_stamped_copies_come_on_top(attack):
 
 def test_the_last_step_comes_with_a_descending_backdoors_update():
     attack, memory = DescendingBackdoor(0.5, borrowed=2.0), {}
-    own = client_round([0.0, 0.0], [1.0, 1.0], memory=memory)
-    assert attack.poison_update(own).tolist() == [1, 1]
+    client = client_round([0.0, 0.0], [1.0, 1.0], memory=memory)
+    assert attack.poison_update(client).tolist() == [1, 1]
     # Two rounds on the model has moved by (4, 0), which is (2, 0) a round.
-    own = client_round([4.0, 0.0], [5.0, 1.0], 3, memory)
-    assert attack.poison_update(own).tolist() == [9, 1]
+    client = client_round([4.0, 0.0], [5.0, 1.0], 3, memory)
+    assert attack.poison_update(client).tolist() == [9, 1]
 
 
 def test_the_class_after_the_target_is_called_the_target():
@@ -283,7 +283,7 @@ def test_the_model_is_left_exactly_as_it_was():
 @pytest.mark.parametrize(("ratio", "expected"), [(0.0, 0), (0.75, 8), (1.0, 10)])
 def test_the_share_of_samples_is_replaced_and_the_rest_untouched(ratio, expected):
     model, (pixels, labels) = build_model("mlp", (1, 8, 8), 10, seed=0), data((1, 8, 8), 10)
-    kept = pixels.clone()
+    before = pixels.clone()
     changed = (attacked(model, pixels, labels, ratio, steps=2) != pixels).flatten(1).any(1)
     assert int(changed.sum()) == expected
-    assert torch.equal(pixels, kept)
+    assert torch.equal(pixels, before)

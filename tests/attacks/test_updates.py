@@ -49,25 +49,25 @@ def client_round(received, trained, server_round=1, memory=None) -> ClientRound:
     ],
 )
 def test_the_update_is_turned_lengthened_or_left_out(attack, sent):
-    own = client_round([1.0, 2.0], [1.5, 0.0])  # u = [0.5, -2]
-    assert attack.poison_update(own).tolist() == sent
-    assert own.trained.tolist() == [1.5, 0]
+    client = client_round([1.0, 2.0], [1.5, 0.0])  # u = [0.5, -2]
+    assert attack.poison_update(client).tolist() == sent
+    assert client.trained.tolist() == [1.5, 0]
 
 
 def test_noise_has_the_given_standard_deviation_and_no_mean():
-    own = client_round([0.0] * 100_000, [3.0] * 100_000)
-    noise = GradientNoise(0.1).poison_update(own) - own.trained
+    client = client_round([0.0] * 100_000, [3.0] * 100_000)
+    noise = GradientNoise(0.1).poison_update(client) - client.trained
     # Standard errors at n = 100,000: mean 0.1 / 316 = 0.00032, std 0.1 / 447 = 0.00022.
     assert abs(float(noise.mean())) < 0.002
     assert float(noise.std()) == pytest.approx(0.1, abs=0.0015)
     assert float((noise.abs() < 0.1).float().mean()) == pytest.approx(0.6827, abs=0.01)
-    assert torch.equal(GradientNoise(0.0).poison_update(own), torch.full((100_000,), 3.0))
+    assert torch.equal(GradientNoise(0.0).poison_update(client), torch.full((100_000,), 3.0))
 
 
 def test_noise_is_as_long_as_the_honest_update_or_the_last_global_step():
     def noise(server_round: int) -> torch.Tensor:
-        own = client_round([1.0, 1.0, 1.0], [1.0, 4.0, 5.0], server_round)  # length 5
-        return RandomUpdate(2).poison_update(own) - own.received
+        client = client_round([1.0, 1.0, 1.0], [1.0, 4.0, 5.0], server_round)  # length 5
+        return RandomUpdate(2).poison_update(client) - client.received
 
     assert float(noise(1).norm()) == pytest.approx(10)
     assert torch.equal(noise(1), noise(1))
@@ -75,9 +75,9 @@ def test_noise_is_as_long_as_the_honest_update_or_the_last_global_step():
     memory = {}
     first = ReturnWithNoise().poison_update(client_round([1.0, 1.0], [9.0, 9.0], 1, memory))
     assert first.tolist() == [1, 1]
-    own = client_round([7.0, 9.0], [9.0, 9.0], 3, memory)  # [6, 8] in two rounds: 5 a round
-    sent = ReturnWithNoise(2).poison_update(own)
-    assert float((sent - own.received).norm()) == pytest.approx(10)
+    client = client_round([7.0, 9.0], [9.0, 9.0], 3, memory)  # [6, 8] in two rounds: 5 a round
+    sent = ReturnWithNoise(2).poison_update(client)
+    assert float((sent - client.received).norm()) == pytest.approx(10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -85,8 +85,8 @@ def test_the_last_global_step_is_sent_again(dtype):
     memory = {}
 
     def sent(factor, received, server_round):  # Beyond 256, bfloat16 has even numbers alone.
-        own = client_round(torch.tensor(received, dtype=dtype), [9.0, 9.0], server_round, memory)
-        return RepeatStep(factor).poison_update(own).tolist()
+        client = client_round(torch.tensor(received, dtype=dtype), [9.0, 9.0], server_round, memory)
+        return RepeatStep(factor).poison_update(client).tolist()
 
     assert sent(2, [1.0, 2.0], 259) == [1, 2]  # it knows no step yet
     # Two rounds later the model is [+3, -1] further: [1.5, -0.5] a round.
@@ -197,7 +197,7 @@ def test_rounds_of_poisoned_fl_by_hand():
 def test_the_factor_shrinks_to_its_end_where_the_model_does_not_follow(along, factor, expected):
     attack, honest = PoisonedFL(factor, patience=2), torch.ones(1, 10_000)
     attack.collude(torch.zeros(10_000), honest, torch.Generator())
-    moved = attack.collude(torch.ones(10_000), honest, torch.Generator())[0].sign()
-    moved[along:] *= -1
-    attack.collude(moved, honest, torch.Generator())
+    signs = attack.collude(torch.ones(10_000), honest, torch.Generator())[0].sign()
+    signs[along:] *= -1
+    attack.collude(signs, honest, torch.Generator())
     assert attack.factor == pytest.approx(expected)

@@ -25,11 +25,11 @@ from fedif_flower import (
     stages,
     valuation,
 )
+from fedif_flower.constructors import arguments
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.sections import arguments
 from fedif_flower.server.summary import Scoring
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.server.hostile import Clients, alike, one_more, reply_of

@@ -78,7 +78,7 @@ class Dataset:
     fingerprint : str
         Hex digits that change whenever pixels, labels or any other attribute do.
     remarks : tuple of str
-        What of the source is not read, in words.
+        Which files of the source are not read, in words.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Source(ABC):
         """Bring the source files here if they are missing."""
 
     def remarks(self) -> list[str]:
-        """Return what of the source is not read, in words; nothing where all is."""
+        """Return in words which files of the source are not read; nothing where all are."""
         return []
 
     @abstractmethod
@@ -238,7 +238,8 @@ def _read(entry: Path) -> Dataset:
 
 def _fingerprint(meta: dict[str, Any]) -> str:
     """Return a hash of all that a run can see of a data set, checksums of the pixels included."""
-    return content_key({key: value for key, value in meta.items() if key != "fingerprint"})
+    visible = {key: value for key, value in meta.items() if key != "fingerprint"}
+    return content_key(visible)
 
 
 def _prepare(name: str, raw: RawDataset, entry: Path) -> None:
@@ -247,8 +248,9 @@ def _prepare(name: str, raw: RawDataset, entry: Path) -> None:
     temporary.mkdir()
     try:
         files = {}
-        for which, split in (("train", raw.train), ("test", raw.test)):
-            images, labels = (temporary / f"{which}_{kind}.npy" for kind in ("images", "labels"))
+        for name_of_split, split in (("train", raw.train), ("test", raw.test)):
+            images = temporary / f"{name_of_split}_images.npy"
+            labels = temporary / f"{name_of_split}_labels.npy"
             shape = (len(split.labels), *raw.image_shape)
             files[images.stem] = _write_array(images, shape, "|u1", split.blocks())
             files[labels.stem] = _write_array(labels, shape[:1], "<i8", [split.labels])

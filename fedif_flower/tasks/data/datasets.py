@@ -100,7 +100,8 @@ class Normalization:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Return ``pixels`` [..., c, h, w] normalised, of their dtype, where they lie."""
-        shift, scale = (pixels.new_tensor(x)[:, None, None] for x in (self.mean, self.std))
+        shift = pixels.new_tensor(self.mean)[:, None, None]
+        scale = pixels.new_tensor(self.std)[:, None, None]
         return (pixels - shift) / scale
 
 

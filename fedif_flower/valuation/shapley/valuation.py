@@ -9,9 +9,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import require
 from fedif_flower.round import RoundUpdates
-from fedif_flower.sections import CheckedFields
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
 from fedif_flower.valuation.ledger import Scores

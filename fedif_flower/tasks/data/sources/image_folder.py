@@ -58,16 +58,19 @@ class ImageFolder(Source):
 
     @cached_property
     def _splits(self) -> tuple[Listing, Listing]:
-        folders = self._folder / "train", self._folder / "test"
-        train, test = map(list_images, folders)
+        train_folder = self._folder / "train"
+        test_folder = self._folder / "test"
+        train = list_images(train_folder)
+        test = list_images(test_folder)
         if not train.paths:
             raise DataError(
-                f"no images in {folders[0]}; expected train/<class>/<file> with one of "
+                f"no images in {train_folder}; expected train/<class>/<file> with one of "
                 f"{', '.join(SUFFIXES)}"
             )
-        if unknown := sorted(set(test.classes) - set(train.classes)):
+        unknown = sorted(set(test.classes) - set(train.classes))
+        if unknown:
             raise DataError(
-                f"{folders[1] / unknown[0]} is a class that {folders[0]} lacks; it has "
+                f"{test_folder / unknown[0]} is a class that {train_folder} lacks; it has "
                 f"{', '.join(train.classes)}"
             )
         return train, test
@@ -78,28 +81,29 @@ class ImageFolder(Source):
         return {"folder": str(self._folder), "train": train.digest, "test": test.digest}
 
     def remarks(self) -> list[str]:
-        """Return what of the folder is not read, in words; nothing where all is."""
-        found = []
+        """Return in words which files of the folder are not read; nothing where all are."""
+        remarks = []
         for name, listing in zip(("train", "test"), self._splits, strict=True):
             if listing.passed_over:
                 passed = ", ".join(listing.passed_over)
                 count = len(listing.paths)
-                found.append(f"{name}: {count} images are read; passed over: {passed}")
-        beside = sorted(n for n in _OTHER_SPLITS if (self._folder / n).is_dir())
+                remarks.append(f"{name}: {count} images are read; passed over: {passed}")
+        beside = sorted(name for name in _OTHER_SPLITS if (self._folder / name).is_dir())
         if beside:
-            found.append(f"not read beside train and test: {', '.join(beside)}")
-        return found
+            remarks.append(f"not read beside train and test: {', '.join(beside)}")
+        return remarks
 
     def read(self) -> RawDataset:
         """Return the splits; their images are decoded as they are asked for."""
         train, test = self._splits
         first = _decode(train.paths[0])
-        labels = {name: label for label, name in enumerate(train.classes)}
+        label_of = {name: label for label, name in enumerate(train.classes)}
 
         def split(listing: Listing) -> RawSplit:
             def blocks() -> Iterator[NDArray[np.uint8]]:
                 for path in listing.paths:
-                    if (image := _decode(path)).shape != first.shape:
+                    image = _decode(path)
+                    if image.shape != first.shape:
                         raise DataError(
                             f"{path} has (channels, height, width) = {image.shape} but "
                             f"{train.paths[0]} has {first.shape}; all images must have one size, "
@@ -107,8 +111,9 @@ class ImageFolder(Source):
                         )
                     yield image[None]
 
-            own = [labels[listing.classes[label]] for label in listing.labels]
-            return RawSplit(np.array(own, dtype=np.int64), blocks)
+            # A split counts its own classes; those of the training split say the labels.
+            labels = [label_of[listing.classes[label]] for label in listing.labels]
+            return RawSplit(np.array(labels, dtype=np.int64), blocks)
 
         channels, height, width = first.shape
         return RawDataset(
@@ -122,7 +127,9 @@ class ImageFolder(Source):
 
 def list_images(folder: Path) -> Listing:
     """List ``<class>/**/<image>`` below a folder that may be missing."""
-    paths, labels, digest = [], [], hashlib.sha256()
+    paths = []
+    labels = []
+    digest = hashlib.sha256()
     passed_over: Counter[str] = Counter()
     try:
         classes = _class_names(folder, passed_over)
@@ -138,7 +145,7 @@ def list_images(folder: Path) -> Listing:
             return Listing((), (), (), "missing")
         # Else a dangling link, say, or a file that has just gone.
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
-    words = tuple(f"{what} ({count})" for what, count in sorted(passed_over.items()))
+    words = tuple(f"{kind} ({count})" for kind, count in sorted(passed_over.items()))
     return Listing(classes, tuple(paths), tuple(labels), digest.hexdigest(), words)
 
 
@@ -149,9 +156,10 @@ def _class_names(folder: Path, passed_over: Counter[str]) -> tuple[str, ...]:
         if entry.name.startswith("."):
             continue
         if not entry.is_dir():
-            is_image = entry.name.lower().endswith(SUFFIXES)
-            what = "images outside of a class folder" if is_image else _suffix_words(entry.name)
-            passed_over[what] += 1
+            if entry.name.lower().endswith(SUFFIXES):
+                passed_over["images outside of a class folder"] += 1
+            else:
+                passed_over[_suffix_words(entry.name)] += 1
         elif entry.name in _NO_CLASSES:
             passed_over[f"folder {entry.name}"] += 1
         else:
@@ -181,14 +189,17 @@ def _suffix_words(name: str) -> str:
     """Return what to call a file that is not read."""
     suffix = Path(name).suffix.lower()
     is_plain = suffix[1:].isalnum() and len(suffix) <= _MOST_LETTERS
-    return f"files {suffix}" if is_plain else "files without a suffix"
+    if not is_plain:
+        return "files without a suffix"
+    return f"files {suffix}"
 
 
 def _decode(path: str) -> NDArray[np.uint8]:
     """Return one image ``[c, h, w]``, c = 1 for greyscale and 3 otherwise."""
     try:
         with Image.open(path) as image:
-            if (mode := _MODES.get(image.mode)) is None:
+            mode = _MODES.get(image.mode)
+            if mode is None:
                 allowed = ", ".join(_MODES)
                 raise DataError(f"{path} has Pillow's mode {image.mode!r}; allowed: {allowed}")
             pixels = np.asarray(image.convert(mode), dtype=np.uint8)
@@ -196,7 +207,9 @@ def _decode(path: str) -> NDArray[np.uint8]:
         raise
     except Exception as error:  # a damaged image raises whatever its decoder stumbled over
         raise DataError(f"cannot read the image {path}: {error}") from error
-    return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+    if mode == "L":
+        return pixels[None]
+    return pixels.transpose(2, 0, 1)
 
 
 def class_folders(classes: Sequence[str]) -> list[str]:

@@ -41,7 +41,8 @@ class TorchvisionSource(Source):
         return Path(self.data_dir).expanduser().resolve()
 
     def _is_present(self) -> bool:
-        return all((self.root / self.folder / name).is_file() for name in self.files)
+        folder = self.root / self.folder
+        return all((folder / name).is_file() for name in self.files)
 
     def fetch(self) -> None:
         """Download what is missing; many processes that ask together download once."""
@@ -67,15 +68,19 @@ class TorchvisionSource(Source):
 
     def identity(self) -> dict[str, object]:
         """Return the folder with every file's size and time of change."""
-        stats = [(name, (self.root / self.folder / name).stat()) for name in self.files]
-        files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+        files = []
+        for name in self.files:
+            stat = (self.root / self.folder / name).stat()
+            files.append([name, stat.st_size, stat.st_mtime_ns])
         return {"root": str(self.root), "files": files}
 
     def read(self) -> RawDataset:
         """Read both splits with torchvision."""
         try:
-            train, test = self._open(train=True), self._open(train=False)
-            splits = [_raw_split(train), _raw_split(test)]
+            train = self._open(train=True)
+            test = self._open(train=False)
+            train_split = _raw_split(train)
+            test_split = _raw_split(test)
         except Exception as error:  # torchvision documents none: what a damaged file provokes
             raise DataError(
                 f"{self.title} in {self.root / self.folder} is damaged ({error}); remove that "
@@ -85,16 +90,18 @@ class TorchvisionSource(Source):
             classes=tuple(train.classes),
             image_shape=(len(self.moments[0]), *train.data.shape[1:3]),
             max_value=255,
-            train=splits[0],
-            test=splits[1],
+            train=train_split,
+            test=test_split,
             moments=self.moments,
         )
 
 
 def _raw_split(dataset: Any) -> RawSplit:
     pixels = np.asarray(dataset.data)  # [n, h, w] or [n, h, w, c]
-    images = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
-    return RawSplit(np.asarray(dataset.targets, dtype=np.int64), lambda: [images])
+    is_grey = pixels.ndim == 3
+    images = pixels[:, None] if is_grey else pixels.transpose(0, 3, 1, 2)  # [n, c, h, w]
+    labels = np.asarray(dataset.targets, dtype=np.int64)
+    return RawSplit(labels, lambda: [images])
 
 
 class FashionMNIST(TorchvisionSource):
@@ -116,5 +123,13 @@ class CIFAR10(TorchvisionSource):
 
     title = "CIFAR-10"
     folder = "cifar-10-batches-py"
-    files = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
+    files = (
+        "data_batch_1",
+        "data_batch_2",
+        "data_batch_3",
+        "data_batch_4",
+        "data_batch_5",
+        "test_batch",
+        "batches.meta",
+    )
     moments = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

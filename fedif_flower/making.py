@@ -1,0 +1,98 @@
+"""Calling a constructor with what it names: its settings, its parts, and what it is offered."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from fedif_flower.constructors import (
+    Maker,
+    direct_settings,
+    makers_of_parts,
+    required_by_bases,
+    signature_of,
+    takes_any_keyword,
+    unbound,
+)
+from fedif_flower.errors import ConfigError
+
+_T = TypeVar("_T")
+
+
+def make(
+    what: str,
+    maker: Callable[..., _T],
+    offered: Mapping[str, Any],
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    rest: Mapping[str, Any] = MappingProxyType({}),
+) -> _T:
+    """Call a class or function with those arguments that it names.
+
+    Parameters
+    ----------
+    what : str
+        What is called, for errors.
+    maker : callable
+        The class or function; the parts that it is made of are made first.
+    offered : mapping
+        Arguments that it gets if it has a parameter of that name.
+    settings : mapping
+        Values of its settings and of those of its parts; others keep their defaults.
+    rest : mapping
+        Offered as well; and all of them if it takes any keyword.
+
+    Raises
+    ------
+    ConfigError
+        If it needs an argument that is not offered, or its base class does.
+    """
+    function, bound = unbound(maker)
+    makers = makers_of_parts(function)
+    parameters = signature_of(function).parameters.values()
+    available = {**offered, **rest}
+    own_settings = direct_settings(function, frozenset(available))
+    keywords: dict[str, Any] = {}
+    for parameter in parameters:
+        name = parameter.name
+        if name in bound or not _takes_keyword(parameter):
+            continue
+        if name in makers:
+            part_maker = makers[name]
+            if part_maker is not None:  # None: the argument keeps its default.
+                keywords[name] = make(what, part_maker, offered, settings, rest)
+        elif name in settings and name in own_settings:
+            keywords[name] = settings[name]
+        elif name in available:
+            keywords[name] = available[name]
+        elif parameter.default is parameter.empty:
+            names = ", ".join(available)
+            raise ConfigError(f"{what} needs the argument {name!r}; it can have {names}")
+    if takes_any_keyword(parameters):
+        keywords = {**rest, **keywords}
+    try:
+        return maker(**keywords)
+    except TypeError as error:
+        argument = _argument_not_handed_on(function, error)
+        if argument is None:
+            raise
+        raise ConfigError(
+            f"{what}: its base class needs {argument!r}: name the argument in your constructor, "
+            "and hand it on"
+        ) from error
+
+
+def _takes_keyword(parameter: inspect.Parameter) -> bool:
+    """Return whether an argument can be given by its name."""
+    return parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+
+
+def _argument_not_handed_on(maker: Maker, error: TypeError) -> str | None:
+    """Return which argument a base class was not given, by what Python says."""
+    if not isinstance(maker, type):
+        return None
+    for name in required_by_bases(maker):
+        if repr(name) in str(error):
+            return name
+    return None
