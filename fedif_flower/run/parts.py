@@ -22,11 +22,23 @@ class Paced(RunPart):
 
 def run_parts() -> Sequence[RunPart]:
     """Return the parts of a run that brings nothing of its own."""
-    beside = Live(), Paced(), Collusion(), ClientMemory()
-    return *beside, Attribution(), Quarantined(), KeepUpdates()
+    return (
+        Live(),
+        Paced(),
+        Collusion(),
+        ClientMemory(),
+        Attribution(),
+        Quarantined(),
+        KeepUpdates(),
+    )
 
 
 def chosen_parts(named: str | Sequence[RunPart] | None) -> Sequence[RunPart]:
     """Return the parts that a door names, as they are or by ``module:function``; else our own."""
-    found = parts_named(named) if isinstance(named, str) else named
-    return run_parts() if found is None else found
+    if isinstance(named, str):
+        parts = parts_named(named)  # None where the package that it names is not installed.
+    else:
+        parts = named
+    if parts is None:
+        return run_parts()
+    return parts
