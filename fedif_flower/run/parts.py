@@ -36,9 +36,7 @@ def run_parts() -> Sequence[RunPart]:
 def chosen_parts(named: str | Sequence[RunPart] | None) -> Sequence[RunPart]:
     """Return the parts that a door names, as they are or by ``module:function``; else our own."""
     if isinstance(named, str):
-        parts = parts_named(named)  # None where the package that it names is not installed.
-    else:
-        parts = named
-    if parts is None:
+        named = parts_named(named)  # None where the package that it names is not installed.
+    if named is None:
         return run_parts()
-    return parts
+    return named
