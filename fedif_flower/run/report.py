@@ -63,7 +63,14 @@ def write_report(
         (scores, folder.pictures["weight-scores"], r"weight score $\Omega$", "Weight score"),
     ):
         if points:
-            plot_members(points, known, last, place, axis, f"{what} of each client over the rounds")
+            plot_members(
+                points,
+                known,
+                last,
+                place,
+                ylabel=axis,
+                title=f"{what} of each client over the rounds",
+            )
             lines += [f"![{what.lower()}s over rounds]({place.name})", ""]
     members = run.table()
     words = _column_words(members.heading, Scoring.from_record(summary.get("scoring")))
