@@ -7,10 +7,12 @@ are some.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
+from typing import Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
@@ -65,14 +67,11 @@ class ArraySpec:
         ReplyError
             Naming the array and what is wrong with it.
         """
-        start, data = len(self.header), array.data
-        expected = start + self.size * self.dtype.itemsize
-        if (
-            array.stype == NUMPY_SERIALIZATION
-            and len(data) == expected
-            and data.startswith(self.header)
-        ):
-            return np.frombuffer(data, dtype=self.dtype, offset=start).reshape(self.shape)
+        # What an honest client sends begins with the very bytes that the server sent before its
+        # own: nothing is parsed then.
+        if array.stype == NUMPY_SERIALIZATION and self._begins(array.data):
+            flat = np.frombuffer(array.data, dtype=self.dtype, offset=len(self.header))
+            return flat.reshape(self.shape)
         try:
             view = view_array(array)
         except ReplyError as error:
@@ -86,6 +85,11 @@ class ArraySpec:
             raise ReplyError(f"array {self.name!r} has shape {view.shape}, not {self.shape}")
         return view
 
+    def _begins(self, data: bytes) -> bool:
+        """Tell whether bytes are those of such an array: its header, and as much as it says."""
+        expected = len(self.header) + self.size * self.dtype.itemsize
+        return len(data) == expected and data.startswith(self.header)
+
 
 def arrays_of(content: RecordDict) -> ArrayRecord:
     """Return a reply's arrays of the model, beside which a local method's may stand.
@@ -97,10 +101,13 @@ def arrays_of(content: RecordDict) -> ArrayRecord:
     """
     # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays,
     # until the garbage collector comes by.
-    found = [r for k, r in content.items() if isinstance(r, ArrayRecord) and k != VECTOR_RECORD]
-    if len(found) != 1:
-        raise ReplyError(f"expected one ArrayRecord, got {len(found)}")
-    return found[0]
+    records = []
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord) and name != VECTOR_RECORD:
+            records.append(record)
+    if len(records) != 1:
+        raise ReplyError(f"expected one ArrayRecord, got {len(records)}")
+    return records[0]
 
 
 def view_array(array: Array) -> NDArray[np.generic]:
@@ -115,9 +122,10 @@ def view_array(array: Array) -> NDArray[np.generic]:
         raise ReplyError(f"serialisation {array.stype!r} is not {NUMPY_SERIALIZATION!r}")
     stream = BytesIO(array.data)
     try:
-        version = npy.read_magic(stream)
-        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran_order, dtype = read_header(stream)
+        if npy.read_magic(stream) == (1, 0):
+            shape, fortran_order, dtype = npy.read_array_header_1_0(stream)
+        else:
+            shape, fortran_order, dtype = npy.read_array_header_2_0(stream)
     except ValueError as error:
         raise ReplyError(f"not a NumPy array: {error}") from error
     if dtype.hasobject:
@@ -126,7 +134,8 @@ def view_array(array: Array) -> NDArray[np.generic]:
     if len(array.data) - offset != math.prod(shape) * dtype.itemsize:
         raise ReplyError("length of the data does not fit its header")
     flat = np.frombuffer(array.data, dtype=dtype, offset=offset)
-    return flat.reshape(shape, order="F" if fortran_order else "C")
+    order: Literal["F", "C"] = "F" if fortran_order else "C"
+    return flat.reshape(shape, order=order)
 
 
 def pack_array(values: NDArray[np.generic]) -> Array:
@@ -142,10 +151,9 @@ def pack_array(values: NDArray[np.generic]) -> Array:
 
 def _header(values: NDArray[np.generic]) -> bytes:
     """Return the bytes before an array's own in NumPy's format."""
+    described = npy.header_data_from_array_1_0(np.asarray(values, order="C"))
     header = BytesIO()
-    npy.write_array_header_1_0(
-        header, npy.header_data_from_array_1_0(np.asarray(values, order="C"))
-    )
+    npy.write_array_header_1_0(header, described)
     return header.getvalue()
 
 
@@ -182,7 +190,7 @@ def refuse_advances(advances: Sequence[Mapping[str, int]]) -> dict[int, str]:
 
     An array that more than half of the replies advance is a counter, and so is one that is known
     by name; any other is an index, which stays as it was. No reply may advance a counter by more
-    than ``MAX_TIMES_MEDIAN`` times the (lower) median of those that advance it.
+    than ``MAX_TIMES_MEDIAN`` times the (lower) median of the replies that advance it.
 
     Parameters
     ----------
@@ -194,30 +202,39 @@ def refuse_advances(advances: Sequence[Mapping[str, int]]) -> dict[int, str]:
     dict of int to str
         Reasons by position in ``advances``.
     """
+    names: set[str] = set()
+    for by_name in advances:
+        names |= by_name.keys()
     reasons: dict[int, str] = {}
-    for name in sorted({name for own in advances for name in own}):
-        moved = sorted(own[name] for own in advances if name in own)
-        is_counter = name.rpartition(".")[2] in COUNTER_NAMES or 2 * len(moved) > len(advances)
-        median = moved[(len(moved) - 1) // 2]
-        for position, own in enumerate(advances):
-            step = own.get(name, 0)
+    for name in sorted(names):
+        steps = sorted(by_name[name] for by_name in advances if name in by_name)
+        is_counter = _last_part(name) in COUNTER_NAMES or 2 * len(steps) > len(advances)
+        median = statistics.median_low(steps)
+        for position, by_name in enumerate(advances):
+            step = by_name.get(name, 0)
             if step and not is_counter:
                 reason = f"integer array {name!r} was changed, which most replies left as it was"
-                reasons.setdefault(position, reason)
             elif step > MAX_TIMES_MEDIAN * median:
                 reason = f"integer array {name!r} advances by {step}; the median is {median}"
-                reasons.setdefault(position, reason)
+            else:
+                continue
+            reasons.setdefault(position, reason)  # The first that is wrong with a reply.
     return reasons
 
 
 def is_statistic(name: str) -> bool:
     """Return whether an array is a running mean or variance of batch norm."""
-    return name.rpartition(".")[2] in ("running_mean", "running_var")
+    return _last_part(name) in ("running_mean", "running_var")
 
 
 def is_variance(name: str) -> bool:
     """Return whether an array is a running variance of batch norm."""
-    return name.rpartition(".")[2] == "running_var"
+    return _last_part(name) == "running_var"
+
+
+def _last_part(name: str) -> str:
+    """Return what an array is called in its own module: ``running_var`` of ``norm.running_var``."""
+    return name.rpartition(".")[2]
 
 
 def check_variance(name: str, returned: NDArray[np.generic], sent: float) -> None:
@@ -233,9 +250,10 @@ def check_variance(name: str, returned: NDArray[np.generic], sent: float) -> Non
     returned : NDArray
         The running variances that a client returned.
     sent : float
-        The largest of those that the server sent.
+        The largest variance that the server sent.
     """
-    smallest, largest = float(returned.min(initial=np.inf)), float(returned.max(initial=-np.inf))
+    smallest = float(returned.min(initial=np.inf))
+    largest = float(returned.max(initial=-np.inf))
     if smallest < 0 or largest > MAX_VARIANCE_GROWTH * max(1.0, sent):
         raise ReplyError(
             f"array {name!r} has variances from {smallest:g} to {largest:g}, where the model sent "

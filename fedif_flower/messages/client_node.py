@@ -42,13 +42,14 @@ class ClientNode:
 
     def __post_init__(self) -> None:
         """Make all text fit for logs and tables: a node may have said it of itself."""
-        for text, length, clean in (
+        for field_name, max_length, clean in (
             ("attack", 40, printable),
             ("name", 80, one_line),
             ("note", 200, printable),
         ):
-            if getattr(self, text):
-                object.__setattr__(self, text, clean(getattr(self, text), length))
+            text = getattr(self, field_name)
+            if text:
+                object.__setattr__(self, field_name, clean(text, max_length))
 
     @property
     def client_id(self) -> int:
@@ -57,7 +58,9 @@ class ClientNode:
         Authenticated SuperNodes keep their node id for good. Elsewhere than in a simulation a
         partition id is no more than a client's claim, under which nothing may be inherited.
         """
-        return self.partition_id if self.is_simulated else self.node_id
+        if self.is_simulated:
+            return self.partition_id
+        return self.node_id
 
     @property
     def called(self) -> str:
@@ -68,9 +71,9 @@ class ClientNode:
     def label(self) -> str:
         """How a log names it: what it is called, with a short node id where that lasts."""
         node = called(self.node_id, UNKNOWN_PARTITION)
-        return (
-            self.called if self.is_simulated or self.called == node else f"{self.called} ({node})"
-        )
+        if self.is_simulated or self.called == node:
+            return self.called
+        return f"{self.called} ({node})"
 
 
 def called(client_id: int, partition_id: int, name: str = "") -> str:
@@ -85,12 +88,22 @@ def called(client_id: int, partition_id: int, name: str = "") -> str:
     name : str
         What the operator calls it; empty: nothing.
     """
+    if name:
+        return name
+    if partition_id != UNKNOWN_PARTITION:
+        return f"client {partition_id}"
     digits = str(client_id)
-    node = f"node {digits if len(digits) <= _SHORT_ID else digits[:_SHORT_ID] + '..'}"
-    return name or (node if partition_id == UNKNOWN_PARTITION else f"client {partition_id}")
+    if len(digits) > _SHORT_ID:
+        digits = f"{digits[:_SHORT_ID]}.."
+    return f"node {digits}"
 
 
 def all_different(names: Mapping[int, str]) -> dict[int, str]:
     """Return names by client id, with the id behind those that several have."""
     counts = Counter(names.values())
-    return {i: name if counts[name] == 1 else f"{name} ({i})" for i, name in names.items()}
+    different = {}
+    for client_id, name in names.items():
+        different[client_id] = name
+        if counts[name] > 1:
+            different[client_id] = f"{name} ({client_id})"
+    return different

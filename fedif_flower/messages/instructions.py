@@ -15,9 +15,13 @@ if TYPE_CHECKING:  # A guarded SuperNode needs the keys below, and no PyTorch.
     from fedif_flower.messages.client_config import ClientConfig
     from fedif_flower.tasks.task import Task
 
-CONFIG_KEY, TASK_KEY, FACTS_KEY = "client-config", "task", "task-facts"
-PROXIMAL_KEY, ROUND_KEY = "proximal-mu", "server-round"
-RUN_KEY, RUN_ID_KEY = "run", "run-id"
+CONFIG_KEY = "client-config"
+TASK_KEY = "task"
+FACTS_KEY = "task-facts"
+PROXIMAL_KEY = "proximal-mu"
+ROUND_KEY = "server-round"
+RUN_KEY = "run"
+RUN_ID_KEY = "run-id"
 COLLUSION_KEY = "collusion"  # Whether accomplices see each other's updates before they are sent.
 RECEIPTS_KEY = "receipts"  # Whether members get receipts, and so remember what they sent.
 # Of arrays beside the model's: a local method's vector, in both directions, and its reports.
@@ -82,15 +86,20 @@ def read_config(received: ConfigRecord) -> ClientConfig:
     """
     from fedif_flower.messages.client_config import ClientConfig
 
-    told = told_config(received)
-    config = ClientConfig(**told)
-    if odd := config.to_mapping().keys() ^ told.keys():
-        raise ConfigError(f"the server's settings are not this app's: {min(odd)!r}")
+    settings = told_config(received)
+    config = ClientConfig(**settings)
+    odd_keys = config.to_mapping().keys() ^ settings.keys()
+    if odd_keys:
+        raise ConfigError(f"the server's settings are not this app's: {min(odd_keys)!r}")
     return config
 
 
 def round_of(message: Message) -> int | None:
     """Return the round that a message says it is of, if it does."""
-    records = message.content.config_records.values() if message.has_content() else ()
-    rounds = (record.get(ROUND_KEY) for record in records)
-    return next((number for number in rounds if isinstance(number, int)), None)
+    if not message.has_content():
+        return None
+    for record in message.content.config_records.values():
+        number = record.get(ROUND_KEY)
+        if isinstance(number, int):
+            return number
+    return None

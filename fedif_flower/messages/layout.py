@@ -9,7 +9,7 @@ was sent. Nothing outside this file knows how they lie in a record.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -42,7 +42,7 @@ _BLOCK = 1 << 16
 class UnpackedUpdate(NamedTuple):
     """Squared norm of a client's update over trainable parameters; its integer arrays.
 
-    ``advances`` says of each integer array that changed by how much it did.
+    ``advances`` has how far each integer array advanced that changed.
     """
 
     squared_norm: float
@@ -112,44 +112,39 @@ class ParameterLayout:
         values = {name: view_array(array) for name, array in arrays.items()}
         _require_numbers(values)
         called = names_in_model(names, values)
-        sent_as = {own: name for name, own in called.items()}
-        tied = {
-            sent_as[k]: sent_as.get(first, first)
-            for k, first in (tied_keys or {}).items()
-            if k in sent_as
-        }
-        for name, first in tied.items():
-            if first not in values or not _same(values[name], values[first]):
-                raise ValueError(f"{name!r} and {first!r} are one array in the model, but not here")
-        specs = {k: ArraySpec.of(k, v) for k, v in values.items() if k not in tied}
-        constants = {k: values[k] for k in specs if _is_constant(values[k])}
-        floating = [s for s in specs.values() if s.is_floating and s.name not in constants]
+        sent_as = {model_name: name for name, model_name in called.items()}
+        tied = _tied_as_sent(tied_keys or {}, sent_as)
+        _require_same(tied, values)
+        # A tied array is one array, and lies in the vectors once.
+        specs: dict[str, ArraySpec] = {}
+        constants: dict[str, NDArray[np.generic]] = {}
+        floating: dict[str, ArraySpec] = {}
+        counters: list[ArraySpec] = []
+        for name, array in values.items():
+            if name in tied:
+                continue
+            spec = ArraySpec.of(name, array)
+            specs[name] = spec
+            if _is_constant(array):
+                constants[name] = array.copy()
+            elif spec.is_floating:
+                floating[name] = spec
+            else:
+                counters.append(spec)
         if trainable_keys is None:
-            trainable_keys = [s.name for s in floating if not is_statistic(called[s.name])]
+            trainable = [name for name in floating if not is_statistic(called[name])]
         else:
-            trainable_keys = [sent_as.get(key, key) for key in trainable_keys]
-        if unsent := [key for key in trainable_keys if key not in specs]:
-            raise ValueError(
-                f"trainable parameters {unsent} are not in initial_arrays, which have "
-                f"{list(specs)}: freeze what members keep, by requires_grad_(False)"
-            )
-        unfit = [key for key in trainable_keys if specs[key] not in floating]
-        if unfit:
-            raise ValueError(
-                f"trainable parameters {unfit} are not finite floating-point arrays of the global "
-                f"model, whose arrays are {list(specs)}"
-            )
-        chosen = set(trainable_keys)
+            trainable = [sent_as.get(key, key) for key in trainable_keys]
+            _require_trainable(trainable, specs, floating)
+        trained = set(trainable)
         return cls(
-            trainable=tuple(specs[key] for key in trainable_keys),
-            buffers=tuple(spec for spec in floating if spec.name not in chosen),
-            counters=tuple(
-                s for s in specs.values() if not s.is_floating and s.name not in constants
-            ),
+            trainable=tuple(floating[name] for name in trainable),
+            buffers=tuple(spec for name, spec in floating.items() if name not in trained),
+            counters=tuple(counters),
             order=tuple(values),
-            constants={k: v.copy() for k, v in constants.items()},
+            constants=constants,
             tied=tied,
-            called={name: own for name, own in called.items() if name != own},
+            called={name: called[name] for name in called if called[name] != name},
         )
 
     @property
@@ -174,13 +169,16 @@ class ParameterLayout:
     @cached_property
     def dtype(self) -> torch.dtype:
         """float64 where the model has it, float32 otherwise."""
-        wide = any(spec.dtype == np.float64 for spec in (*self.trainable, *self.buffers))
-        return torch.float64 if wide else torch.float32
+        for spec in (*self.trainable, *self.buffers):
+            if spec.dtype == np.float64:
+                return torch.float64
+        return torch.float32
 
     @cached_property
     def narrows(self) -> bool:
         """Whether an array is narrower than the vectors: a record then holds rounded values."""
-        return any(s.dtype.itemsize < self.dtype.itemsize for s in (*self.trainable, *self.buffers))
+        width = self.dtype.itemsize
+        return any(spec.dtype.itemsize < width for spec in (*self.trainable, *self.buffers))
 
     def views(self, arrays: Mapping[str, Array]) -> dict[str, NDArray[np.generic]]:
         """Return views of a record's arrays by name.
@@ -199,7 +197,9 @@ class ParameterLayout:
         views = {spec.name: spec.view(arrays[spec.name]) for spec in specs}
         for name, constant in self.constants.items():
             if not _same(view_array(arrays[name]), constant):
-                why = " (complex arrays are not averaged)" if constant.dtype.kind == "c" else ""
+                why = ""
+                if constant.dtype.kind == "c":
+                    why = " (complex arrays are not averaged)"
                 raise ReplyError(f"array {name!r} is not as it was sent{why}")
         for name, first in self.tied.items():
             if not _same(view_array(arrays[name]), view_array(arrays[first])):
@@ -234,39 +234,55 @@ class ParameterLayout:
             (see :mod:`fedif_flower.messages.arrays`).
         """
         views = self.views(arrays)
-        sent = self.split_buffers(received.buffers)
-        for spec in (*self.trainable, *self.buffers):
-            own = self.own_name(spec.name)
-            if is_variance(own) and spec.size:
-                largest = float(sent[own].max()) if own in sent else math.inf
-                check_variance(spec.name, views[spec.name], largest)
+        self._check_variances(views, received.buffers)
         squared_norm = _subtract(self.trainable, views, received.params, update, MAX_MAGNITUDE)
         _subtract(self.buffers, views, received.buffers, buffer_update, MAX_MAGNITUDE)
         # What did not change is the received model's own: an index of millions is not copied.
-        counters, advances = dict(received.counters), {}
+        counters = dict(received.counters)
+        advances = {}
         for spec in self.counters:
-            values = views[spec.name]
-            if advance := measure_advance(spec.name, received.counters[spec.name].numpy(), values):
-                counters[spec.name] = torch.from_numpy(np.array(values))
+            returned = views[spec.name]
+            advance = measure_advance(spec.name, received.counters[spec.name].numpy(), returned)
+            if advance:
+                counters[spec.name] = torch.from_numpy(np.array(returned))
                 advances[self.own_name(spec.name)] = advance
         return UnpackedUpdate(squared_norm, counters, advances)
+
+    def _check_variances(
+        self, views: Mapping[str, NDArray[np.generic]], received_buffers: Tensor
+    ) -> None:
+        """Raise ReplyError if running variances of a reply cannot be variances."""
+        sent = self.split_buffers(received_buffers)
+        for spec in (*self.trainable, *self.buffers):
+            model_name = self.own_name(spec.name)
+            if not is_variance(model_name) or not spec.size:
+                continue
+            largest = math.inf  # One that is trained may grow without limit.
+            if model_name in sent:
+                largest = float(sent[model_name].max())
+            check_variance(spec.name, views[spec.name], largest)
 
     def to_vectors(self, arrays: Mapping[str, Array]) -> ModelVectors:
         """Copy a record of this layout into new vectors on the CPU."""
         views = self.views(arrays)
         params = torch.zeros(self.num_params, dtype=self.dtype)
         buffers = torch.zeros(self.num_buffers, dtype=self.dtype)
-        for specs, vector in ((self.trainable, params), (self.buffers, buffers)):
-            _subtract(specs, views, vector, vector, math.inf)
-        counters = {s.name: torch.from_numpy(np.array(views[s.name])) for s in self.counters}
+        # Less a vector of zeros, which becomes the copy.
+        _subtract(self.trainable, views, params, params, math.inf)
+        _subtract(self.buffers, views, buffers, buffers, math.inf)
+        counters = {}
+        for spec in self.counters:
+            counters[spec.name] = torch.from_numpy(np.array(views[spec.name]))
         return ModelVectors(params, buffers, counters)
 
     def to_arrays(self, vectors: ModelVectors) -> ArrayRecord:
         """Copy vectors into a new record with the layout's own dtypes and order."""
-        packed = _pack(self.trainable, vectors.params) | _pack(self.buffers, vectors.buffers)
+        packed = _pack(self.trainable, vectors.params)
+        packed |= _pack(self.buffers, vectors.buffers)
         for spec in self.counters:
             packed[spec.name] = pack_array(vectors.counters[spec.name].cpu().numpy())
-        packed |= {name: pack_array(values) for name, values in self.constants.items()}
+        for name, values in self.constants.items():
+            packed[name] = pack_array(values)
         return ArrayRecord({name: packed[self.tied.get(name, name)] for name in self.order})
 
     def named_buffers(self, vectors: ModelVectors) -> dict[str, Tensor]:
@@ -274,18 +290,54 @@ class ParameterLayout:
 
         The names are those of the server's own model.
         """
-        constants = {name: torch.from_numpy(values) for name, values in self.constants.items()}
-        others = {**constants, **vectors.counters}
-        renamed = {self.own_name(name): value for name, value in others.items()}
-        return {**renamed, **self.split_buffers(vectors.buffers)}
+        named: dict[str, Tensor] = {}
+        for name, values in self.constants.items():
+            named[self.own_name(name)] = torch.from_numpy(values)
+        for name, counter in vectors.counters.items():
+            named[self.own_name(name)] = counter
+        return {**named, **self.split_buffers(vectors.buffers)}
 
     def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
         """Return ``buffers`` [..., b] as views ``[..., *shape]``, by the server's own names."""
         leading = buffers.shape[:-1]
-        return {
-            self.own_name(spec.name): buffers[..., place].view(*leading, *spec.shape)
-            for spec, place in _places(self.buffers)
-        }
+        views = {}
+        for spec, place in _places(self.buffers):
+            views[self.own_name(spec.name)] = buffers[..., place].view(*leading, *spec.shape)
+        return views
+
+
+def _tied_as_sent(tied_keys: Mapping[str, str], sent_as: Mapping[str, str]) -> dict[str, str]:
+    """Return second names and first names of tied arrays, as they are in the record."""
+    tied = {}
+    for second, first in tied_keys.items():
+        if second in sent_as:
+            tied[sent_as[second]] = sent_as.get(first, first)
+    return tied
+
+
+def _require_same(tied: Mapping[str, str], values: Mapping[str, NDArray[np.generic]]) -> None:
+    """Raise ValueError if arrays that are one in the model are not in the record."""
+    for name, first in tied.items():
+        if first not in values or not _same(values[name], values[first]):
+            raise ValueError(f"{name!r} and {first!r} are one array in the model, but not here")
+
+
+def _require_trainable(
+    trainable: Sequence[str], specs: Mapping[str, ArraySpec], floating: Collection[str]
+) -> None:
+    """Raise ValueError if an array that is to be trained is not sent, or cannot be trained."""
+    unsent = [name for name in trainable if name not in specs]
+    if unsent:
+        raise ValueError(
+            f"trainable parameters {unsent} are not in initial_arrays, which have "
+            f"{list(specs)}: freeze what members keep, by requires_grad_(False)"
+        )
+    unfit = [name for name in trainable if name not in floating]
+    if unfit:
+        raise ValueError(
+            f"trainable parameters {unfit} are not finite floating-point arrays of the global "
+            f"model, whose arrays are {list(specs)}"
+        )
 
 
 def _places(specs: Iterable[ArraySpec]) -> Iterator[tuple[ArraySpec, slice]]:
@@ -299,10 +351,11 @@ def _places(specs: Iterable[ArraySpec]) -> Iterator[tuple[ArraySpec, slice]]:
 def _pack(specs: Iterable[ArraySpec], vector: Tensor) -> dict[str, Array]:
     """Copy the pieces of a vector into arrays by name."""
     values = vector.detach().cpu().numpy()
-    return {
-        spec.name: pack_array(values[place].reshape(spec.shape).astype(spec.dtype, copy=False))
-        for spec, place in _places(specs)
-    }
+    packed = {}
+    for spec, place in _places(specs):
+        array = values[place].reshape(spec.shape)
+        packed[spec.name] = pack_array(array.astype(spec.dtype, copy=False))
+    return packed
 
 
 def _subtract(
@@ -312,20 +365,24 @@ def _subtract(
     target: Tensor,
     max_magnitude: float,
 ) -> float:
-    """Write what is viewed less ``reference`` into ``target``; return its squared norm."""
-    old, new, total = reference.numpy(), target.numpy(), 0.0
+    """Write the views less ``reference`` into ``target``; return its squared norm."""
+    old_vector = reference.numpy()
+    new_vector = target.numpy()
+    squared_norm = 0.0
     with np.errstate(all="ignore"):  # what overflows is refused below
         for spec, place in _places(specs):
-            values, own_old, own_new = views[spec.name].reshape(-1), old[place], new[place]
+            values = views[spec.name].reshape(-1)
+            old = old_vector[place]
+            new = new_vector[place]
             for first in range(0, spec.size, _BLOCK):
                 block = slice(first, first + _BLOCK)
-                np.subtract(values[block], own_old[block], out=own_new[block])
-                total += float(np.dot(own_new[block], own_new[block]))
+                np.subtract(values[block], old[block], out=new[block])
+                squared_norm += float(np.dot(new[block], new[block]))
     # NaN and Inf show in the norm, and so does any value that is too large.
-    if not (math.isfinite(total) and total <= max_magnitude**2):
+    if not (math.isfinite(squared_norm) and squared_norm <= max_magnitude**2):
         for spec in specs:
             require_believable(spec.name, views[spec.name], max_magnitude)
-    return total
+    return squared_norm
 
 
 def require_believable(
@@ -351,8 +408,10 @@ def _require_numbers(values: Mapping[str, NDArray[np.generic]]) -> None:
 
 def _is_constant(values: NDArray[np.generic]) -> bool:
     """Tell whether an array can only stay as it is: no mean of it has a meaning."""
-    return values.dtype.kind == "c" or (values.dtype.kind == "f" and not np.isfinite(values).all())
+    if values.dtype.kind == "c":
+        return True
+    return values.dtype.kind == "f" and not np.isfinite(values).all()
 
 
-def _same(one: NDArray[np.generic], other: NDArray[np.generic]) -> bool:
-    return one.dtype == other.dtype and np.array_equal(one, other)
+def _same(first: NDArray[np.generic], second: NDArray[np.generic]) -> bool:
+    return first.dtype == second.dtype and np.array_equal(first, second)

@@ -9,7 +9,7 @@ import logging
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,8 +22,9 @@ from fedif_flower.messages.text import enumerated, printable, reason_of
 
 logger = logging.getLogger(__name__)
 
-_LOSSES = ("train-loss", "loss")  # What members call it.
-TRAIN_LOSS, TRAIN_SECONDS = "train-loss", "train-seconds"
+_LOSSES = ("train-loss", "loss")  # What members call their training loss.
+TRAIN_LOSS = "train-loss"
+TRAIN_SECONDS = "train-seconds"
 # Larger values are no figure of a training; their sums would leave floating point.
 MAX_METRIC = 1e15
 # Beside its model, a reply may hold so many bytes; all clients' are kept until the round ends.
@@ -106,22 +107,27 @@ def screen_records(
     """
     # Not ``content.metric_records``: that leaves a cycle of references, and with it the arrays,
     # until the garbage collector comes by.
-    named = [(name, r) for name, r in content.items() if not isinstance(r, ArrayRecord)]
-    size = sum(record.count_bytes() + len(name) for name, record in named)
+    records = {
+        name: record for name, record in content.items() if not isinstance(record, ArrayRecord)
+    }
+    size = sum(record.count_bytes() + len(name) for name, record in records.items())
     if size > MAX_RECORD_BYTES:
         raise ReplyError(
             f"{size} bytes beside the model's arrays; allowed: at most {MAX_RECORD_BYTES}"
         )
-    num_examples = _num_examples([record for _, record in named], limits)
+    key = limits.weighted_by_key
+    num_examples = _num_examples(records.values(), limits)
     notes: list[str] = []
     screened = RecordDict()
-    for name, record in named:
+    for name, record in records.items():
+        shown = printable(name)
         if isinstance(record, MetricRecord):
-            record = _credible(record, limits.weighted_by_key, max_seconds, notes)
-            if limits.weighted_by_key in record:
-                record[limits.weighted_by_key] = num_examples
-                screened.pop(printable(name), None)  # Means need it: it wins over a namesake.
-        screened.setdefault(printable(name), record)
+            record = _credible(record, key, max_seconds, notes)
+            if key in record:
+                record[key] = num_examples
+                # Means need it: it wins over another record that is shown by the same name.
+                screened.pop(shown, None)
+        screened.setdefault(shown, record)
     return ClientRecords(num_examples, screened, tuple(notes))
 
 
@@ -134,40 +140,58 @@ def bound_examples(
     """
     if not reported or not limits.max_examples_ratio:
         return reported
+    key = limits.weighted_by_key
     # The lower of two middle ones: of two clients, the smaller is believed.
-    key, median = limits.weighted_by_key, statistics.median_low(r.num_examples for r in reported)
+    median = statistics.median_low(reply.num_examples for reply in reported)
     maximum = _whole(limits.max_examples_ratio * median)
-    bounded = list(reported)
-    for i, one in enumerate(reported):
-        if one.num_examples > maximum:
+    bounded = []
+    for reply in reported:
+        if reply.num_examples > maximum:
             note = (
-                f"{key} is {one.num_examples:g}, more than {limits.max_examples_ratio:g} times the "
-                f"round's median of {median:g}: counts as {maximum:g}"
+                f"{key} is {reply.num_examples:g}, more than {limits.max_examples_ratio:g} times "
+                f"the round's median of {median:g}: counts as {maximum:g}"
             )
-            for record in one.records.values():
-                if isinstance(record, MetricRecord) and key in record:
-                    record[key] = maximum
-            bounded[i] = ClientRecords(maximum, one.records, (*one.notes, note), one.num_examples)
+            bounded.append(_counting_less(reply, key, maximum, note))
+        else:
+            bounded.append(reply)
     return bounded
+
+
+def _counting_less(reply: ClientRecords, key: str, maximum: float, note: str) -> ClientRecords:
+    """Return a reply that counts for ``maximum`` examples; its records say so as well."""
+    for record in reply.records.values():
+        if isinstance(record, MetricRecord) and key in record:
+            record[key] = maximum
+    return ClientRecords(
+        num_examples=maximum,
+        records=reply.records,
+        notes=(*reply.notes, note),
+        claimed_examples=reply.num_examples,
+    )
 
 
 def scalar(records: RecordDict, name: str) -> float | None:
     """Return one number of a client's metrics; ``train_loss`` and ``train-loss`` are one name."""
-    for record in records.values():
-        for key, value in record.items() if isinstance(record, MetricRecord) else ():
-            if key.replace("_", "-") == name and isinstance(value, int | float):
-                return float(value)
+    for key, value in _metrics_in(records):
+        if key.replace("_", "-") == name and isinstance(value, int | float):
+            return float(value)
     return None
 
 
 def lost_loss(content: RecordDict) -> str:
     """Return what to add to a refusal where a reply reports a training loss that is no number."""
-    for record in content.values():
-        for key, value in record.items() if isinstance(record, MetricRecord) else ():
-            is_loss = key.replace("_", "-") in _LOSSES
-            if is_loss and isinstance(value, float) and not math.isfinite(value):
-                return f"; its training loss was {value:g}"
+    for key, value in _metrics_in(content):
+        is_loss = key.replace("_", "-") in _LOSSES
+        if is_loss and isinstance(value, float) and not math.isfinite(value):
+            return f"; its training loss was {value:g}"
     return ""
+
+
+def _metrics_in(records: RecordDict) -> Iterator[tuple[str, object]]:
+    """Yield name and value of every metric, in the order in which they came."""
+    for record in records.values():
+        if isinstance(record, MetricRecord):
+            yield from record.items()
 
 
 def screen_evaluations(
@@ -184,7 +208,8 @@ def screen_evaluations(
     limits : ReplyLimits
         How many examples and metrics a reply may have.
     """
-    waiting, accepted = set(asked), []
+    waiting = set(asked)
+    accepted = []
     for reply in replies:
         node_id = reply.metadata.src_node_id
         try:
@@ -196,25 +221,33 @@ def screen_evaluations(
             accepted.append(screen_records(reply.content, limits))
         except Exception as error:  # nothing a client sends may stop the server
             logger.warning("evaluation of node %d refused: %s", node_id, printable(error))
-    return [one.records for one in bound_examples(accepted, limits)]
+    return [bounded.records for bounded in bound_examples(accepted, limits)]
 
 
 def _num_examples(records: Iterable[object], limits: ReplyLimits) -> float:
     """Return the first number of examples: an int where it is a whole number."""
-    key, maximum = limits.weighted_by_key, limits.max_num_examples
-    found = (r[key] for r in records if isinstance(r, MetricRecord) and key in r)
-    if (value := next(found, None)) is None:
+    key = limits.weighted_by_key
+    value = None
+    for record in records:
+        if isinstance(record, MetricRecord) and key in record:
+            value = record[key]
+            break
+    if value is None:
         raise ReplyError(f"metric {key!r} is missing")
     if isinstance(value, list) or not math.isfinite(value):
         raise ReplyError(f"metric {key!r} is {str(value)[:40]}, not a finite number")
-    if not 0 < value <= maximum:
-        raise ReplyError(f"metric {key!r} is {value:g}; allowed: more than 0, at most {maximum:g}")
+    if not 0 < value <= limits.max_num_examples:
+        raise ReplyError(
+            f"metric {key!r} is {value:g}; allowed: more than 0, at most "
+            f"{limits.max_num_examples:g}"
+        )
     return _whole(value)
 
 
 def _whole(value: float) -> float:
     """Return ``value`` as an int where it is a whole number."""
-    return int(value) if value == int(value) else value
+    whole = int(value)
+    return whole if value == whole else value
 
 
 def _credible(
@@ -223,17 +256,29 @@ def _credible(
     """Return a record's metrics but for NaN and what cannot be, which ``notes`` names."""
     credible = MetricRecord()
     for name, value in record.items():
-        shown = name if name == weighted_by_key else printable(name)
-        is_time = name.replace("_", "-") == TRAIN_SECONDS
-        low, high = (0.0, min(max_seconds, MAX_METRIC)) if is_time else (-MAX_METRIC, MAX_METRIC)
-        numbers = value if isinstance(value, list) else [value]
-        wrong = [number for number in numbers if not low <= number <= high]  # NaN too.
-        if not wrong:
+        shown = name
+        if name != weighted_by_key:  # The server looks that one up by its very name.
+            shown = printable(name)
+        low = -MAX_METRIC
+        high = MAX_METRIC
+        if name.replace("_", "-") == TRAIN_SECONDS:
+            low = 0.0
+            high = min(max_seconds, MAX_METRIC)
+        wrong = _first_outside(value, low, high)
+        if wrong is None:
             credible.setdefault(shown, value)
         elif len(notes) < MAX_NOTES:
-            words = f"metric {shown!r} is {wrong[0]:g} and left out: not in {low:g} to {high:g}"
-            notes.append(words)
+            notes.append(f"metric {shown!r} is {wrong:g} and left out: not in {low:g} to {high:g}")
     return credible
+
+
+def _first_outside(value: float | Sequence[float], low: float, high: float) -> float | None:
+    """Return the first of a metric's numbers that is not within a range, if there is one."""
+    numbers = [value] if isinstance(value, int | float) else value
+    for number in numbers:
+        if not low <= number <= high:  # NaN is in no range.
+            return number
+    return None
 
 
 def aggregate_metrics(
@@ -250,8 +295,10 @@ def aggregate_metrics(
     weighted_by_key : str
         The metric that counts a client's examples.
     """
+    if not records:
+        return None
     try:
-        return aggregate(list(records), weighted_by_key) if records else None
+        return aggregate(list(records), weighted_by_key)
     except Exception as error:  # metrics are the clients' words: they must not stop a run
         logger.warning("the clients' metrics could not be aggregated: %s", printable(repr(error)))
         return None
@@ -265,13 +312,13 @@ class AverageMetrics:
     over the clients i that report the metric, :math:`n_i` being what they report under
     ``weighted_by_key``. ``train_loss`` and ``train-loss`` are one metric. A metric that fewer than
     half of the clients report is left out, and so is a value whose magnitude is more than 100
-    times the median of at least three clients'. A warning names such metrics, but for how long
-    training took, once. It is a mean over clients whatever the metric is: of their AUCs, say, which
-    is not the AUC of all their examples.
+    times the clients' median, where at least three report it. A warning names such metrics once,
+    but for the time that training took. Whatever the metric is, this is a mean over clients: the
+    mean of their AUCs, say, is not the AUC of all their examples.
     """
 
     def __init__(self) -> None:
-        self._told = False  # Whether the log has said that some lack a metric.
+        self._has_warned = False  # Whether the log has said that some lack a metric.
 
     def __call__(self, records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
         """Return the means.
@@ -287,7 +334,8 @@ class AverageMetrics:
         for record in records:
             for key, value in _values(record, weighted_by_key).items():
                 reported.setdefault(key, []).append(value)
-        means, lacking = MetricRecord(), []
+        means = MetricRecord()
+        lacking = []
         for values in reported.values():
             name = Counter(value.name for value in values).most_common(1)[0][0]
             usable = _comparable(values)
@@ -296,8 +344,8 @@ class AverageMetrics:
             # A simulated client's first round is long: what it trains with is loaded then.
             if len(usable) < len(records) and name != TRAIN_SECONDS:
                 lacking.append(f"{name} (of {len(usable)} of {len(records)})")
-        if lacking and not self._told:
-            self._told = True
+        if lacking and not self._has_warned:
+            self._has_warned = True
             logger.warning("metrics that not all clients report alike: %s", enumerated(lacking))
         return means
 
@@ -313,15 +361,14 @@ class _Value(NamedTuple):
 def _values(record: RecordDict, weighted_by_key: str) -> dict[str, _Value]:
     """Return a client's first metrics, by what is one name."""
     metrics: dict[str, Any] = {}
-    for own in record.values():
-        if isinstance(own, MetricRecord):
-            metrics |= {name: value for name, value in own.items() if name not in metrics}
+    for name, value in _metrics_in(record):
+        metrics.setdefault(name, value)
     weight = float(metrics.pop(weighted_by_key))
     values: dict[str, _Value] = {}
     for name, value in metrics.items():
         if np.size(value) <= MAX_VALUES and len(values) < MAX_METRICS:
-            numbers = np.array(value, dtype=np.float64)
-            values.setdefault(name.replace("_", "-"), _Value(name, weight, numbers))
+            array = np.array(value, dtype=np.float64)
+            values.setdefault(name.replace("_", "-"), _Value(name, weight, array))
     return values
 
 
@@ -333,13 +380,18 @@ def _comparable(values: Sequence[_Value]) -> list[_Value]:
     limit = MAX_DEVIATION * statistics.median(magnitudes)
     if len(alike) < 3 or limit == 0:
         return alike
-    return [v for v, magnitude in zip(alike, magnitudes, strict=True) if magnitude <= limit]
+    usable = []
+    for value, magnitude in zip(alike, magnitudes, strict=True):
+        if magnitude <= limit:
+            usable.append(value)
+    return usable
 
 
 def _mean(values: Sequence[_Value]) -> float | list[float]:
     # In Flower's order of operations, so that honest clients' means are Flower's bit for bit.
     total = sum(value.weight for value in values)
-    mean: float | list[float] = sum(
-        (value.numbers * (value.weight / total) for value in values), np.zeros(())
-    ).tolist()
-    return mean
+    mean: NDArray[np.float64] = np.zeros(())
+    for value in values:
+        mean = mean + value.numbers * (value.weight / total)
+    plain: float | list[float] = mean.tolist()
+    return plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedif_flower.messages.arrays import pack_array
-from fedif_flower.messages.names import matched, said_of, wrapper_of
+from fedif_flower.messages.names import matched, prefix_explained, wrapper_of
 from fedif_flower.messages.text import enumerated
 
 
@@ -30,9 +30,9 @@ def tensor_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def _numpy(tensor: Tensor) -> NDArray[np.generic]:
-    values: NDArray[np.generic] = (
-        (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).detach().cpu().numpy()
-    )
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    values: NDArray[np.generic] = tensor.detach().cpu().numpy()
     return values
 
 
@@ -46,19 +46,27 @@ def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:
     """
     received = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
     # What a model's state_dict leaves out, such as a frozen base, does not travel.
-    kept = model.state_dict().keys()
-    unknown, unsent = received.keys() - kept, kept - received.keys()
+    expected = model.state_dict().keys()
+    unknown = received.keys() - expected
+    unsent = expected - received.keys()
     if unknown or unsent:
-        wrong = []
-        if unknown:
-            wrong.append(f"{enumerated(unknown)} were sent, which it does not have")
-        if unsent:
-            wrong.append(f"{enumerated(unsent)} of it were not sent")
-        wrapper = wrapper_of(matched(unknown, unsent))
-        if wrapper is not None:
-            wrong.append(said_of(wrapper))
-        raise ValueError(f"this client's model is not the server's: {'; '.join(wrong)}")
+        raise ValueError(
+            f"this client's model is not the server's: {_differing_arrays(unknown, unsent)}"
+        )
     try:
         model.load_state_dict(received, strict=False)
     except RuntimeError as error:
         raise ValueError(f"this client's model is not the server's: {error}") from error
+
+
+def _differing_arrays(unknown: Set[str], unsent: Set[str]) -> str:
+    """Return in words which arrays were sent or are in the model alone, and what may be why."""
+    wrong = []
+    if unknown:
+        wrong.append(f"{enumerated(unknown)} were sent, which it does not have")
+    if unsent:
+        wrong.append(f"{enumerated(unsent)} of it were not sent")
+    wrapper = wrapper_of(matched(unknown, unsent))
+    if wrapper is not None:
+        wrong.append(prefix_explained(wrapper))
+    return "; ".join(wrong)

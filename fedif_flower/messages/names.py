@@ -8,7 +8,7 @@ from types import MappingProxyType
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.text import enumerated
 
-# From the name under which an array travels to the one that a model of one's own has for it.
+# From the name under which an array travels to the name that the server's own model has for it.
 Names = Mapping[str, str] | Callable[[str], str]
 
 # What wrappers put before the names of the module inside, and who does.
@@ -20,8 +20,8 @@ WRAPPERS: Mapping[str, str] = MappingProxyType(
     }
 )
 _NONE: Mapping[str, str] = MappingProxyType({})
-_MOST_PAIRS = 3  # That an error spells out.
-_MOST_PARTS = 50  # That the name of a model's array has.
+_MOST_PAIRS = 3  # Pairs of names that an error spells out.
+_MOST_PARTS = 50  # Parts that the name of a model's array has.
 
 
 def names_in_model(names: Names | None, arrays: Iterable[str]) -> dict[str, str]:
@@ -30,7 +30,8 @@ def names_in_model(names: Names | None, arrays: Iterable[str]) -> dict[str, str]
     Parameters
     ----------
     names : mapping of str to str, or callable, optional
-        Says so; an array that a mapping leaves out has one name. ``None``: all have.
+        From a name in the record to the model's. An array that a mapping leaves out has the same
+        name in both; ``None``: all arrays have.
     arrays : iterable of str
         The names in the record.
 
@@ -44,77 +45,91 @@ def names_in_model(names: Names | None, arrays: Iterable[str]) -> dict[str, str]
     if names is None:
         return {name: name for name in sent}
     if callable(names):
-        called = {name: names(name) for name in sent}
+        in_model = {name: names(name) for name in sent}
     else:
-        known = set(sent)
-        if strangers := [name for name in names if name not in known]:
+        unknown = names.keys() - set(sent)
+        if unknown:
             raise ConfigError(
-                f"names has {_quoted(strangers)}, which initial_arrays lack; allowed: "
-                f"{_quoted(sent)}"
+                f"names has {_quoted(unknown)}, which initial_arrays lack; allowed: {_quoted(sent)}"
             )
-        called = {name: names.get(name, name) for name in sent}
-    owners: dict[str, str] = {}
-    for name, own in called.items():
-        if not isinstance(own, str):
-            raise ConfigError(f"names gives {own!r} for {name!r}; allowed: a name")
-        if own in owners:
-            raise ConfigError(f"names calls both {owners[own]!r} and {name!r} {own!r}")
-        owners[own] = name
-    return called
+        in_model = {name: names.get(name, name) for name in sent}
+    _require_different_names(in_model)
+    return in_model
 
 
-def matched(sent: Iterable[str], own: Collection[str]) -> dict[str, str]:
+def _require_different_names(in_model: Mapping[str, object]) -> None:
+    """Raise ConfigError unless every array has a name of its own in the model."""
+    sent_as: dict[str, str] = {}
+    for name, model_name in in_model.items():
+        if not isinstance(model_name, str):
+            raise ConfigError(f"names gives {model_name!r} for {name!r}; allowed: a name")
+        if model_name in sent_as:
+            raise ConfigError(
+                f"names calls both {sent_as[model_name]!r} and {name!r} {model_name!r}"
+            )
+        sent_as[model_name] = name
+
+
+def matched(sent: Iterable[str], in_model: Collection[str]) -> dict[str, str]:
     """Return which of a model's arrays stand behind the names that were sent, as prefixes tell.
 
-    Two names are one array's if a wrapper alone tells them apart, or if one is the end of the other
+    Two names are one array's if they differ by a wrapper alone, or if one is the end of the other
     and of no other name.
 
     Parameters
     ----------
     sent : iterable of str
         Names that the model does not have.
-    own : collection of str
+    in_model : collection of str
         Names of the model that were not sent.
     """
-    by_inner = {_unwrapped(name): name for name in own}
+    by_unwrapped = {_unwrapped(name): name for name in in_model}
     by_end: dict[str, list[str]] = {}
-    for name in own:
+    for name in in_model:
         for end in _ends(name):
             by_end.setdefault(end, []).append(name)
-    found = {}
+    pairs = {}
     for name in sent:
-        inner = by_inner.get(_unwrapped(name))
+        same_inside = by_unwrapped.get(_unwrapped(name))
         longer = by_end.get(name, [])
-        shorter = [end for end in _ends(name) if end in own]
-        if inner is not None:
-            found[name] = inner
+        shorter = [end for end in _ends(name) if end in in_model]
+        if same_inside is not None:
+            pairs[name] = same_inside
         elif len(longer) == 1:
-            found[name] = longer[0]
+            pairs[name] = longer[0]
         elif shorter:
-            found[name] = shorter[0]
-    is_clear = len(set(found.values())) == len(found)
-    return found if is_clear else {}
+            pairs[name] = shorter[0]
+    if len(set(pairs.values())) < len(pairs):
+        return {}  # Two names would be one array: nothing is clear then.
+    return pairs
 
 
 def wrapper_of(pairs: Mapping[str, str]) -> str | None:
-    """Return the wrapper that tells all pairs of names apart, if one does."""
+    """Return the wrapper by which alone all pairs of names differ, if there is one."""
+    if not pairs:
+        return None
     for wrapper in WRAPPERS:
-        tells = all(_without(wrapper, one) == _without(wrapper, own) for one, own in pairs.items())
-        if pairs and tells:
+        if all(_differ_by(wrapper, sent, in_model) for sent, in_model in pairs.items()):
             return wrapper
     return None
 
 
-def said_of(wrapper: str) -> str:
-    """Return which names a wrapper makes."""
-    return f"{wrapper + '.'!r} is what {WRAPPERS[wrapper]} puts before names"
+def _differ_by(wrapper: str, name: str, other: str) -> bool:
+    """Tell whether two names are the same without a wrapper's part."""
+    return _without(wrapper, name) == _without(wrapper, other)
+
+
+def prefix_explained(wrapper: str) -> str:
+    """Return where names with a wrapper's prefix come from."""
+    prefix = f"{wrapper}."
+    return f"{prefix!r} is what {WRAPPERS[wrapper]} puts before names"
 
 
 def mismatch(
     whose: str,
     unknown: Collection[str],
     unsent: Collection[str],
-    own: Collection[str],
+    all_unsent: Collection[str],
     tied: Mapping[str, str] = _NONE,
 ) -> str:
     """Return what is wrong where a model and what is sent do not go together, and what to do.
@@ -127,17 +142,17 @@ def mismatch(
         Arrays that are sent, and that the model does not have.
     unsent : collection of str
         Arrays that it trains, and that are not sent.
-    own : collection of str
+    all_unsent : collection of str
         All its arrays that are not sent.
     tied : mapping of str to str
-        Those of them that are sent by their second names, by these.
+        Arrays of the model that are sent under their second names, by those.
     """
     wrong = []
     if unknown:
         wrong.append(f"without {_quoted(unknown)}, which initial_arrays have")
     if unsent:
         wrong.append(f"that trains {_quoted(unsent)}, which initial_arrays lack")
-    pairs = {**tied, **matched(unknown, own), **matched(unknown, unsent)}
+    pairs = {**tied, **matched(unknown, all_unsent), **matched(unknown, unsent)}
     advice = _advice(whose, unknown, unsent, pairs)
     return f"{whose} was given a model {' and '.join(wrong)}: {advice}"
 
@@ -145,56 +160,62 @@ def mismatch(
 def reply_mismatch(missing: Collection[str], extra: Collection[str]) -> str:
     """Return what is wrong with a reply that does not have the arrays that were sent."""
     wrong = []
-    if missing:
-        wrong.append(f"arrays missing: {enumerated(missing)}")
-    if extra:
-        wrong.append(f"unexpected arrays: {enumerated(extra)}")
     if missing and extra:
-        # Short: what is told of a client is cut off somewhere.
-        wrong = [
-            f"arrays missing: {_first_of(missing)}",
-            f"unexpected arrays: {_first_of(extra)}",
-        ]
+        # Short: a reason of too many characters is cut off, and with it the wrapper.
+        wrong.append(f"arrays missing: {_first_of(missing)}")
+        wrong.append(f"unexpected arrays: {_first_of(extra)}")
         wrapper = wrapper_of(matched(extra, missing))
         if wrapper is not None:
-            wrong.append(said_of(wrapper))
-    return "; ".join([*wrong, "a reply has the arrays that were sent"])
+            wrong.append(prefix_explained(wrapper))
+    elif missing:
+        wrong.append(f"arrays missing: {enumerated(missing)}")
+    elif extra:
+        wrong.append(f"unexpected arrays: {enumerated(extra)}")
+    wrong.append("a reply has the arrays that were sent")
+    return "; ".join(wrong)
 
 
 def _advice(
     whose: str, unknown: Collection[str], unsent: Collection[str], pairs: Mapping[str, str]
 ) -> str:
-    wrapper = wrapper_of(pairs)
-    kept = [name for name in unsent if name not in pairs.values()]
-    left = [name for name in unknown if name not in pairs]
-    todo = []
-    if wrapper is not None:
-        is_sent = any(f"{wrapper}." in name for name in unknown)
-        inside = f"model.{wrapper}"
-        remedy = f"send the arrays of {inside}" if is_sent else f"give {whose} {inside}"
-        todo.append(f"{said_of(wrapper)}; {remedy}")
-    if pairs:
-        either = "or say" if todo else "say"
-        todo.append(f"{either} which is which by setup=Setup(names={_spelled(pairs)})")
-    elif left and all(name.isdecimal() for name in left):
-        todo.append(
+    """Return what to do, where ``pairs`` says which names are one array's as far as it is clear."""
+    unpaired = [name for name in unknown if name not in pairs]
+    stays_with_members = [name for name in unsent if name not in pairs.values()]
+    if not pairs and unpaired and all(name.isdecimal() for name in unpaired):
+        return (
             "a list of arrays has no names; in the order of the model's own they are "
             "setup=Setup(names=dict(zip(initial_arrays, model.state_dict(), strict=True)))"
         )
-        return ", ".join(todo)
-    if kept:
+    todo = []
+    wrapper = wrapper_of(pairs)
+    if wrapper is not None:
+        todo.append(f"{prefix_explained(wrapper)}; {_unwrapping(wrapper, whose, unknown)}")
+    if pairs:
+        say = "or say" if todo else "say"
+        todo.append(f"{say} which is which by setup=Setup(names={_spelled(pairs)})")
+    if stays_with_members:
         todo.append("freeze what members keep, by requires_grad_(False)")
-    if left:
+    if unpaired:
         todo.append(f"give {whose} a model that has what is sent")
-    if kept and left:
-        todo.append(f"or say which is which by setup=Setup(names={{{left[0]!r}: ...}})")
+    if stays_with_members and unpaired:
+        todo.append(f"or say which is which by setup=Setup(names={{{unpaired[0]!r}: ...}})")
     return ", ".join(todo)
 
 
+def _unwrapping(wrapper: str, whose: str, unknown: Collection[str]) -> str:
+    """Return what to do about a wrapper, on the side that has it."""
+    is_sent = any(f"{wrapper}." in name for name in unknown)
+    if is_sent:
+        return f"send the arrays of model.{wrapper}"
+    return f"give {whose} model.{wrapper}"
+
+
 def _spelled(pairs: Mapping[str, str]) -> str:
-    shown = [f"{one!r}: {other!r}" for one, other in pairs.items()]
-    more = [] if len(shown) <= _MOST_PAIRS else ["..."]
-    return "{" + ", ".join(shown[:_MOST_PAIRS] + more) + "}"
+    """Return the first few pairs as Python writes a dict."""
+    items = [f"{sent!r}: {in_model!r}" for sent, in_model in pairs.items()]
+    if len(items) > _MOST_PAIRS:
+        items = [*items[:_MOST_PAIRS], "..."]
+    return "{" + ", ".join(items) + "}"
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -203,13 +224,15 @@ def _quoted(names: Iterable[str]) -> str:
 
 def _first_of(names: Collection[str]) -> str:
     first = min(names)
-    return first if len(names) == 1 else f"{first} and {len(names) - 1} more"
+    if len(names) == 1:
+        return first
+    return f"{first} and {len(names) - 1} more"
 
 
 def _ends(name: str) -> list[str]:
     """Return what is left of a name without its first parts, the longest first."""
     parts = name.split(".")
-    if len(parts) > _MOST_PARTS:  # Of no model: it would take long to write them all down.
+    if len(parts) > _MOST_PARTS:  # No model has it, and all its ends would take much memory.
         return []
     return [".".join(parts[first:]) for first in range(1, len(parts))]
 

@@ -10,11 +10,12 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedif_flower.messages.text import printable
 
-QUESTION, RECORD = "config", "preflight"
+QUESTION = "config"  # The record of the server's question.
+RECORD = "preflight"  # And of a member's answer.
 TIME = "time"
-CLOCK_SECONDS = 60.0  # Further off is told.
+CLOCK_SECONDS = 60.0  # A clock that is further off gets a warning.
 
-# What is checked, and what to do about each where it is not well.
+# What is checked, and what to do where it is not well.
 ADVICE = {
     "node": "correct the node config or start the node again; its log says more",
     "app": "look at the app (fedif app show), then approve it (fedif app approve)",
@@ -48,28 +49,35 @@ class Finding:
 
 def to_record(findings: Iterable[Finding], clock: float) -> ConfigRecord:
     """Return what a member answers: its findings, and what its clock says (seconds since 1970)."""
-    told = {one.check: printable(f"{one.status}: {one.words}") for one in findings}
-    return ConfigRecord({**told, TIME: clock})
+    record = ConfigRecord()
+    for finding in findings:
+        record[finding.check] = printable(f"{finding.status}: {finding.words}")
+    record[TIME] = clock
+    return record
 
 
 def read_findings(content: RecordDict) -> tuple[list[Finding], float | None]:
     """Return what a member answered, its clock last; checks that nobody asked for are left out."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         record = content.config_records[RECORD]
         for check in ADVICE:
             if check in record:
                 status, _, words = str(record[check]).partition(": ")
-                found.append(Finding(check, Status(status), printable(words)))
+                findings.append(Finding(check, Status(status), printable(words)))
         clock = record.get(TIME)
     except Exception as error:  # a hostile answer must not stop the server
         return [Finding("node", Status.WARNING, printable(f"unreadable: {error!r}"))], None
-    return found, clock if isinstance(clock, float) else None
+    if not isinstance(clock, float):
+        return findings, None
+    return findings, clock
 
 
 def clock_finding(seconds: float) -> Finding:
-    """Return what to say of a clock that is so far ahead of the server's."""
-    far = abs(seconds) > CLOCK_SECONDS
+    """Return what to say of a clock that is so many seconds ahead of the server's."""
+    seconds_off = abs(seconds)
+    status = Status.WARNING if seconds_off > CLOCK_SECONDS else Status.OK
+    if seconds_off < 1:
+        return Finding("clock", status, "the server's")
     side = "ahead of" if seconds > 0 else "behind"
-    words = f"{abs(seconds):.0f} s {side} the server's" if abs(seconds) >= 1 else "the server's"
-    return Finding("clock", Status.WARNING if far else Status.OK, words)
+    return Finding("clock", status, f"{seconds_off:.0f} s {side} the server's")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 MAX_LENGTH = 200
-# What a terminal or a page obeys in place of showing it, as a class of a regular expression has it:
+# What a terminal or a page obeys in place of showing it, as in a class of a regular expression:
 # control characters, line ends, and marks that have no width or turn the direction of writing.
 UNSHOWN = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
 _MOST_NAMES = 10
@@ -61,10 +61,15 @@ def reason_of(error: Any) -> str:
 def enumerated(names: Iterable[str]) -> str:
     """Return names with commas, and how many more there are beyond the first ten."""
     ordered = sorted(names)
-    more = len(ordered) - _MOST_NAMES
-    return ", ".join(ordered[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    listed = ", ".join(ordered[:_MOST_NAMES])
+    num_more = len(ordered) - _MOST_NAMES
+    if num_more > 0:
+        return f"{listed} and {num_more} more"
+    return listed
 
 
 def _short(text: object, max_length: int) -> str:
     whole = str(text)
-    return whole if len(whole) <= max_length else whole[: max_length - 3] + "..."
+    if len(whole) <= max_length:
+        return whole
+    return whole[: max_length - 3] + "..."

@@ -44,7 +44,7 @@ Lines = Mapping[str, Sequence[Mapping[str, Any]]]  # Of each table, in their ord
 
 
 class JournalEnd(NamedTuple):
-    """Where a checkpoint's lines end: how many bytes, and the hash of a chain of batches."""
+    """Where a checkpoint's lines end: after how many bytes, and the hash of a chain of batches."""
 
     size: int = 0
     sha256: str = ""
@@ -123,17 +123,18 @@ class CheckpointFolder:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 remove_leftovers(path)
                 end = append_lines(self.folder / JOURNAL, checkpoint.lines, self._last[1])
-                buffer = BytesIO()
-                content = {k: v for k, v in vars(checkpoint).items() if k != "source"}
-                torch.save(content | {"lines": end._asdict()}, buffer)
-                digest = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
-                write_atomically(path, b"".join((_MAGIC, digest, b"\n", buffer.getbuffer())))
+                write_atomically(path, _file_content(checkpoint, end))
                 self._last = checkpoint.server_round, end
-                for old in list(files_of_rounds(self.folder).values())[:-KEPT]:
-                    old.unlink()
+                self._remove_old()
         except StorageError as error:
             raise CheckpointError(str(error)) from error
         return path
+
+    def _remove_old(self) -> None:
+        """Remove all checkpoints but the last ones."""
+        paths = list(files_of_rounds(self.folder).values())
+        for old in paths[:-KEPT]:
+            old.unlink()
 
     def find(self, resume: str) -> Checkpoint | None:
         """Return the checkpoint that ``resume`` names, or ``None`` to begin at the beginning.
@@ -182,14 +183,14 @@ class CheckpointFolder:
         """
         assert checkpoint.source is not None
         path, end = checkpoint.source
-        own = path.parent.resolve() == self.folder.resolve()
+        is_from_here = path.parent.resolve() == self.folder.resolve()
         for number, other in files_of_rounds(self.folder).items():
-            if not own or number > checkpoint.server_round:
+            if not is_from_here or number > checkpoint.server_round:
                 other.unlink()
         try:
             with writing(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                if not own and end.size:
+                if not is_from_here and end.size:
                     lines = path.with_name(JOURNAL).read_bytes()[: end.size]
                     write_atomically(self.folder / JOURNAL, lines)
                 self._last = checkpoint.server_round, end
@@ -197,13 +198,11 @@ class CheckpointFolder:
             raise CheckpointError(str(error)) from error
 
     def _checked(self, path: Path) -> Checkpoint:
+        """Return the checkpoint in a file, which must have this run's settings."""
         checkpoint = read_checkpoint(path)
-        theirs, ours = checkpoint.settings, self.settings
-        if other := sorted(k for k in theirs.keys() | ours.keys() if theirs.get(k) != ours.get(k)):
-            shown = "; ".join(
-                f"{k} = {_shown(theirs, k)} there, {_shown(ours, k)} here" for k in other
-            )
-            raise CheckpointError(f"{path} is of another configuration: {shown}")
+        differences = _differences(checkpoint.settings, self.settings)
+        if differences:
+            raise CheckpointError(f"{path} is of another configuration: {'; '.join(differences)}")
         return checkpoint
 
 
@@ -229,10 +228,21 @@ def read_checkpoint(path: Path) -> Checkpoint:
         ) from error
 
 
+def _file_content(checkpoint: Checkpoint, end: JournalEnd) -> bytes:
+    """Return the bytes of a checkpoint's file; its lines are in the journal, up to ``end``."""
+    content = dict(vars(checkpoint))
+    del content["source"]
+    content["lines"] = end._asdict()
+    buffer = BytesIO()
+    torch.save(content, buffer)
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
+    return b"".join((_MAGIC, digest, b"\n", buffer.getbuffer()))
+
+
 def append_lines(path: Path, lines: Lines, end: JournalEnd) -> JournalEnd:
     """Write a batch of lines behind those that a complete checkpoint has; return where they end.
 
-    It is one JSON object in a line. The file's folder exists.
+    A batch is one JSON object on a line of its own. The file's folder exists.
 
     Raises
     ------
@@ -242,7 +252,9 @@ def append_lines(path: Path, lines: Lines, end: JournalEnd) -> JournalEnd:
     if not any(lines.values()):
         return end
     batch = json.dumps(lines).encode() + b"\n"
-    with writing(path), path.open("r+b" if path.exists() else "xb") as file:
+    mode = "r+b" if path.exists() else "xb"
+    with writing(path), path.open(mode) as file:
+        # What lies behind was never part of a complete checkpoint.
         file.truncate(end.size)
         file.seek(end.size)
         file.write(batch)
@@ -259,22 +271,36 @@ def read_lines(path: Path, end: JournalEnd) -> dict[str, list[dict[str, Any]]]:
     OSError, ValueError
         If they are not there as they were written.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    tables: dict[str, list[dict[str, Any]]] = {}
     if not end.size:
-        return found
+        return tables
     with path.open("rb") as file:
         batches = file.read(end.size).splitlines(keepends=True)
-    there = JournalEnd()
+    end_in_file = JournalEnd()
     for batch in batches:
-        there = there.after(batch)
-    if there != end:
+        end_in_file = end_in_file.after(batch)
+    # Nothing is parsed before all of it is known to be whole.
+    if end_in_file != end:
         raise ValueError(f"its lines in {path} are damaged: their SHA-256 differs")
     for batch in batches:
         for table, lines in json.loads(batch).items():
-            found.setdefault(table, []).extend(lines)
-    return found
+            tables.setdefault(table, []).extend(lines)
+    return tables
+
+
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Return in words which settings of a checkpoint differ from a run's, by key."""
+    differences = []
+    for key in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(key) != ours.get(key):
+            there = _shown(theirs, key)
+            here = _shown(ours, key)
+            differences.append(f"{key} = {there} there, {here} here")
+    return differences
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
     """Return a setting's value; those of sections that are not there are defaults."""
-    return repr(settings[key]) if key in settings else "its default"
+    if key not in settings:
+        return "its default"
+    return repr(settings[key])

@@ -12,6 +12,7 @@ from fedif_flower.attacks import build_behaviour
 from fedif_flower.local_methods import build_local_method
 from fedif_flower.messages.instructions import MEMORIES, memory_key
 from fedif_flower.messages.models import tensor_arrays
+from fedif_flower.run.last_rounds import LastRounds
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.server.run import Callback, RunningStrategy
@@ -45,15 +46,15 @@ class ClientMemory(RunPart):
 def remembering(loaded: LoadedTask) -> list[str]:
     """Return the keys that name what remembers at clients, or may, being somebody's own."""
     config = loaded.config
-    found = []
+    names = []
     registries = type(config).registries
     acting = build_behaviour(config, partition_id=0, seed=config.seed)
     if acting.remembers or registries["attack"].is_own(config.attack):
-        found.append(f"attack = {config.attack!r}")
+        names.append(f"attack = {config.attack!r}")
     method = build_local_method(config, loaded.task, config.seed)
     if method.remembers or registries["local_method"].is_own(config.local_method):
-        found.append(f"local-method = {config.local_method!r}")
-    return found
+        names.append(f"local-method = {config.local_method!r}")
+    return names
 
 
 class KeptMemory(Callback, Kept):
@@ -75,7 +76,7 @@ class KeptMemory(Callback, Kept):
         self._contexts = contexts
         self._names = names
         self._keys = {kind: memory_key(kind, run) for kind in MEMORIES}
-        self._after: dict[int, dict[int, Memory]] = {}
+        self._last: LastRounds[dict[int, Memory]] = LastRounds()  # By node.
         self._restored = False
 
     def restore(
@@ -88,11 +89,12 @@ class KeptMemory(Callback, Kept):
         if memory is None:
             _warn(self._names, "the checkpoint is of a version that did not keep it")
             return
-        remembered: dict[int, Memory] = {
-            int(node_id): {kind: tensor_arrays(tensors) for kind, tensors in of_node.items()}
-            for node_id, of_node in memory.items()
-        }
-        self._after = {last_round: remembered}
+        by_node: dict[int, Memory] = {}
+        for node_id, tensors_by_kind in memory.items():
+            by_node[int(node_id)] = {
+                kind: tensor_arrays(tensors) for kind, tensors in tensors_by_kind.items()
+            }
+        self._last.restore(last_round, by_node)
         self._restored = True
 
     def on_start(self, strategy: RunningStrategy) -> None:
@@ -100,31 +102,42 @@ class KeptMemory(Callback, Kept):
         for context in list(self._contexts.values()):
             for key in self._keys.values():
                 context.state.pop(key, None)
-        for of_round in self._after.values():
-            for node_id, memory in of_round.items():
+        for by_node in self._last.all():
+            for node_id, memory in by_node.items():
                 for kind, record in memory.items():
                     self._contexts[node_id].state[self._keys[kind]] = record
+        # What the server's half of a local method remembers belongs to what clients remember.
         if self._restored:
             strategy.intake.go_on()
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
         """Note what clients remember after a round; records are replaced, not changed."""
-        now: dict[int, Memory] = {}
+        by_node: dict[int, Memory] = {}
+        # Nodes work on while the server looks at their states.
         for node_id, context in list(self._contexts.items()):
-            state = context.state
-            kept = {kind: state[key] for kind, key in self._keys.items() if key in state}
-            records = {k: record for k, record in kept.items() if isinstance(record, ArrayRecord)}
+            records = self._records_in(context)
             if records:
-                now[node_id] = records
-        self._after = dict([*self._after.items()][-1:]) | {server_round: now}
+                by_node[node_id] = records
+        self._last.add(server_round, by_node)
+
+    def _records_in(self, context: Context) -> Memory:
+        """Return what a node's state has of this run, by who remembers."""
+        records = {}
+        for kind, key in self._keys.items():
+            record = context.state.get(key)
+            if isinstance(record, ArrayRecord):
+                records[kind] = record
+        return records
 
     def memory(self, last_round: int) -> dict[str, Any]:
         """Return what they remembered after a round, by node."""
-        after = next((m for t, m in reversed(self._after.items()) if t <= last_round), {})
-        return {
-            str(node_id): {kind: record.to_torch_state_dict() for kind, record in of_node.items()}
-            for node_id, of_node in after.items()
-        }
+        by_node = self._last.latest(last_round) or {}
+        memory = {}
+        for node_id, records in by_node.items():
+            memory[str(node_id)] = {
+                kind: record.to_torch_state_dict() for kind, record in records.items()
+            }
+        return memory
 
 
 def _warn(names: Sequence[str], why: str) -> None:

@@ -21,6 +21,7 @@ from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.polling_grid import ForwardingGrid
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.round import ModelVectors
+from fedif_flower.run.last_rounds import LastRounds
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Scalar
@@ -35,10 +36,13 @@ class Collusion(RunPart):
         """Return the wire by which they see each other's updates."""
         if not needs_collusion(run.config, run.config.seed):
             return Built(told={COLLUSION_KEY: False})
-        names, tied = run.loaded.validation.parameter_names, run.loaded.validation.tied_names
+        validation = run.loaded.validation
         agreement = Agreement(run.config)
-        wires = [lambda grid: ColludingGrid(grid, agreement, names, tied)]
-        return Built(wires=wires, told={COLLUSION_KEY: True}, kept={"collusion": agreement})
+
+        def wire(grid: Grid) -> Grid:
+            return ColludingGrid(grid, agreement, validation.parameter_names, validation.tied_names)
+
+        return Built(wires=[wire], told={COLLUSION_KEY: True}, kept={"collusion": agreement})
 
 
 class Agreement(Kept):
@@ -47,35 +51,54 @@ class Agreement(Kept):
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
         self._behaviour: Colluder | None = None  # One for the run: it may remember rounds.
-        self._after: dict[int, Mapping[str, Any]] = {}  # What it remembered after the last two.
+        self._last: LastRounds[Mapping[str, Any]] = LastRounds()
         self._goes_on = False
 
-    def collude(self, received: Tensor, own: Tensor, server_round: int, first: int) -> Tensor:
-        """Return the updates ``[k, d]`` that they send; ``first`` is their first partition."""
+    def collude(self, received: Tensor, updates: Tensor, server_round: int, first: int) -> Tensor:
+        """Return the updates ``[k, d]`` that they send.
+
+        Parameters
+        ----------
+        received : Tensor
+            ``[d]``, the parameters that they were sent.
+        updates : Tensor
+            ``[k, d]``, the updates by which they would answer honestly.
+        server_round : int
+            The round.
+        first : int
+            The first of their partitions.
+        """
         if self._behaviour is None:
-            built = build_behaviour(self.config, partition_id=first, seed=self.config.seed)
-            assert isinstance(built, Colluder)  # Its own clients said so.
-            vars(built).update(deepcopy(self.memory(server_round)))
-            self._behaviour = built
-            if self._goes_on:
-                self._warn_of_lost_memory(built)
+            self._behaviour = self._built_behaviour(first, server_round)
         generator = torch_generator("collusion", self.config.seed, server_round)
-        agreed = self._behaviour.collude(received, own, generator)
-        kept = vars(self._behaviour).items()
-        known = {name: deepcopy(value) for name, value in kept if _can_be_kept(value)}
-        self._after = dict([*self._after.items()][-1:]) | {server_round: known}
+        agreed = self._behaviour.collude(received, updates, generator)
+        remembered = {}
+        for name, value in vars(self._behaviour).items():
+            if _can_be_kept(value):
+                remembered[name] = deepcopy(value)
+        self._last.add(server_round, remembered)
         return agreed
+
+    def _built_behaviour(self, partition_id: int, server_round: int) -> Colluder:
+        """Return the run's behaviour, with what it remembered before a round."""
+        behaviour = build_behaviour(self.config, partition_id=partition_id, seed=self.config.seed)
+        assert isinstance(behaviour, Colluder)  # Its own clients said so.
+        vars(behaviour).update(deepcopy(self.memory(server_round)))
+        if self._goes_on:
+            self._warn_of_lost_memory(behaviour)
+        return behaviour
 
     def memory(self, last_round: int) -> dict[str, Any]:
         """Return what they remembered after a round."""
-        return dict(next((m for t, m in reversed(self._after.items()) if t <= last_round), {}))
+        return dict(self._last.latest(last_round) or {})
 
     def restore(self, lines: object, memory: Mapping[str, Any] | None, last_round: int) -> None:  # noqa: ARG002
         """Go on with what they remembered."""
-        self._after = {last_round: memory or {}}
+        self._last.restore(last_round, memory or {})
         self._goes_on = True
 
     def _warn_of_lost_memory(self, behaviour: Colluder) -> None:
+        """Name what no checkpoint can have of an attack that remembers."""
         lost = [name for name, value in vars(behaviour).items() if not _can_be_kept(value)]
         if lost:
             logger.warning(
@@ -90,7 +113,8 @@ class Agreement(Kept):
 def _can_be_kept(value: object) -> bool:
     """Return whether a checkpoint can have a value: nothing in it can run code."""
     if isinstance(value, dict):
-        return all(isinstance(key, Scalar) and _can_be_kept(own) for key, own in value.items())
+        has_plain_keys = all(isinstance(key, Scalar) for key in value)
+        return has_plain_keys and all(map(_can_be_kept, value.values()))
     if isinstance(value, list | tuple):
         return all(map(_can_be_kept, value))
     return isinstance(value, Scalar | Tensor | None)
@@ -136,16 +160,19 @@ class ColludingGrid(ForwardingGrid):
                 "about to send, which is possible only in a simulation: these nodes are real"
             )
         self._agreement = agreement
-        self._keys = trainable_keys, tied_keys
+        self._trainable_keys = trainable_keys
+        self._tied_keys = tied_keys
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
         """Send messages now; return an iterator over the replies, the accomplices' last."""
         sent = list(messages)
-        return self._rewritten(sent, self.inner.send_and_receive(sent, timeout=timeout))
+        replies = self.inner.send_and_receive(sent, timeout=timeout)
+        return self._rewritten(sent, replies)
 
     def _rewritten(self, sent: list[Message], replies: Iterable[Message]) -> Iterator[Message]:
+        """Yield replies as they come; accomplices', by partition, once they have agreed."""
         accomplices: dict[int, Message] = {}
         for reply in replies:
             if reply.has_content() and ACCOMPLICE_KEY in reply.content:
@@ -161,28 +188,31 @@ class ColludingGrid(ForwardingGrid):
     def _collude(self, sent: Message, replies: Sequence[Message], *, partition_id: int) -> None:
         """Replace the accomplices' trainable parameters, in place."""
         arrays = cast(ArrayRecord, sent.content["arrays"])
-        layout = ParameterLayout.from_arrays(arrays, *self._keys)
+        layout = ParameterLayout.from_arrays(arrays, self._trainable_keys, self._tied_keys)
         received = layout.to_vectors(arrays)
-        updates, taken = [], []
+        updates = []
+        usable = []  # The replies that the updates are of, with buffers and counters.
         for reply in replies:
-            update, buffers = torch.empty_like(received.params), torch.empty_like(received.buffers)
+            update = torch.empty_like(received.params)
+            buffer_update = torch.empty_like(received.buffers)
             reply_arrays = cast(ArrayRecord, reply.content["arrays"])
             try:
-                unpacked = layout.unpack_update(reply_arrays, received, update, buffers)
+                unpacked = layout.unpack_update(reply_arrays, received, update, buffer_update)
             except ReplyError:
                 continue  # Its training diverged: it goes to the server as it is.
             updates.append(update)
-            taken.append((reply, received.buffers + buffers, unpacked.counters))
+            usable.append((reply, received.buffers + buffer_update, unpacked.counters))
         if not updates:
             return
-        server_round = cast(int, cast(ConfigRecord, sent.content["config"])[ROUND_KEY])
-        own = torch.stack(updates)  # [k, d]
-        agreed = self._agreement.collude(received.params, own, server_round, partition_id)
-        if agreed.shape != own.shape:
+        config = cast(ConfigRecord, sent.content["config"])
+        server_round = cast(int, config[ROUND_KEY])
+        honest = torch.stack(updates)  # [k, d]
+        agreed = self._agreement.collude(received.params, honest, server_round, partition_id)
+        if agreed.shape != honest.shape:
             raise ValueError(
                 f"attack {self._agreement.config.attack!r} must return updates of shape "
-                f"{list(own.shape)}, not {list(agreed.shape)}"
+                f"{list(honest.shape)}, not {list(agreed.shape)}"
             )
-        for (reply, buffers, counters), update in zip(taken, agreed, strict=True):
+        for (reply, buffers, counters), update in zip(usable, agreed, strict=True):
             params = received.params + update.to(received.params)
             reply.content["arrays"] = layout.to_arrays(ModelVectors(params, buffers, counters))

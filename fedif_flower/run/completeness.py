@@ -22,10 +22,11 @@ from fedif_flower.run.rows import Line
 from fedif_flower.strategies.config import ALWAYS
 
 Verdict = Literal["complete", "complete with gaps", "incomplete"]
-# What became of a round for a member, with the letter that stands for it. A request is open where
-# the run ended before a member answered that had answered others as late.
+# What became of a round for a member. A request is open where the run ended before the member
+# answered, and the member had answered other requests as late.
 Outcome = Literal["answered", "late", "missing", "refused", "open"]
 Absence = Literal["offline", "revoked", "paused", "not admitted"]
+# The letter that stands for an outcome or an absence where a member's rounds are drawn.
 LETTERS: Mapping[str, str] = {
     "answered": "+",
     "late": "~",
@@ -39,8 +40,10 @@ LETTERS: Mapping[str, str] = {
 }
 NOT_ASKED = "."
 _MOST_NAMED = 8
+_MOST_SILENT = 100  # Members that the summary names.
 _MOST_LETTERS = 20_000  # Members times rounds that are drawn.
 _GONE = ("offline", "revoked")
+# Of two requests of one round the better one counts.
 _RANK: Mapping[Outcome, int] = {"missing": 0, "open": 0, "refused": 1, "late": 2, "answered": 2}
 LEAST_PARTICIPATION = 0.5
 
@@ -87,18 +90,26 @@ class MemberTurns:
     @property
     def has_gaps(self) -> bool:
         """Whether a reply of it is missing, or could not be asked for."""
-        lost = ("missing", "refused", "offline", "paused")
-        return self.is_revoked or any(self.count[what] for what in lost)
+        gaps = ("missing", "refused", "offline", "paused")
+        return self.is_revoked or any(self.count[gap] for gap in gaps)
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """Its name and share, and since when it is gone, in words."""
-        share = "never asked" if self.participation is None else f"{100 * self.participation:.0f} %"
+        words = [self._share()]
+        if self.is_revoked:
+            words.append("registration ended")
+        if self.seen:
+            words.append(f"last seen: {self.seen}")
+        return f"{self.name} ({'; '.join(words)})"
+
+    def _share(self) -> str:
+        """Return in words which share of its turns it took part in."""
         if self.is_silent:
-            share = "never answered"
-        how = "; registration ended" if self.is_revoked else ""
-        seen = f"; last seen: {self.seen}" if self.seen else ""
-        return f"{self.name} ({share}{how}{seen})"
+            return "never answered"
+        if self.participation is None:
+            return "never asked"
+        return f"{100 * self.participation:.0f} %"
 
 
 @dataclass(frozen=True)
@@ -117,14 +128,16 @@ class Completeness:
 
     def to_record(self) -> dict[str, object]:
         """Return verdict, reasons and sums for ``summary.json``."""
-        names = ("asked", "answered", "late", "missing", "refused")
-        return {
+        record: dict[str, object] = {
             "verdict": self.verdict,
             "reasons": list(self.reasons),
             "members": len(self.members),
-            **{name: sum(member.count[name] for member in self.members) for name in names},
-            "never_answered": [m.name for m in self.members if m.is_silent][:100],
         }
+        for name in ("asked", "answered", "late", "missing", "refused"):
+            record[name] = sum(member.count[name] for member in self.members)
+        silent = [member.name for member in self.members if member.is_silent]
+        record["never_answered"] = silent[:_MOST_SILENT]
+        return record
 
 
 @dataclass
@@ -140,7 +153,8 @@ class _Recorded:
     def add(self, reply: Line) -> None:
         """Take in what became of a request, or of another one made in the same round."""
         self.partition_id = reply["partition_id"]
-        began, outcome = reply["asked_in"] or reply["round"], _outcome(reply)
+        began = reply["asked_in"] or reply["round"]
+        outcome = _outcome(reply)
         if outcome == "late":
             self.delay = max(self.delay, reply["round"] - began)
         before = self.requests.get(began)
@@ -155,52 +169,76 @@ class _Recorded:
         A request is open at the end while its time is not over, if the member did answer others,
         at most one round less late.
         """
-        answers = {"answered", "late"} & set(self.requests.values())
-        patience = min(self.delay + 1, late_rounds) if answers and late_rounds else -1
+        patience = self._patience(late_rounds)
         for began, outcome in self.requests.items():
             if outcome == "open" and last - began > patience:
                 self.requests[began] = "missing"
 
+    def _patience(self, late_rounds: int) -> int:
+        """Return for how many rounds a request may be open at the end; -1: it may not."""
+        outcomes = self.requests.values()
+        has_answered = "answered" in outcomes or "late" in outcomes
+        if not has_answered or not late_rounds:
+            return -1
+        return min(self.delay + 1, late_rounds)
+
     def turns(self, name: str, average: Mapping[int, float], *, drawn: bool) -> MemberTurns:
         """Return its part in the run; ``average`` has how often a member was asked, by round."""
         last = max(average, default=0)
-        ends = [*(change["round"] for change in self.changes[1:]), last + 1]
-        absences: dict[int, Absence] = {
-            number: change["presence"]
-            for change, end in zip(self.changes, ends, strict=False)
-            if change["presence"] != "there"
-            for number in range(change["round"], end)
-            if number not in self.requests
-        }
-        became = {**absences, **self.requests}
-        count = dict.fromkeys(LETTERS, 0) | Counter(became.values())
+        absences = self._absences(last)
+        status_by_round = {**absences, **self.requests}
+        count = dict.fromkeys(LETTERS, 0) | Counter(status_by_round.values())
         count["asked"] = len(self.requests) - count["open"]
-        missed = [t for t, why in absences.items() if why in ("offline", "paused")]
-        turns = count["asked"] + sum(average.get(t, 0.0) for t in missed)
+        # Nobody counts on a member that has left for good, or that a callback kept away.
+        missed = [number for number, why in absences.items() if why in ("offline", "paused")]
+        turns = count["asked"] + sum(average.get(number, 0.0) for number in missed)
         usable = count["answered"] + count["late"]
-        letters = {t: LETTERS[what] for t, what in became.items()}
-        told = range(1, last + 1) if drawn else ()
+        participation = None
+        if turns:
+            participation = min(usable / turns, 1.0)
+        letters = ""
+        if drawn:
+            letters = _letters(status_by_round, last)
         return MemberTurns(
             client_id=self.client_id,
             partition_id=self.partition_id,
             name=called(self.client_id, self.partition_id, name),
             count=count,
-            participation=min(usable / turns, 1.0) if turns else None,
+            participation=participation,
             is_revoked=bool(self.changes) and self.changes[-1]["presence"] == "revoked",
             seen=self._seen(),
-            rounds="".join(letters.get(number, NOT_ASKED) for number in told),
+            rounds=letters,
         )
+
+    def _absences(self, last: int) -> dict[int, Absence]:
+        """Return why it could not be asked, by round: a change holds until the next one."""
+        ends = [change["round"] for change in self.changes[1:]]
+        ends.append(last + 1)
+        absences: dict[int, Absence] = {}
+        for change, end in zip(self.changes, ends, strict=False):
+            if change["presence"] == "there":
+                continue
+            for number in range(change["round"], end):
+                # It may be asked in the very round in which it leaves.
+                if number not in self.requests:
+                    absences[number] = change["presence"]
+        return absences
 
     def _seen(self) -> str:
         """Return when it was seen last, if it is gone."""
         # Lines say that it is gone, and say so again.
-        gone = list(takewhile(lambda c: c["presence"] in _GONE, reversed(self.changes)))
+        gone = list(takewhile(lambda change: change["presence"] in _GONE, reversed(self.changes)))
         if not gone:
             return ""
+        left = gone[-1]
+        last_round = left["round"] - 1
         was_there = self.requests or len(gone) < len(self.changes)
-        since, at = gone[-1]["round"] - 1, gone[-1]["at"]
-        seen = f"round {since}" if was_there and since > 0 else "never"
-        return seen + (f", {at} UTC" if at else "")
+        seen = "never"
+        if was_there and last_round > 0:
+            seen = f"round {last_round}"
+        if left["at"]:
+            seen += f", {left['at']} UTC"
+        return seen
 
 
 def completeness(
@@ -225,23 +263,23 @@ def completeness(
     """
     rounds = [row for row in rounds if row["round"]]
     last = max((row["round"] for row in rounds), default=0)
-    late_rounds = int(settings.get("pace.late-rounds", 0))
-    if not late_rounds and settings.get("pace.rounds") == "buffered":
-        late_rounds = ALWAYS
-    found: dict[int, _Recorded] = {}
+    records: dict[int, _Recorded] = {}
     for reply in replies:
-        found.setdefault(reply["client_id"], _Recorded(reply["client_id"])).add(reply)
+        client_id = reply["client_id"]
+        record = records.setdefault(client_id, _Recorded(client_id))
+        record.add(reply)
     for change in attendance:
-        own = _Recorded(change["client_id"], change["partition_id"])
-        found.setdefault(change["client_id"], own).changes.append(change)
-    requests = Counter(began for own in found.values() for began in own.requests)
-    average = {r["round"]: min(requests[r["round"]] / max(r["online"], 1), 1.0) for r in rounds}
-    drawn = len(found) * last <= _MOST_LETTERS
+        client_id = change["client_id"]
+        record = records.setdefault(client_id, _Recorded(client_id, change["partition_id"]))
+        record.changes.append(change)
+    average = _average_requests(rounds, records.values())
+    late_rounds = _late_rounds(settings)
+    drawn = len(records) * last <= _MOST_LETTERS
     members = []
-    for client_id, own in found.items():
-        own.settle(last, late_rounds)
-        members.append(own.turns(names.get(client_id, ""), average, drawn=drawn))
-    members.sort(key=lambda m: (2.0 if m.participation is None else m.participation, m.client_id))
+    for client_id, record in records.items():
+        record.settle(last, late_rounds)
+        members.append(record.turns(names.get(client_id, ""), average, drawn=drawn))
+    members.sort(key=_least_first)
     least = float(settings.get("least-participation", LEAST_PARTICIPATION))
     verdict, reasons = _judged(members, rounds, least)
     return Completeness(verdict, tuple(reasons), tuple(members), last)
@@ -249,22 +287,70 @@ def completeness(
 
 def is_failed(row: Line) -> bool:
     """Tell whether a round made no step, or most of its clients failed."""
-    asked = row["accepted"] + row["rejected"] + row["failed"]
-    return bool(row["round_failed"]) or 2 * row["failed"] > asked
+    num_asked = row["accepted"] + row["rejected"] + row["failed"]
+    return bool(row["round_failed"]) or 2 * row["failed"] > num_asked
+
+
+def _late_rounds(settings: Mapping[str, Any]) -> int:
+    """Return for how many rounds a request may still be answered."""
+    late_rounds = int(settings.get("pace.late-rounds", 0))
+    if not late_rounds and settings.get("pace.rounds") == "buffered":
+        return ALWAYS
+    return late_rounds
+
+
+def _average_requests(rounds: Iterable[Line], records: Iterable[_Recorded]) -> dict[int, float]:
+    """Return how often a member that was online was asked on average, by round."""
+    num_requests: Counter[int] = Counter()
+    for record in records:
+        for number in record.requests:
+            num_requests[number] += 1
+    average = {}
+    for row in rounds:
+        number = row["round"]
+        average[number] = min(num_requests[number] / max(row["online"], 1), 1.0)
+    return average
+
+
+def _least_first(member: MemberTurns) -> tuple[float, int]:
+    """Return what members are sorted by; those that never had a turn come last."""
+    if member.participation is None:
+        return 2.0, member.client_id
+    return member.participation, member.client_id
+
+
+def _letters(status_by_round: Mapping[int, str], last: int) -> str:
+    """Return a letter for each round up to the last."""
+    letters = ""
+    for number in range(1, last + 1):
+        if number in status_by_round:
+            letters += LETTERS[status_by_round[number]]
+        else:
+            letters += NOT_ASKED
+    return letters
 
 
 def _outcome(reply: Line) -> Outcome:
-    if reply["status"] == "accepted":
-        return "late" if reply["asked_in"] else "answered"
-    words: dict[str, Outcome] = {"refused": "refused", "late": "open"}
-    return words.get(reply["status"], "missing")
+    """Return what became of a request, as a line of ``clients.csv`` says it."""
+    status = reply["status"]
+    if status == "accepted" and reply["asked_in"]:
+        return "late"
+    if status == "accepted":
+        return "answered"
+    if status == "refused":
+        return "refused"
+    if status == "late":
+        return "open"
+    return "missing"
 
 
 def _judged(
     members: Sequence[MemberTurns], rounds: Sequence[Line], least: float
 ) -> tuple[Verdict, list[str]]:
     """Return a verdict, and what it rests on in sentences."""
-    reasons, short, silent, gaps = [], [], [], []
+    short = []
+    silent = []
+    gaps = []
     for member in members:
         if member.participation is not None and member.participation < least:
             short.append(member)
@@ -272,8 +358,9 @@ def _judged(
             silent.append(member)
         elif member.has_gaps:
             gaps.append(member)
-    failed = [is_failed(row) for row in rounds]
-    ends_badly = failed[-1:] == [True]
+    num_failed = sum(is_failed(row) for row in rounds)
+    ends_badly = bool(rounds) and is_failed(rounds[-1])
+    reasons = []
     if ends_badly:
         reasons.append("The last round failed.")
     if short:
@@ -285,24 +372,46 @@ def _judged(
         reasons.append(f"Never answered: {_listed(silent)}.")
     if gaps:
         reasons.append(f"{len(gaps)} of {len(members)} members missed turns: {_listed(gaps)}.")
-    if any(failed) and not ends_badly:
-        reasons.append(f"{sum(failed)} of {len(rounds)} rounds failed.")
-    verdict: Verdict = "complete with gaps" if reasons else "complete"
-    if not any(m.usable for m in members):
+    if num_failed and not ends_badly:
+        reasons.append(f"{num_failed} of {len(rounds)} rounds failed.")
+    verdict: Verdict = "complete with gaps"
+    if not any(member.usable for member in members):
         reasons.append("No reply was usable.")
         verdict = "incomplete"
     elif ends_badly or short:
         verdict = "incomplete"
     elif not reasons:
         reasons.append("Every request was answered.")
-    never = [m for m in members if not (m.count["asked"] or m.count["open"] or m.has_gaps)]
-    unknown = max(max((row["online"] for row in rounds), default=0) - len(members), 0)
-    if count := len(never) + unknown:
-        names = f": {_listed(never)}" if never and not unknown else ""
-        reasons.append(f"Never drawn: {count} member{'s' if count > 1 else ''}{names}.")
+        verdict = "complete"
+    reasons += _never_drawn(members, rounds)
     return verdict, reasons
 
 
+def _never_drawn(members: Sequence[MemberTurns], rounds: Sequence[Line]) -> list[str]:
+    """Return the sentence about members that were there and never asked, if there are any.
+
+    Members that no table names are counted by how many were online.
+    """
+    never = []
+    for member in members:
+        was_asked = member.count["asked"] or member.count["open"]
+        if not was_asked and not member.has_gaps:
+            never.append(member)
+    most_online = max((row["online"] for row in rounds), default=0)
+    num_unnamed = max(most_online - len(members), 0)
+    count = len(never) + num_unnamed
+    if not count:
+        return []
+    noun = "member" if count == 1 else "members"
+    # A list of some of them would read as one of all.
+    names = f": {_listed(never)}" if not num_unnamed else ""
+    return [f"Never drawn: {count} {noun}{names}."]
+
+
 def _listed(members: Sequence[MemberTurns]) -> str:
-    more = f" and {len(members) - _MOST_NAMED} more" if len(members) > _MOST_NAMED else ""
-    return ", ".join(member.told for member in members[:_MOST_NAMED]) + more
+    """Return members in words, the first few of them."""
+    text = ", ".join(member.description for member in members[:_MOST_NAMED])
+    num_more = len(members) - _MOST_NAMED
+    if num_more > 0:
+        text += f" and {num_more} more"
+    return text

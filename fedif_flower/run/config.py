@@ -203,25 +203,32 @@ class RunConfig(ClientConfig, StrategyConfig):
         """
         values: dict[str, Any] = {**cls.defaults(), **with_own_settings(run_config)}
         for part in parts or ():
-            found = part.automatic(values).items()
-            values |= {key: value for key, value in found if values.get(key, AUTO) == AUTO}
+            _resolve_auto(values, part.automatic(values))
+        _resolve_auto(values, cls._automatic(values))
+        sections: Sequence[type[Settings]] = OWN_SECTIONS
+        if parts is not None:
+            sections = [part.settings for part in parts if part.settings]
+        config = cls(sections=sections, **values)  # type: ignore[call-arg]
+        for part in parts or ():
+            part.fits(config)
+        if config.run_name == AUTO:
+            return config.replace(run_name=config.auto_name)
+        return config
+
+    @classmethod
+    def _automatic(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what keys that are ``"auto"`` stand for, beside these values."""
         share = values["malicious-fraction"]
         if not (isinstance(share, int | float) and 0 <= share <= 1):
             # One that is not allowed is an error of the key that was set.
             share = cls.model_fields["assumed_malicious_fraction"].default
-        known = {
+        return {
             "num-clients": cls.model_fields["num_clients"].default,
             "learning-rate": 0.05 if values["dataset"] == "digits" else 0.001,
             "assumed-malicious-fraction": share,
             "update-clipping": default_clipping(values["strategy"]),
+            **tuned_settings(values["strategy"], values["dataset"]),
         }
-        known |= tuned_settings(values["strategy"], values["dataset"])
-        values |= {key: value for key, value in known.items() if values.get(key, AUTO) == AUTO}
-        sections = OWN_SECTIONS if parts is None else [p.settings for p in parts if p.settings]
-        config = cls(sections=sections, **values)  # type: ignore[call-arg]
-        for part in parts or ():
-            part.fits(config)
-        return config.replace(run_name=config.auto_name) if config.run_name == AUTO else config
 
     @classmethod
     def of_records(cls, settings: Mapping[str, Scalar]) -> Self:
@@ -232,25 +239,37 @@ class RunConfig(ClientConfig, StrategyConfig):
         ConfigError
             Naming the key, its value and what is allowed.
         """
-        known = {*cls.sections(), *(kind.section_name() for kind in OWN_SECTIONS)}
-        known |= {section_name(str(settings.get(r.key, ""))) for r in cls.registries.values()}
-        own = {k: v for k, v in settings.items() if "." not in k or k.partition(".")[0] in known}
-        return cls.from_run_config(own)
+        sections = set(cls.sections())
+        sections |= {kind.section_name() for kind in OWN_SECTIONS}
+        for registry in cls.registries.values():
+            chosen = str(settings.get(registry.key, ""))
+            sections.add(section_name(chosen))
+        readable = {}
+        for key, value in settings.items():
+            section, dot, _ = key.partition(".")
+            if not dot or section in sections:
+                readable[key] = value
+        return cls.from_run_config(readable)
 
     def require_heard(self, parts: Sequence[ConfiguredPart]) -> None:
         """Raise ConfigError for a key that is set, of a section that none of these parts has."""
         heard = [part.settings for part in parts]
-        unheard = {k for kind in self._free_sections if kind not in heard for k in kind.key_names()}
-        for key in self._in_sections.keys() & unheard:
-            raise ConfigError(_not_heard(key, self._in_sections[key]))
+        for section in self._free_sections:
+            if section in heard:
+                continue
+            for key in section.key_names():
+                if key in self._in_sections:
+                    raise ConfigError(_not_heard(key, self._in_sections[key]))
 
     def _refuse_unknown(self, key: str, value: Scalar) -> None:
         """Refuse a key that is set; ``flwr run`` sends those of parts that are not there along."""
-        known = list(self.defaults())
-        if near := alike(key, known):
-            raise ConfigError(unknown_key(key, near))
-        usual = {k: v for kind in OWN_SECTIONS for k, v in kind.defaults().items()}
-        if value not in _OFF and value != usual.get(key):
+        similar = alike(key, list(self.defaults()))
+        if similar:
+            raise ConfigError(unknown_key(key, similar))
+        defaults: dict[str, Scalar] = {}
+        for section in OWN_SECTIONS:
+            defaults |= section.defaults()
+        if value not in _OFF and value != defaults.get(key):
             raise ConfigError(_not_heard(key, value))
 
     @property
@@ -261,18 +280,22 @@ class RunConfig(ClientConfig, StrategyConfig):
     @property
     def auto_name(self) -> str:
         """What ``run-name = "auto"`` stands for: strategy, data, attack, a hash of the settings."""
-        parts = self.strategy, self.subject, self.attack
-        name = "-".join(re.sub(r"[^\w.-]+", "-", part) for part in parts)
+        # Names of a user's own, such as module:object, may have what no folder's name has.
+        words = (self.strategy, self.subject, self.attack)
+        name = "-".join(re.sub(r"[^\w.-]+", "-", word) for word in words)
         return f"{name}-{self.digest()[:8]}"
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for name in IMAGE_FIELDS if self.task != IMAGES else ():
-            own, words = getattr(self, name), f"only with task {IMAGES!r}: others have their own"
-            require(own == type(self).model_fields[name].default, name, own, words)
-        words = "the folder's path, which dataset 'image-folder' needs"
-        found = self.dataset != "image-folder" or bool(self.data_dir)
-        require(found, "data_dir", self.data_dir, words)
+        if self.task != IMAGES:
+            allowed = f"only with task {IMAGES!r}: others have their own"
+            for name in IMAGE_FIELDS:
+                value = getattr(self, name)
+                default = type(self).model_fields[name].default
+                require(value == default, name, value, allowed)
+        if self.dataset == "image-folder":
+            allowed = "the folder's path, which dataset 'image-folder' needs"
+            require(bool(self.data_dir), "data_dir", self.data_dir, allowed)
         return self
 
     @property
@@ -294,12 +317,16 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     def identity(self) -> dict[str, Scalar]:
         """Return every setting that can change a result (not where or when it is written)."""
-        ignored = () if self.task == IMAGES else IMAGE_KEYS
-        return {key: value for key, value in super().identity().items() if key not in ignored}
+        identity = super().identity()
+        if self.task != IMAGES:
+            for key in IMAGE_KEYS:
+                identity.pop(key, None)
+        return identity
 
     def digest(self) -> str:
         """Return a hash of every setting that can change a result."""
-        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
+        text = json.dumps(self.identity(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def with_own_settings(run_config: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -310,23 +337,34 @@ def with_own_settings(run_config: Mapping[str, Scalar]) -> dict[str, Scalar]:
     ConfigError
         If the text is no list of pairs, or has a key that is given, or that has no section.
     """
-    found = dict(run_config)
-    text = found.get(OWN_SETTINGS)
+    values = dict(run_config)
+    text = values.get(OWN_SETTINGS)
     if not isinstance(text, str) or not text:
-        return found  # What is no text is refused where it is checked.
-    found[OWN_SETTINGS] = ""
+        return values  # What is no text is refused where it is checked.
+    values[OWN_SETTINGS] = ""
     for key, value in parse_overrides(text).items():
         allowed = "a key like 'Scaled.factor', which is not given otherwise"
-        require("." in key and key not in found, OWN_SETTINGS, key, allowed)
-        found[key] = value
-    return found
+        require("." in key and key not in values, OWN_SETTINGS, key, allowed)
+        values[key] = value
+    return values
 
 
 def subject_of(settings: Mapping[str, Scalar]) -> str:
     """Return what a run with these settings is about: the data set, or the task."""
     task = str(settings.get("task", IMAGES))
-    return str(settings.get("dataset", "?")) if task == IMAGES else task.rpartition(":")[2]
+    if task == IMAGES:
+        return str(settings.get("dataset", "?"))
+    return task.rpartition(":")[2]  # The object's name in module:object.
+
+
+def _resolve_auto(values: dict[str, Any], automatic: Mapping[str, Any]) -> None:
+    """Put what ``"auto"`` stands for in its place, and add what nobody has set."""
+    for key, value in automatic.items():
+        if values.get(key, AUTO) == AUTO:
+            values[key] = value
 
 
 def _not_heard(key: str, value: Scalar) -> str:
-    return f"{key} = {value!r}: this app has no part with a section [{key.partition('.')[0]}]"
+    """Return that nothing of this app reads a key of a section."""
+    section = key.partition(".")[0]
+    return f"{key} = {value!r}: this app has no part with a section [{section}]"

@@ -15,7 +15,7 @@ from fedif_flower.attacks.assignment import malicious_partitions
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
-from fedif_flower.run.checkpoint import CheckpointFolder
+from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder, hold_directory
 from fedif_flower.run.loaded_task import LoadedTask, load_task
@@ -84,36 +84,34 @@ def run_federation(
     FedIFError
         Whatever else stopped the run.
     """
-    # If this fails, no directory was made.
-    parts = run_parts() if parts is None else parts
+    # What fails before the folder is held leaves no folder behind.
+    if parts is None:
+        parts = run_parts()
     config.require_heard(parts)
     for part in parts:
         part.fits(config)
     loaded = loaded or load_task(with_free_folder(config), task)
     require_simulated(grid, loaded.config)
-    share, clients = loaded.config.malicious_fraction, loaded.config.num_clients
-    attackers = malicious_partitions(clients, share, loaded.config.seed)
-    if loaded.config.attack != "none" and share and not attackers:
-        logger.warning("malicious-fraction = %g of %d clients: nobody attacks", share, clients)
+    _warn_if_nobody_attacks(loaded.config)
     folder = RunFolder(loaded.config.run_dir)
     with about(run=folder.path.name), hold_directory(folder.path), ExitStack() as stack:
-        settings = {**loaded.config.identity(), "data": loaded.fingerprint}
-        for name, digest in modules_of(loaded.config, task).items():
-            settings[f"code of {name}"] = digest[:12]
-        checkpoints = CheckpointFolder(folder.checkpoints, settings)
+        checkpoints = CheckpointFolder(folder.checkpoints, _identity(loaded, task))
         checkpoint = checkpoints.find(loaded.config.resume)
-        known = checkpoint and checkpoint.records.get(RUN_ID)
-        run_id = str(known or secrets.token_hex(16))
-        told = loaded.config.to_mapping() if run_config is None else run_config
-        modules = modules_of(loaded.config, task, parts)
+        if run_config is None:
+            run_config = loaded.config.to_mapping()
         run = RunContext(
-            loaded, grid, folder, run_id, checkpoint, told, stack=stack, modules=modules
+            loaded,
+            grid,
+            folder,
+            run_id=_run_id(checkpoint),
+            checkpoint=checkpoint,
+            run_config=run_config,
+            stack=stack,
+            modules=modules_of(loaded.config, task, parts),
         )
         for part in parts:
             run.built.append(part.build(run))
-        for wire in (wire for built in run.built for wire in built.wires):
-            grid = wire(grid)
-        grid = screened(grid)
+        grid = _wired(grid, run)
         strategy = build_strategy(loaded, run.joined("setup"))
         for part in parts:
             part.refuse(strategy, run)
@@ -121,10 +119,45 @@ def run_federation(
             wait_for_nodes(grid, loaded.config.num_clients, NODE_TIMEOUT, KEY)
         # Nodes are asked who they are before the strategy starts.
         ask_members(grid, run, strategy.nodes)
-        _run_rounds(grid, run, RunRecorder(run, strategy, checkpoints, on_row), callbacks)
+        recorder = RunRecorder(run, strategy, checkpoints, on_row)
+        _run_rounds(grid, run, recorder, callbacks)
     for part in parts:
         part.finished(run)
     return folder.path
+
+
+def _warn_if_nobody_attacks(config: RunConfig) -> None:
+    """Warn of a share of malicious clients that rounds to nobody."""
+    share = config.malicious_fraction
+    attackers = malicious_partitions(config.num_clients, share, config.seed)
+    if config.attack != "none" and share and not attackers:
+        logger.warning(
+            "malicious-fraction = %g of %d clients: nobody attacks", share, config.num_clients
+        )
+
+
+def _identity(loaded: LoadedTask, task: Task | None) -> dict[str, Scalar]:
+    """Return all that can change a result: a checkpoint of anything else is refused."""
+    identity = {**loaded.config.identity(), "data": loaded.fingerprint}
+    for name, digest in modules_of(loaded.config, task).items():
+        identity[f"code of {name}"] = digest[:12]
+    return identity
+
+
+def _run_id(checkpoint: Checkpoint | None) -> str:
+    """Return the id under which members know the run: a new one unless it goes on."""
+    earlier = None
+    if checkpoint is not None:
+        earlier = checkpoint.records.get(RUN_ID)
+    return str(earlier or secrets.token_hex(16))
+
+
+def _wired(grid: Grid, run: RunContext) -> Grid:
+    """Return the way to the clients through every part's wires, screened at its end."""
+    for built in run.built:
+        for wire in built.wires:
+            grid = wire(grid)
+    return screened(grid)
 
 
 def _run_rounds(
@@ -134,15 +167,9 @@ def _run_rounds(
     callbacks: Sequence[Callback],
 ) -> None:
     """Begin or go on, run what rounds are left, and finish the records."""
-    config, strategy, arrays = run.config, recorder.strategy, model_arrays(run.loaded.model)
-    # With checkpoints: two of them, a third while it is written, and model.pt.
-    copies = (4 if config.checkpoint_every else 1) + sum(built.copies for built in run.built)
-    needed = copies * sum(len(array.data) for array in arrays.values()) + 2**20
-    if (free := shutil.disk_usage(run.folder.path).free) < needed:
-        raise ConfigError(
-            f"output-dir = {config.output_dir!r}: {free / 2**20:.1f} MiB free, but the model, its "
-            f"checkpoints and what is kept of rounds need {needed / 2**20:.1f} MiB"
-        )
+    strategy = recorder.strategy
+    arrays = model_arrays(run.loaded.model)
+    _require_space(run, model_bytes=sum(len(array.data) for array in arrays.values()))
     if run.checkpoint is not None:
         arrays = recorder.restore(run.checkpoint, grid)
     # Evaluation may take a model back: the recorder is the first to look at it.
@@ -152,12 +179,27 @@ def _run_rounds(
             grid=grid,
             initial_arrays=arrays,
             num_rounds=recorder.rounds_left,
-            timeout=config.pace.timeout,
+            timeout=run.config.pace.timeout,
             train_config=run.instructions,
         )
     except BaseException as error:
         recorder.stopped(error)
         raise
     summary = recorder.finish(result.arrays.to_torch_state_dict())
-    for what, count in troubles(summary):
-        logger.warning("%s: %s", what, count)
+    for trouble, count in troubles(summary):
+        logger.warning("%s: %s", trouble, count)
+
+
+def _require_space(run: RunContext, model_bytes: int) -> None:
+    """Raise ConfigError if the disk has too little room for what the run will write."""
+    copies = 1  # model.pt
+    if run.config.checkpoint_every:
+        copies += 3  # Two checkpoints, and a third while it is written.
+    copies += sum(built.copies for built in run.built)
+    needed = copies * model_bytes + 2**20  # A mebibyte for tables, report and pictures.
+    free = shutil.disk_usage(run.folder.path).free
+    if free < needed:
+        raise ConfigError(
+            f"output-dir = {run.config.output_dir!r}: {free / 2**20:.1f} MiB free, but the model, "
+            f"its checkpoints and what is kept of rounds need {needed / 2**20:.1f} MiB"
+        )

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
 from io import BytesIO
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,27 +35,54 @@ from fedif_flower.storage import (
 )
 
 _MEMBER = ("round", "partition_id", "client_id")
-# What blocks of held-out examples are of all, in the provenance; their columns of contributions.
-BLOCKS_KEY, BLOCK_COLUMN = "held_out_blocks", "contribution_block_"
+BLOCKS_KEY = "held_out_blocks"  # In the provenance: each block's part of the held-out examples.
+BLOCK_COLUMN = "contribution_block_"  # With the block's number: contributions there.
+_CLASS_COLUMN = "contribution_class_"  # With the class's number.
 SETTINGS_KEY = "settings"  # In the provenance of a run without a run config.
 # What a new model is measured by; a task's metrics have columns of their own behind.
 MEASURED = (
-    *("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "attack_success"),
+    "test_accuracy",
+    "test_loss",
+    "validation_accuracy",
+    "validation_loss",
+    "attack_success",
 )
 _CLIENT = (
-    *(*_MEMBER, "malicious", "score", "normalized", "weight_score", "weight"),
-    *("accumulative_influence", "num_examples", "claimed_examples", "train_seconds", "train_loss"),
-    *("status", "rejection", "note", "asked_in"),
+    *_MEMBER,
+    "malicious",
+    "score",
+    "normalized",
+    "weight_score",
+    "weight",
+    "accumulative_influence",
+    "num_examples",
+    "claimed_examples",
+    "train_seconds",
+    "train_loss",
+    "status",
+    "rejection",
+    "note",
+    "asked_in",
 )
 _ATTRIBUTION = (*_MEMBER, "coefficient", "contribution")
 _ATTRIBUTED_ROUND = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
-_SIGNED = (
-    *("node_id", "attempt", "asked_in", "examples", "received", "sent", "head", "key"),
+_SIGNATURE = (
+    "round",
+    "client_id",
+    "node_id",
+    "attempt",
+    "asked_in",
+    "examples",
+    "received",
+    "sent",
+    "head",
+    "key",
     "signature",
 )
 _LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
 _HEAD = ("round", "attempt", "size", "root", "rows", "state", "key", "signature")
-_OF_ROUND = re.compile(r"round-(\d{6,})\.pt")
+_NUM_SKETCHED = 256  # Columns of the sketch of what a member's updates have of their own.
+_ROUND_FILE = re.compile(r"round-(\d{6,})\.pt")
 
 
 class JsonFile:
@@ -102,8 +128,9 @@ class Table:
     """
 
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
-        self.path, self.columns = path, tuple(columns)
-        self._columns = self.columns
+        self.path = path
+        self.columns = tuple(columns)
+        self._columns = self.columns  # With those that a run adds.
 
     def begin(self, more: Iterable[str] = ()) -> None:
         """Replace the file by a header, with this run's additional columns at its end."""
@@ -120,12 +147,14 @@ class Table:
         write_atomically(self.path, csv_text([self._columns]) + self._text(lines))
 
     def _text(self, lines: Iterable[Mapping[str, object]]) -> str:
-        return csv_text([line.get(name) for name in self._columns] for line in lines)
+        """Return lines as a CSV file holds them."""
+        columns = self._columns
+        return csv_text([line.get(name) for name in columns] for line in lines)
 
     def read(self, rest: str | None = None) -> list[dict[str, str]]:
         """Return the lines, each as texts by column; none where there is no file.
 
-        ``rest`` is that of :func:`~fedif_flower.run.rows.read_rows`.
+        ``rest`` is as in :func:`~fedif_flower.run.rows.read_rows`.
 
         Raises
         ------
@@ -150,7 +179,7 @@ class RunFolder:
     ----------
     config, provenance, summary : JsonFile
         The settings; hashes of what the result depends on; the result in a few figures. The summary
-        comes last: where it is, the run is complete.
+        is written last: where there is one, the run is complete.
     rounds, clients : Table
         A line for each round (:class:`~fedif_flower.server.record.Round`), and for each
         client in it.
@@ -187,17 +216,19 @@ class RunFolder:
         credit = [field.name for field in fields(MemberCredit)]
         self.attribution = self._table("attribution", (*_ATTRIBUTION, *credit))
         self.attributed_rounds = self._table("attribution_rounds", _ATTRIBUTED_ROUND)
-        self.quarantine = self._table("quarantine", (field.name for field in fields(Decision)))
-        self.signatures = self._table("signatures", ("round", "client_id", *_SIGNED))
+        decision = [field.name for field in fields(Decision)]
+        self.quarantine = self._table("quarantine", decision)
+        self.signatures = self._table("signatures", _SIGNATURE)
         self.receipts = self._table("receipts", _LEAF)
         self.round_heads = self._table("round_heads", _HEAD)
         self.masking = JsonFile(self._result("masking.json"))
-        own = (f"sketch_{k}" for k in range(256))
-        self.own_parts = self._table("own_parts", ("client_id", "rounds", "squares", *own))
+        sketch = [f"sketch_{k}" for k in range(_NUM_SKETCHED)]
+        self.own_parts = self._table("own_parts", ("client_id", "rounds", "squares", *sketch))
         self.model = self._result("model.pt")
         self.unlearned = self._result("model-unlearned.pt")
-        drawn = ("accuracy", "metric", "attribution", "weight-scores")
-        self.pictures = {name: self._result(f"{name}.png") for name in drawn}
+        self.pictures: dict[str, Path] = {}
+        for name in ("accuracy", "metric", "attribution", "weight-scores"):
+            self.pictures[name] = self._result(f"{name}.png")
         self.report = self._result("report.md")
         self.checkpoints = self.path / "checkpoints"
         self.updates = self.path / "updates"
@@ -207,10 +238,12 @@ class RunFolder:
 
     def _result(self, name: str) -> Path:
         """Return where a file lies that a run writes, and a new run in the same place removes."""
-        self._results.append(self.path / name)
-        return self._results[-1]
+        path = self.path / name
+        self._results.append(path)
+        return path
 
     def _table(self, name: str, columns: Iterable[str]) -> Table:
+        """Return a table that is one of the results."""
         return Table(self._result(f"{name}.csv"), columns)
 
     def begin(self, stay: Collection[Path] = ()) -> None:
@@ -240,16 +273,14 @@ class RunFolder:
         StorageError
             If the disk takes no more.
         """
-        there = [*(path for path in self._results if path.is_file())]
-        there += sorted(self.updates.glob("[rs]*"))
-        if not there:
+        paths = self._results_there()
+        if not paths:
             return None
-        taken = (self.path / f"attempt-{number}" for number in count(1))
-        target = next(path for path in taken if not path.exists())
+        target = self._free_attempt()
         fresh = temporary_sibling(target)
         try:
             with writing(target):
-                for path in there:
+                for path in paths:
                     place = fresh / path.relative_to(self.path)
                     place.parent.mkdir(parents=True, exist_ok=True)
                     if path.parent == self.updates:
@@ -260,6 +291,19 @@ class RunFolder:
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         return target
+
+    def _free_attempt(self) -> Path:
+        """Return the first of ``attempt-1``, ``-2`` ... that is not there."""
+        number = 1
+        while (self.path / f"attempt-{number}").exists():
+            number += 1
+        return self.path / f"attempt-{number}"
+
+    def _results_there(self) -> list[Path]:
+        """Return the results that are there: files of the folder, then those of kept updates."""
+        paths = [path for path in self._results if path.is_file()]
+        paths += sorted(self.updates.glob("[rs]*"))  # round-000001.pt, and signed replies.
+        return paths
 
     def last_round(self) -> int:
         """Return the last round that has a line; 0: none has.
@@ -275,13 +319,16 @@ class RunFolder:
                 f"{self.rounds.path} is no table of rounds: it has no column 'round'; allowed: a "
                 "folder without it"
             )
-        numbers = [row["round"] for row in rows]
-        return max((int(number) for number in numbers if number.isdecimal()), default=0)
+        last = 0
+        for row in rows:
+            if row["round"].isdecimal():
+                last = max(last, int(row["round"]))
+        return last
 
     def settings(self) -> dict[str, Any]:
         """Return the run's settings by their keys.
 
-        Of an app of its own, which has no run config, they are what its objects tell: a few.
+        An app of its own has no run config: there are only the few that its objects tell.
 
         Raises
         ------
@@ -289,9 +336,9 @@ class RunFolder:
             If there are none.
         """
         if self.provenance.path.is_file() and not self.config.path.is_file():
-            known = self.provenance.read().get(SETTINGS_KEY)
-            if isinstance(known, dict):
-                return known
+            settings = self.provenance.read().get(SETTINGS_KEY)
+            if isinstance(settings, dict):
+                return settings
         return self.config.read()
 
     def is_complete(self) -> bool:
@@ -307,9 +354,7 @@ class RunFolder:
 
         Locks and checkpoints are none.
         """
-        there = [path for path in self._results if path.is_file()]
-        more = sorted(self.updates.glob("[rs]*"))
-        return [path.relative_to(self.path).as_posix() for path in (*there, *more)]
+        return [path.relative_to(self.path).as_posix() for path in self._results_there()]
 
     def tables(self) -> list[Path]:
         """Return where its tables lie, there or not."""
@@ -317,38 +362,44 @@ class RunFolder:
 
     def begin_attribution(self, num_classes: int, num_blocks: int = 0) -> None:
         """Begin both tables of the attribution, with a column for each class and each block."""
-        classes = [f"contribution_class_{c}" for c in range(num_classes)]
-        self.attribution.begin([*classes, *(f"{BLOCK_COLUMN}{k}" for k in range(num_blocks))])
+        classes = [f"{_CLASS_COLUMN}{label}" for label in range(num_classes)]
+        blocks = [f"{BLOCK_COLUMN}{block}" for block in range(num_blocks)]
+        self.attribution.begin([*classes, *blocks])
         self.attributed_rounds.begin()
 
-    def add_attribution(self, found: RoundAttribution) -> None:
+    def add_attribution(self, attribution: RoundAttribution) -> None:
         """Write a round's attribution.
 
-        The round's own line comes last: where it is, the clients' are complete.
+        The round's own line comes last: where there is one, the clients' lines are complete.
         """
-        self.attribution.append(attribution_lines(found))
-        self.attributed_rounds.append([attributed_round_line(found)])
+        self.attribution.append(attribution_lines(attribution))
+        self.attributed_rounds.append([attributed_round_line(attribution)])
 
 
-def attribution_lines(found: RoundAttribution) -> list[dict[str, object]]:
+def attribution_lines(attribution: RoundAttribution) -> list[dict[str, object]]:
     """Return a round's lines of ``attribution.csv``: one for each client, by column."""
-    return [
-        {
-            "round": found.server_round,
-            **{name: getattr(client, name) for name in _ATTRIBUTION[1:]},
-            **vars(client.credit or MemberCredit(client.contribution)),
-            **{f"contribution_class_{c}": value for c, value in enumerate(client.classes)},
+    lines = []
+    for client in attribution.clients:
+        line: dict[str, object] = {"round": attribution.server_round}
+        for name in _ATTRIBUTION[1:]:
+            line[name] = getattr(client, name)
+        # Without bounds of credit, all that a client contributed is credited.
+        line |= vars(client.credit or MemberCredit(client.contribution))
+        for label, contribution in enumerate(client.classes):
+            line[f"{_CLASS_COLUMN}{label}"] = contribution
+        for block, contribution in enumerate(client.blocks):
             # Six digits: intervals need no more, and files of many members stay small.
-            **{f"{BLOCK_COLUMN}{k}": float(f"{x:.6g}") for k, x in enumerate(client.blocks)},
-        }
-        for client in found.clients
-    ]
+            line[f"{BLOCK_COLUMN}{block}"] = float(f"{contribution:.6g}")
+        lines.append(line)
+    return lines
 
 
-def attributed_round_line(found: RoundAttribution) -> dict[str, object]:
+def attributed_round_line(attribution: RoundAttribution) -> dict[str, object]:
     """Return a round's line of ``attribution_rounds.csv``, by column."""
-    figures = {name: getattr(found, name) for name in _ATTRIBUTED_ROUND[1:]}
-    return {"round": found.server_round, **figures}
+    line: dict[str, object] = {"round": attribution.server_round}
+    for name in _ATTRIBUTED_ROUND[1:]:
+        line[name] = getattr(attribution, name)
+    return line
 
 
 def _link_or_copy(path: Path, place: Path) -> None:
@@ -366,9 +417,14 @@ def file_of_round(folder: Path, server_round: int) -> Path:
 
 def files_of_rounds(folder: Path) -> dict[int, Path]:
     """Return a folder's files by round, in order; other files there are left out."""
-    paths = folder.iterdir() if folder.is_dir() else ()
-    named = ((_OF_ROUND.fullmatch(path.name), path) for path in paths)
-    return dict(sorted((int(match[1]), path) for match, path in named if match))
+    if not folder.is_dir():
+        return {}
+    paths: dict[int, Path] = {}
+    for path in folder.iterdir():
+        match = _ROUND_FILE.fullmatch(path.name)
+        if match:
+            paths[int(match[1])] = path
+    return dict(sorted(paths.items()))
 
 
 def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
@@ -400,13 +456,17 @@ def hold_directory(run_dir: Path) -> Iterator[None]:
     lock = FileLock(lock_path)
     holder = run_dir / ".run.holder"
     since = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")
-    made = not run_dir.exists()
+    is_new = not run_dir.exists()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}")
     except Timeout:
-        who = (holder.is_file() and holder.read_text()) or "another run"
+        who = ""
+        if holder.is_file():
+            who = holder.read_text()
+        if not who:  # It has the lock, and has not yet said who it is.
+            who = "another run"
         raise StorageError(
             f"{run_dir} is in use by {who}: wait for its end, or set another run-name"
         ) from None
@@ -417,7 +477,7 @@ def hold_directory(run_dir: Path) -> Iterator[None]:
         yield
     finally:
         holder.unlink(missing_ok=True)
-        if made and [path.name for path in run_dir.iterdir()] == [lock_path.name]:
+        if is_new and list(run_dir.iterdir()) == [lock_path]:
             lock_path.unlink()
             run_dir.rmdir()
         lock.release()

@@ -28,17 +28,20 @@ class KeepUpdates(RunPart):
     def fits(self, config: RunConfig) -> None:
         """Raise ConfigError where nothing is attributed."""
         keep = config.section(UpdatesSettings).keep
-        is_fine = config.attribution != "off" or not keep
-        require(is_fine, "updates.keep", keep, "false with attribution = 'off'")
+        if config.attribution == "off":
+            require(not keep, "updates.keep", keep, "false with attribution = 'off'")
 
     def build(self, run: RunContext) -> Built:
         """Return what writes each step."""
         config = run.config
         if not config.section(UpdatesSettings).keep:
             return NOTHING
-        # The models before and after a step, too.
-        copies = (config.num_server_rounds - run.done) * (config.clients_per_round + 2)
-        return Built(callbacks=[KeptUpdates(run.folder, after=run.done)], copies=copies)
+        rounds_left = config.num_server_rounds - run.done
+        copies_per_round = config.clients_per_round + 2  # The models before and after, too.
+        return Built(
+            callbacks=[KeptUpdates(run.folder, after=run.done)],
+            copies=rounds_left * copies_per_round,
+        )
 
 
 class KeptUpdates(Callback):
@@ -53,7 +56,8 @@ class KeptUpdates(Callback):
     """
 
     def __init__(self, folder: RunFolder, after: int) -> None:
-        self.folder, self._after = folder.updates, after
+        self.folder = folder.updates
+        self._after = after
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Make the folder, without what is of later rounds."""
@@ -69,10 +73,10 @@ class KeptUpdates(Callback):
         content = {
             "server_round": step.updates.server_round,
             "members": [[node.partition_id, node.client_id] for node in step.nodes],
-            "updates": _own(step.updates.client_updates),
-            "examples": _own(step.updates.num_examples),
-            "weights": _own(step.aggregation.weights),
-            "applied": _own(step.aggregation.applied),
+            "updates": _copied(step.updates.client_updates),
+            "examples": _copied(step.updates.num_examples),
+            "weights": _copied(step.aggregation.weights),
+            "applied": _copied(step.aggregation.applied),
             "shares": list(step.shares),
             "before": _vectors(step.before),
             "after": _vectors(step.after),
@@ -91,35 +95,44 @@ def read_step(path: Path) -> Step:
     try:
         require_plain_archive(path)
         content = torch.load(path, weights_only=True)
-        updates, applied, weights, examples = (
-            content[name] for name in ("updates", "applied", "weights", "examples")
-        )
-        before, after = (ModelVectors(**content[name]) for name in ("before", "after"))
+        updates = content["updates"]
+        examples = content["examples"]
+        weights = content["weights"]
+        applied = content["applied"]
+        before = ModelVectors(**content["before"])
+        after = ModelVectors(**content["after"])
         nodes = [ClientNode(*member) for member in content["members"]]
-        if {len(of) for of in (nodes, updates, applied, weights, examples)} != {len(nodes)}:
-            raise ValueError("members, updates and coefficients are not equally many")
-        server_round, shares = int(content["server_round"]), tuple(content["shares"])
+        for rows in (updates, examples, weights, applied):
+            if len(rows) != len(nodes):
+                raise ValueError("members, updates and coefficients are not equally many")
+        server_round = int(content["server_round"])
+        shares = tuple(content["shares"])
     except Exception as error:  # a file that was made by hand can hold anything
         raise StatementError(f"{path.name} is no kept round: {error!r:.200}") from error
-    nothing = torch.zeros(len(nodes), dtype=torch.float64)
-    of_round = RoundUpdates(
+    round_updates = RoundUpdates(
         server_round=server_round,
         client_ids=tuple(node.client_id for node in nodes),
         num_examples=examples,
         model=before,
         client_updates=updates,
-        squared_norms=nothing,
+        # A replay needs neither norms nor what became of buffers.
+        squared_norms=torch.zeros(len(nodes), dtype=torch.float64),
         buffer_updates=torch.zeros(len(nodes), 0),
     )
     aggregation = Aggregation(weights=weights, applied=applied)
-    return Step(of_round, nodes, before, after, aggregation, shares)
+    return Step(round_updates, nodes, before, after, aggregation, shares)
 
 
-def _own(tensor: Tensor) -> Tensor:
+def _copied(tensor: Tensor) -> Tensor:
     """Return a copy on the CPU: a view would be saved with all of its memory."""
     return tensor.detach().cpu().clone()
 
 
 def _vectors(vectors: ModelVectors) -> dict[str, Any]:
-    counters = {name: _own(values) for name, values in vectors.counters.items()}
-    return {"params": _own(vectors.params), "buffers": _own(vectors.buffers), "counters": counters}
+    """Return a copy of a model's vectors, by the names that :class:`ModelVectors` has for them."""
+    counters = {name: _copied(values) for name, values in vectors.counters.items()}
+    return {
+        "params": _copied(vectors.params),
+        "buffers": _copied(vectors.buffers),
+        "counters": counters,
+    }

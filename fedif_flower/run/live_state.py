@@ -20,8 +20,8 @@ from fedif_flower.server.run import Callback, RunningStrategy
 
 Phase = Literal["starting", "training", "evaluating", "finished", "stopped", "failed"]
 SECONDS_PER_WRITE = 1.0
-SECONDS_PER_SIGN = 10.0  # Of life, while nothing changes.
-MOST_MEMBERS = 10_000  # That the file lists.
+SECONDS_PER_SIGN = 10.0  # While nothing changes, the file is written for a sign of life.
+MOST_MEMBERS = 10_000  # So many members the file lists.
 logger = logging.getLogger(__name__)
 
 
@@ -52,7 +52,8 @@ class LiveState(Callback):
         self._stack = stack
         self._file = folder.live
         self._lock = threading.Lock()
-        self._changed, self._over = threading.Event(), threading.Event()
+        self._changed = threading.Event()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep_writing, name="live state", daemon=True)
         self._state: dict[str, Any] = {"started": time.time(), "answered": [], "failed": []}
         self._set("starting")
@@ -64,10 +65,13 @@ class LiveState(Callback):
         self._stack.push(self._end)
 
     def _end(self, kind: object, error: BaseException | None, trace: object) -> None:  # noqa: ARG002
+        """Write how the run ended."""
         if isinstance(error, Exception):
             self._set("failed", reason=one_line(error))
+        elif error is not None:  # Ctrl+C, or another signal.
+            self._set("stopped")
         else:
-            self._set("stopped" if error else "finished")
+            self._set("finished")
         self._over.set()
         self._changed.set()
         self._thread.join()
@@ -75,7 +79,9 @@ class LiveState(Callback):
 
     def on_asked(self, current: Round) -> None:
         """Begin a round."""
-        few = len(current.online) <= MOST_MEMBERS
+        online = None
+        if len(current.online) <= MOST_MEMBERS:
+            online = [node.client_id for node in current.online]
         self._set(
             "training",
             answered=[],
@@ -88,13 +94,14 @@ class LiveState(Callback):
             asked=_nodes(current.members),
             at_work=_nodes(current.at_work),
             paused=sorted(current.paused)[:MOST_MEMBERS],
-            online=[n.client_id for n in current.online] if few else None,
+            online=online,
         )
 
     def note_reply(self, node: ClientNode, is_error: bool) -> None:
         """Note who answered."""
+        outcome = "failed" if is_error else "answered"
         with self._lock:
-            replied = self._state["failed" if is_error else "answered"]
+            replied = self._state[outcome]
             if len(replied) < MOST_MEMBERS:
                 replied.append(node.client_id)
             self._state["num_answered"] += 1
@@ -105,9 +112,10 @@ class LiveState(Callback):
         self._set("evaluating", round=report.round)
 
     def write(self) -> None:
-        """Replace the file now; a disk that refuses is told of in the log."""
+        """Replace the file now; the log has it if the disk refuses."""
         with self._lock:
-            content = {**deepcopy(self._state), "time": time.time()}
+            content = deepcopy(self._state)
+            content["time"] = time.time()
         try:
             self._file.write(content)
         except StorageError as error:
@@ -120,6 +128,7 @@ class LiveState(Callback):
 
     def _keep_writing(self) -> None:
         while not self._over.is_set():
+            # Cleared before it is written: a change meanwhile is written the next time.
             self._changed.clear()
             self.write()
             self._over.wait(SECONDS_PER_WRITE)
@@ -127,7 +136,7 @@ class LiveState(Callback):
 
 
 def _nodes(nodes: Collection[ClientNode]) -> list[Mapping[str, object]]:
-    """Return what is told of nodes, of so many at most."""
+    """Return who nodes are, the first :data:`MOST_MEMBERS` of them."""
     return [
         {"client_id": node.client_id, "partition_id": node.partition_id, "name": node.name}
         for node in list(nodes)[:MOST_MEMBERS]

@@ -58,10 +58,13 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
         each other.
     """
     config = settled(config.completed())  # An import error shows before anything is loaded.
-    if task is not None and (own := config.settings_of("task")):
-        raise ConfigError(f"{', '.join(own)}: the app's own task takes no settings")
+    if task is not None:
+        settings = config.settings_of("task")
+        if settings:
+            raise ConfigError(f"{', '.join(settings)}: the app's own task takes no settings")
     task = task or build_task(config)
-    if config.num_clients > (task.num_train or config.num_clients):
+    # A task need not know how many training examples there are.
+    if task.num_train and config.num_clients > task.num_train:
         raise ConfigError(
             f"num-clients = {config.num_clients}; allowed: at most the "
             f"{task.num_train} training examples of {task.name!r}"
@@ -70,8 +73,10 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
     require_fit(acting, task, config.attack)
     site = site_of(config)
     model = task.build_model(config.seed)
-    held_out, raw_test = (task.load(what, site) for what in ("validation_data", "test_data"))
-    validation_data, test_data = task.transformed(held_out), task.transformed(raw_test)
+    raw_validation = task.load("validation_data", site)
+    raw_test = task.load("test_data", site)
+    validation_data = task.transformed(raw_validation)
+    test_data = task.transformed(raw_test)
     method = build_local_method(config, task, config.seed)
     require_method_fit(method, task, validation_data, config.local_method)
     return LoadedTask(
@@ -106,18 +111,22 @@ def triggered_test(
     pair = tensor_pair(test_data)
     if pair is None:
         raise DataError(f"a backdoor is measured on tensors; test_data is {describe(test_data)}")
-    scaled, transform = task.in_unit_range(pair[0])
-    inputs, targets = acting.triggered(scaled, pair[1], task.num_classes or 0)
+    raw_inputs, raw_targets = pair
+    scaled, transform = task.in_unit_range(raw_inputs)
+    inputs, targets = acting.triggered(scaled, raw_targets, task.num_classes or 0)
     if not len(targets):
         raise DataError("test_data has no example of what the backdoor is about")
     return Validation(model, transform(inputs), targets, loss_fn=task.loss, device=device)
 
 
 def _held_out(
-    task: Task, model: torch.nn.Module, what: str, data: Data, config: RunConfig
+    task: Task, model: torch.nn.Module, split: str, data: Data, config: RunConfig
 ) -> Validation:
     """Return one of the server's splits with the model; whatever is wrong names task and split."""
     measures = {metric.key: metric.function for metric in task.metrics}
+    score = None
+    if task.metrics:
+        score = _score(task.metrics[0])
     device = select_device(config.device)
     try:
         return Validation(
@@ -125,16 +134,17 @@ def _held_out(
             data,
             loss_fn=task.loss,
             batch_loss=task.batch_loss,
-            score=_score(task.metrics[0]) if task.metrics else None,
+            score=score,
             measures=measures,
             device=device,
         )
+    except ConfigError as error:
+        raise ConfigError(f"task {task.name!r}: {split}: {error}") from error
     except FedIFError as error:
-        kind = ConfigError if isinstance(error, ConfigError) else DataError
-        raise kind(f"task {task.name!r}: {what}: {error}") from error
+        raise DataError(f"task {task.name!r}: {split}: {error}") from error
     except Exception as error:  # out of the user's Dataset
         raise DataError(
-            f"task {task.name!r}: {what} cannot be read: {type(error).__name__}: {error}"
+            f"task {task.name!r}: {split} cannot be read: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -157,8 +167,13 @@ def tensors_in(data: Data) -> Iterator[Tensor]:
 @lru_cache(maxsize=64)
 def _hash(task: Task, site: Site) -> str:
     """Return a hash of the tensors that the server holds."""
-    held_out = (task.load(what, site) for what in ("validation_data", "test_data"))
-    return tensors_hash(tensor for data in held_out for tensor in tensors_in(data))[:24]
+    return tensors_hash(_held_out_tensors(task, site))[:24]
+
+
+def _held_out_tensors(task: Task, site: Site) -> Iterator[Tensor]:
+    """Yield the tensors of a task's held-out data, untransformed."""
+    yield from tensors_in(task.load("validation_data", site))
+    yield from tensors_in(task.load("test_data", site))
 
 
 def fingerprint(config: RunConfig, task: Task | None = None) -> str:
@@ -168,5 +183,7 @@ def fingerprint(config: RunConfig, task: Task | None = None) -> str:
 
 
 def site_of(config: RunConfig) -> Site:
-    """Return what the server's data are asked for with."""
-    return Site(config.seed, Path(config.data_dir) if config.data_dir else None)
+    """Return the server's site: the seed, and where its data lie."""
+    if not config.data_dir:
+        return Site(config.seed, None)
+    return Site(config.seed, Path(config.data_dir))

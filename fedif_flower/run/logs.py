@@ -24,7 +24,8 @@ FORMATS = ("text", "json")
 FORMAT_VARIABLE = "FEDIF_LOG_FORMAT"
 _TEXT = "fedif %(levelname)s: %(message)s"
 _NOTHING: Mapping[str, object] = MappingProxyType({})
-_KNOWN: ContextVar[Mapping[str, object]] = ContextVar("known", default=_NOTHING)
+# What lines of JSON say beside their message: the run and the round.
+_CONTEXT: ContextVar[Mapping[str, object]] = ContextVar("context", default=_NOTHING)
 
 
 class JsonFormatter(logging.Formatter):
@@ -42,7 +43,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
-            **_KNOWN.get(),
+            **_CONTEXT.get(),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -78,29 +79,41 @@ def show_logs(log_format: str = "") -> None:
     ConfigError
         If that variable is neither ``text`` nor ``json``.
     """
-    wanted = os.environ.get(FORMAT_VARIABLE, "")
-    require(wanted in ("", *FORMATS), FORMAT_VARIABLE, wanted, ", ".join(FORMATS))
+    from_environment = os.environ.get(FORMAT_VARIABLE, "")
+    require(
+        from_environment in ("", *FORMATS), FORMAT_VARIABLE, from_environment, ", ".join(FORMATS)
+    )
     logger = logging.getLogger(LOGGER)
     logger.setLevel(logging.INFO)
-    handler = next((h for h in logger.handlers if isinstance(h, DoorHandler)), None)
-    if handler is None:
-        handler = DoorHandler()
+    handler = _handler_of(logger)
+    chosen = from_environment or log_format
+    if chosen == "json":
+        handler.setFormatter(JsonFormatter())
+    elif chosen:
         handler.setFormatter(logging.Formatter(_TEXT))
-        logger.addHandler(handler)
-    if chosen := wanted or log_format:
-        handler.setFormatter(JsonFormatter() if chosen == "json" else logging.Formatter(_TEXT))
+
+
+def _handler_of(logger: logging.Logger) -> DoorHandler:
+    """Return the logger's own handler, which is added by the first call."""
+    for handler in logger.handlers:
+        if isinstance(handler, DoorHandler):
+            return handler
+    new = DoorHandler()
+    new.setFormatter(logging.Formatter(_TEXT))
+    logger.addHandler(new)
+    return new
 
 
 @contextmanager
-def about(**known: object) -> Iterator[None]:
+def about(**words: object) -> Iterator[None]:
     """Let what this thread logs within say what it is about: ``run``, ``round``."""
-    token = _KNOWN.set({**_KNOWN.get(), **known})
+    token = _CONTEXT.set({**_CONTEXT.get(), **words})
     try:
         yield
     finally:
-        _KNOWN.reset(token)
+        _CONTEXT.reset(token)
 
 
-def note(**known: object) -> None:
+def note(**words: object) -> None:
     """Let what this thread logs from now on, within :func:`about`, say this as well."""
-    _KNOWN.set({**_KNOWN.get(), **known})
+    _CONTEXT.set({**_CONTEXT.get(), **words})

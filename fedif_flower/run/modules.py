@@ -24,7 +24,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.tasks.task import Metric, Task
 
 OURS = package_of(__name__)  # Another hash covers it.
-_INSTALLED = ("site-packages", "dist-packages")
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def modules_of(
@@ -51,16 +51,20 @@ def modules_of(
     roots: list[str] = []
     for field, registry in config.registries.items():
         name = getattr(config, field)
-        if path := registry.path_of(name):
+        path = registry.path_of(name)
+        if path:
             registry.load(name)
             roots.append(_module(path))
-    roots += (_module(str(value)) for value in config.to_mapping().values() if is_import(value))
-    roots += (_home(part) for part in parts)
-    return _followed([*roots, *_own_homes(_functions(task))])
+    imports = [str(value) for value in config.to_mapping().values() if is_import(value)]
+    roots += map(_module, imports)
+    roots += map(_home, parts)
+    if task is not None:
+        roots += _own_homes(_functions(task))
+    return _followed(roots)
 
 
 def modules_behind(things: Iterable[object]) -> dict[str, str]:
-    """Return :func:`modules_of` functions and objects that an app of one's own has made."""
+    """Return the same of functions and objects that an app of a user's own has made."""
     return _followed(_own_homes(things))
 
 
@@ -71,24 +75,26 @@ def hashes_here(names: Iterable[str]) -> dict[str, str]:
 
 def _followed(roots: Sequence[str]) -> dict[str, str]:
     """Return the hashes of modules, of their packages, and of what these import."""
-    followed = {package_of(name): True for name in roots} | {OURS: False}
-    found: dict[str, str] = {}
+    # By package. What the run config names counts wherever it is installed.
+    is_followed = dict.fromkeys(map(package_of, roots), True)
+    is_followed[OURS] = False
+    hashes: dict[str, str] = {}
     waiting = list(roots)
     while waiting:
         name = waiting.pop()
         package = package_of(name)
-        if package not in followed:
-            followed[package] = not _is_installed(package)
-        if name in found or not followed[package]:
+        if package not in is_followed:
+            is_followed[package] = not _is_installed(package)
+        if name in hashes or not is_followed[package]:
             continue
         path = _file_of(name)
         if path is not None:
-            found[name] = _hash(path)
+            hashes[name] = _hash(path)
             waiting += _packages_around(name)
             waiting += _imported(name, path)
         elif name in roots:
-            found[name] = ""
-    return dict(sorted(found.items()))
+            hashes[name] = ""
+    return dict(sorted(hashes.items()))
 
 
 def _module(path: str) -> str:
@@ -97,26 +103,28 @@ def _module(path: str) -> str:
 
 
 def _home(thing: Any) -> str:
-    """Return the module that has a function, a class, or an object's class."""
+    """Return the module in which a function, a class, or an object's class is."""
     while isinstance(thing, partial):
         thing = thing.func
     return str(getattr(thing, "__module__", None) or type(thing).__module__)
 
 
 def _own_homes(things: Iterable[object]) -> list[str]:
-    """Return the modules of things; not those of others, as of a loss function of PyTorch's."""
+    """Return the modules of things; installed ones, as PyTorch's with its losses, are left out."""
     homes = dict.fromkeys(_home(thing) for thing in things)
     return [name for name in homes if not _is_installed(package_of(name))]
 
 
-def _functions(task: Task | None) -> Iterator[Callable[..., Any]]:
+def _functions(task: Task) -> Iterator[Callable[..., Any]]:
     """Yield what an app's own task calls."""
-    for field in () if task is None else fields(task):
+    for field in fields(task):
         value = getattr(task, field.name)
         if callable(value):
             yield value
         elif field.name == "metrics":
-            yield from (one.function for one in value if isinstance(one, Metric))
+            for metric in value:
+                if isinstance(metric, Metric):
+                    yield metric.function
 
 
 def _packages_around(name: str) -> list[str]:
@@ -132,79 +140,104 @@ def _is_installed(package: str) -> bool:
     spec = _spec_of(package)
     if spec is None:
         return False
-    places = [*(spec.submodule_search_locations or ()), spec.origin or ""]
-    return any(name in _INSTALLED for place in places for name in Path(place).parts)
+    places = list(spec.submodule_search_locations or ())
+    places.append(spec.origin or "")
+    return any(_INSTALLED & set(Path(place).parts) for place in places)
 
 
 def _file_of(name: str) -> Path | None:
     """Return where a module's code lies; ``None``: in no file, or nowhere."""
+    file = _recorded_file(name)
+    if not file:
+        return None
+    path = Path(file).resolve()
+    if not path.is_file():
+        return None
+    return path
+
+
+def _recorded_file(name: str) -> str | None:
+    """Return the file that a module was, or would be, imported from, as Python has it."""
     module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    if module is None:
-        spec = _spec_of(name)
-        file = spec.origin if spec is not None and spec.has_location else None
-    path = Path(file).resolve() if file else None
-    return path if path is not None and path.is_file() else None
+    if module is not None:
+        return getattr(module, "__file__", None)
+    spec = _spec_of(name)
+    if spec is None or not spec.has_location:
+        return None
+    return spec.origin
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
     """Return where a module would be imported from; nothing is imported for it."""
-    known = getattr(sys.modules.get(name), "__spec__", None)
-    if known is not None:
-        return known  # type: ignore[no-any-return]
-    package, _, _ = name.rpartition(".")
+    imported: ModuleSpec | None = getattr(sys.modules.get(name), "__spec__", None)
+    if imported is not None:
+        return imported
+    package = name.rpartition(".")[0]
     places = None
     if package:
-        around = _spec_of(package)
-        places = around.submodule_search_locations if around is not None else None
-        if places is None:
+        package_spec = _spec_of(package)
+        if package_spec is None or package_spec.submodule_search_locations is None:
             return None
+        places = package_spec.submodule_search_locations
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
         if find is None:
             continue
         with suppress(ImportError, KeyError):  # Of a package that is not imported.
-            found: ModuleSpec | None = find(name, places)
-            if found is not None:
-                return found
+            spec: ModuleSpec | None = find(name, places)
+            if spec is not None:
+                return spec
     return None
 
 
 def _hash(path: Path | None) -> str:
-    return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
+    """Return the SHA-256 of a file; empty where there is none."""
+    if path is None:
+        return ""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _imported(name: str, path: Path) -> tuple[str, ...]:
     """Return all that may be a module in what a file imports, wherever in it."""
     if path.suffix != ".py":
         return ()
-    is_package = path.stem == "__init__"
-    package = name if is_package else name.rpartition(".")[0]
+    package = name
+    if path.stem != "__init__":
+        package = name.rpartition(".")[0]
     return _imports_in(path.read_bytes(), package)
 
 
 @lru_cache(maxsize=1024)
 def _imports_in(source: bytes, package: str) -> tuple[str, ...]:
-    found: list[str] = []
+    """Return all that may be a module in what a source imports; ``package`` is its package."""
     try:
         tree = ast.parse(source)
     except SyntaxError:  # It was edited since it was imported.
         return ()
+    names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found += [alias.name, *_packages_around(alias.name)]
+                names.append(alias.name)
+                names += _packages_around(alias.name)
         elif isinstance(node, ast.ImportFrom):
             home = _from(node, package)
-            found += [home, *_packages_around(home), *(f"{home}.{a.name}" for a in node.names)]
-    return tuple(dict.fromkeys(name for name in found if name.strip(".")))
+            names.append(home)
+            names += _packages_around(home)
+            # What is imported from a package may be a module of it.
+            names += [f"{home}.{alias.name}" for alias in node.names]
+    # Relative imports beyond the outermost package leave nothing but dots.
+    return tuple(dict.fromkeys(name for name in names if name.strip(".")))
 
 
 def _from(node: ast.ImportFrom, package: str) -> str:
     """Return the absolute name of what ``from ... import`` names."""
-    own = node.module or ""
+    module = node.module or ""
     if not node.level:
-        return own
-    parts = package.split(".")
-    around = parts[: len(parts) - node.level + 1]
-    return ".".join([*around, own] if own else around)
+        return module
+    # One dot is the package itself, and each further dot one package up.
+    packages = package.split(".")
+    parts = packages[: len(packages) - node.level + 1]
+    if module:
+        parts.append(module)
+    return ".".join(parts)

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class Kept:
-    """Something whose lines, a table's, are in checkpoints too, and what it remembers beside."""
+    """Something that checkpoints keep: the lines of a table, and what it remembers beside them."""
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:  # noqa: ARG002
         """Return the lines of the rounds after one, up to another."""
@@ -63,8 +63,8 @@ class Built:
     setup : mapping
         Arguments of :class:`~fedif_flower.server.setup.Setup`.
     told : mapping
-        What clients are told beside their settings, also when they are asked, before the first
-        round, whether they can take part.
+        What clients are told beside their settings: in each round, and before the first one, when
+        they are asked whether they can take part.
     callbacks : sequence of Callback
         Told of each round, after the run's own records.
     kept : mapping of str to Kept
@@ -74,9 +74,9 @@ class Built:
     on_row : callable, optional
         Called with each line of ``rounds.csv``.
     copies : int
-        So many times the model's size is what it writes at most.
+        What it writes at most, in multiples of the model's size.
     stays : sequence of Path
-        Its files that are not removed as the run begins: it replaces them.
+        Its files that are not removed as the run begins, since it replaces them itself.
     """
 
     wires: Sequence[Wire] = ()
@@ -140,31 +140,47 @@ class RunContext:
     @property
     def done(self) -> int:
         """The rounds that are behind it."""
-        return self.checkpoint.server_round if self.checkpoint else 0
+        if self.checkpoint is None:
+            return 0
+        return self.checkpoint.server_round
 
     @property
     def instructions(self) -> ConfigRecord:
         """What clients are told beside the model."""
-        own, run, more = self.config.part(ClientConfig), self.config.digest(), self.joined("told")
-        return instructions(own, self.loaded.task, run=run, run_id=self.run_id, more=more)
+        return instructions(
+            self.config.part(ClientConfig),
+            self.loaded.task,
+            run=self.config.digest(),
+            run_id=self.run_id,
+            more=self.joined("told"),
+        )
 
     @property
     def callbacks(self) -> list[Callback]:
         """The callbacks of earlier parts."""
-        return [callback for built in self.built for callback in built.callbacks]
+        callbacks: list[Callback] = []
+        for built in self.built:
+            callbacks += built.callbacks
+        return callbacks
 
     def find(self, kind: type[_T]) -> _T | None:
         """Return the first callback of a kind that an earlier part added, if there is one."""
-        return next((found for found in self.callbacks if isinstance(found, kind)), None)
+        for callback in self.callbacks:
+            if isinstance(callback, kind):
+                return callback
+        return None
 
     def joined(self, name: str) -> dict[str, Any]:
         """Return one of the mappings of :class:`Built`, of all parts together."""
-        return {key: value for built in self.built for key, value in getattr(built, name).items()}
+        together: dict[str, Any] = {}
+        for built in self.built:
+            together |= getattr(built, name)
+        return together
 
     def waited(self, what: str, seconds: float) -> None:
         """Tell whoever measures it how long something took."""
-        for told in self.waits:
-            told(what, seconds)
+        for listener in self.waits:
+            listener(what, seconds)
 
 
 class RunPart(ConfiguredPart):

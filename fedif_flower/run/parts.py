@@ -22,11 +22,21 @@ class Paced(RunPart):
 
 def run_parts() -> Sequence[RunPart]:
     """Return the parts of a run that brings nothing of its own."""
-    beside = Live(), Paced(), Collusion(), ClientMemory()
-    return *beside, Attribution(), Quarantined(), KeepUpdates()
+    return (
+        Live(),
+        Paced(),
+        Collusion(),
+        ClientMemory(),
+        Attribution(),
+        Quarantined(),
+        KeepUpdates(),
+    )
 
 
 def chosen_parts(named: str | Sequence[RunPart] | None) -> Sequence[RunPart]:
     """Return the parts that a door names, as they are or by ``module:function``; else our own."""
-    found = parts_named(named) if isinstance(named, str) else named
-    return run_parts() if found is None else found
+    if isinstance(named, str):
+        named = parts_named(named)  # None where the package that it names is not installed.
+    if named is None:
+        return run_parts()
+    return named

@@ -16,7 +16,8 @@ from fedif_flower.storage import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HONEST, MALICIOUS = "#2a6fbb", "#c8442e"
+HONEST = "#2a6fbb"
+MALICIOUS = "#c8442e"
 FEW = 10  # Clients, at most, whose lines are named: as many as there are colours.
 MAX_NAME = 24  # Characters of a name.
 Series = Mapping[int, Sequence[tuple[int, float]]]  # Of rounds and values, by client id.
@@ -25,60 +26,98 @@ _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
 
 def plot_progress(rounds: Sequence[Line], folder: RunFolder, title: str) -> Path:
     """Draw test and validation accuracy over the rounds, or what a task has in its place."""
-    named = [
-        name.partition("_")[2]
-        for row in rounds
-        for name, value in row.items()
-        if value is not None and name.startswith(("test_", "validation_"))
-    ]
-    has_accuracy = "accuracy" in named
-    key = "accuracy" if has_accuracy else next((key for key in named if key != "loss"), "loss")
-    path = folder.pictures["accuracy" if has_accuracy else "metric"]
+    metric = _drawn_metric(rounds)
     figure = new_figure()
     axes = figure.subplots()
     for split, style in (("test", "-"), ("validation", ":")):
-        columns = [(row["round"], row.get(f"{split}_{key}")) for row in rounds]
-        if shown := [point for point in columns if point[1] is not None]:
-            axes.plot(*zip(*shown, strict=True), style, color=HONEST, label=split)
-    axes.set(xlabel="round", ylabel=key.replace("_", " "), title=title)
-    if has_accuracy:
-        axes.set(ylim=(0, 1))
+        points = _points(rounds, f"{split}_{metric}")
+        if points:
+            axes.plot(*zip(*points, strict=True), style, color=HONEST, label=split)
+    axes.set(xlabel="round", ylabel=metric.replace("_", " "), title=title)
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right" if has_accuracy else "best")
+    if metric == "accuracy":
+        path = folder.pictures["accuracy"]
+        axes.set(ylim=(0, 1))
+        axes.legend(loc="lower right")
+    else:
+        path = folder.pictures["metric"]
+        axes.legend(loc="best")
     save_figure(figure, path)
     return path
 
 
-def plot_members(
-    series: Series, known: Mapping[int, tuple[str, bool]], last: int, path: Path, *labels: str
-) -> None:
-    """Draw a line for each client up to a round, in a picture with an axis' label and a title.
+def _drawn_metric(rounds: Sequence[Line]) -> str:
+    """Return accuracy where there is one, else a metric of the task's own, else the loss."""
+    metrics = []
+    for row in rounds:
+        for column, value in row.items():
+            split, _, metric = column.partition("_")
+            if value is not None and split in ("test", "validation"):
+                metrics.append(metric)
+    if "accuracy" in metrics:
+        return "accuracy"
+    for metric in metrics:
+        if metric != "loss":
+            return metric
+    return "loss"
 
-    A few clients have their names there, many only whether they are known to misbehave.
+
+def _points(rounds: Sequence[Line], column: str) -> list[tuple[int, float]]:
+    """Return the rounds that have a value in a column, and the value."""
+    points = []
+    for row in rounds:
+        value = row.get(column)
+        if value is not None:
+            points.append((row["round"], value))
+    return points
+
+
+def plot_members(
+    series: Series,
+    members: Mapping[int, tuple[str, bool]],
+    last: int,
+    path: Path,
+    *,
+    ylabel: str,
+    title: str,
+) -> None:
+    """Draw a line for each client up to a round.
+
+    ``members`` has each client's name, and whether it is known to misbehave. A few clients have
+    their names in the picture, many only whether they misbehave.
     """
-    marked = {client_id for client_id in series if known[client_id][1]}
+    malicious = {client_id for client_id in series if members[client_id][1]}
     few = len(series) <= FEW
     figure = new_figure()
     axes = figure.subplots()
     for client_id, points in sorted(series.items()):
-        style: dict[str, Any] = {"color": MALICIOUS if client_id in marked else HONEST}
         if few:
-            mark, dashes = (" (malicious)", "--") if client_id in marked else ("", "-")
-            label = shorten(known[client_id][0], MAX_NAME, placeholder=" ...") + mark
-            style = {"label": label, "linestyle": dashes}
+            style = _named_style(members[client_id][0], is_malicious=client_id in malicious)
+        else:
+            style = {"color": MALICIOUS if client_id in malicious else HONEST}
         # Between its rounds a client keeps its value.
         steps = [*points, (last, points[-1][1])]
         axes.step(*zip(*steps, strict=True), where="post", alpha=0.6, linewidth=0.9, **style)
-    if not few and marked:
-        axes.plot([], [], color=HONEST, label=f"honest ({len(series) - len(marked)} clients)")
-        axes.plot([], [], color=MALICIOUS, label=f"malicious ({len(marked)})")
-    axes.set(xlabel="round", ylabel=labels[0], title=labels[1])
+    if not few and malicious:
+        # Lines without points, for the legend alone.
+        axes.plot([], [], color=HONEST, label=f"honest ({len(series) - len(malicious)} clients)")
+        axes.plot([], [], color=MALICIOUS, label=f"malicious ({len(malicious)})")
+    axes.set(xlabel="round", ylabel=ylabel, title=title)
     axes.grid(alpha=0.3)
-    if few or marked:
+    if few:
         # Names stand beside the lines, not over them.
-        place = {"bbox_to_anchor": (1.0, 1.0)} if few else {}
-        axes.legend(loc="upper left", fontsize="small", **place)
+        axes.legend(loc="upper left", fontsize="small", bbox_to_anchor=(1.0, 1.0))
+    elif malicious:
+        axes.legend(loc="upper left", fontsize="small")
     save_figure(figure, path)
+
+
+def _named_style(name: str, *, is_malicious: bool) -> dict[str, Any]:
+    """Return how a client is drawn whose name is in the picture; colours differ by themselves."""
+    label = shorten(name, MAX_NAME, placeholder=" ...")
+    if is_malicious:
+        return {"label": f"{label} (malicious)", "linestyle": "--"}
+    return {"label": label, "linestyle": "-"}
 
 
 def new_figure(height: float = 4.0) -> Figure:

@@ -6,8 +6,8 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from itertools import count, islice
 from pathlib import Path
+from typing import NamedTuple
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -74,24 +74,40 @@ def read_config(
     if values[KEY] != AUTO:
         return RunConfig.from_run_config(values, parts)
     # Every other mistake is an error before anyone is waited for.
-    wanted = RunConfig.from_run_config({**values, KEY: MOST}, parts)
+    settings = RunConfig.from_run_config({**values, KEY: MOST}, parts)
     if is_simulated(grid):
-        found, which = len(simulated_nodes(grid)), "simulated"
-        more = f'--federation-config "num-supernodes={max(100, 10 * found)}"'
-    elif wanted.resume:
+        num_nodes = len(simulated_nodes(grid))
+        which = "simulated"
+        remedy = f'--federation-config "num-supernodes={max(100, 10 * num_nodes)}"'
+    elif settings.resume:
         raise ConfigError(
-            f"{KEY} = 'auto' with resume = {wanted.resume!r}; allowed: the number of the run that "
-            "is to go on, since other nodes may be online now"
+            f"{KEY} = 'auto' with resume = {settings.resume!r}; allowed: the number of the run "
+            "that is to go on, since other nodes may be online now"
         )
     else:
-        replies = wanted.min_valid_replies
-        enough = 1 if replies == 1 else math.ceil(replies / wanted.fraction_train - 1e-9)
-        found = len(wait_for_nodes(grid, max(2, enough), NODE_TIMEOUT, KEY))
-        which, more = "online now", "start SuperNodes before the run"
-    config = RunConfig.from_run_config({**values, KEY: found}, parts)
-    words = (KEY, found, which, config.clients_per_round, more)
-    logger.info("%s = %d: the nodes that are %s, %d of them in a round; for more: %s", *words)
+        num_nodes = len(wait_for_nodes(grid, _fewest_nodes(settings), NODE_TIMEOUT, KEY))
+        which = "online now"
+        remedy = "start SuperNodes before the run"
+    config = RunConfig.from_run_config({**values, KEY: num_nodes}, parts)
+    logger.info(
+        "%s = %d: the nodes that are %s, %d of them in a round; for more: %s",
+        KEY,
+        num_nodes,
+        which,
+        config.clients_per_round,
+        remedy,
+    )
     return config
+
+
+def _fewest_nodes(config: RunConfig) -> int:
+    """Return with how many real nodes a run may begin that counts them itself."""
+    replies = config.min_valid_replies
+    if replies == 1:
+        return 2
+    # So many that a round's share of them is enough; 1e-9 against rounding up by rounding.
+    enough = math.ceil(replies / config.fraction_train - 1e-9)
+    return max(2, enough)
 
 
 def with_free_folder(config: RunConfig) -> RunConfig:
@@ -109,19 +125,27 @@ def with_free_folder(config: RunConfig) -> RunConfig:
         raise ConfigError(f"resume = {config.resume!r}: no such file; allowed: 'auto', or a path")
     if config.resume == AUTO and not config.run_dir.exists():
         logger.warning("resume = 'auto': %s is not there, so a new run begins", config.run_dir)
-    if config.overwrite or config.resume or not (held := _held(config)):
+    if config.overwrite or config.resume:
+        return config
+    earlier = _earlier_run(config)
+    if earlier is None:
         return config
     if config.run_name != config.auto_name:
+        what, how_to_go_on = earlier
         raise ConfigError(
-            f"run-name = {config.run_name!r}: {config.run_dir} holds {held[0]}; allowed: "
-            f"{held[1]}another run-name, or overwrite = true"
+            f"run-name = {config.run_name!r}: {config.run_dir} holds {what}; allowed: "
+            f"{how_to_go_on}another run-name, or overwrite = true"
         )
-    numbered = (config.replace(run_name=f"{config.auto_name}-{n}") for n in count(2))
-    return next(other for other in numbered if not _held(other))
+    number = 2
+    while True:
+        numbered = config.replace(run_name=f"{config.auto_name}-{number}")
+        if _earlier_run(numbered) is None:
+            return numbered
+        number += 1
 
 
-def _held(config: RunConfig) -> tuple[str, str] | None:
-    """Return what a run's folder holds that would be lost, and how to go on with it, in words."""
+def _earlier_run(config: RunConfig) -> tuple[str, str] | None:
+    """Return which run that would be lost is in a folder, and how to go on with it, in words."""
     folder = RunFolder(config.run_dir)
     if folder.is_complete():
         return "a finished run", ""
@@ -135,8 +159,11 @@ def _held(config: RunConfig) -> tuple[str, str] | None:
 
 def require_simulated(grid: Grid, config: RunConfig) -> None:
     """Raise ConfigError if another number of nodes is simulated than the run has clients."""
-    if is_simulated(grid) and (found := len(simulated_nodes(grid))) != config.num_clients:
-        raise other_number_simulated(found, config.num_clients, KEY)
+    if not is_simulated(grid):
+        return
+    num_nodes = len(simulated_nodes(grid))
+    if num_nodes != config.num_clients:
+        raise other_number_simulated(num_nodes, config.num_clients, KEY)
 
 
 def ask_members(grid: Grid, run: RunContext, directory: NodeDirectory) -> None:
@@ -159,49 +186,87 @@ def ask_members(grid: Grid, run: RunContext, directory: NodeDirectory) -> None:
     """
     if is_reliable(run.grid) or is_simulated(run.grid):
         return
-    config, replies = run.config, dict[int, tuple[float, Message]]()
-    timeout, asked = min(PREFLIGHT_TIMEOUT, config.pace.timeout), time.time()
+    timeout = min(PREFLIGHT_TIMEOUT, run.config.pace.timeout)
+    asked_at = time.time()
+    answers: dict[int, _Answer] = {}
+
+    def take(reply: Message) -> None:
+        answers[reply.metadata.src_node_id] = _Answer(reply, asked_at, time.time())
+
     nodes = identify_by_query(
         grid,
         sorted(grid.get_node_ids()),
         RecordDict({QUESTION: run.instructions}),
         timeout,
-        lambda reply: replies.update({reply.metadata.src_node_id: (time.time(), reply)}),
+        take,
     )
     unfit = []
     for node in nodes:
-        found = _findings(replies.get(node.node_id), asked, timeout)
-        _tell(node, found)
-        failed = (one for one in found if one.status is Status.FAILED)
-        unfit += [f"{node.label}: {one.check}: {one.words}" for one in islice(failed, 1)]
+        findings = _findings(answers.get(node.node_id), timeout)
+        _log_findings(node, findings)
+        failed = [finding for finding in findings if finding.status is Status.FAILED]
+        if failed:
+            # One reason is enough here: the log has all of them.
+            first = failed[0]
+            unfit.append(f"{node.label}: {first.check}: {first.words}")
     directory.meet(node for node in nodes if node.partition_id != UNKNOWN_PARTITION)
-    if unfit and run.checkpoint is None and config.start_without != "unfit":
+    if unfit and run.checkpoint is None and run.config.start_without != "unfit":
         raise TrainingFailedError(
             f"{len(unfit)} of {len(nodes)} members cannot take part: {enumerated(unfit)}; "
             "start-without = 'unfit' begins all the same"
         )
 
 
-def _findings(answer: tuple[float, Message] | None, asked: float, timeout: float) -> list[Finding]:
-    """Return what a node's reply, and when it came, says of it."""
-    if answer is None or (answer[1].has_error() and answer[1].error.code == NODE_UNAVAILABLE):
-        return [Finding("node", Status.WARNING, f"no answer in {timeout:g} s")]
-    came, reply = answer
+class _Answer(NamedTuple):
+    """A node's reply, with when it was asked and when the reply came, in seconds since 1970."""
+
+    reply: Message
+    asked_at: float
+    came_at: float
+
+
+def _findings(answer: _Answer | None, timeout: float) -> list[Finding]:
+    """Return what a node's answer says of it; ``None``: there was none within the time."""
+    no_answer = Finding("node", Status.WARNING, f"no answer in {timeout:g} s")
+    if answer is None:
+        return [no_answer]
+    reply = answer.reply
+    if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
+        return [no_answer]
     if reply.has_error():
         return [Finding("node", Status.FAILED, printable(reason_of(reply.error)))]
-    found, clock = read_findings(reply.content)
+    findings, clock = read_findings(reply.content)
     if clock is not None and math.isfinite(clock):
-        # It was told at some time between question and answer.
-        found.append(clock_finding(max(clock - came, 0.0) or min(clock - asked, 0.0)))
-    return found
+        findings.append(clock_finding(_seconds_ahead(clock, answer)))
+    return findings
 
 
-def _tell(node: ClientNode, found: Sequence[Finding]) -> None:
-    """Log what a member found: a line, and one for each thing to be done."""
-    well = ", ".join(f"{one.check}: {one.words}" for one in found if one.status is Status.OK)
+def _seconds_ahead(clock: float, answer: _Answer) -> float:
+    """Return by how much a member's clock is ahead of the server's; negative: behind it.
+
+    The member read its clock at some time between question and answer: any time in between is
+    right.
+    """
+    if clock > answer.came_at:
+        return clock - answer.came_at
+    if clock < answer.asked_at:
+        return clock - answer.asked_at
+    return 0.0
+
+
+def _log_findings(node: ClientNode, findings: Sequence[Finding]) -> None:
+    """Log what a member found: one line of what is well, and one for each thing to be done."""
+    well = [finding for finding in findings if finding.status is Status.OK]
     if well:
-        logger.info("%s: %s", node.label, well)
-    for one in found:
-        if one.status is not Status.OK:
-            words = (node.label, one.check, one.status, one.words, ADVICE[one.check])
-            logger.warning("%s: %s %s: %s; to do: %s", *words)
+        words = ", ".join(f"{finding.check}: {finding.words}" for finding in well)
+        logger.info("%s: %s", node.label, words)
+    for finding in findings:
+        if finding.status is not Status.OK:
+            logger.warning(
+                "%s: %s %s: %s; to do: %s",
+                node.label,
+                finding.check,
+                finding.status,
+                finding.words,
+                ADVICE[finding.check],
+            )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from flwr.serverapp import Grid
+
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.server.record import Round
@@ -22,8 +24,8 @@ Presence = Literal["there", "offline", "revoked", "paused", "not admitted"]
 class Change:
     """What a member is from a round on.
 
-    ``at`` says since when, in seconds since 1970: of one that is gone, when it was last seen, and
-    ``None`` where nobody knows.
+    ``at`` says since when, in seconds since 1970. For a member that is gone it is when it was last
+    seen, and ``None`` where nobody knows.
     """
 
     node: ClientNode
@@ -32,9 +34,16 @@ class Change:
 
     def line(self, server_round: int) -> dict[str, Any]:
         """Return its line of ``attendance.csv``, by column; ``at`` is in UTC, or empty."""
-        ids = {"partition_id": self.node.partition_id, "client_id": self.node.client_id}
-        at = "" if self.at is None else f"{datetime.fromtimestamp(self.at, UTC):%F %T}"
-        return {"round": server_round, **ids, "presence": self.presence, "at": at}
+        at = ""
+        if self.at is not None:
+            at = f"{datetime.fromtimestamp(self.at, UTC):%F %T}"
+        return {
+            "round": server_round,
+            "partition_id": self.node.partition_id,
+            "client_id": self.node.client_id,
+            "presence": self.presence,
+            "at": at,
+        }
 
 
 class RollCall:
@@ -45,52 +54,90 @@ class RollCall:
 
     def __init__(self) -> None:
         self._online: Sequence[ClientNode] = ()
-        self._there: dict[int, ClientNode] = {}
+        self._there: dict[int, ClientNode] = {}  # Online and real, by client id.
         self._gone: set[int] = set()
-        self._held: dict[int, tuple[ClientNode, Presence]] = {}
-        self._called: float | None = None
+        self._barred: dict[int, tuple[ClientNode, Presence]] = {}  # Online, but not to be asked.
+        self._called_at: float | None = None
 
     def call(self, current: Round, directory: NodeDirectory) -> list[Change]:
         """Return what changed since the last call.
 
         ``directory`` knows who was ever seen; it is asked where others are online than before.
         """
-        now, online = time.time(), current.online
-        changes = self._look(current, directory, now) if online is not self._online else []
-        held: dict[int, tuple[ClientNode, Presence]] = {}
-        if len(current.candidates) + len(current.at_work) < len(online):
-            busy = {node.client_id for node in (*current.candidates, *current.at_work)}
-            for node in online:
-                if node.client_id not in busy:
-                    paused = node.client_id in current.paused
-                    held[node.client_id] = node, "paused" if paused else "not admitted"
-        for client_id, (node, presence) in held.items():
-            if self._held.get(client_id, (node, "there"))[1] != presence:
-                changes.append(Change(node, presence, now))
-        for client_id, (node, _) in self._held.items():
-            if client_id not in held and client_id not in self._gone:
-                changes.append(Change(node, "there", now))
-        self._held, self._called = held, now
+        now = time.time()
+        changes = []
+        # The same list, and not an equal one, stands for a round in which nobody came or left.
+        if current.online is not self._online:
+            changes += self._come_and_gone(current, directory, now)
+        changes += self._barred_and_back(_barred(current), now)
+        self._called_at = now
         return changes
 
-    def _look(self, current: Round, directory: NodeDirectory, now: float) -> list[Change]:
-        online, grid = current.online, current.grid
-        there = {node.client_id: node for node in online if not node.is_simulated}
-        absent = [n for n in directory.known if not n.is_simulated and n.client_id not in there]
-        new = [node for node in absent if node.client_id not in self._gone]
-        watching = grid.polling if isinstance(grid, ScreenedGrid) else None
-        ended = set[int]()
-        if watching and new:
-            ended = watching.unregistered(node.node_id for node in new)
+    def _barred_and_back(
+        self, barred: dict[int, tuple[ClientNode, Presence]], now: float
+    ) -> list[Change]:
+        """Return who is not to be asked any more, or for another reason, and who is again."""
         changes = []
-        for node in new:
-            presence: Presence = "revoked" if node.node_id in ended else "offline"
-            seen = watching.last_seen(node.node_id) if watching else None
-            if seen is None and node.client_id in self._there:
-                seen = self._called
-            changes.append(Change(node, presence, seen))
-        came = [node for client_id, node in there.items() if client_id not in self._there]
-        changes += [Change(node, "there", now) for node in came]
-        self._gone = (self._gone - there.keys()) | {node.client_id for node in new}
-        self._online, self._there = online, there
+        for client_id, (node, presence) in barred.items():
+            before = self._barred.get(client_id)
+            if before is None or before[1] != presence:
+                changes.append(Change(node, presence, now))
+        for client_id, (node, _) in self._barred.items():
+            if client_id not in barred and client_id not in self._gone:
+                changes.append(Change(node, "there", now))
+        self._barred = barred
         return changes
+
+    def _come_and_gone(self, current: Round, directory: NodeDirectory, now: float) -> list[Change]:
+        """Return which real members are gone, and which ones came."""
+        there = {node.client_id: node for node in current.online if not node.is_simulated}
+        left = []
+        for node in directory.known:
+            is_absent = not node.is_simulated and node.client_id not in there
+            if is_absent and node.client_id not in self._gone:
+                left.append(node)
+        changes = self._departures(left, current.grid)
+        for client_id, node in there.items():
+            if client_id not in self._there:
+                changes.append(Change(node, "there", now))
+        self._gone -= there.keys()
+        self._gone |= {node.client_id for node in left}
+        self._online = current.online
+        self._there = there
+        return changes
+
+    def _departures(self, left: Sequence[ClientNode], grid: Grid | None) -> list[Change]:
+        """Return how members left, and when they were last seen, as far as the grid knows."""
+        polling = None
+        if isinstance(grid, ScreenedGrid):
+            polling = grid.polling
+        unregistered = set[int]()
+        if polling and left:
+            unregistered = polling.unregistered(node.node_id for node in left)
+        changes = []
+        for node in left:
+            presence: Presence = "revoked" if node.node_id in unregistered else "offline"
+            seen_at = None
+            if polling:
+                seen_at = polling.last_seen(node.node_id)
+            if seen_at is None and node.client_id in self._there:
+                seen_at = self._called_at
+            changes.append(Change(node, presence, seen_at))
+        return changes
+
+
+def _barred(current: Round) -> dict[int, tuple[ClientNode, Presence]]:
+    """Return who is online and not to be asked, by client id, and why."""
+    could_be_asked = [*current.candidates, *current.at_work]
+    if len(could_be_asked) >= len(current.online):
+        return {}
+    ids = {node.client_id for node in could_be_asked}
+    barred: dict[int, tuple[ClientNode, Presence]] = {}
+    for node in current.online:
+        if node.client_id in ids:
+            continue
+        if node.client_id in current.paused:
+            barred[node.client_id] = (node, "paused")
+        else:
+            barred[node.client_id] = (node, "not admitted")
+    return barred

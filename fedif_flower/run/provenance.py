@@ -36,12 +36,12 @@ def package_version() -> str:
 def origin(
     settings: str, validation: Iterable[Tensor], modules: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what a statement signs of where a result comes from.
+    """Return where a result comes from, as a statement signs it.
 
     Parameters
     ----------
     settings : str
-        Their SHA-256; empty: they are not known.
+        The settings' SHA-256; empty: they are not known.
     validation : iterable of Tensor
         The data that contributions are measured on.
     modules : mapping of str to str
@@ -61,9 +61,11 @@ def origin(
 
 
 def data_hash(tensors: Iterable[Tensor]) -> str:
-    """Return :func:`tensors_hash`; empty where there are none: other data would have the same."""
-    found = list(tensors)
-    return tensors_hash(found) if found else ""
+    """Return :func:`tensors_hash`; empty where there are no tensors, which would all hash alike."""
+    data = list(tensors)
+    if not data:
+        return ""
+    return tensors_hash(data)
 
 
 def tensors_hash(tensors: Iterable[Tensor]) -> str:
@@ -81,12 +83,14 @@ def code_hash(modules: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the SHA-256 of the code that a run may execute: this package's, and other modules'."""
     if not modules:
         return package_hash()
-    return hashlib.sha256(f"{package_hash()} {modules_hash(modules)}".encode()).hexdigest()
+    both = f"{package_hash()} {modules_hash(modules)}"
+    return hashlib.sha256(both.encode()).hexdigest()
 
 
 def modules_hash(modules: Mapping[str, str]) -> str:
-    """Return one SHA-256 for that of each module."""
-    return hashlib.sha256(json.dumps(dict(modules), sort_keys=True).encode()).hexdigest()
+    """Return one SHA-256 of the hashes of all modules."""
+    text = json.dumps(dict(modules), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -37,7 +38,7 @@ from fedif_flower.server.record import Round
 from fedif_flower.server.run import RunningStrategy
 
 TABLES = ("rounds", "clients", "attendance")
-MOST_SAVING = 0.03  # Of a deployed run's time, for checkpoints beside those that are due.
+MOST_SAVING = 0.03  # Share of a deployed run's time for checkpoints beside those that are due.
 logger = logging.getLogger(__name__)
 
 
@@ -63,7 +64,8 @@ class RunRecorder(RunWriter):
         checkpoints: CheckpointFolder,
         on_row: OnRow | None = None,
     ) -> None:
-        config, loaded = run.config, run.loaded
+        config = run.config
+        loaded = run.loaded
         super().__init__(
             config.run_dir,
             validation=loaded.validation,
@@ -76,20 +78,28 @@ class RunRecorder(RunWriter):
             on_row=on_row,
         )
         self.remarks = loaded.task.remarks
-        self.listeners[:0] = [built.on_row for built in run.built if built.on_row]
+        # Parts hear of a row before whoever called the run.
+        of_parts = [built.on_row for built in run.built if built.on_row]
+        self.listeners = [*of_parts, *self.listeners]
         self.keeps_attempts = not config.overwrite
-        self._done = max(run.done, 0)
-        self.run, self.config = run, config
-        self.strategy, self.checkpoints = strategy, checkpoints
+        self._rounds_done = max(run.done, 0)
+        self.run = run
+        self.config = config
+        self.strategy = strategy
+        self.checkpoints = checkpoints
         self.num_rounds = config.num_server_rounds
         self._kept = run.joined("kept")
-        self._stay = [path for built in run.built for path in built.stays]
+        stays: list[Path] = []
+        for built in run.built:
+            stays += built.stays
+        self._stays = stays
         # Lines that are in no checkpoint yet, by table.
-        self._new: dict[str, list[Line]] = {table: [] for table in TABLES}
+        self._unsaved: dict[str, list[Line]] = {table: [] for table in TABLES}
         # The last complete round, its model, and what the strategy remembered then.
         self._last: tuple[int, ArrayRecord, dict[str, Any]] | None = None
         # When the last checkpoint was written, and how long that took.
-        self._saved_at, self._save_seconds = -math.inf, 0.0
+        self._saved_at = -math.inf
+        self._save_seconds = 0.0
 
     @property
     def rounds_left(self) -> int:
@@ -108,17 +118,23 @@ class RunRecorder(RunWriter):
         if self.run.checkpoint:
             for table in TABLES:
                 super()._add(table, self.run.checkpoint.lines.get(table, ()))
-            known, self.names = self.names, {}
-            self._add_names(known)
+            # They are known from the checkpoint, but in no file yet.
+            names = self.names
+            self.names = {}
+            self._add_names(names)
 
     def _write_origin(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Write the run config, and hashes of all that the results come from."""
         self.folder.config.write(self.config.to_mapping())
-        loaded, own = self.run.loaded, self.run.joined("provenance")
+        loaded = self.run.loaded
         held_out = tensors_in(loaded.validation_data)
-        found = origin(self.config.digest(), held_out, self.run.modules)
-        ids = {"data_fingerprint": loaded.fingerprint, RUN_ID: self.run.run_id}
-        self.folder.provenance.write({**ids, **found, **own})
+        provenance = {
+            "data_fingerprint": loaded.fingerprint,
+            RUN_ID: self.run.run_id,
+            **origin(self.config.digest(), held_out, self.run.modules),
+            **self.run.joined("provenance"),
+        }
+        self.folder.provenance.write(provenance)
 
     def on_asked(self, current: Round) -> None:
         """Let the lines of the log say which round they are about."""
@@ -135,7 +151,7 @@ class RunRecorder(RunWriter):
         """Tell whether a round is to have a checkpoint.
 
         Real nodes' rounds are worth more than what a checkpoint costs: there, each round has one as
-        soon as that takes no more than a small share of the time. A masked round always has: a
+        long as they take no more than a small share of the time. A masked round always has one: a
         keeper does not answer a second time for the model of a round.
         """
         every = self.config.checkpoint_every
@@ -147,15 +163,19 @@ class RunRecorder(RunWriter):
             return False
         if self.strategy.intake.asks_once:
             return True
-        return time.perf_counter() - self._saved_at >= self._save_seconds / MOST_SAVING
+        since_last_save = time.perf_counter() - self._saved_at
+        return since_last_save >= self._save_seconds / MOST_SAVING
 
     def on_end(self) -> None:
         """Leave the report to whoever finishes the run."""
 
     def _circumstances(self) -> dict[str, Any]:
         """Return what the summary has beside figures: the run config, too."""
-        machine = describe_machine(self.config.device)
-        return {"config": self.config.to_mapping(), **super()._circumstances(), "machine": machine}
+        return {
+            "config": self.config.to_mapping(),
+            **super()._circumstances(),
+            "machine": describe_machine(self.config.device),
+        }
 
     def restore(self, checkpoint: Checkpoint, grid: Grid) -> ArrayRecord:
         """Go back to where a checkpoint was made; return the global model of that moment.
@@ -177,24 +197,11 @@ class RunRecorder(RunWriter):
         """
         last = checkpoint.server_round
         try:
-            if last > self.num_rounds:
-                raise ValueError(f"it is to have {self.num_rounds} rounds")
-            arrays = tensor_arrays(checkpoint.arrays)
-            require_shapes("the run", self.run.loaded.validation.shapes, arrays)
-            state = checkpoint.records
-            if [row["round"] for row in checkpoint.lines["rounds"]] != list(range(last + 1)):
-                raise ValueError(f"its records are not those of the rounds 0 to {last}")
-            self.names = {int(key): str(name) for key, name in state["names"].items()}
-            self._started = time.perf_counter() - float(state["seconds"])
-            self.strategy.load_state_dict(checkpoint.strategy)
-            self.strategy.completed_rounds = last
-            for name, part in self._kept.items():
-                part.restore(checkpoint.lines.get(name, ()), state.get(name), last)
+            arrays = self._take_over(checkpoint)
+        except (ValueError, FedIFError) as error:
+            raise _unfit(last, str(error)) from error
         except Exception as error:  # a file that was made by hand can hold anything
-            reason = error if isinstance(error, ValueError | FedIFError) else repr(error)
-            raise CheckpointError(
-                f"the checkpoint of round {last} does not fit this run: {reason}"
-            ) from error
+            raise _unfit(last, repr(error)) from error
         if self.rounds_left:
             try:  # As at a run's start, but nobody has to come back.
                 self.strategy.nodes.online(grid, self.strategy.min_available_nodes)
@@ -204,49 +211,90 @@ class RunRecorder(RunWriter):
         logger.info("Resumed: round %d of %d is next", last + 1, self.num_rounds)
         return arrays
 
+    def _take_over(self, checkpoint: Checkpoint) -> ArrayRecord:
+        """Take over what a checkpoint holds, or raise if it does not fit; return its model."""
+        last = checkpoint.server_round
+        if last > self.num_rounds:
+            raise ValueError(f"it is to have {self.num_rounds} rounds")
+        arrays = tensor_arrays(checkpoint.arrays)
+        require_shapes("the run", self.run.loaded.validation.shapes, arrays)
+        if [row["round"] for row in checkpoint.lines["rounds"]] != list(range(last + 1)):
+            raise ValueError(f"its records are not those of the rounds 0 to {last}")
+        records = checkpoint.records
+        self.names = {int(client_id): str(name) for client_id, name in records["names"].items()}
+        self._started = time.perf_counter() - float(records["seconds"])
+        self.strategy.load_state_dict(checkpoint.strategy)
+        self.strategy.completed_rounds = last
+        for name, part in self._kept.items():
+            part.restore(checkpoint.lines.get(name, ()), records.get(name), last)
+        return arrays
+
     def stopped(self, error: BaseException) -> None:
         """Save the last complete round of a run that an error ends; say how the run goes on.
 
         A checkpoint that cannot be written is passed over: the error that ends the run counts.
         """
-        last, saved = max(self._last[0] if self._last else self.run.done, 0), self.checkpoints
-        if (
-            isinstance(error, Exception | KeyboardInterrupt | SystemExit)
-            and self.config.checkpoint_every
-            and last > max(saved.last_round, 0)
-        ):
+        last = self.run.done
+        if self._last is not None:
+            last = self._last[0]
+        last = max(last, 0)
+        is_ordinary = isinstance(error, Exception | KeyboardInterrupt | SystemExit)
+        is_unsaved = last > max(self.checkpoints.last_round, 0)
+        if is_ordinary and is_unsaved and self.config.checkpoint_every:
             with contextlib.suppress(CheckpointError):
                 self._save()
-        told = "there is no checkpoint to go on from"
-        if saved.last_round > 0:
-            clients, name = self.config.num_clients, json.dumps(self.run_dir.name)
-            keys = f'run-name={name} resume="auto" num-clients={clients}'
-            told = f"it goes on at round {saved.last_round + 1} with {keys}"
-        logger.warning("stopped after round %d of %d; %s", last, self.num_rounds, told)
+        logger.warning("stopped after round %d of %d; %s", last, self.num_rounds, self._way_on())
+
+    def _way_on(self) -> str:
+        """Return in words how a run that stopped goes on."""
+        saved = self.checkpoints.last_round
+        if saved <= 0:
+            return "there is no checkpoint to go on from"
+        name = json.dumps(self.run_dir.name)
+        keys = f'run-name={name} resume="auto" num-clients={self.config.num_clients}'
+        return f"it goes on at round {saved + 1} with {keys}"
 
     def _add(self, table: str, lines: Sequence[Line]) -> None:
         """Write lines of a table, and keep them for the next checkpoint."""
         super()._add(table, lines)
         if self.config.checkpoint_every:
-            self._new[table] += lines
+            self._unsaved[table] += lines
 
     def _save(self) -> None:
+        """Write a checkpoint of the last complete round."""
         assert self._last is not None  # callers have made sure
         began = time.perf_counter()
-        last, model, strategy = self._last
-        after = self.checkpoints.last_round
+        last, model, strategy_state = self._last
+        saved = self.checkpoints.last_round
         lines: dict[str, Any] = {}
-        for table, new in self._new.items():
-            self._new[table] = [line for line in new if line["round"] > after]
-            lines[table] = [line for line in self._new[table] if line["round"] <= last]
+        for table, unsaved in self._unsaved.items():
+            # What the last checkpoint has goes now, and not as it was saved: a signal may
+            # interrupt a save anywhere.
+            self._unsaved[table] = [line for line in unsaved if line["round"] > saved]
+            lines[table] = [line for line in self._unsaved[table] if line["round"] <= last]
         records: dict[str, Any] = {
             "seconds": time.perf_counter() - self._started,
             "names": dict(self.names),
             RUN_ID: self.run.run_id,
         }
         for name, part in self._kept.items():
-            lines[name], records[name] = part.lines(after, last), part.memory(last)
-        arrays, settings = model.to_torch_state_dict(), self.checkpoints.settings
-        self.checkpoints.save(Checkpoint(last, settings, arrays, strategy, records, lines))
+            lines[name] = part.lines(saved, last)
+            records[name] = part.memory(last)
+        checkpoint = Checkpoint(
+            server_round=last,
+            settings=self.checkpoints.settings,
+            arrays=model.to_torch_state_dict(),
+            strategy=strategy_state,
+            records=records,
+            lines=lines,
+        )
+        self.checkpoints.save(checkpoint)
         self._saved_at = time.perf_counter()
         self._save_seconds = self._saved_at - began
+
+
+def _unfit(server_round: int, reason: str) -> CheckpointError:
+    """Return the error of a checkpoint that belongs to no such run."""
+    return CheckpointError(
+        f"the checkpoint of round {server_round} does not fit this run: {reason}"
+    )

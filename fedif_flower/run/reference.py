@@ -34,14 +34,15 @@ SECTIONS: dict[str, type[Settings]] = {
     "Strategy": StrategyConfig,
     "Attack": AttackConfig,
 }
-TOML_TITLE = "[tool.flwr.app.config]"
-BEGIN, END = "<!-- begin: settings -->", "<!-- end: settings -->"
+TOML_SECTION = "tool.flwr.app.config"
+BEGIN = "<!-- begin: settings -->"
+END = "<!-- end: settings -->"
 
 
 def own_keys(section: type[Settings]) -> list[str]:
     """Return the keys that a class declares itself, not those it inherits."""
-    own = section.__annotations__ or section.model_fields
-    return [str(field.alias) for name, field in section.model_fields.items() if name in own]
+    names = section.__annotations__ or section.model_fields
+    return [str(field.alias) for name, field in section.model_fields.items() if name in names]
 
 
 def toml_defaults(parts: Sequence[RunPart]) -> str:
@@ -51,12 +52,17 @@ def toml_defaults(parts: Sequence[RunPart]) -> str:
     for title, section in SECTIONS.items():
         lines.append(f"# {title}")
         lines += [f"{key} = {json.dumps(defaults[key])}" for key in own_keys(section)]
-    of_parts = {part.settings.section_name(): part.settings for part in parts if part.settings}
-    for name, own in {**of_parts, **RunConfig.sections()}.items():
-        lines += ["", f"{TOML_TITLE[:-1]}.{name}]"]
-        values = own.defaults().items()
-        lines += [f"{key.partition('.')[2]} = {json.dumps(value)}" for key, value in values]
+    for name, section in {**_sections_of(parts), **RunConfig.sections()}.items():
+        lines += ["", f"[{TOML_SECTION}.{name}]"]
+        for key, value in section.defaults().items():
+            key_in_section = key.partition(".")[2]
+            lines.append(f"{key_in_section} = {json.dumps(value)}")
     return "\n".join(lines)
+
+
+def _sections_of(parts: Sequence[RunPart]) -> dict[str, type[Settings]]:
+    """Return the sections that parts of a run have, by name."""
+    return {part.settings.section_name(): part.settings for part in parts if part.settings}
 
 
 def markdown_tables(parts: Sequence[RunPart]) -> str:
@@ -64,33 +70,54 @@ def markdown_tables(parts: Sequence[RunPart]) -> str:
 
     Names of one kind, such as attacks, share a table, and a line of it where they share a setting.
     """
+    tables = {title: [section] for title, section in SECTIONS.items()}
+    for name, section in _sections_of(parts).items():
+        tables[f"`{name}`"] = [section]
     by_name = RunConfig.sections()
-    own = {f"`{p.settings.section_name()}`": p.settings for p in parts if p.settings}
-    tables = {title: [settings] for title, settings in {**SECTIONS, **own}.items()}
     for kind, registry in RunConfig.registries.items():
-        if named := [by_name[name] for name in registry.built_in if name in by_name]:
-            tables[f"Each `{kind.replace('_', '-')}`"] = named
-    return tables_of({**tables, "Each SuperNode": [NodeConfig]})
+        sections = [by_name[name] for name in registry.built_in if name in by_name]
+        if sections:
+            tables[f"Each `{kind.replace('_', '-')}`"] = sections
+    tables["Each SuperNode"] = [NodeConfig]
+    return tables_of(tables)
 
 
 def tables_of(titled: Mapping[str, Sequence[type[Settings]]]) -> str:
     """Return a table for each title in Markdown, of the keys of these sections."""
     lines: list[str] = []
     for title, sections in titled.items():
-        rows: dict[tuple[str, ...], list[str]] = {}
-        for section in sections:
-            own = own_keys(section)
-            for key, default, allowed, words in section.describe():
-                if key in own:
-                    setting = key.rpartition(".")[2]
-                    usual = "" if default is None else f"`{json.dumps(default)}`"
-                    told = (re.sub("^an? ", "", allowed), words)
-                    signs = [text.replace(">=", "≥").replace("<=", "≤") for text in told]
-                    rows.setdefault((setting, usual, *signs), []).append(f"`{key}`")
-        cells = [[", ".join(keys), *row[1:]] for row, keys in rows.items()]
+        cells = _described(sections)
         table = ResultTable("", ("key", "default", "allowed", "meaning"), cells, num_labels=4)
         lines += [f"## {title}", "", *table.to_markdown(), ""]
     return "\n".join(lines)
+
+
+def _described(sections: Sequence[type[Settings]]) -> list[list[str]]:
+    """Return a line for each setting: keys, default, what is allowed, what it means.
+
+    Sections that share a setting, by its name and all that is said of it, share its line.
+    """
+    keys_by_setting: dict[tuple[str, str, str, str], list[str]] = {}
+    for section in sections:
+        keys = own_keys(section)
+        for key, default, allowed, words in section.describe():
+            if key not in keys:
+                continue
+            name = key.rpartition(".")[2]
+            shown_default = ""
+            if default is not None:
+                shown_default = f"`{json.dumps(default)}`"
+            shown_allowed = re.sub("^an? ", "", allowed)
+            setting = (name, shown_default, _with_signs(shown_allowed), _with_signs(words))
+            keys_by_setting.setdefault(setting, []).append(f"`{key}`")
+    cells = []
+    for (_, *texts), keys in keys_by_setting.items():
+        cells.append([", ".join(keys), *texts])
+    return cells
+
+
+def _with_signs(text: str) -> str:
+    return text.replace(">=", "≥").replace("<=", "≤")
 
 
 def update(
@@ -103,23 +130,37 @@ def update(
     """
     manifest = project / "pyproject.toml"
     text = manifest.read_text()
-    before, rest = text.split(f"{TOML_TITLE}\n")
-    end = re.search(rf"\n\n\[(?!{re.escape(TOML_TITLE[1:-1])})", rest)
-    assert end is not None
-    after = rest[end.start() :]
-    texts = [(manifest, text, f"{before}{TOML_TITLE}\n{toml_defaults(parts)}{after}")]
+    new_texts = {manifest: _with_defaults(manifest.read_text(), toml_defaults(parts))}
     pages = {"configuration.md": markdown_tables(parts), **(more or {})}
     for name, tables in pages.items():
         page = project / "docs" / name
-        text = page.read_text()
-        before, after = text.split(BEGIN)[0], text.split(END)[1]
-        texts.append((page, text, f"{before}{BEGIN}\n{tables}\n{END}{after}"))
-    changed = {path: new for path, old, new in texts if old != new}
-    for path, new in changed.items():
-        path.write_text(new)
-    return list(changed)
+        new_texts[page] = _with_tables(page.read_text(), tables)
+    # Nothing is written before every text is known to have its place.
+    changed = []
+    for path, text in new_texts.items():
+        if path.read_text() != text:
+            path.write_text(text)
+            changed.append(path)
+    return changed
+
+
+def _with_defaults(manifest: str, defaults: str) -> str:
+    """Return a ``pyproject.toml`` with these defaults in place of its own."""
+    before, rest = manifest.split(f"[{TOML_SECTION}]\n")
+    # They end where a section begins that is none of theirs.
+    end = re.search(rf"\n\n\[(?!{re.escape(TOML_SECTION)})", rest)
+    assert end is not None
+    return f"{before}[{TOML_SECTION}]\n{defaults}{rest[end.start() :]}"
+
+
+def _with_tables(page: str, tables: str) -> str:
+    """Return a page with these tables between its two marks."""
+    before = page.split(BEGIN)[0]
+    after = page.split(END)[1]
+    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
 
 
 if __name__ == "__main__":
-    for written in update(Path.cwd(), chosen_parts(runpy.run_path("server_app.py")["PARTS"])):
+    door = runpy.run_path("server_app.py")
+    for written in update(Path.cwd(), chosen_parts(door["PARTS"])):
         print(f"written: {written}")

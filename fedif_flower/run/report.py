@@ -6,7 +6,6 @@ import math
 import os
 import platform
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +16,13 @@ import torch
 from rich.console import Console
 
 from fedif_flower.errors import IncompleteRunError, TrainingFailedError
-from fedif_flower.run.completeness import LETTERS, NOT_ASKED, Completeness, is_failed
+from fedif_flower.run.completeness import (
+    LETTERS,
+    NOT_ASKED,
+    Completeness,
+    MemberTurns,
+    is_failed,
+)
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.plots import plot_members, plot_progress
 from fedif_flower.run.results import UNFINISHED, Run
@@ -38,38 +43,82 @@ def write_report(
 
     One that is not finished was ended by an error.
     """
-    folder, rounds = run.folder, run.lines("rounds")
+    rounds = run.lines("rounds")
     lines = [f"# {title}", "", *_figures(summary).to_markdown(), ""]
-    if told := _remainder(summary):
-        lines += [*wrap(told, 100), ""]
+    remainder = _remainder(summary)
+    if remainder:
+        lines += [*wrap(remainder, 100), ""]
     for remark in summary.get("data_remarks", ()):
         lines += [*wrap(f"Data, {remark}.", 100), ""]
-    losses = ("test_loss", "validation_loss")
-    if any(row.get(name) is not None for row in rounds for name in losses):
-        picture = plot_progress(rounds, folder, title)
+    if _has_losses(rounds):
+        picture = plot_progress(rounds, run.folder, title)
         lines += [f"![{picture.stem} over rounds]({picture.name})", ""]
-    known, last = {m.client_id: (m.label, m.malicious) for m in run.members}, run.last_round
-    contributed: Points = defaultdict(lambda: [(0, 0.0)])
-    for row in run.attributed[1]:
-        so_far = contributed[row["client_id"]]
-        so_far.append((row["round"], so_far[-1][1] + row["contribution"]))
-    scores: Points = defaultdict(list)
-    for row in run.lines("clients"):
-        if row["weight_score"] is not None:
-            scores[row["client_id"]].append((row["round"], row["weight_score"]))
-    gain = "decrease of the validation loss"
-    for points, place, axis, what in (
-        (contributed, folder.pictures["attribution"], gain, "Contribution"),
-        (scores, folder.pictures["weight-scores"], r"weight score $\Omega$", "Weight score"),
-    ):
-        if points:
-            plot_members(points, known, last, place, axis, f"{what} of each client over the rounds")
-            lines += [f"![{what.lower()}s over rounds]({place.name})", ""]
+    lines += _member_pictures(run)
     members = run.table()
     words = _column_words(members.heading, Scoring.from_record(summary.get("scoring")))
     lines += ["## Members", "", *wrap(words, 100), "", *members.to_markdown()]
     lines += _completeness(run.completeness, is_finished=is_finished)
-    write_atomically(folder.report, "\n".join(lines) + "\n")
+    write_atomically(run.folder.report, "\n".join(lines) + "\n")
+
+
+def _has_losses(rounds: Iterable[Line]) -> bool:
+    """Tell whether a model of the run was evaluated on held-out data."""
+    for row in rounds:
+        if row.get("test_loss") is not None or row.get("validation_loss") is not None:
+            return True
+    return False
+
+
+def _member_pictures(run: Run) -> list[str]:
+    """Draw members' contributions and scores, as far as the run has any; return the links."""
+    members = {member.client_id: (member.label, member.malicious) for member in run.members}
+    lines = []
+    contributed = _contributed(run)
+    if contributed:
+        path = run.folder.pictures["attribution"]
+        plot_members(
+            contributed,
+            members,
+            run.last_round,
+            path,
+            ylabel="decrease of the validation loss",
+            title="Contribution of each client over the rounds",
+        )
+        lines += [f"![contributions over rounds]({path.name})", ""]
+    scores = _scores(run)
+    if scores:
+        path = run.folder.pictures["weight-scores"]
+        plot_members(
+            scores,
+            members,
+            run.last_round,
+            path,
+            ylabel=r"weight score $\Omega$",
+            title="Weight score of each client over the rounds",
+        )
+        lines += [f"![weight scores over rounds]({path.name})", ""]
+    return lines
+
+
+def _contributed(run: Run) -> Points:
+    """Return what each client has contributed so far, by round; nothing before the first."""
+    contributed: Points = {}
+    _, lines = run.attributed
+    for line in lines:
+        points = contributed.setdefault(line["client_id"], [(0, 0.0)])
+        before = points[-1][1]
+        points.append((line["round"], before + line["contribution"]))
+    return contributed
+
+
+def _scores(run: Run) -> Points:
+    """Return each client's weight scores by round."""
+    scores: Points = {}
+    for line in run.lines("clients"):
+        if line["weight_score"] is not None:
+            points = scores.setdefault(line["client_id"], [])
+            points.append((line["round"], line["weight_score"]))
+    return scores
 
 
 def _figures(summary: Mapping[str, Any], title: str = "") -> ResultTable:
@@ -77,17 +126,14 @@ def _figures(summary: Mapping[str, Any], title: str = "") -> ResultTable:
     rows = [
         ("test accuracy", _percent(summary["test_accuracy"])),
         ("validation accuracy", _percent(summary["validation_accuracy"])),
-        *(
-            (f"{split} {name}", shown_number(figures[split], ".4g"))
-            for name, figures in summary.get("metrics", {}).items()
-            for split in ("test", "validation")
-        ),
-        ("attack success rate", _percent(summary.get("attack_success"))),
     ]
-    if sums := summary.get("attribution"):
-        less = "less" if sums["remainder"] < 0 else "and"
-        by = f"{sums['attributed']:.4f} by members, {less} {abs(sums['remainder']):.4f} by nobody"
-        rows.append(("decrease of the validation loss", f"{sums['decrease']:.4f}: {by}"))
+    for name, figures in summary.get("metrics", {}).items():
+        rows.append((f"test {name}", shown_number(figures["test"], ".4g")))
+        rows.append((f"validation {name}", shown_number(figures["validation"], ".4g")))
+    rows.append(("attack success rate", _percent(summary.get("attack_success"))))
+    sums = summary.get("attribution")
+    if sums:
+        rows.append(("decrease of the validation loss", _decrease(sums)))
     replies = "{accepted} / {rejected} / {failed}".format(**summary)
     rows += [
         ("weight of malicious clients", _percent(summary["malicious_weight_share"])),
@@ -98,8 +144,19 @@ def _figures(summary: Mapping[str, Any], title: str = "") -> ResultTable:
         ("rounds", str(summary["rounds"])),
         *troubles(summary),
     ]
-    known = [row for row in rows if row[1] != _UNKNOWN]
-    return ResultTable(title, ("figure", "value"), known, num_labels=1)
+    known_rows = [row for row in rows if row[1] != _UNKNOWN]
+    return ResultTable(title, ("figure", "value"), known_rows, num_labels=1)
+
+
+def _decrease(sums: Mapping[str, float]) -> str:
+    """Return in words by how much the validation loss fell, and by whom."""
+    joint = "and"
+    if sums["remainder"] < 0:
+        joint = "less"
+    return (
+        f"{sums['decrease']:.4f}: {sums['attributed']:.4f} by members, {joint} "
+        f"{abs(sums['remainder']):.4f} by nobody"
+    )
 
 
 def require_last_round(run_dir: Path) -> None:
@@ -123,36 +180,41 @@ def require_complete(run_dir: Path) -> None:
         If too little of what it asked for came.
     """
     require_last_round(run_dir)
-    found = RunFolder(run_dir).summary.read().get("completeness", {})
-    if found.get("verdict") == "incomplete":
+    record = RunFolder(run_dir).summary.read().get("completeness", {})
+    if record.get("verdict") == "incomplete":
         raise IncompleteRunError(
-            f"the run is incomplete: {' '.join(found['reasons'])} Results: {run_dir}"
+            f"the run is incomplete: {' '.join(record['reasons'])} Results: {run_dir}"
         )
 
 
 def print_summary(run_dir: Path, console: Console | None = None) -> None:
     """Print a completed run's table and where its report lies."""
-    console, run = console or Console(), Run(run_dir)
+    console = console or Console()
+    run = Run(run_dir)
     _figures(run.summary, run.title).print(console)
-    found = run.completeness
-    style = None if found.verdict == "complete" else "yellow"
-    console.print(found.headline, style=style, soft_wrap=True, markup=False, highlight=False)
+    completeness = run.completeness
+    style = None if completeness.verdict == "complete" else "yellow"
+    console.print(completeness.headline, style=style, soft_wrap=True, markup=False, highlight=False)
     console.print(f"Report: {run.folder.report}", soft_wrap=True, highlight=False)
 
 
 def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return what a completed run must not hide; nothing where all went well."""
     shown = []
-    if failed := summary.get("failed_rounds"):
-        last = ", the last among them" if summary["last_round_failed"] else ""
-        shown.append(("rounds that failed", f"{failed}{last}"))
-    if kept := summary.get("kept_rounds"):
-        shown.append(("rounds that gave nobody weight", str(kept)))
+    num_failed = summary.get("failed_rounds")
+    if num_failed:
+        words = str(num_failed)
+        if summary["last_round_failed"]:
+            words += ", the last among them"
+        shown.append(("rounds that failed", words))
+    num_kept = summary.get("kept_rounds")
+    if num_kept:
+        shown.append(("rounds that gave nobody weight", str(num_kept)))
     return shown
 
 
 def _remainder(summary: Mapping[str, Any]) -> str:
-    """Return what the part of the decrease is that has no owner; empty: there is none."""
+    """Return a paragraph about the decrease that nobody contributed; empty: there is none."""
     sums = summary.get("attribution")
     if sums is None or not sums["remainder"]:
         return ""
@@ -166,46 +228,68 @@ def _remainder(summary: Mapping[str, Any]) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return _UNKNOWN if value is None else f"{100 * value:.1f} %"
+    if value is None:
+        return _UNKNOWN
+    return f"{100 * value:.1f} %"
 
 
-def _completeness(found: Completeness, *, is_finished: bool) -> list[str]:
+def _completeness(completeness: Completeness, *, is_finished: bool) -> list[str]:
     """Return a Markdown section: the verdict, and who lacks what, with its rounds as letters."""
-    told = found.headline
+    headline = completeness.headline
     if not is_finished:
-        until = f"an error ended the run after round {found.rounds}. Until then:"
-        told = f"{UNFINISHED.capitalize()}: {until} {' '.join(found.reasons)}"
-    lines = ["", "## Completeness", "", *wrap(told, 100)]
-    shown = [member for member in found.members if member.has_gaps or member.count["not admitted"]]
+        until = f"an error ended the run after round {completeness.rounds}. Until then:"
+        headline = f"{UNFINISHED.capitalize()}: {until} {' '.join(completeness.reasons)}"
+    lines = ["", "## Completeness", "", *wrap(headline, 100)]
+    shown = [
+        member for member in completeness.members if member.has_gaps or member.count["not admitted"]
+    ]
     if not shown:
         return lines
-    counted = ("asked", "answered", "late", "missing", "refused", "paused", "offline")
-    cells = []
-    for member in shown:
-        part = member.participation
-        share = "" if part is None else f"{100 * part:.0f} %"
-        cells.append([member.name, *(str(member.count[n]) for n in counted), share, member.seen])
-    columns = ("member", *counted, "took part in", "last seen")
-    lines += ["", *ResultTable("", columns, cells, num_labels=1).to_markdown()]
-    if others := len(found.members) - len(shown):
-        lines += ["", f"Of the other {others} nothing is missing."]
-    if drawn := [member for member in shown if member.rounds]:
-        width = max(len(member.name) for member in drawn)
-        meanings = ", ".join(f"{letter} {what}" for what, letter in LETTERS.items())
-        lines += ["", *wrap(f"Each round: {meanings}, {NOT_ASKED} not asked.", 100), "", "```"]
-        lines += [*(f"{member.name:{width}}  {member.rounds}" for member in drawn), "```"]
+    lines += ["", *_turns_table(shown).to_markdown()]
+    num_others = len(completeness.members) - len(shown)
+    if num_others:
+        lines += ["", f"Of the other {num_others} nothing is missing."]
+    lines += _drawn_rounds(shown)
     return lines
 
 
-def _column_words(columns: Sequence[str], scores: Scoring | None) -> str:
+def _turns_table(members: Iterable[MemberTurns]) -> ResultTable:
+    """Return what became of members' requests, and when they could not be asked."""
+    counted = ("asked", "answered", "late", "missing", "refused", "paused", "offline")
+    cells = []
+    for member in members:
+        share = ""
+        if member.participation is not None:
+            share = f"{100 * member.participation:.0f} %"
+        counts = [str(member.count[name]) for name in counted]
+        cells.append([member.name, *counts, share, member.seen])
+    columns = ("member", *counted, "took part in", "last seen")
+    return ResultTable("", columns, cells, num_labels=1)
+
+
+def _drawn_rounds(members: Iterable[MemberTurns]) -> list[str]:
+    """Return members' rounds as letters, with a legend; nothing where there are too many."""
+    drawn = [member for member in members if member.rounds]
+    if not drawn:
+        return []
+    meanings = [f"{letter} {status}" for status, letter in LETTERS.items()]
+    legend = f"Each round: {', '.join(meanings)}, {NOT_ASKED} not asked."
+    width = max(len(member.name) for member in drawn)
+    letters = [f"{member.name:{width}}  {member.rounds}" for member in drawn]
+    return ["", *wrap(legend, 100), "", "```", *letters, "```"]
+
+
+def _column_words(columns: Sequence[str], scoring: Scoring | None) -> str:
     """Return what the columns mean."""
+    score_words = ""
+    if scoring:
+        score_words = scoring.words()
     meanings = {
         "contribution": "Contribution is by how much the member's updates lowered the validation "
         "loss over the run, by path attribution, in nats for a cross-entropy. It adds up over "
         "rounds and over members.",
         "weight score": "Weight score is the strategy's score (Omega) after the member's last "
-        "round. It is no contribution, and nobody should be paid by it. "
-        + (scores.words() if scores else ""),
+        f"round. It is no contribution, and nobody should be paid by it. {score_words}",
         "weight": "Weight is the sum of the member's aggregation weights over its rounds. Away: "
         "no reply came; failed: an error of the client's app.",
     }
@@ -226,78 +310,118 @@ def summarize(
     """
     trained = [row for row in rounds if row["round"]]
     tested = [row for row in trained if row.get("test_accuracy") is not None]
-    accuracies = [row["test_accuracy"] for row in tested]
-    weight = math.fsum(row["weight"] or 0.0 for row in clients)
-    bad = math.fsum(row["weight"] or 0.0 for row in clients if row["malicious"])
-    any_malicious = any(row["malicious"] for row in clients)
+    attack_success = None
+    if tested:
+        attack_success = tested[-1].get("attack_success")
+    accuracies = _column(tested, "test_accuracy")
     seconds = _column(clients, "train_seconds")
-    failed = list(map(is_failed, rounds))
     return {
         "rounds": max((row["round"] for row in rounds), default=0),
-        "test_accuracy": accuracies[-1] if accuracies else None,
+        "test_accuracy": _last(accuracies),
         "test_accuracy_last_ten": _mean(of_last_ten(tested, "test_accuracy")),
         "test_accuracy_best": max(accuracies, default=None),
-        "validation_accuracy": next(iter(_column(rounds, "validation_accuracy")[::-1]), None),
-        "attack_success": tested[-1].get("attack_success") if tested else None,
+        "validation_accuracy": _last(_column(rounds, "validation_accuracy")),
+        "attack_success": attack_success,
         **_metrics(trained, metrics, with_loss=not _column(rounds, "test_accuracy")),
-        "malicious_weight_share": bad / weight if weight > 0 and any_malicious else None,
+        "malicious_weight_share": _malicious_weight_share(clients),
         "detection_auc": detection_auc(clients),
         "train_seconds_per_client": _mean(seconds),
         "train_seconds_total": sum(seconds),
         "aggregation_seconds_per_round": _mean(_column(trained, "aggregation_seconds")),
         "evaluations_per_round": _mean(_column(trained, "evaluations")),
-        **{name: sum(_column(rounds, name)) for name in ("accepted", "rejected", "failed")},
-        "failed_rounds": sum(failed),
+        "accepted": sum(_column(rounds, "accepted")),
+        "rejected": sum(_column(rounds, "rejected")),
+        "failed": sum(_column(rounds, "failed")),
+        "failed_rounds": sum(is_failed(row) for row in rounds),
         "kept_rounds": sum(row["status"] == "kept" for row in rounds),
-        "last_round_failed": bool(failed) and failed[-1],
+        "last_round_failed": bool(rounds) and is_failed(rounds[-1]),
     }
 
 
+def _malicious_weight_share(clients: Sequence[Line]) -> float | None:
+    """Return the malicious clients' share of all weight; ``None``: there are none, or no weight."""
+    malicious = [row for row in clients if row["malicious"]]
+    if not malicious:
+        return None
+    weight = math.fsum(row["weight"] or 0.0 for row in clients)
+    if not weight > 0:
+        return None
+    return math.fsum(row["weight"] or 0.0 for row in malicious) / weight
+
+
 def of_last_ten(lines: Sequence[Line], name: str) -> list[Any]:
-    """Return what a column has of the last ten rounds, of which not all need to be evaluated."""
-    found = {int(line["round"]): line[name] for line in lines if line.get(name) not in (None, "")}
-    return [value for number, value in [*found.items()][-10:] if number > max(found) - 10]
+    """Return what a column has of the last ten rounds, not all of which need to be evaluated.
+
+    The last round is the last one that has a value.
+    """
+    values = {}
+    for line in lines:
+        if line.get(name) not in (None, ""):
+            values[int(line["round"])] = line[name]
+    last = max(values, default=0)
+    return [value for number, value in list(values.items())[-10:] if number > last - 10]
 
 
 def _column(lines: Sequence[Line], name: str) -> list[Any]:
     """Return what there is in a column."""
-    return [value for line in lines if (value := line.get(name)) is not None]
+    return [line[name] for line in lines if line.get(name) is not None]
 
 
 def _metrics(
     trained: Sequence[Line], metrics: Sequence[Metric], *, with_loss: bool
 ) -> dict[str, Any]:
     """Return the figures of a task's metrics by name; nothing where accuracy says it all."""
-    wanted = [(metric.name, metric.key, metric.higher_is_better) for metric in metrics]
-    found = {}
-    for name, key, higher_is_better in [*wanted, *[("loss", "loss", False)] * with_loss]:
-        test, validation = (_column(trained, f"{split}_{key}") for split in ("test", "validation"))
-        if test and validation:
-            found[name] = {
-                "higher_is_better": higher_is_better,
-                "test": test[-1],
-                "test_last_ten": _mean(of_last_ten(trained, f"test_{key}")),
-                "test_best": max(test) if higher_is_better else min(test),
-                "validation": validation[-1],
-            }
-    return {"metrics": found} if found else {}
+    by_name = {}
+    for metric in metrics:
+        figures = _metric_figures(trained, metric.key, higher_is_better=metric.higher_is_better)
+        if figures:
+            by_name[metric.name] = figures
+    if with_loss:
+        figures = _metric_figures(trained, "loss", higher_is_better=False)
+        if figures:
+            by_name["loss"] = figures
+    if not by_name:
+        return {}
+    return {"metrics": by_name}
+
+
+def _metric_figures(trained: Sequence[Line], key: str, *, higher_is_better: bool) -> dict[str, Any]:
+    """Return a metric's figures; nothing where a split has no value of it."""
+    test = _column(trained, f"test_{key}")
+    validation = _column(trained, f"validation_{key}")
+    if not test or not validation:
+        return {}
+    best = max if higher_is_better else min
+    return {
+        "higher_is_better": higher_is_better,
+        "test": test[-1],
+        "test_last_ten": _mean(of_last_ten(trained, f"test_{key}")),
+        "test_best": best(test),
+        "validation": validation[-1],
+    }
 
 
 def detection_auc(clients: Iterable[Line]) -> float | None:
     """Return how well low weight scores tell malicious clients from honest ones, in [0, 1]."""
-    scored = {row["client_id"]: row for row in clients if row["weight_score"] is not None}
-    malicious = [bool(row["malicious"]) for row in scored.values()]  # Each client's latest.
+    latest: dict[int, Line] = {}
+    for row in clients:
+        if row["weight_score"] is not None:
+            latest[row["client_id"]] = row
+    malicious = [bool(row["malicious"]) for row in latest.values()]
+    scores = [row["weight_score"] for row in latest.values()]
     if len(set(malicious)) < 2:
         return None
-    # Imported here: it takes a second, of every client and command line.
+    # Imported here: it takes a second, which clients and command lines should not have to wait for.
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(malicious, [-row["weight_score"] for row in scored.values()]))
+    return float(roc_auc_score(malicious, [-score for score in scores]))
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """Return versions and hardware, for a figure to be read with."""
-    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    """Return versions and hardware, without which no figure of speed says anything."""
+    gpu = None
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_name(0)
     return {
         "python": platform.python_version(),
         "flwr": version("flwr"),
@@ -310,4 +434,12 @@ def describe_machine(device: str) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
+    if not values:
+        return None
+    return statistics.fmean(values)
+
+
+def _last(values: Sequence[float]) -> float | None:
+    if not values:
+        return None
+    return values[-1]

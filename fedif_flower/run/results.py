@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedif_flower.attribution.intervals import ends_of, intervals
 from fedif_flower.errors import ConfigError, require
@@ -18,7 +19,7 @@ from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import called
 from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.config import subject_of
-from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, RunFolder
+from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, JsonFile, RunFolder
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.tables import ResultTable, shown_number
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 UNFINISHED = "unfinished"  # It goes on, or was stopped: its completeness is not known yet.
 TABLES = ("members", "rounds", "clients", "attendance", "attribution")
 _MOST_BARS = 40  # Members that a picture has room for.
+# What a member contributed, and the ends of its interval.
+_Contribution = tuple[float | None, float | None, float | None]
+_UNKNOWN: _Contribution = (None, None, None)
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,8 @@ class Run:
         self.folder = RunFolder(path)
         if not self.folder.rounds.path.is_file():
             raise ConfigError(f"{str(path)!r} holds no run: there is no rounds.csv")
-        self.config = self.folder.config.read() if self.folder.config.path.is_file() else {}
-        self.summary = self.folder.summary.read() if self.folder.summary.path.is_file() else {}
+        self.config = _content(self.folder.config)
+        self.summary = _content(self.folder.summary)
 
     @property
     def name(self) -> str:
@@ -117,8 +121,10 @@ class Run:
 
     @property
     def state(self) -> str:
-        """What its report says of its completeness, in a word or three; before its end, that."""
-        return self.completeness.verdict if self.summary else UNFINISHED
+        """Whether it is complete, as its report says it; before its end it is unfinished."""
+        if not self.summary:
+            return UNFINISHED
+        return self.completeness.verdict
 
     def __repr__(self) -> str:
         """Say how far it came."""
@@ -147,8 +153,9 @@ class Run:
         require(table in TABLES, "table", table, ", ".join(TABLES))
         if table == "members":
             return [vars(member) for member in self.members]
-        found: list[Line] = read_table(getattr(self.folder, table).path, more=True).to_pylist()
-        return found
+        path = getattr(self.folder, table).path
+        lines: list[Line] = read_table(path, more=True).to_pylist()
+        return lines
 
     def to_pandas(self, table: str = "members") -> DataFrame:
         """Return a table as a pandas ``DataFrame``; see :meth:`lines` for which.
@@ -173,8 +180,13 @@ class Run:
     @cached_property
     def completeness(self) -> Completeness:
         """Whether what it asked for came."""
-        rounds, clients, changes = map(self.lines, ("rounds", "clients", "attendance"))
-        return completeness(rounds, clients, changes, self.names, self._settings)
+        return completeness(
+            self.lines("rounds"),
+            self.lines("clients"),
+            self.lines("attendance"),
+            self.names,
+            self._settings,
+        )
 
     @property
     def _settings(self) -> Mapping[str, Any]:
@@ -188,33 +200,16 @@ class Run:
     def members(self) -> tuple[Member, ...]:
         """Everybody who was asked, the largest contribution first, else the largest score."""
         with refused_as(ConfigError, f"the tables of {self.folder.path} cannot be read"):
-            found: dict[int, list[Line]] = {}
+            lines_by_client: dict[int, list[Line]] = {}
             for line in self.lines("clients"):
-                found.setdefault(line["client_id"], []).append(line)
-            contributed = self._contributions()
+                lines_by_client.setdefault(line["client_id"], []).append(line)
+            contributions = self._contributions()
             members = []
-            for client_id, lines in found.items():
-                status = Counter(line["status"] for line in lines)
-                contribution, low, high = contributed.get(client_id, (None, None, None))
-                scores = [line["weight_score"] for line in lines]
-                member = Member(
-                    client_id=client_id,
-                    partition_id=lines[-1]["partition_id"],
-                    name=self.names.get(client_id, ""),
-                    accepted=status["accepted"],
-                    refused=status["refused"],
-                    failed=status["failed"],
-                    away=status["away"],
-                    contribution=contribution,
-                    low=low,
-                    high=high,
-                    weight_score=next((s for s in reversed(scores) if s is not None), None),
-                    weight=math.fsum(line["weight"] or 0.0 for line in lines),
-                    malicious=bool(lines[-1]["malicious"]),
-                )
-                members.append(member)
-            by = "contribution" if contributed else "weight_score"
-            return tuple(sorted(members, key=lambda member: _place(member, by)))
+            for client_id, lines in lines_by_client.items():
+                name = self.names.get(client_id, "")
+                members.append(_member(name, lines, contributions.get(client_id, _UNKNOWN)))
+            column = "contribution" if contributions else "weight_score"
+            return tuple(sorted(members, key=lambda member: _place(member, column)))
 
     def sort(self, by: str) -> tuple[Member, ...]:
         """Return the members in the order of a column, the largest first; texts from A on.
@@ -230,24 +225,33 @@ class Run:
 
     def table(self, by: str = "") -> ResultTable:
         """Return the members as a table, in the order of a column; what nobody has is left out."""
-        members = self.sort(by) if by else self.members
-        lines = [
-            {
-                "member": m.label + (" (malicious)" if m.malicious else ""),
-                "contribution": shown_number(m.contribution),
-                self.interval: "-" if m.low is None else f"{m.low:.4f} to {m.high:.4f}",
-                "weight score": shown_number(m.weight_score),
-                "weight": f"{m.weight:.3f}",
-                "accepted": str(m.accepted),
-                "refused": str(m.refused),
-                "failed": str(m.failed or "-"),
-                "away": str(m.away),
-            }
-            for m in members
-        ]
-        columns = lines[0] if lines else ()
-        shown = [name for name in columns if any(line[name] != "-" for line in lines)]
-        return ResultTable(self.title, shown, [[line[n] for n in shown] for line in lines], 1)
+        members = self.members
+        if by:
+            members = self.sort(by)
+        lines = [self._table_line(member) for member in members]
+        columns = _columns_with_values(lines)
+        cells = [[line[column] for column in columns] for line in lines]
+        return ResultTable(self.title, columns, cells, num_labels=1)
+
+    def _table_line(self, member: Member) -> dict[str, str]:
+        """Return a member's cells by column; a dash where there is nothing."""
+        label = member.label
+        if member.malicious:
+            label += " (malicious)"
+        interval = "-"
+        if member.low is not None:
+            interval = f"{member.low:.4f} to {member.high:.4f}"
+        return {
+            "member": label,
+            "contribution": shown_number(member.contribution),
+            self.interval: interval,
+            "weight score": shown_number(member.weight_score),
+            "weight": f"{member.weight:.3f}",
+            "accepted": str(member.accepted),
+            "refused": str(member.refused),
+            "failed": str(member.failed or "-"),
+            "away": str(member.away),
+        }
 
     def plot(self, path: str | Path) -> Path:
         """Draw what each member contributed, with its interval; else its weight score.
@@ -257,24 +261,24 @@ class Run:
         ConfigError
             If the run has neither.
         """
-        attributed = any(member.contribution is not None for member in self.members)
-        by = "contribution" if attributed else "weight_score"
-        shown = [m for m in self.members if getattr(m, by) is not None][:_MOST_BARS][::-1]
+        if any(member.contribution is not None for member in self.members):
+            column = "contribution"
+            xlabel = "decrease of the validation loss"
+        else:
+            column = "weight_score"
+            xlabel = "weight score"
+        shown = [member for member in self.members if getattr(member, column) is not None]
         if not shown:
             raise ConfigError(f"{self.name}: neither contributions nor weight scores to draw")
+        shown = shown[:_MOST_BARS]
+        shown.reverse()  # Bars are drawn from below, and the first member is to be at the top.
         figure = new_figure(height=1.2 + 0.25 * len(shown))
         axes = figure.subplots()
-        values = np.array([getattr(member, by) for member in shown])
+        values = np.array([getattr(member, column) for member in shown])
         colours = ["C1" if member.malicious else "C0" for member in shown]
-        ends: Any = None
-        if all(member.low is not None for member in shown):
-            lows, highs = np.array([(member.low, member.high) for member in shown]).T
-            # A width of 0 may be less by rounding, which a picture refuses.
-            ends = np.maximum([values - lows, highs - values], 0.0)
-        axes.barh(range(len(shown)), values, xerr=ends, color=colours)
+        axes.barh(range(len(shown)), values, xerr=_error_bars(shown, values), color=colours)
         axes.set_yticks(range(len(shown)), [member.label for member in shown])
-        what = "decrease of the validation loss" if attributed else "weight score"
-        axes.set(xlabel=what, title=self.title)
+        axes.set(xlabel=xlabel, title=self.title)
         axes.grid(alpha=0.3, axis="x")
         save_figure(figure, Path(path))
         return Path(path)
@@ -283,47 +287,65 @@ class Run:
     def attributed(self) -> tuple[list[Line], list[Line]]:
         """What each round gained, and each client's part of it; rounds that are complete."""
         rounds = read_table(self.folder.attributed_rounds.path, more=True).to_pylist()
-        numbers = {row["round"] for row in rounds}  # Where its own line is, its clients' are.
-        kinds = dict.fromkeys(["contribution", *self._blocks], "double")
-        columns = {"round": "int64", "client_id": "uint64", **kinds}
+        # A round's own line is written last: where there is one, its clients' lines are complete.
+        complete = {row["round"] for row in rounds}
+        columns = {"round": "int64", "client_id": "uint64", "contribution": "double"}
+        for column in self._blocks:
+            columns[column] = "double"
         parts = read_table(self.folder.attribution.path, columns).to_pylist()
-        return rounds, [row for row in parts if row["round"] in numbers]
+        return rounds, [row for row in parts if row["round"] in complete]
 
     @cached_property
     def _blocks(self) -> dict[str, float]:
-        """The columns of blocks of held-out examples, and each one's part of the examples."""
+        """Each block's part of the held-out examples, by its column of contributions."""
         provenance = self.folder.provenance
-        weights = provenance.read().get(BLOCKS_KEY) or [] if provenance.path.exists() else []
-        return {f"{BLOCK_COLUMN}{k}": weight for k, weight in enumerate(weights)}
+        if not provenance.path.exists():
+            return {}
+        weights = provenance.read().get(BLOCKS_KEY) or []
+        return {f"{BLOCK_COLUMN}{block}": weight for block, weight in enumerate(weights)}
 
     @property
     def _is_split(self) -> bool:
         """Whether all contributions are split by blocks; those of masked rounds are not."""
-        parts = self.attributed[1]
-        return bool(self._blocks) and all(row[k] is not None for row in parts for k in self._blocks)
+        if not self._blocks:
+            return False
+        for row in self.attributed[1]:
+            if any(row[column] is None for column in self._blocks):
+                return False
+        return True
 
     @property
     def interval(self) -> str:
         """What members' intervals are about: other held-out examples, or luck of the rounds."""
-        return f"95 %, other {'held-out set' if self._is_split else 'rounds'}"
+        if self._is_split:
+            return "95 %, other held-out set"
+        return "95 %, other rounds"
 
-    def _contributions(self) -> dict[int, tuple[float, float | None, float | None]]:
+    def _contributions(self) -> dict[int, _Contribution]:
         """Return each member's contribution over the run, and the ends of its interval."""
         rounds, parts = self.attributed
-        times = {row["round"]: t for t, row in enumerate(rounds)}
-        places = {i: k for k, i in enumerate(sorted({row["client_id"] for row in parts}))}
-        per_round = np.zeros((len(times), len(places)))  # [T, n]
-        for row in parts:
-            per_round[times[row["round"]], places[row["client_id"]]] = row["contribution"]
-        ends = intervals(per_round)
+        client_ids = sorted({row["client_id"] for row in parts})
+        column_of = {client_id: k for k, client_id in enumerate(client_ids)}
+        row_of = {row["round"]: t for t, row in enumerate(rounds)}
+        per_round = np.zeros((len(row_of), len(client_ids)))  # [T, n]
+        for part in parts:
+            per_round[row_of[part["round"]], column_of[part["client_id"]]] = part["contribution"]
+        ends = intervals(per_round)  # [n, 2]
         if self._is_split:
-            by_block = np.zeros((len(self._blocks), len(places)))  # [B, n]
-            for row in parts:
-                by_block[:, places[row["client_id"]]] += [row[name] for name in self._blocks]
+            by_block = np.zeros((len(self._blocks), len(client_ids)))  # [B, n]
+            for part in parts:
+                of_client = [part[column] for column in self._blocks]
+                by_block[:, column_of[part["client_id"]]] += of_client
             ends = ends_of(by_block, np.array(list(self._blocks.values())))
-        sums = [math.fsum(per_round[:, k]) for k in places.values()]
-        known = [(None, None)] * len(sums) if ends is None else ends.tolist()
-        return {i: (sums[k], *known[k]) for i, k in places.items()}
+        contributions: dict[int, _Contribution] = {}
+        for k, client_id in enumerate(client_ids):
+            total = math.fsum(per_round[:, k])
+            if ends is None:
+                contributions[client_id] = (total, None, None)
+            else:
+                low, high = ends[k].tolist()
+                contributions[client_id] = (total, low, high)
+        return contributions
 
 
 def load(path: str | Path) -> Run:
@@ -344,14 +366,68 @@ def load(path: str | Path) -> Run:
 
 def run_title(settings: Mapping[str, Any]) -> str:
     """Return what a run is called."""
-    named = settings.get("attack", "none")  # A RunWriter knows of none.
-    attack = "" if named == "none" else f", attack: {named}"
-    return f"{settings.get('strategy', '?')} on {subject_of(settings)}{attack}"
+    title = f"{settings.get('strategy', '?')} on {subject_of(settings)}"
+    attack = settings.get("attack", "none")  # A RunWriter knows of none.
+    if attack != "none":
+        title += f", attack: {attack}"
+    return title
 
 
-def _place(member: Member, by: str) -> tuple[Any, int]:
+def _content(file: JsonFile) -> dict[str, Any]:
+    """Return what a file holds; nothing where there is none."""
+    if not file.path.is_file():
+        return {}
+    return file.read()
+
+
+def _member(name: str, lines: Sequence[Line], contribution: _Contribution) -> Member:
+    """Return what became of a member, from its lines of ``clients.csv``."""
+    status = Counter(line["status"] for line in lines)
+    weight_score = None
+    for line in lines:
+        if line["weight_score"] is not None:
+            weight_score = line["weight_score"]
+    total, low, high = contribution
+    latest = lines[-1]
+    return Member(
+        client_id=latest["client_id"],
+        partition_id=latest["partition_id"],
+        name=name,
+        accepted=status["accepted"],
+        refused=status["refused"],
+        failed=status["failed"],
+        away=status["away"],
+        contribution=total,
+        low=low,
+        high=high,
+        weight_score=weight_score,
+        weight=math.fsum(line["weight"] or 0.0 for line in lines),
+        malicious=bool(latest["malicious"]),
+    )
+
+
+def _columns_with_values(lines: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the columns in which a line has something."""
+    if not lines:
+        return []
+    return [column for column in lines[0] if any(line[column] != "-" for line in lines)]
+
+
+def _error_bars(members: Sequence[Member], values: NDArray[np.float64]) -> Any:
+    """Return how far intervals reach to both sides, ``[2, n]``, where every member has one."""
+    if any(member.low is None for member in members):
+        return None
+    lows = np.array([member.low for member in members])
+    highs = np.array([member.high for member in members])
+    # A width of 0 may be less by rounding, which a picture refuses.
+    return np.maximum([values - lows, highs - values], 0.0)
+
+
+def _place(member: Member, column: str) -> tuple[Any, int]:
     """Return what members are sorted by: the largest value of a column first."""
-    if by == "name":
+    if column == "name":
         return member.label, member.client_id
-    value = getattr(member, by)
-    return math.inf if value is None else -value, member.client_id
+    value = getattr(member, column)
+    if value is None:
+        return math.inf, member.client_id
+    return -value, member.client_id

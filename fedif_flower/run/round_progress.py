@@ -42,7 +42,9 @@ class ShowRounds(Callback):
         if server_round % self._every or report is None or report.round != server_round:
             return
         counts = report.counts
-        parts = [f"{counts['accepted']} of {len(report.clients) - counts['late']} replies"]
+        # Clients that are late still work: their replies belong to a round to come.
+        num_due = len(report.clients) - counts["late"]
+        parts = [f"{counts['accepted']} of {num_due} replies"]
         parts += [f"{name.replace('-', ' ')} {value:.4g}" for name, value in metrics.items()]
         if report.reason:
             parts.append(f"{report.status}: {report.reason}")

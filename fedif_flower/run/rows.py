@@ -31,28 +31,34 @@ def read_table(path: Path, types: Mapping[str, Any] = _NONE, *, more: bool = Fal
     import pyarrow as pa  # which clients and command lines should not have to wait for
     import pyarrow.csv as pa_csv
 
-    known = {"client_id": pa.uint64(), **dict.fromkeys(_TEXTS, pa.string()), **types}
+    # Else a column of ids that need 64 bits, or of texts that look like numbers, is guessed wrong.
+    column_types = {"client_id": pa.uint64(), **dict.fromkeys(_TEXTS, pa.string()), **types}
+    conversion = pa_csv.ConvertOptions(
+        column_types=column_types, null_values=[""], strings_can_be_null=True
+    )
+    if not more:
+        conversion.include_columns = list(types)
+        conversion.include_missing_columns = True
     try:
-        content = b""
-        if path.is_file():
-            with open(path, "rb", opener=regular) as file:
-                content = file.read()
-            content = content[: content.rfind(b"\n") + 1]
+        content = _whole_lines(path)
         if not content:
             return pa.schema(types).empty_table()
         return pa_csv.read_csv(
             pa.BufferReader(content),
             parse_options=pa_csv.ParseOptions(invalid_row_handler=lambda _: "skip"),
-            convert_options=pa_csv.ConvertOptions(
-                column_types=known,
-                include_columns=None if more else list(types),
-                include_missing_columns=not more,
-                null_values=[""],
-                strings_can_be_null=True,
-            ),
+            convert_options=conversion,
         )
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _whole_lines(path: Path) -> bytes:
+    """Return a file up to its last line end; empty where there is none."""
+    if not path.is_file():
+        return b""
+    with open(path, "rb", opener=regular) as file:
+        content = file.read()
+    return content[: content.rfind(b"\n") + 1]
 
 
 def read_rows(path: Path, rest: str | None = None) -> list[dict[str, str]]:
@@ -63,21 +69,26 @@ def read_rows(path: Path, rest: str | None = None) -> list[dict[str, str]]:
     if not path.exists():
         return []
     with open(path, newline="", encoding="utf-8-sig", opener=regular) as file:
-        return [row for row in csv.DictReader(file, restval=rest) if None not in row.values()]
+        rows = csv.DictReader(file, restval=rest)
+        return [row for row in rows if None not in row.values()]
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Return rows as the lines of a CSV file."""
     text = StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(cell, row) for row in rows)
+    writer = csv.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow(map(cell, row))
     return text.getvalue()
 
 
 def cell(value: object) -> object:
     """Return a value as a CSV file holds it."""
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return int(value)
     # A spreadsheet would take such a text, which a client may have written, for a formula.
     if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
         return "'" + value
-    return "" if value is None else value
+    return value

@@ -21,12 +21,13 @@ from fedif_flower.seeding import torch_generator
 from fedif_flower.storage import config_folder, require_private, write_private
 from fedif_flower.valuation import Validation
 
-NONCE, COMMITMENT = "paying_nonce", "paying_commitment"
+NONCE = "paying_nonce"
+COMMITMENT = "paying_commitment"
 _BYTES = 32
 
 
 def commitment_of(salt: str) -> str:
-    """Return what is published of a salt before the run."""
+    """Return the commitment to a salt, which is published before the run."""
     return hashlib.sha256(salt.encode()).hexdigest()
 
 

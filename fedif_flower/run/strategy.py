@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -20,12 +20,16 @@ from fedif_flower.strategies.fedprox import FedProx
 from fedif_flower.strategies.registry import StrategyParts, build_named
 from fedif_flower.tasks.config import TrainingConfig
 
-# Of the setup of a strategy, what keys of the run config say.
+# Arguments of a strategy's setup that keys of the run config say under the same name.
 SAME_NAMES = (
-    *("seed", "device", "min_valid_replies", "max_failed_rounds", "max_paused_turns"),
+    "seed",
+    "device",
+    "min_valid_replies",
+    "max_failed_rounds",
+    "max_paused_turns",
     "max_examples_ratio",
 )
-# Of a task that does not say how many training examples there are.
+# A reply's bound where a task does not say how many training examples there are.
 MOST_EXAMPLES = 10_000_000
 
 
@@ -34,23 +38,17 @@ def build_strategy(
 ) -> ScreenedStrategy:
     """Return the strategy that the run config names; ``setup`` has what parts of a run set."""
     config = loaded.config
+    fraction_train = config.fraction_train
+    if config.pace.is_buffered:
+        fraction_train = 1.0  # Everybody works all the time.
     base = BaseArguments(
-        fraction_train=1.0 if config.pace.is_buffered else config.fraction_train,
+        fraction_train=fraction_train,
         fraction_evaluate=0.0,
         min_train_nodes=1,
         min_available_nodes=config.num_clients,
         stages=configured_stages(config, loaded.validation),
         callbacks=(),
-        setup=Setup(
-            trainable_keys=loaded.validation.parameter_names,
-            tied_keys=loaded.validation.tied_names,
-            max_num_examples=loaded.task.num_train or MOST_EXAMPLES,
-            pace=config.pace.pace(),
-            local_method=build_local_method(config, loaded.task, config.seed),
-            identify=identify_clients,
-            **{name: getattr(config, name) for name in SAME_NAMES},
-            **setup,
-        ),
+        setup=_setup(loaded, setup),
     )
     parts = StrategyParts(
         num_clients=config.num_clients,
@@ -74,12 +72,31 @@ def build_strategy(
     return strategy
 
 
+def _setup(loaded: LoadedTask, of_parts: Mapping[str, Any]) -> Setup:
+    """Return what every strategy of the run is set up with, and what its parts set."""
+    config = loaded.config
+    same = {name: getattr(config, name) for name in SAME_NAMES}
+    return Setup(
+        trainable_keys=loaded.validation.parameter_names,
+        tied_keys=loaded.validation.tied_names,
+        max_num_examples=loaded.task.num_train or MOST_EXAMPLES,
+        pace=config.pace.pace(),
+        local_method=build_local_method(config, loaded.task, config.seed),
+        identify=identify_clients,
+        **same,
+        **of_parts,
+    )
+
+
 def malicious_marker(config: RunConfig) -> Callable[[ClientNode], bool]:
     """Return a function that tells which clients are known to misbehave."""
-    share = 0.0 if config.attack == "none" else config.malicious_fraction
-    malicious = malicious_partitions(config.num_clients, share, config.seed)
+    malicious: Collection[int] = ()
+    if config.attack != "none":
+        malicious = malicious_partitions(config.num_clients, config.malicious_fraction, config.seed)
 
     def is_malicious(node: ClientNode) -> bool:
-        return node.attack != "none" if node.attack else node.partition_id in malicious
+        if node.attack:  # It says so itself, in a demo.
+            return node.attack != "none"
+        return node.partition_id in malicious
 
     return is_malicious

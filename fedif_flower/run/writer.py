@@ -11,10 +11,10 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord
 from torch import Tensor
@@ -61,7 +61,7 @@ class RunWriter(Callback):
     where an ``evaluate_fn`` or another callback gives them, as ``test-accuracy``,
     ``validation-loss`` and so on.
 
-    Beside a :class:`~fedif_flower.PathAttribution` it writes contributions as well, of which
+    Beside a :class:`~fedif_flower.PathAttribution` it writes contributions as well, from which
     ``fedif statement`` makes a statement. A strategy that is started again goes on in its files.
 
     Parameters
@@ -112,26 +112,34 @@ class RunWriter(Callback):
         self.remarks: Sequence[str] = ()  # What there is to know of the data.
         self.names: dict[int, str] = {}
         for name, judge in (("validation", validation), ("test", test)):
-            is_one = judge is None or isinstance(judge, Validation)
-            require(is_one, name, shown_setting(judge), "a Validation")
-        self._judges = {"validation": validation, "test": test, "triggered": triggered}
-        self._keys = ("accuracy", "loss", *(metric.key for metric in metrics))
-        self._own = [f"{s}_{metric.key}" for metric in metrics for s in ("test", "validation")]
-        self.listeners = [on_row] if on_row else []
+            is_fine = judge is None or isinstance(judge, Validation)
+            require(is_fine, name, shown_setting(judge), "a Validation")
+        self._judges: dict[str, Validation] = {}
+        for split, judge in (("validation", validation), ("test", test), ("triggered", triggered)):
+            if judge is not None:
+                self._judges[split] = judge
+        self._measures = ["accuracy", "loss", *(metric.key for metric in metrics)]
+        self._metric_columns: list[str] = []
+        for metric in metrics:
+            self._metric_columns += [f"test_{metric.key}", f"validation_{metric.key}"]
+        self.listeners: list[OnRow] = []
+        if on_row:
+            self.listeners.append(on_row)
         self._strategy: RunningStrategy | None = None
-        self._outer: BaseException | None = None  # That was being handled as the rounds began.
+        # The error that was being handled as the rounds began; another one at the end is theirs.
+        self._outer_error: BaseException | None = None
         self._written = -1  # The last round with a line.
-        self._stay: Collection[Path] = ()  # Of an earlier run's files.
+        self._stays: Collection[Path] = ()  # An earlier run's files that are not removed.
         self.keeps_attempts = True  # An earlier run's files are put aside.
-        self._done = 0  # Rounds of an earlier attempt that count.
+        self._rounds_done = 0  # Rounds of an earlier attempt that count.
         self._attribution: PathAttribution | None = None
         self._every = every
-        self.is_malicious = is_malicious or (lambda _: False)
+        self.is_malicious = is_malicious or _nobody_is
         self._started = time.perf_counter()
         self._report = Round(0)
         self._roll = RollCall()
         self._news: list[Change] = []
-        self._evaluated = 0.0, ""  # In so many seconds, and why it failed.
+        self._evaluation = _NOT_EVALUATED
 
     @property
     def run_dir(self) -> Path:
@@ -144,30 +152,35 @@ class RunWriter(Callback):
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Begin the files, or go on with those of this strategy's earlier rounds."""
-        for judge in filter(None, self._judges.values()):
+        for judge in self._judges.values():
             require_judge(type(self).__name__, judge, strategy.model)
-        goes_on = strategy is self._strategy and strategy.completed_rounds == self._written > 0
+        is_known = strategy is self._strategy
+        goes_on = is_known and self._written > 0 and strategy.completed_rounds == self._written
         self._strategy = strategy
-        self._outer = sys.exception()
-        found = (told for told in strategy.callbacks if isinstance(told, PathAttribution))
-        self._attribution = next(found, None)
+        self._outer_error = sys.exception()
+        self._attribution = _attribution_among(strategy.callbacks)
         if goes_on:
             self._keep_rounds(strategy.completed_rounds)
         else:
             self._keep_attempt()
-            self.folder.begin(self._stay)
-            self.folder.rounds.begin(self._own)
-            self.folder.clients.begin()
-            self.folder.attendance.begin()
+            self._begin_files()
         if self._attribution is not None:
             self._begin_attribution(self._attribution)
         self._write_origin(strategy)
 
+    def _begin_files(self) -> None:
+        """Remove an earlier run's files, and begin the tables."""
+        self.folder.begin(self._stays)
+        self.folder.rounds.begin(self._metric_columns)
+        self.folder.clients.begin()
+        self.folder.attendance.begin()
+
     def _keep_rounds(self, last: int) -> None:
         """Keep the lines of complete rounds: an error may have ended the one after them."""
-        self.folder.begin({*self._stay, *self.folder.tables()})
+        self.folder.begin({*self._stays, *self.folder.tables()})
         for table in (self.folder.rounds, self.folder.clients, self.folder.attendance):
-            table.replace([line for line in table.read() if int(line["round"]) <= last])
+            complete = [line for line in table.read() if int(line["round"]) <= last]
+            table.replace(complete)
 
     def _begin_attribution(self, attribution: PathAttribution) -> None:
         """Write what was attributed before, and be told of what will be."""
@@ -180,20 +193,25 @@ class RunWriter(Callback):
     def _keep_attempt(self) -> None:
         """Put what an earlier attempt left aside, and say which of its rounds count no more."""
         last = self.folder.last_round()
-        first = self._done + 1
+        first = self._rounds_done + 1
         if last < first:
             return
+        rounds = f"round {last}"
+        if last > first:
+            rounds = f"rounds {first} to {last}"
         where = "overwrite = true removes their records"
         if self.keeps_attempts:
             where = f"their records are kept in {self.folder.keep_attempt()}"
-        again = f"rounds {first} to {last}" if last > first else f"round {last}"
-        logger.warning("%s of an earlier attempt count no more; %s", again, where)
+        logger.warning("%s of an earlier attempt count no more; %s", rounds, where)
 
     def _write_origin(self, strategy: RunningStrategy) -> None:
         """Write where the results come from, as far as it is known without a run config."""
-        paying = self._attribution.validation if self._attribution else None
-        parts = [strategy, *vars(strategy).values(), *strategy.stages, *strategy.callbacks]
-        provenance = origin("", _tensors_of(paying), modules_behind(parts))
+        paying: list[Tensor] = []
+        if self._attribution is not None:
+            paying = _tensors_of(self._attribution.validation)
+        # A strategy's attributes may be functions of the app's own.
+        objects = [strategy, *vars(strategy).values(), *strategy.stages, *strategy.callbacks]
+        provenance = origin("", paying, modules_behind(objects))
         if self._attribution is not None:
             provenance[BLOCKS_KEY] = self._attribution.block_weights
         provenance[SETTINGS_KEY] = known_settings(strategy, self._attribution)
@@ -207,24 +225,24 @@ class RunWriter(Callback):
     def on_round(self, report: Round) -> None:
         """Take in a strategy's report of a round, and write its clients' lines."""
         self._report = report
-        self._add(
-            "clients",
-            [
-                {**client.line(report.round), "malicious": self.is_malicious(client.node)}
-                for client in report.clients
-            ],
-        )
+        lines = []
+        for client in report.clients:
+            is_malicious = self.is_malicious(client.node)
+            lines.append({**client.line(report.round), "malicious": is_malicious})
+        self._add("clients", lines)
         if self._news:
             self._add("attendance", [change.line(report.round) for change in self._news])
-        nodes = [*(c.node for c in self._news), *(c.node for c in report.clients)]
+        nodes = [change.node for change in self._news]
+        nodes += [client.node for client in report.clients]
         self._add_names({node.client_id: node.name for node in nodes if node.name})
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
         """Return the metrics of a round's model, where it is to be evaluated.
 
-        One that cannot be measured is taken back; before the first round, the error ends the run.
+        A model that cannot be measured is taken back; before the first round, the error ends the
+        run.
         """
-        if not self.is_due(server_round) or not any(self._judges.values()):
+        if not self.is_due(server_round) or not self._judges:
             return {}
         started = time.perf_counter()
         try:
@@ -234,58 +252,71 @@ class RunWriter(Callback):
                 raise
             reason = printable(f"the evaluation failed: {error!r}")
             logger.error("round %d: %s", server_round, reason)
-            self._evaluated = 0.0, reason
+            self._evaluation = _Evaluation(0.0, reason)
             return {}
-        self._evaluated = time.perf_counter() - started, ""
+        self._evaluation = _Evaluation(time.perf_counter() - started)
         return metrics
 
     def _measured(self, model: GlobalModel, record: ArrayRecord) -> dict[str, float]:
         """Return what the server's splits say of a round's model, or of one before it."""
-        is_now = record is model.record
-        vectors = model.vectors if is_now else model.layout.to_vectors(record)
+        vectors = model.vectors
+        if record is not model.record:
+            vectors = model.layout.to_vectors(record)
         buffers = model.layout.named_buffers(vectors)
         metrics: dict[str, float] = {}
         for split, judge in self._judges.items():
-            if judge is not None and split == "triggered":
+            if split == "triggered":
                 metrics["attack-success"] = judge.accuracy(vectors.params, buffers)
-            elif judge is not None:
-                found = judge.measure(vectors.params, buffers)
-                known = (key for key in self._keys if key in found)
-                metrics |= {f"{split}-{key.replace('_', '-')}": found[key] for key in known}
+                continue
+            measured = judge.measure(vectors.params, buffers)
+            for key in self._measures:
+                if key in measured:
+                    metrics[f"{split}-{key.replace('_', '-')}"] = measured[key]
         return metrics
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Write a round's line, with the metrics of its model."""
-        (seconds, remark), self._evaluated = self._evaluated, (0.0, "")
-        is_told = self._report.round == server_round
-        report = self._report if is_told else Round(server_round)
-        found = {name.replace("-", "_"): value for name, value in metrics.items()}
+        evaluation = self._evaluation
+        self._evaluation = _NOT_EVALUATED
+        report = self._report
+        if report.round != server_round:  # Before the first round there was no report.
+            report = Round(server_round)
+        reasons = [reason for reason in (report.reason, evaluation.failure) if reason]
         report = replace(
             report,
-            reason="; ".join(filter(None, (report.reason, remark))),
-            evaluation_seconds=seconds,
-            metrics={
-                name: value
-                for name in (*MEASURED, *self._own)
-                # An ``evaluate_fn`` may give lists; an accuracy that is not defined is none.
-                if isinstance(value := found.get(name), int | float)
-                and not (name.endswith("_accuracy") and math.isnan(value))
-            },
+            reason="; ".join(reasons),
+            evaluation_seconds=evaluation.seconds,
+            metrics=self._by_column(metrics),
         )
         self._add("rounds", [report.line()])
         self._written = server_round
-        for told in self.listeners:
-            told(report)
+        for listener in self.listeners:
+            listener(report)
+
+    def _by_column(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return those metrics that have a column of ``rounds.csv``, by column."""
+        by_column = {name.replace("-", "_"): value for name, value in metrics.items()}
+        written = {}
+        for column in (*MEASURED, *self._metric_columns):
+            value = by_column.get(column)
+            if not isinstance(value, int | float):  # An ``evaluate_fn`` may give lists.
+                continue
+            if column.endswith("_accuracy") and math.isnan(value):  # It is not defined.
+                continue
+            written[column] = value
+        return written
 
     def on_end(self) -> None:
         """Write the report; after a good end model and summary as well."""
-        if sys.exception() is not self._outer:
+        if sys.exception() is not self._outer_error:
             self._write_report(is_finished=False)
             return
         if self._attribution is not None:
             self._attribution.settle()
-            told = self._attribution.on_attribution
-            told[:] = [one for one in told if one != self.folder.add_attribution]
+            # The strategy may be started again, beside another writer.
+            listeners = self._attribution.on_attribution
+            while self.folder.add_attribution in listeners:
+                listeners.remove(self.folder.add_attribution)
         assert self._strategy is not None  # on_start
         self.finish(self._strategy.model.record.to_torch_state_dict())
 
@@ -308,17 +339,19 @@ class RunWriter(Callback):
     def _write_report(self, *, is_finished: bool = True) -> dict[str, Any]:
         """Write the report; return what it is made of."""
         run = Run(self.run_dir)
-        scoring = self._strategy and self._strategy.scoring
-        summary = {
-            **summarize(run.lines("rounds"), run.lines("clients"), self.metrics),
-            "scoring": scoring.to_record() if scoring else None,
-            "completeness": run.completeness.to_record(),
-        }
+        summary = summarize(run.lines("rounds"), run.lines("clients"), self.metrics)
+        summary["scoring"] = None
+        if self._strategy is not None and self._strategy.scoring:
+            summary["scoring"] = self._strategy.scoring.to_record()
+        summary["completeness"] = run.completeness.to_record()
         if self.remarks:
             summary["data_remarks"] = list(self.remarks)
-        if rounds := run.attributed[0]:
-            names = ("decrease", "attributed", "remainder")
-            summary["attribution"] = {n: math.fsum(row[n] for row in rounds) for n in names}
+        rounds, _ = run.attributed
+        if rounds:
+            sums = {}
+            for name in ("decrease", "attributed", "remainder"):
+                sums[name] = math.fsum(row[name] for row in rounds)
+            summary["attribution"] = sums
         write_report(run, summary, self.title, is_finished=is_finished)
         return summary
 
@@ -332,35 +365,64 @@ class RunWriter(Callback):
             return
         self.names |= names
         self.folder.names.replace(
-            {"client_id": key, "name": name} for key, name in sorted(self.names.items())
+            {"client_id": client_id, "name": name} for client_id, name in sorted(self.names.items())
         )
+
+
+class _Evaluation(NamedTuple):
+    """How the evaluation of a round's model went."""
+
+    seconds: float = 0.0
+    failure: str = ""  # Why it failed; empty: it did not.
+
+
+_NOT_EVALUATED = _Evaluation()
 
 
 def known_settings(
     strategy: RunningStrategy, attribution: PathAttribution | None
 ) -> dict[str, Any]:
     """Return what the objects of a run without a run config tell, under a run config's keys."""
-    known: dict[str, Any] = {"strategy": type(strategy).__name__}
+    settings: dict[str, Any] = {"strategy": type(strategy).__name__}
     weighing = None
     if isinstance(strategy, ScreenedStrategy):
         weighing = strategy.validation
-        known[STAGES_KEY] = repr(strategy.stages)
-        known["pace.late-rounds"] = strategy.setup.pace.late_rounds
+        settings[STAGES_KEY] = repr(strategy.stages)
+        settings["pace.late-rounds"] = strategy.setup.pace.late_rounds
     if attribution is None:
-        return known
-    known["attribution"] = attribution.rule
-    bounds, paying = attribution.bounds, attribution.validation
+        return settings
+    settings["attribution"] = attribution.rule
     for name in ("length", "borrowed", "weight"):
-        known[f"credit.{name}"] = 0.0 if bounds is None else getattr(bounds, name)
-    # Data that pay and never weigh are another set than the strategy's own.
-    is_other = weighing is not None and weighing is not paying
-    known["credit.secret-validation"] = is_other and data_hash(_tensors_of(weighing)) != data_hash(
-        _tensors_of(paying)
-    )
-    return known
+        bound = 0.0  # Credit is not bounded.
+        if attribution.bounds is not None:
+            bound = getattr(attribution.bounds, name)
+        settings[f"credit.{name}"] = bound
+    settings["credit.secret-validation"] = _are_other_data(weighing, attribution.validation)
+    return settings
 
 
-def _tensors_of(validation: Validation | None) -> list[Tensor]:
+def _are_other_data(weighing: Validation | None, paying: Validation) -> bool:
+    """Tell whether a strategy weighs by other data than contributions are paid by."""
+    if weighing is None or weighing is paying:
+        return False
+    return data_hash(_tensors_of(weighing)) != data_hash(_tensors_of(paying))
+
+
+def _attribution_among(callbacks: Iterable[object]) -> PathAttribution | None:
+    """Return the first attribution among a strategy's callbacks, if there is one."""
+    for callback in callbacks:
+        if isinstance(callback, PathAttribution):
+            return callback
+    return None
+
+
+def _nobody_is(node: ClientNode) -> bool:  # noqa: ARG001
+    return False
+
+
+def _tensors_of(validation: Validation) -> list[Tensor]:
     """Return the tensors of a validation set's batches, in their order."""
-    batches = () if validation is None else validation.batches
-    return [tensor for batch in batches for tensor in tensors_of(batch.content)]
+    tensors: list[Tensor] = []
+    for batch in validation.batches:
+        tensors += tensors_of(batch.content)
+    return tensors
