@@ -279,7 +279,7 @@ def _by_client(table: Table, columns: Mapping[str, tuple[str, str]]) -> dict[int
         types[name] = column_type
         aggregations.append((name, function))
     grouped = read_table(table.path, types).group_by("client_id", use_threads=False)
-    lines = {}
+    lines: dict[int, Line] = {}
     for row in grouped.aggregate(aggregations).to_pylist():
         # PyArrow calls the results "weight_sum" and so on.
         lines[row["client_id"]] = {name: row[f"{name}_{how}"] for name, how in aggregations}
