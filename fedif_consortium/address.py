@@ -22,10 +22,10 @@ def split_address(address: str, key: str = "address") -> tuple[str, int]:
     ConfigError
         Naming the key, if it is none.
     """
-    found = _ADDRESS.fullmatch(address)
-    if found is None or int(found[2]) >= 2**16:
+    match = _ADDRESS.fullmatch(address)
+    if match is None or int(match[2]) >= 2**16:
         raise ConfigError(f"{key} = {address!r}; allowed: {_ALLOWED}")
-    return found[1].strip("[]"), int(found[2])
+    return match[1].strip("[]"), int(match[2])
 
 
 def joined_address(host: str, port: int) -> str:
@@ -33,7 +33,13 @@ def joined_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-Address = Annotated[str, AfterValidator(lambda address: joined_address(*split_address(address)))]
+def _normal(address: str) -> str:
+    """Return an address as this package writes it."""
+    host, port = split_address(address)
+    return joined_address(host, port)
+
+
+Address = Annotated[str, AfterValidator(_normal)]
 
 
 def an_address(words: str, default: Any = ...) -> Any:

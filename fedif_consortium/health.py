@@ -34,8 +34,8 @@ def serving(host: str, port: int, registry: CollectorRegistry, *, key: str) -> I
     ConfigError
         If the port is taken, or the host is not an address of this machine.
     """
-    why = f"cannot listen on {host}, port {port}; give another port, or end what listens there"
-    with refused_as(ConfigError, f"{key}: {why}"):
+    reason = f"cannot listen on {host}, port {port}; give another port, or end what listens there"
+    with refused_as(ConfigError, f"{key}: {reason}"):
         server, thread = start_http_server(port, addr=host, registry=registry)
     try:
         yield
@@ -76,9 +76,11 @@ def serving_health(
         return
     host, port = split_address(address, key)
     registry = CollectorRegistry()
-    Gauge("up", "It is alive", ["part"], namespace="fedif", registry=registry).labels(part).set(1)
+    up = Gauge("up", "It is alive", ["part"], namespace="fedif", registry=registry)
+    up.labels(part).set(1)
     for name, figure in (figures or {}).items():
         words = name.replace("_", " ").capitalize()
-        Gauge(name, words, namespace="fedif", registry=registry).set_function(figure)
+        gauge = Gauge(name, words, namespace="fedif", registry=registry)
+        gauge.set_function(figure)
     with serving(host, port, registry, key=key):
         yield

@@ -27,14 +27,15 @@ PAGE_HEAD = (
 
 
 _VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-# What a statement is written with: text, tables and drawings. None of it leads elsewhere, sends
-# anything, or lies over the page and does.
-_ELEMENTS = {
-    *("html", "head", "title", "style", "body", "header", "footer", "section", "h1", "h2"),
-    *("p", "b", "br", "small", "span", "div", "code", "ul", "ol", "li", "dl", "dt", "dd"),
-    *("table", "colgroup", "col", "thead", "tbody", "tfoot", "tr", "th", "td"),
-    *("figure", "figcaption", "svg", "g", "line", "rect", "circle", "path", "polyline", "text"),
-}
+# What a statement is written with: text, tables and drawings. None of these leads elsewhere, sends
+# anything, or lies over the page to do so.
+_FRAME = {"html", "head", "title", "style", "body", "header", "footer", "section"}
+_TEXT = {"h1", "h2", "p", "b", "br", "small", "span", "div", "code"}
+_LISTS = {"ul", "ol", "li", "dl", "dt", "dd"}
+_TABLES = {"table", "colgroup", "col", "thead", "tbody", "tfoot", "tr", "th", "td"}
+_FIGURES = {"figure", "figcaption"}
+_DRAWINGS = {"svg", "g", "line", "rect", "circle", "path", "polyline", "text"}
+_ELEMENTS = _FRAME | _TEXT | _LISTS | _TABLES | _FIGURES | _DRAWINGS
 # Whatever a browser may take for a tag, in comments and style sheets too: more than there are.
 _TAG = re.compile(r"<[/!?]*([a-z][^\s/>]*)", re.IGNORECASE)
 
@@ -42,11 +43,11 @@ _TAG = re.compile(r"<[/!?]*([a-z][^\s/>]*)", re.IGNORECASE)
 @lru_cache(maxsize=1)
 def templates() -> Environment:
     """Return the templates; what is put into them is escaped, and nothing may be missing."""
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
     )
-    found.globals["head"] = Markup(PAGE_HEAD)
-    return found
+    environment.globals["head"] = Markup(PAGE_HEAD)
+    return environment
 
 
 def refuse_page(page: bytes) -> str:

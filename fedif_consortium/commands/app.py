@@ -58,7 +58,8 @@ def sign(
     from fedif_consortium.member.apps import sign_bundle
     from fedif_flower.storage import make_folder, write_atomically
 
-    name, content = sign_bundle(_apps(policy).find(app).digest, read_key_file(key, "--key"))
+    bundle = _apps(policy).find(app)
+    name, content = sign_bundle(bundle.digest, read_key_file(key, "--key"))
     make_folder(to)
     write_atomically(to / name, content)
     typer.echo(to / name)

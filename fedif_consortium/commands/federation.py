@@ -50,13 +50,17 @@ def init(
     from fedif_consortium.federation.records import FederationSettings
     from fedif_consortium.federation.server import initialize
 
-    found = _folder(folder)
+    federation = _folder(folder)
+    values: dict[str, Any] = {}
+    if federation.configuration.is_file():
+        values = federation.settings().model_dump()
+    values["name"] = name
+    values["hosts"] = hosts
     options = {"listen": listen, "proxy": proxy, "superlink": superlink, "keeper_key": keeper_key}
-    wanted: dict[str, Any] = {}
-    if found.configuration.is_file():
-        wanted = found.settings().model_dump()
-    wanted |= {key: value for key, value in options.items() if value is not None}
-    initialize(found, FederationSettings(**{**wanted, "name": name, "hosts": hosts}))
+    for key, value in options.items():
+        if value is not None:
+            values[key] = value
+    initialize(federation, FederationSettings(**values))
 
 
 @federation_cli.command()
@@ -78,10 +82,10 @@ def add_member(
     """Let members in: register their keys at the SuperLink, which has to be running."""
     from fedif_consortium.federation import members, server
 
-    found = _folder(folder)
-    flower = server.flower_of(found)
+    federation = _folder(folder)
+    flower = server.flower_of(federation)
     for answer in answers:
-        members.add(found, answer, flower)
+        members.add(federation, answer, flower)
 
 
 @federation_cli.command("remove-member")
@@ -93,11 +97,11 @@ def remove_member(
     """End a member's registration: its key opens nothing any more, and a run goes on without it."""
     from fedif_consortium.federation import members, server
 
-    found = _folder(folder)
-    members.remove(found, name, server.flower_of(found))
+    federation = _folder(folder)
+    members.remove(federation, name, server.flower_of(federation))
     if erase:
-        members.erase(found, name)
-    members.tell_what_stays(found, name)
+        members.erase(federation, name)
+    members.tell_what_stays(federation, name)
 
 
 @federation_cli.command()
@@ -122,10 +126,10 @@ def superlink(
     """Run the SuperLink, guarded, for registered members alone; it keeps running."""
     from fedif_consortium.federation import members, server
 
-    found = _folder(folder)
-    found.settings()  # Before anything is written.
-    members.apply_removals(found)
-    server.start_superlink(found, options or [])
+    federation = _folder(folder)
+    federation.settings()  # Refused before anything is written, if there is no federation.
+    members.apply_removals(federation)
+    server.start_superlink(federation, options or [])
 
 
 @federation_cli.command()
@@ -147,12 +151,12 @@ def run(
     """Run an app to its end, and follow its log; exit with 0 only if it completed."""
     from fedif_consortium.federation import flower, server
 
-    found = _folder(folder)
+    federation = _folder(folder)
     flower.run_to_end(
-        server.flower_of(found),
+        server.flower_of(federation),
         app or flower.PROJECT,
-        " ".join(config or []),
-        found.path / ".run.lock",
+        run_config=" ".join(config or []),
+        lock=federation.path / ".run.lock",
         queue=queue,
         beside=beside,
     )
@@ -168,13 +172,13 @@ def status(
 
     from fedif_consortium.federation import server
 
-    found = _folder(folder)
-    seen = server.look(found, server.flower_of(found))
+    federation = _folder(folder)
+    state = server.look(federation, server.flower_of(federation))
     if as_json:
-        typer.echo(json.dumps(seen, indent=1))
+        typer.echo(json.dumps(state, indent=1))
     else:
-        _show(seen)
-    raise typer.Exit(0 if seen["ok"] else 1)
+        _show(state)
+    raise typer.Exit(0 if state["ok"] else 1)
 
 
 @federation_cli.command("keeper-client")
@@ -182,9 +186,9 @@ def keeper_client(folder: Folder = _HERE) -> None:
     """Make the certificate by which a keeper of masks knows this server."""
     from fedif_consortium.federation import server
 
-    found = _folder(folder)
-    found.settings()
-    server.make_pair(found.path, "keeper-client", [], "the keeper")
+    federation = _folder(folder)
+    federation.settings()  # Refused before anything is written, if there is no federation.
+    server.make_pair(federation.path, "keeper-client", [], "the keeper")
 
 
 def _folder(path: Path) -> FederationFolder:
@@ -193,17 +197,21 @@ def _folder(path: Path) -> FederationFolder:
     return FederationFolder(path.expanduser().absolute())
 
 
-def _show(seen: dict[str, Any]) -> None:
+def _show(state: dict[str, Any]) -> None:
+    """Print what :func:`~fedif_consortium.federation.server.look` returns."""
     from rich.console import Console
 
     from fedif_flower.tables import ResultTable
 
-    answer = "does not answer" if seen["superlink"] else "answers"
-    typer.echo(f"{seen['federation']} at {seen['address']}: the SuperLink {answer}")
-    ends = "certificate until {certificate_ends}, its authority until {authority_ends}"
-    typer.echo(ends.format(**seen))
-    typer.echo(f"{seen['free_bytes'] / 2**30:.1f} GiB free")
-    for records in filter(None, (seen["members"], seen["runs"])):
-        ResultTable.of_records(records).print(Console())
-    for warning in seen["warnings"]:
+    answer = "does not answer" if state["superlink"] else "answers"
+    typer.echo(f"{state['federation']} at {state['address']}: the SuperLink {answer}")
+    typer.echo(
+        f"certificate until {state['certificate_ends']}, its authority until "
+        f"{state['authority_ends']}"
+    )
+    typer.echo(f"{state['free_bytes'] / 2**30:.1f} GiB free")
+    for records in (state["members"], state["runs"]):
+        if records:
+            ResultTable.of_records(records).print(Console())
+    for warning in state["warnings"]:
         typer.echo(f"! {warning}")

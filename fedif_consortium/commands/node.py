@@ -49,14 +49,15 @@ def join(
     from fedif_consortium.federation.records import Invitation
     from fedif_flower.settings import parse_overrides
 
-    found, given = _folder(folder), parse_overrides(" ".join(config or []))
+    node_folder = _folder(folder)
+    node_config = parse_overrides(" ".join(config or []))
     if data_dir is not None:
-        given["data-dir"] = str(data_dir.absolute())
-    read = read_document(invitation, Invitation)
-    node.join(found, read, config=given, port=port, policy=_named(policy))
+        node_config["data-dir"] = str(data_dir.absolute())
+    document = read_document(invitation, Invitation)
+    node.join(node_folder, document, config=node_config, port=port, policy=_absolute(policy))
     if check:
-        certificates.reach(read.address, found.authority)
-        typer.echo(f"{read.address} answers, and is the one invited to")
+        certificates.reach(document.address, node_folder.authority)
+        typer.echo(f"{document.address} answers, and is the one invited to")
     typer.echo("once the operator has added this member: fedif node start")
 
 
@@ -71,7 +72,7 @@ def start(
     """Start the node that `fedif node join` made; it keeps running."""
     from fedif_consortium.federation.node import start_node
 
-    start_node(_folder(folder), _named(policy), options or [])
+    start_node(_folder(folder), _absolute(policy), options or [])
 
 
 @node_cli.command("log")
@@ -94,11 +95,11 @@ def show_log(path: Path, head: str = "") -> None:
     from fedif_consortium.evidence.chained_log import last_hash, lines_after, read_log
 
     entries = read_log(path)
-    after = f", {lines_after(entries, head)} of them since that hash" if head else ""
+    since_head = f", {lines_after(entries, head)} of them since that hash" if head else ""
     for entry in entries:
         typer.echo(json.dumps(entry))
-    last = f"the last hash is {last_hash(entries)}"
-    typer.echo(f"Whole: {len(entries)} lines{after}, {last}", err=True)
+    words = f"{len(entries)} lines{since_head}, the last hash is {last_hash(entries)}"
+    typer.echo(f"Whole: {words}", err=True)
 
 
 @node_cli.command("check")
@@ -114,14 +115,15 @@ def node_check(config: Config = None, folder: Folder = _HERE) -> None:
     from fedif_flower.settings import parse_overrides
     from fedif_flower.tables import ResultTable
 
-    found = check_host(_folder(folder), parse_overrides(" ".join(config or [])))
+    run_config = parse_overrides(" ".join(config or []))
+    findings = check_host(_folder(folder), run_config)
     heading = ["check", "status", "found", "to do"]
-    lines = [
-        [one.check, one.status, one.words, "" if one.status is Status.OK else ADVICE[one.check]]
-        for one in found
-    ]
+    lines = []
+    for finding in findings:
+        advice = "" if finding.status is Status.OK else ADVICE[finding.check]
+        lines.append([finding.check, finding.status, finding.words, advice])
     ResultTable("", heading, lines, num_labels=len(heading)).print(Console())
-    if any(one.status is Status.FAILED for one in found):
+    if any(finding.status is Status.FAILED for finding in findings):
         raise typer.Exit(1)
 
 
@@ -159,13 +161,14 @@ def inspect(
     if not node.gradients_dir:
         raise ConfigError("the node config has no gradients-dir: nothing to judge by")
     paths = kept_rounds(Path(node.gradients_dir).expanduser())
-    last = read_kept(paths[-1])
-    own_task, data = inspection.member_data(last, node, task)
-    files = inspection.files_of(last, node)
-    lines = inspection.inspect_examples(own_task, data, map(read_kept, paths), files, device)
+    last_round = read_kept(paths[-1])
+    member_task, data = inspection.member_data(last_round, node, task)
+    files = inspection.files_of(last_round, node)
+    rounds = map(read_kept, paths)  # One in memory at a time.
+    lines = inspection.inspect_examples(member_task, data, rounds, files, device)
     make_folder(output.absolute().parent)
     write_atomically(output, csv_text([inspection.Line._fields, *lines]), 0o600)
-    shown = [
+    rows = [
         {
             "rank": line.rank,
             "example": printable(line.file, 400) or line.example,
@@ -176,7 +179,7 @@ def inspect(
         }
         for line in lines[:show]
     ]
-    ResultTable.of_records(shown).print(Console())
+    ResultTable.of_records(rows).print(Console())
     typer.echo(
         f"{len(lines)} examples, by the model of {len(paths)} rounds. The first labels "
         "are the likeliest wrong ones; a rare example has a large loss, too, and an influence "
@@ -220,13 +223,13 @@ def keeper_init(
     from fedif_consortium.federation.server import make_pair
     from fedif_consortium.masking.keeper_service import KeeperSettings, keeper_key
 
-    found = folder.expanduser().absolute()
-    private_folder(found)
-    make_pair(found, "keeper", hosts, "the operator of the server")
-    state = found / KeeperSettings().state
-    public = keeper_key(state).public_key().public_bytes_raw().hex()
+    path = folder.expanduser().absolute()
+    private_folder(path)
+    make_pair(path, "keeper", hosts, "the operator of the server")
+    state = path / KeeperSettings().state
+    public_key = keeper_key(state).public_key()
     typer.echo(f"{state / 'box-key.pub'}: goes to every member; its private half stays")
-    typer.echo(f"public key of this keeper: {public}")
+    typer.echo(f"public key of this keeper: {public_key.public_bytes_raw().hex()}")
 
 
 def _folder(path: Path) -> NodeFolder:
@@ -235,5 +238,6 @@ def _folder(path: Path) -> NodeFolder:
     return NodeFolder(path.expanduser().absolute())
 
 
-def _named(policy: Path | None) -> str:
+def _absolute(policy: Path | None) -> str:
+    """Return where a policy's file is; empty: there is none."""
     return str(policy.absolute()) if policy else ""

@@ -92,7 +92,8 @@ def make(
     signer = keys.load_or_make_key(key or keys.default_key_path())
     require_same_signer(run_dir, signer)
     folder = make_statement(
-        *(run_dir, signer),
+        run_dir,
+        signer,
         budget_cents=parse_budget(budget) if budget else None,
         names=read_names(names) if names is not None else None,
         from_round=from_round,
@@ -127,8 +128,8 @@ def sign(
     from fedif_consortium.statement.verify import sign_statement
 
     signer = keys.load_key(key)
-    known = keys.read_members(members) if members else None
-    target = sign_statement(path, signer, operator, known)
+    member_keys = keys.read_members(members) if members else None
+    target = sign_statement(path, signer, operator, member_keys)
     typer.echo(f"Signed by: {keys.fingerprint(signer.public_key())}")
     typer.echo(f"Send this to the operator: {target.absolute()}")
 
@@ -143,7 +144,8 @@ def merge(
     from fedif_consortium.evidence.keys import read_members
     from fedif_consortium.statement.verify import merge_signatures
 
-    for name, is_new in merge_signatures(path, files, read_members(members)).items():
+    signatures = merge_signatures(path, files, read_members(members))
+    for name, is_new in signatures.items():
         typer.echo(f"{'Added' if is_new else 'Was there'}: {name}")
 
 
@@ -162,50 +164,60 @@ def verify(
     from fedif_consortium.evidence.keys import read_members
     from fedif_consortium.statement.pages import made_with
     from fedif_consortium.statement.verify import verify as check
+
+    member_keys = read_members(members) if members else None
+    verified = check(path, key, member_keys, receipts or ())
+    manifest = verified.manifest
+    typer.echo(f"Unchanged: {path}, made {manifest.made}")
+    if manifest.made_with != made_with():
+        typer.echo("Made by another version, so not checked: that pages show what records say")
+    for signer in verified.signed.signers:
+        if signer.name:
+            typer.echo(f"Signed by: {signer.key}, {signer.name}")
+        else:
+            typer.echo(
+                f"Not checked: a signature with key {signer.key}; --members says whose it is"
+            )
+    if verified.declared is not None:
+        _show_attempts(verified.declared)
+    if verified.chosen:
+        chosen = ", ".join(verified.chosen)
+        typer.echo(f"Chosen with the statement, not in the run config: {chosen}")
+    if path.is_dir() and not manifest.head:
+        typer.echo("No receipts: that the records are not rewritten rests on the operator's word")
+    for name in verified.not_here:
+        typer.echo(f"Not here, so not checked: {name}")
+    for member in verified.members:
+        typer.echo(f"Signed by {member.name}: {member.signed} of {member.accepted} updates")
+    for held in verified.receipts:
+        typer.echo(f"As {held.name} was told: {len(held.lines)} lines, {len(held.rounds)} heads")
+        if verified.declared is not None:
+            typer.echo(_attempts_seen(held, verified.declared))
+    if verified.redone:
+        rounds = ", ".join(str(number) for number in verified.redone)
+        typer.echo(f"Done again after the run was resumed: rounds {rounds}")
+
+
+def _show_attempts(declared: Attempts) -> None:
+    """Print which attempt a statement is of, and what members agreed to."""
     from fedif_flower.messages.text import printable
 
-    known = read_members(members) if members else None
-    found = check(path, key, known, receipts or ())
-    typer.echo(f"Unchanged: {path}, made {found.manifest.made}")
-    if found.manifest.made_with != made_with():
-        typer.echo("Made by another version, so not checked: that pages show what records say")
-    for signer in found.signed.signers:
-        unknown = f"Not checked: a signature with key {signer.key}; --members says whose it is"
-        typer.echo(f"Signed by: {signer.key}, {signer.name}" if signer.name else unknown)
-    if found.declared is not None:
-        attempts = found.declared
-        name = printable(attempts.name)
-        typer.echo(f"Attempt {attempts.number} at run {name!r}; those before are declared")
-        typer.echo(f"Run config that members agreed to: {attempts.last.config}")
-    if found.chosen:
-        typer.echo(f"Chosen with the statement, not in the run config: {', '.join(found.chosen)}")
-    if path.is_dir() and not found.manifest.head:
-        typer.echo("No receipts: that the records are not rewritten rests on the operator's word")
-    for name in found.not_here:
-        typer.echo(f"Not here, so not checked: {name}")
-    for member in found.members:
-        typer.echo(f"Signed by {member.name}: {member.signed} of {member.accepted} updates")
-    for held in found.receipts:
-        typer.echo(f"As {held.name} was told: {len(held.lines)} lines, {len(held.rounds)} heads")
-        if found.declared is not None:
-            typer.echo(_attempts_seen(held, found.declared))
-    if found.redone:
-        rounds = ", ".join(map(str, found.redone))
-        typer.echo(f"Done again after the run was resumed: rounds {rounds}")
+    name = printable(declared.name)
+    typer.echo(f"Attempt {declared.number} at run {name!r}; those before are declared")
+    typer.echo(f"Run config that members agreed to: {declared.last.config}")
 
 
 def _attempts_seen(held: HeldReceipts, declared: Attempts) -> str:
     """Return how many attempts a member saw, and whether they were declared, in words."""
-    last = declared.number
     seen = sorted({attempt.number for attempt in held.attempts})
-    known = [number for number in seen if number <= last]
-    later = ", ".join(str(number) for number in seen if number > last)
-    words = f"{held.name} saw {len(known)} of the {last} attempts that are declared"
+    num_declared = len([number for number in seen if number <= declared.number])
+    later = [str(number) for number in seen if number > declared.number]
+    words = f"{held.name} saw {num_declared} of the {declared.number} attempts that are declared"
     if later:
-        words = f"{words}, and {later} later, which this statement does not declare"
+        words += f", and {', '.join(later)} later, which this statement does not declare"
     if held.elsewhere:
         ids = ", ".join(run[:8] for run in held.elsewhere)
-        words = f"{words}; runs of this name that another key signed: {ids}: ask whose they are"
+        words += f"; runs of this name that another key signed: {ids}: ask whose they are"
     return words
 
 
@@ -220,5 +232,5 @@ def replay(
     require_directories([run_dir])
     from fedif_consortium.statement.replay import replay as recompute
 
-    found = recompute(run_dir, import_from=import_from or ())
-    typer.echo(f"The same bits: {found.contributions} contributions in {found.rounds} rounds")
+    replayed = recompute(run_dir, import_from=import_from or ())
+    typer.echo(f"The same bits: {replayed.contributions} contributions in {replayed.rounds} rounds")

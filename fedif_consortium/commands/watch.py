@@ -30,8 +30,8 @@ def watch(
     folder = RunFolder(run_dir)
     if not any(file.path.is_file() for file in (folder.config, folder.rounds, folder.live)):
         raise ConfigError(f"{str(run_dir)!r} holds no run: neither config.json nor rounds.csv")
-    whole = run_dir.absolute()
-    page = to or whole.parent / f"{whole.name}-watch.html"
+    absolute = run_dir.absolute()  # It has a name, also where RUN_DIR is ".".
+    page = to or absolute.parent / f"{absolute.name}-watch.html"
     typer.echo(f"Page: {page.absolute()}")
     with suppress(KeyboardInterrupt):
         keep_page(folder, page)
@@ -47,21 +47,21 @@ def runs(
     from fedif_flower.errors import ConfigError
     from fedif_flower.tables import ResultTable
 
-    found = []
+    rows = []
     for path, folders, files in os.walk(directory):
-        if {"config.json", "rounds.csv"} & set(files):
+        if "config.json" in files or "rounds.csv" in files:
             folders.clear()  # What lies in a run's folder is no other run.
-            found.append({"run": os.path.relpath(path, directory), **_listed(Path(path))})
-    if not found:
+            rows.append({"run": os.path.relpath(path, directory), **_row_of(Path(path))})
+    if not rows:
         raise ConfigError(f"{str(directory)!r} holds no run")
-    found.sort(key=lambda run: run["age_seconds"])
+    rows.sort(key=lambda row: row["age_seconds"])
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(rows, indent=2))
         return
-    ResultTable.of_records(found).print(Console())
+    ResultTable.of_records(rows).print(Console())
 
 
-def _listed(path: Path) -> dict[str, Any]:
+def _row_of(path: Path) -> dict[str, Any]:
     """Return what a list says of a run; where its files cannot be read, why."""
     from fedif_consortium.watch.state import Watched
     from fedif_flower.errors import ConfigError
@@ -80,5 +80,11 @@ def _listed(path: Path) -> dict[str, Any]:
                 "age_seconds": max(run.now - run.last_sign, 0.0),
             }
     except ConfigError as error:
-        unknown = dict.fromkeys(("strategy", "rounds", "num_rounds", "result"), "")
-        return {"state": str(error), **unknown, "age_seconds": 0.0}
+        return {
+            "state": str(error),
+            "strategy": "",
+            "rounds": "",
+            "num_rounds": "",
+            "result": "",
+            "age_seconds": 0.0,
+        }

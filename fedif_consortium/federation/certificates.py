@@ -27,12 +27,17 @@ SECONDS = 10.0  # For an answer.
 _BEFORE = timedelta(days=1)  # A member's clock may be slow.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.(?!-)[A-Za-z0-9-]{1,63})*")
-_OTHER_USES = (
-    *("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
-    *("crl_sign", "encipher_only", "decipher_only"),
+_SIGNS = x509.KeyUsage(
+    digital_signature=True,
+    key_cert_sign=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    crl_sign=False,
+    encipher_only=False,
+    decipher_only=False,
 )
-_NONE = dict.fromkeys(_OTHER_USES, False)
-_SIGNS = x509.KeyUsage(digital_signature=True, key_cert_sign=True, **_NONE)
 
 
 class UnreachableError(FedIFError):
@@ -51,15 +56,16 @@ def make_key() -> bytes:
 def own_certificate(key: Path, name: str, hosts: Sequence[str] | None = None) -> bytes:
     """Return a certificate, as PEM, that a key signs for itself.
 
-    Of a federation's authority; or with hosts, even none, of one whose only peer has a copy of it.
+    Without hosts it is a federation's authority's; with hosts, even an empty list, it is a peer's
+    whose only other peer has a copy of it.
     """
-    private = read_key_file(key, "key")
-    builder = _builder(name, private, AUTHORITY_DAYS).issuer_name(_named(name))
+    private_key = read_key_file(key, "key")
+    builder = _builder(name, private_key, AUTHORITY_DAYS).issuer_name(_common_name(name))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
     builder = builder.add_extension(_SIGNS, critical=True)
     if hosts is not None:
         builder = builder.add_extension(_alternative_names(hosts), critical=False)
-    return builder.sign(private, hashes.SHA256()).public_bytes(Encoding.PEM)
+    return builder.sign(private_key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def server_certificate(
@@ -106,8 +112,8 @@ def certificate_fingerprint(pem: str) -> str:
         If it is none.
     """
     with refused_as(ConfigError, "certificate is no certificate in PEM"):
-        found = x509.load_pem_x509_certificate(pem.encode())
-    return content_fingerprint(found.public_bytes(Encoding.DER))
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+    return content_fingerprint(certificate.public_bytes(Encoding.DER))
 
 
 def reach(address: str, authority: Path) -> tuple[x509.Certificate, str]:
@@ -123,34 +129,40 @@ def reach(address: str, authority: Path) -> tuple[x509.Certificate, str]:
         url = f"https://{address}/health"
         with httpx.stream("GET", url, verify=context, timeout=SECONDS, trust_env=False) as answer:
             connection = answer.extensions["network_stream"].get_extra_info("socket")
-            shown = x509.load_der_x509_certificate(connection.getpeercert(binary_form=True))
-            status, date = answer.status_code, answer.headers.get("date", "")
+            certificate = x509.load_der_x509_certificate(connection.getpeercert(binary_form=True))
+            status = answer.status_code
+            date = answer.headers.get("date", "")
     except (OSError, httpx.HTTPError, httpx.InvalidURL) as error:
         raise UnreachableError(
             f"no server that is known by {authority} answers at {address}: {error}"
         ) from error
     if status not in (200, 403):  # A proxy tells other hosts only that it is there.
         raise UnreachableError(f"the server at {address} is not well: status {status}")
-    return shown, date
+    return certificate, date
 
 
-def _named(name: str) -> x509.Name:
+def _common_name(name: str) -> x509.Name:
+    # X.509 allows no more than 64 characters.
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
 
 
 def _builder(name: str, key: SigningKey, days: int) -> x509.CertificateBuilder:
     """Return what every certificate has: whose it is, and how long it is good."""
-    now, public = datetime.now(UTC), key.public_key()
-    return x509.CertificateBuilder(
-        subject_name=_named(name),
-        public_key=public,
+    now = datetime.now(UTC)
+    public_key = key.public_key()
+    builder = x509.CertificateBuilder(
+        subject_name=_common_name(name),
+        public_key=public_key,
         serial_number=x509.random_serial_number(),
         not_valid_before=now - _BEFORE,
         not_valid_after=now + timedelta(days),
-    ).add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+    key_identifier = x509.SubjectKeyIdentifier.from_public_key(public_key)
+    return builder.add_extension(key_identifier, critical=False)
 
 
 def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    """Return the names and addresses that a certificate is for: this host's own, and ``hosts``."""
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys([*_LOOPBACK, *hosts]):
         try:

@@ -1,4 +1,4 @@
-"""Files that a command makes, each said in a line, what is there already stays; and small TOML."""
+"""Files that a command makes: it says each in a line, and keeps what is there. And small TOML."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Document = TypeVar("_Document", bound=Settings)
 def secret(path: Path, public: Path, purpose: str, make: Callable[[], bytes]) -> None:
     """Make a private key's file, for its owner alone, unless there is one, or it was lost.
 
-    It was where ``public`` is there, which is made of it.
+    Where ``public`` is there, which is made of the key, the key was lost.
     """
     if path.exists():
         storage.require_private(path, "the key")

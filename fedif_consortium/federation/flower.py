@@ -36,7 +36,10 @@ def flower_environment() -> dict[str, str]:
 
     Packages come from here, not from a registry at every run; the app decides nothing of that.
     """
-    own, path = sysconfig.get_path("scripts"), os.environ.get("PATH", "")
+    scripts = sysconfig.get_path("scripts")
+    path = os.environ.get("PATH", "")
+    if scripts not in path.split(os.pathsep):
+        path = os.pathsep.join([scripts, path])
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
         # How often a host looks for a task, in seconds: part of every round's length.
@@ -45,7 +48,7 @@ def flower_environment() -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "PYTHONUNBUFFERED": "1",
-        "PATH": path if own in path.split(os.pathsep) else os.pathsep.join([own, path]),
+        "PATH": path,
     }
 
 
@@ -55,21 +58,30 @@ def become(module: str, options: Sequence[str], folder: Path, **more: str) -> No
     Parameters
     ----------
     module : str
-        Of this package; it runs the program.
+        A module of this package that runs the program.
     options : sequence of str
-        What it is given.
+        The program's options.
     folder : Path
         Where it works: relative paths in its options are below this.
     **more : str
-        Of its environment.
+        Variables of its environment.
     """
-    # From a checkout that is not installed, too.
-    paths = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**flower_environment(), **more, "PYTHONPATH": os.pathsep.join(paths)}
+    python_path = str(PROJECT)  # From a checkout that is not installed, too.
+    if os.environ.get("PYTHONPATH"):
+        python_path += os.pathsep + os.environ["PYTHONPATH"]
+    environment = {**flower_environment(), **more, "PYTHONPATH": python_path}
     os.chdir(folder)
     os.umask(0o077)
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", module, *options], environment)
+
+
+def to_arguments(options: Mapping[str, str]) -> list[str]:
+    """Return a program's options with their values, as it is started with them."""
+    arguments = []
+    for option, value in options.items():
+        arguments += [option, value]
+    return arguments
 
 
 def connect(name: str, address: str, authority: Path) -> None:
@@ -82,14 +94,14 @@ def connect(name: str, address: str, authority: Path) -> None:
     """
     home = os.environ.get("FLWR_HOME") or Path.home() / ".flwr"
     path = Path(home) / "config.toml"
-    wanted = {"address": address, "root-certificates": str(authority.absolute())}
+    connection = {"address": address, "root-certificates": str(authority.absolute())}
     if not path.exists():
         _flwr("config", "list", capture_output=True)  # Flower begins it with what it needs itself.
-    known = take_section(read_toml(path), "superlink").get(name)
-    if known is None:
-        section = to_toml("", {"superlink": {name: wanted}})
+    existing = take_section(read_toml(path), "superlink").get(name)
+    if existing is None:
+        section = to_toml("", {"superlink": {name: connection}})
         write_atomically(path, f"{path.read_text()}\n{section}", 0o644)
-    elif known != wanted:
+    elif existing != connection:
         raise ConfigError(
             f"{path} has another connection {name!r} than to {address} by {authority}: "
             "remove it there, or choose another name"
@@ -104,9 +116,12 @@ def config_text(config: Mapping[str, Scalar]) -> str:
     ConfigError
         If a value is of a type, or has quotes, that Flower cannot take there.
     """
-    pairs = (f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in config.items())
+    pairs = []
+    for key, value in config.items():
+        quoted = json.dumps(value, ensure_ascii=False)
+        pairs.append(f"{key}={quoted}")
     text = " ".join(pairs)
-    parse_overrides(text)
+    parse_overrides(text)  # Raises what Flower would raise.
     return text
 
 
@@ -124,8 +139,8 @@ class Flower:
 
     def register(self, key: Path, name: str) -> str:
         """Let the node with this public key, a file as OpenSSH writes it, in; return its id."""
-        found = self._call("supernode", "register", key, self.connection, "--name", name)
-        return str(found["node-id"])
+        answer = self._call("supernode", "register", key, self.connection, "--name", name)
+        return str(answer["node-id"])
 
     def unregister(self, node_id: str) -> None:
         """End a node's registration: its key opens nothing any more."""
@@ -133,8 +148,8 @@ class Flower:
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         """Return what the SuperLink says of every node, by id."""
-        found = self._call("supernode", "list", self.connection)["nodes"]
-        return {str(node["node-id"]): node for node in found}
+        answer = self._call("supernode", "list", self.connection)
+        return {str(node["node-id"]): node for node in answer["nodes"]}
 
     def runs(self, *arguments: object) -> list[dict[str, Any]]:
         """Return what the SuperLink says of its runs, the latest first."""
@@ -142,8 +157,9 @@ class Flower:
 
     def submit(self, app: Path, run_config: str) -> int:
         """Begin a run; return its id."""
-        given = ["--run-config", run_config] if run_config else []
-        return int(self._call("run", app, self.connection, *given)["run-id"])
+        options = ["--run-config", run_config] if run_config else []
+        answer = self._call("run", app, self.connection, *options)
+        return int(answer["run-id"])
 
     def follow(self, run_id: int) -> None:
         """Show a run's log until it ends or the connection is lost, which :meth:`runs` tells."""
@@ -151,22 +167,30 @@ class Flower:
 
     def _call(self, *arguments: object) -> dict[str, Any]:
         """Return the JSON that a command answers with."""
-        done = _flwr(*arguments, "--format", "json", capture_output=True)
+        process = _flwr(*arguments, "--format", "json", capture_output=True)
         reason = ""
         with suppress(ValueError):
-            answer = json.loads(done.stdout[done.stdout.index("{") :])
-            if done.returncode == 0 and answer.get("success", True):
+            start = process.stdout.index("{")  # Flower may write lines of its own before.
+            answer = json.loads(process.stdout[start:])
+            if process.returncode == 0 and answer.get("success", True):
                 return dict(answer)
             reason = answer.get("error-message", "")
-        reason = " ".join(str(reason or done.stderr or done.stdout).split())
-        words = " ".join(map(str, arguments[:2]))
-        raise FlowerCommandError(f"`flwr {words}` failed: {reason or 'it said nothing'}")
+        output = str(reason or process.stderr or process.stdout)
+        in_one_line = " ".join(output.split())
+        command = " ".join(str(argument) for argument in arguments[:2])
+        raise FlowerCommandError(f"`flwr {command}` failed: {in_one_line or 'it said nothing'}")
 
 
-def _flwr(*arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
-    """Run Flower's command to its end; ``how`` says where its output goes."""
-    own: dict[str, Any] = {"env": flower_environment(), "stdin": subprocess.DEVNULL, "text": True}
-    return subprocess.run(["flwr", *map(str, arguments)], check=False, **own, **how)
+def _flwr(*arguments: object, **output: Any) -> subprocess.CompletedProcess[str]:
+    """Run Flower's command to its end; ``output`` says where its output goes."""
+    return subprocess.run(
+        ["flwr", *(str(argument) for argument in arguments)],
+        check=False,
+        env=flower_environment(),
+        stdin=subprocess.DEVNULL,
+        text=True,
+        **output,
+    )
 
 
 def run_to_end(
@@ -206,9 +230,9 @@ def run_to_end(
     KeyboardInterrupt
         At Ctrl-C, and at a signal to end: the run goes on.
     """
-    given = _checked_config(app, run_config)
+    checked_config = _checked_config(app, run_config)
     with ended_as_interrupted():
-        run_id = _submit(flower, app.absolute(), given, lock, queue=queue, beside=beside)
+        run_id = _submit(flower, app.absolute(), checked_config, lock, queue=queue, beside=beside)
         typer.echo(f"run {run_id}")
         sys.stdout.flush()
         try:
@@ -221,22 +245,24 @@ def run_to_end(
             raise
 
 
-def _submit(flower: Flower, app: Path, given: str, lock: Path, *, queue: bool, beside: bool) -> int:
+def _submit(
+    flower: Flower, app: Path, run_config: str, lock: Path, *, queue: bool, beside: bool
+) -> int:
     """Begin a run once no other one goes on, or beside them; return its id."""
     waiting: list[str] = []
     while True:
         with exclusive_lock(lock):
             others = [] if beside else _unfinished(flower)
             if not others:
-                return flower.submit(app, given)
-        words = f"run {', '.join(others)}"
+                return flower.submit(app, run_config)
+        others_named = f"run {', '.join(others)}"
         if not queue:
             raise ConfigError(
-                f"{words} has not finished, and nodes would train for both at once: --queue waits "
-                "for its end (a minute where its server has died), --beside does not"
+                f"{others_named} has not finished, and nodes would train for both at once: --queue "
+                "waits for its end (a minute where its server has died), --beside does not"
             )
         if others != waiting:
-            typer.echo(f"waiting for the end of {words}")
+            typer.echo(f"waiting for the end of {others_named}")
             sys.stdout.flush()
             waiting = others
         time.sleep(PAUSE)
@@ -244,31 +270,33 @@ def _submit(flower: Flower, app: Path, given: str, lock: Path, *, queue: bool, b
 
 def _unfinished(flower: Flower) -> list[str]:
     """Return the ids of the runs that go on, or are about to."""
-    return [
-        str(run["run-id"]) for run in flower.runs() if not run["status"].startswith("finished:")
-    ]
+    return [str(run["run-id"]) for run in flower.runs() if not _is_finished(run)]
+
+
+def _is_finished(run: Mapping[str, Any]) -> bool:
+    return str(run["status"]).startswith("finished:")
 
 
 def _follow(flower: Flower, run_id: int) -> None:
     """Show a run's log until it ended, and return if it completed."""
-    attempts = ATTEMPTS
+    attempts_left = ATTEMPTS
     while True:
         # Exit statuses of Flower's own commands say nothing about a run's outcome.
         flower.follow(run_id)
         try:
             run = flower.runs("--run-id", run_id)[0]
         except FlowerCommandError:
-            attempts -= 1
-            if not attempts:
+            attempts_left -= 1
+            if not attempts_left:
                 raise
         else:
-            attempts = ATTEMPTS
+            attempts_left = ATTEMPTS
             if run["status"].startswith("finished:completed"):
                 return
-            if run["status"].startswith("finished:"):
-                ended = f"{run['status']} {run['status-details']}".removesuffix(" N/A").rstrip()
+            if _is_finished(run):
+                outcome = f"{run['status']} {run['status-details']}".removesuffix(" N/A").rstrip()
                 raise TrainingFailedError(
-                    f"run {run_id}: {ended}; `fedif federation status` says whether all is well "
+                    f"run {run_id}: {outcome}; `fedif federation status` says whether all is well "
                     'now, and the same command with resume="auto" goes on'
                 )
         time.sleep(PAUSE)
@@ -280,14 +308,15 @@ def _checked_config(app: Path, run_config: str) -> str:
     Raise ConfigError, naming the first key that an app's ``[tool.flwr.app.config]`` lacks.
     """
     is_file = run_config.endswith(".toml") and "=" not in run_config
-    given = read_toml(Path(run_config)) if is_file else parse_overrides(run_config)
-    project = read_toml(app / "pyproject.toml")
+    overrides = read_toml(Path(run_config)) if is_file else parse_overrides(run_config)
+    pyproject = read_toml(app / "pyproject.toml")
     with refused_as(ConfigError, f"{app} is no app of Flower; name its folder with --app"):
-        known = list(_keys(project["tool"]["flwr"]["app"].get("config", {})))
-        for key in _keys(given):
-            if key not in known:
-                raise ConfigError(unknown_key(key, known))
-    return run_config if is_file else config_text(given)
+        app_config = pyproject["tool"]["flwr"]["app"].get("config", {})
+        known_keys = list(_keys(app_config))
+        for key in _keys(overrides):
+            if key not in known_keys:
+                raise ConfigError(unknown_key(key, known_keys))
+    return run_config if is_file else config_text(overrides)
 
 
 def _keys(config: Mapping[str, Any], before: str = "") -> Iterator[str]:

@@ -51,29 +51,35 @@ def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Fin
     """
     settings = folder.settings()
     node = NodeConfig.from_node_config(settings.config)
-    clients = {} if node.num_partitions is None else {"num-clients": node.num_partitions}
-    config = RunConfig.from_run_config({**clients, **run_config}, server_parts())
+    run_values = dict(run_config)
+    if node.num_partitions is not None:
+        run_values.setdefault("num-clients", node.num_partitions)
+    config = RunConfig.from_run_config(run_values, server_parts())
 
-    def of_host() -> Task:
+    def build_host_task() -> Task:
         require_trusted(config, node)
         if config.task == IMAGES and node.num_partitions is None:
             return task_of_folder(config, str(node.data_dir))
         return build_task(settled(config))
 
-    asked = ConfigRecord({MASKING_KEY: config.section(MaskingSettings).mode})
-    asked[SIGNATURES_KEY] = config.section(EvidenceSettings).require_signatures
-    found = check_member(config, node, of_host)
+    findings = check_member(config, node, build_host_task)
     if config.task == IMAGES and "task" not in run_config and not _has_images(node):
-        found = [_untried(one) for one in found]
-    found += MaskedReplies().checks(node, asked)
+        findings = [_untried(finding) for finding in findings]
+    # What a run with this config would tell the node.
+    instructions = ConfigRecord(
+        {
+            MASKING_KEY: config.section(MaskingSettings).mode,
+            SIGNATURES_KEY: config.section(EvidenceSettings).require_signatures,
+        }
+    )
+    findings += MaskedReplies().checks(node, instructions)
     if settings.policy:
-        found += [
-            tried("app", lambda: _approved(folder.path / settings.policy)),
-            tried("signing-key", lambda: _readable(folder.key)),
-        ]
+        findings.append(tried("app", lambda: _approved(folder.path / settings.policy)))
+        findings.append(tried("signing-key", lambda: _readable(folder.key)))
     else:
-        found += TakenReceipts().checks(node, asked)
-    return [*found, *check_server(settings.superlink, folder.authority)]
+        findings += TakenReceipts().checks(node, instructions)
+    findings += check_server(settings.superlink, folder.authority)
+    return findings
 
 
 def _has_images(node: NodeConfig) -> bool:
@@ -82,9 +88,9 @@ def _has_images(node: NodeConfig) -> bool:
 
 
 def _untried(finding: Finding) -> Finding:
-    """Return a finding without a verdict where it is of images that are not the app's data.
+    """Return a finding without a verdict where it failed for want of images.
 
-    An app with a task of its own reads them in its own way, and says so before round 1.
+    An app with a task of its own reads its data in its own way, and says so before round 1.
     """
     if finding.check not in ("data", "training") or finding.status is not Status.FAILED:
         return finding
@@ -103,23 +109,28 @@ def check_server(address: str, ca: Path) -> list[Finding]:
         The federation's certificate, which alone is trusted.
     """
     try:
-        shown, date = reach(address, ca)
+        certificate, date = reach(address, ca)
         ahead = datetime.now(UTC) - parsedate_to_datetime(date)
-        end = min(c.not_valid_after_utc for c in (shown, read_certificate(ca)))
+        authority = read_certificate(ca)
+        end = min(certificate.not_valid_after_utc, authority.not_valid_after_utc)
     except (FedIFError, ValueError) as error:
         return [Finding("certificate", Status.FAILED, str(error))]
     status = Status.WARNING if end < datetime.now(UTC) + SOON else Status.OK
-    certificate = Finding("certificate", status, f"valid until {end:%Y-%m-%d}")
-    return [certificate, clock_finding(ahead.total_seconds())]
+    validity = Finding("certificate", status, f"valid until {end:%Y-%m-%d}")
+    return [validity, clock_finding(ahead.total_seconds())]
 
 
 def _readable(key: Path) -> str:
+    """Return that a key can be read; a ConfigError if it cannot."""
     load_key(key)
     return "readable, by its owner alone"
 
 
 def _approved(policy: Path) -> str | Finding:
     """Return how many apps a member's policy lets run; a ConfigError if it cannot be read."""
-    approved = len(list(read_member_policy(policy).apps.approved.glob("*.fab")))
-    words = f"approved apps: {approved}"
-    return words if approved else Finding("app", Status.WARNING, words)
+    apps = read_member_policy(policy).apps
+    count = len(list(apps.approved.glob("*.fab")))
+    words = f"approved apps: {count}"
+    if count == 0:
+        return Finding("app", Status.WARNING, words)
+    return words

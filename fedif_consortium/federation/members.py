@@ -47,7 +47,8 @@ def invite(folder: FederationFolder, name: str) -> Path:
     ConfigError
         If the name is that of a member that was removed.
     """
-    settings, path = folder.settings(), folder.invitation(name)
+    settings = folder.settings()
+    path = folder.invitation(name)
     with exclusive_lock(folder.lock):
         members = folder.members()
         number = 1 + max((member.number for member in members.values()), default=-1)
@@ -69,14 +70,14 @@ def invite(folder: FederationFolder, name: str) -> Path:
     return path
 
 
-def add(folder: FederationFolder, given: Path, flower: Flower) -> Member:
+def add(folder: FederationFolder, file: Path, flower: Flower) -> Member:
     """Let a member in by its answer to an invitation.
 
     Parameters
     ----------
     folder : FederationFolder
         The server's.
-    given : Path
+    file : Path
         An answer of ``fedif node join``.
     flower : Flower
         Registers the key.
@@ -90,25 +91,29 @@ def add(folder: FederationFolder, given: Path, flower: Flower) -> Member:
         If the SuperLink does not take the key.
     """
     with exclusive_lock(folder.lock):
-        answer = files.read_document(given, Answer)
-        member = _answering(folder, answer)
+        answer = files.read_document(file, Answer)
+        member = _member_answering(folder, answer)
         if member.node_id:
             typer.echo(f"kept {member.name}: node {member.node_id} since {member.registered}")
             return member
-        again, member = bool(member.key), member.replace(key=member.key or answer.key)
+        was_tried_before = bool(member.key)
+        if not member.key:
+            member = member.replace(key=answer.key)
         # First: whoever is interrupted after the registration can be found again.
         _save(folder, member)
         try:
             node_id = flower.register(folder.public_key(member.name), member.name)
         except FlowerCommandError:
             # It may be there from an attempt that was interrupted: the one node that is nobody's.
-            nobodys = _nobodys(folder, _live(flower))
-            if not again or len(nobodys) != 1:
+            nobodys_nodes = _nobodys_nodes(folder, _live_nodes(flower))
+            if not was_tried_before or len(nobodys_nodes) != 1:
                 raise
-            node_id = nobodys.pop()
+            node_id = nobodys_nodes.pop()
         member = member.replace(node_id=node_id, registered=_now())
-        what = f"{member.name}, number {member.number}, key {key_fingerprint(member.key)}"
-        typer.echo(f"registered {what}: node {node_id}")
+        fingerprint = key_fingerprint(member.key)
+        typer.echo(
+            f"registered {member.name}, number {member.number}, key {fingerprint}: node {node_id}"
+        )
         _save(folder, member)
     return member
 
@@ -131,15 +136,13 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
             names = ", ".join(members) or "none"
             raise ConfigError(f"there is no member {name!r}; members: {names}")
         member = members[name]
-        live = _live(flower) if member.key else set[str]()
-        if member.key and not member.node_id and (nobodys := _nobodys(folder, live)):
-            raise ConfigError(
-                f"the registration of {name} did not end, and may be any of the nodes "
-                f"{', '.join(sorted(nobodys))}: `fedif federation add-member` once more, or end "
-                "those that are nobody's by `flwr supernode unregister`"
-            )
+        live_nodes = set[str]()
+        if member.key:
+            live_nodes = _live_nodes(flower)
+            if not member.node_id:
+                _require_none_begun(folder, name, live_nodes)
         # Somebody may have ended it by Flower's own command, or put a backup back.
-        if member.node_id in live:
+        if member.node_id in live_nodes:
             flower.unregister(member.node_id)
             typer.echo(f"ended the registration of {name}, node {member.node_id}")
         elif member.removed:
@@ -152,11 +155,22 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
         note_removal(folder.removals, removal_of(name, member.key, member.removed))
 
 
+def _require_none_begun(folder: FederationFolder, name: str, live_nodes: set[str]) -> None:
+    """Raise ConfigError if a registration of a member was begun, and its node is not known."""
+    nobodys_nodes = _nobodys_nodes(folder, live_nodes)
+    if nobodys_nodes:
+        raise ConfigError(
+            f"the registration of {name} did not end, and may be any of the nodes "
+            f"{', '.join(sorted(nobodys_nodes))}: `fedif federation add-member` once more, or end "
+            "those that are nobody's by `flwr supernode unregister`"
+        )
+
+
 def apply_removals(folder: FederationFolder) -> None:
     """Mark members as removed that the list beside the folder names, and the folder does not.
 
-    A backup was put back. Members and keys that only the folder knows as removed are added to the
-    list; where it cannot be written, that is said, and the federation goes on.
+    That is so where a backup was put back. Members and keys that only the folder knows as removed
+    are added to the list. Where it cannot be written, a line says so, and the federation goes on.
 
     Raises
     ------
@@ -164,10 +178,12 @@ def apply_removals(folder: FederationFolder) -> None:
         If the list cannot be read.
     """
     with exclusive_lock(folder.lock):
-        known = read_removals(folder.removals)
+        removals = read_removals(folder.removals)
         for member in folder.members().values():
-            keys = [key for key in (member.key, *member.earlier_keys) if key]
-            _apply_removals(folder, member, removals_of(member.name, keys, known))
+            keys = list(member.earlier_keys)
+            if member.key:
+                keys.append(member.key)
+            _apply_removals(folder, member, removals_of(member.name, keys, removals))
         try:
             for member in folder.members().values():
                 _note_keys(folder, member)
@@ -175,18 +191,21 @@ def apply_removals(folder: FederationFolder) -> None:
             typer.echo(f"! {error}")
 
 
-def _apply_removals(folder: FederationFolder, member: Member, own: list[Removal]) -> None:
-    """Mark a member as removed if it was; say it where only the key that it has here was."""
+def _apply_removals(folder: FederationFolder, member: Member, removals: list[Removal]) -> None:
+    """Mark a member as removed if it was; say it where only the key that it has here was.
+
+    ``removals`` are the member's.
+    """
     if member.removed:
         return
-    for removal in own:
+    for removal in removals:
         if removal.is_of_member:
             typer.echo(f"{member.name} was removed on {removal.removed}, and came back")
             _save(folder, member.replace(removed=removal.removed))
             return
-    now = removal_of(member.name, member.key, "").key
-    for removal in own:
-        if now and removal.key == now:
+    current_key = removal_of(member.name, member.key, "").key
+    for removal in removals:
+        if current_key and removal.key == current_key:
             typer.echo(
                 f"! {member.name} got another key on {removal.removed}, which is not here: "
                 f"`fedif federation rekey {member.name} ANSWER` once more"
@@ -201,21 +220,21 @@ def _note_keys(folder: FederationFolder, member: Member) -> None:
     StorageError
         If the list cannot be written.
     """
-    known = {removal.key for removal in read_removals(folder.removals)}
+    noted_keys = {removal.key for removal in read_removals(folder.removals)}
     for key in member.earlier_keys:
         removal = rekeying_of(member.name, key, _now())
-        if removal.key not in known:
+        if removal.key not in noted_keys:
             note_removal(folder.removals, removal)
     if member.removed:
         note_removal(folder.removals, removal_of(member.name, member.key, member.removed))
 
 
-def rekey(folder: FederationFolder, name: str, given: Path) -> Member:
+def rekey(folder: FederationFolder, name: str, file: Path) -> Member:
     """Give a member another key: it keeps its number, its node and its score.
 
     Its earlier key opens nothing any more, and stays where ``fedif verify --members`` finds it, so
-    that what was signed with it can be checked. What was interrupted is done to its end when it is
-    given once more.
+    that what was signed with it can be checked. Where this was interrupted, the same call once more
+    does it to its end.
 
     Parameters
     ----------
@@ -223,7 +242,7 @@ def rekey(folder: FederationFolder, name: str, given: Path) -> Member:
         The server's.
     name : str
         The member.
-    given : Path
+    file : Path
         Its new answer to its invitation, of ``fedif node join`` with a new key.
 
     Raises
@@ -234,22 +253,23 @@ def rekey(folder: FederationFolder, name: str, given: Path) -> Member:
         If the list of removed keys cannot be written: the key is replaced all the same.
     """
     with exclusive_lock(folder.lock):
-        answer = files.read_document(given, Answer)
+        answer = files.read_document(file, Answer)
         if answer.member != name:
-            raise ConfigError(f"{given} is the answer of {answer.member}, not of {name}")
-        member = _invited(folder, answer)
+            raise ConfigError(f"{file} is the answer of {answer.member}, not of {name}")
+        member = _invited_member(folder, answer)
         if not member.node_id:
-            raise ConfigError(f"{name} has no key yet: `fedif federation add-member {given}`")
+            raise ConfigError(f"{name} has no key yet: `fedif federation add-member {file}`")
         if key_fingerprint(answer.key) != key_fingerprint(member.key):
             _require_nobodys_key(folder, answer)
-            old, new = (read_public_key(key.encode(), name) for key in (member.key, answer.key))
-            replace_key(folder.database, member.node_id, old, new)
-            # Before anything else: what is in here tells what is still to be done.
-            earlier = [*member.earlier_keys, member.key]
-            member = _changed(member, key=answer.key, earlier_keys=earlier)
+            old_key = read_public_key(member.key.encode(), name)
+            new_key = read_public_key(answer.key.encode(), name)
+            replace_key(folder.database, member.node_id, old_key, new_key)
+            # Before anything else: the member's record tells what is still to be done.
+            earlier_keys = [*member.earlier_keys, member.key]
+            member = _with_values(member, key=answer.key, earlier_keys=earlier_keys)
             _save(folder, member)
         elif _is_rekeyed(folder, member):
-            raise ConfigError(f"{given} has the key that {name} has already")
+            raise ConfigError(f"{file} has the key that {name} has already")
         for number, key in enumerate(member.earlier_keys, start=1):
             files.new(folder.public_key(name, number), "its earlier key", f"{key}\n")
         files.write(folder.public_key(name), "its key", f"{member.key}\n")
@@ -260,16 +280,14 @@ def rekey(folder: FederationFolder, name: str, given: Path) -> Member:
 
 def _is_rekeyed(folder: FederationFolder, member: Member) -> bool:
     """Return whether a member's keys lie where they are looked for, and the list has the old."""
-    files_of = [folder.public_key(member.name)]
-    files_of += [folder.public_key(member.name, i + 1) for i in range(len(member.earlier_keys))]
-    keys = [member.key, *member.earlier_keys]
-    is_there = all(
-        path.is_file() and path.read_text() == f"{key}\n"
-        for path, key in zip(files_of, keys, strict=True)
-    )
-    listed = {removal.key for removal in read_removals(folder.removals)}
-    gone = {removal_of(member.name, key, "").key for key in member.earlier_keys}
-    return is_there and gone <= listed
+    # The key that it has is number 0, its first one is number 1.
+    for number, key in enumerate([member.key, *member.earlier_keys]):
+        path = folder.public_key(member.name, number)
+        if not path.is_file() or path.read_text() != f"{key}\n":
+            return False
+    noted_keys = {removal.key for removal in read_removals(folder.removals)}
+    earlier_keys = {removal_of(member.name, key, "").key for key in member.earlier_keys}
+    return earlier_keys <= noted_keys
 
 
 def erase(folder: FederationFolder, name: str) -> None:
@@ -295,7 +313,7 @@ def erase(folder: FederationFolder, name: str) -> None:
         for path in folder.public_keys(name):
             path.unlink()
             typer.echo(f"erased {path}")
-        _save(folder, _changed(member, key="", earlier_keys=[], node_id=""))
+        _save(folder, _with_values(member, key="", earlier_keys=[], node_id=""))
 
 
 def tell_what_stays(folder: FederationFolder, name: str) -> None:
@@ -305,73 +323,84 @@ def tell_what_stays(folder: FederationFolder, name: str) -> None:
     for path in folder.public_keys(name):
         typer.echo(f"stays: {path}, by which what it signed is checked")
     for run in _runs_of(folder, member):
-        what = "records and kept updates"
-        why = "others' contributions are computed with them"
         if run.statement.is_dir():
-            what, why = "records, kept updates and statement", "they were signed"
-        typer.echo(f"stays: {what} in {run.path}: {why}")
+            typer.echo(
+                f"stays: records, kept updates and statement in {run.path}: they were signed"
+            )
+        else:
+            typer.echo(
+                f"stays: records and kept updates in {run.path}: others' contributions are "
+                "computed with them"
+            )
 
 
 def _runs_of(folder: FederationFolder, member: Member) -> list[RunFolder]:
     """Return the runs in this folder whose records name a member's node."""
     if not member.node_id:
         return []
-    runs = [RunFolder(path) for path in sorted(folder.path.glob("runs/*")) if path.is_dir()]
-    return [
-        run for run in runs if any(row["client_id"] == member.node_id for row in run.clients.read())
-    ]
+    runs = []
+    for path in sorted(folder.path.glob("runs/*")):
+        if not path.is_dir():
+            continue
+        run = RunFolder(path)
+        client_ids = [row["client_id"] for row in run.clients.read()]
+        if member.node_id in client_ids:
+            runs.append(run)
+    return runs
 
 
 def _forget_page(run: RunFolder, member: Member) -> None:
     """Leave a member out of those who are still to get their page."""
     if not run.undelivered.path.is_file():
         return
-    left = run.undelivered.read()
-    if left.pop(member.node_id, None) is None:
+    pages = run.undelivered.read()
+    if pages.pop(member.node_id, None) is None:
         return
     typer.echo(f"erased its page from {run.undelivered.path}")
-    if left:
-        run.undelivered.write(left)
+    if pages:
+        run.undelivered.write(pages)
     else:
         run.undelivered.path.unlink()
 
 
-def _answering(folder: FederationFolder, answer: Answer) -> Member:
+def _member_answering(folder: FederationFolder, answer: Answer) -> Member:
     """Return the member whose answer this is, once it is clear that it may have its key.
 
     That is: an answer to an invitation of this federation, which nobody changed, and a key that is
     neither another member's nor a second one.
     """
-    member = _invited(folder, answer)
-    own = key_fingerprint(answer.key)
-    there = key_fingerprint(member.key) if member.key else own
-    if there != own:
-        raise ConfigError(
-            f"{member.name} has another key, {there}, not {own}: a member that lost its key gets "
-            f"a new one by `fedif federation rekey {member.name}`"
-        )
+    member = _invited_member(folder, answer)
+    if member.key:
+        current = key_fingerprint(member.key)
+        answered = key_fingerprint(answer.key)
+        if current != answered:
+            raise ConfigError(
+                f"{member.name} has another key, {current}, not {answered}: a member that lost its "
+                f"key gets a new one by `fedif federation rekey {member.name}`"
+            )
     _require_nobodys_key(folder, answer)
     return member
 
 
 def _require_nobodys_key(folder: FederationFolder, answer: Answer) -> None:
     """Raise ConfigError if an answer's key is another member's, or was anybody's before."""
-    own = key_fingerprint(answer.key)
+    fingerprint = key_fingerprint(answer.key)
     for other in folder.members().values():
-        if other.name != answer.member and other.key and key_fingerprint(other.key) == own:
+        is_other = other.name != answer.member
+        if is_other and other.key and key_fingerprint(other.key) == fingerprint:
             raise ConfigError(f"{answer.member} has the key of {other.name}: each needs its own")
-        if own in map(key_fingerprint, other.earlier_keys):
+        if fingerprint in [key_fingerprint(key) for key in other.earlier_keys]:
             raise ConfigError(f"{answer.member} has an earlier key of {other.name}: make a new one")
-    digest = removal_of(answer.member, answer.key, "").key
+    removed_key = removal_of(answer.member, answer.key, "").key
     for removal in read_removals(folder.removals):
-        if removal.key == digest:
+        if removal.key == removed_key:
             raise ConfigError(
                 f"{answer.member} has a key of {removal.name} that was removed on "
                 f"{removal.removed}, and the SuperLink lets nobody in with it: make a new one"
             )
 
 
-def _invited(folder: FederationFolder, answer: Answer) -> Member:
+def _invited_member(folder: FederationFolder, answer: Answer) -> Member:
     """Return the member whose answer this is, to an invitation that nobody changed."""
     answer.check()
     ours = certificate_fingerprint(folder.certificate_text())
@@ -381,32 +410,34 @@ def _invited(folder: FederationFolder, answer: Answer) -> Member:
             f"{answer.member} was given another certificate, {theirs}, not {ours}: its "
             "invitation is another federation's, or was changed on its way"
         )
-    members = folder.members()
-    member = members.get(answer.member)
+    member = folder.members().get(answer.member)
     if member is None or answer.number != member.number:
-        who = f"{answer.member!r}, number {answer.number},"
-        raise ConfigError(f"{who} was not invited: `fedif federation invite`")
+        raise ConfigError(
+            f"{answer.member!r}, number {answer.number}, was not invited: `fedif federation invite`"
+        )
     if member.removed:
         raise ConfigError(f"{member.name} was removed on {member.removed}: invite another name")
     return member
 
 
-def _changed(member: Member, **values: Any) -> Member:
+def _with_values(member: Member, **values: Any) -> Member:
     """Return a member with other values, lists among them."""
     return Member(**{**member.model_dump(), **values})
 
 
-def _live(flower: Flower) -> set[str]:
+def _live_nodes(flower: Flower) -> set[str]:
     """Return the ids of the nodes that are let in."""
-    return {i for i, node in flower.nodes().items() if node.get("status") != "unregistered"}
+    nodes = flower.nodes()
+    return {node_id for node_id, node in nodes.items() if node.get("status") != "unregistered"}
 
 
-def _nobodys(folder: FederationFolder, live: set[str]) -> set[str]:
+def _nobodys_nodes(folder: FederationFolder, live_nodes: set[str]) -> set[str]:
     """Return those of the nodes that are no member's."""
-    return live - {member.node_id for member in folder.members().values()}
+    return live_nodes - {member.node_id for member in folder.members().values()}
 
 
 def _save(folder: FederationFolder, member: Member) -> None:
+    """Write a member's record, and its key's file unless there is one."""
     text = files.to_toml(_ABOUT_MEMBER, member.to_mapping())
     files.write(folder.member_file(member.name), f"{member.name}, {member.state}", text)
     if member.key:

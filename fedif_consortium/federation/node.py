@@ -14,7 +14,7 @@ from fedif_consortium.address import Address, an_address
 from fedif_consortium.evidence.keys import load_key
 from fedif_consortium.federation import files, records
 from fedif_consortium.federation.certificates import certificate_fingerprint
-from fedif_consortium.federation.flower import become, config_text
+from fedif_consortium.federation.flower import become, config_text, to_arguments
 from fedif_consortium.federation.records import Invitation
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
@@ -25,6 +25,7 @@ GUARDED_SUPERNODE = "fedif_consortium.member.guarded_supernode"
 _ABOUT = """\
 This host's node, written by `fedif node join`; `fedif node start` reads it.
 [config] is what the node says of itself: docs/configuration.md."""
+_ABOUT_ANSWER = "To the operator: `fedif federation add-member FILE`."
 
 
 class NodeSettings(Settings):
@@ -72,7 +73,12 @@ class NodeFolder:
 
 
 def join(
-    folder: NodeFolder, invited: Invitation, *, config: Mapping[str, Scalar], port: int, policy: str
+    folder: NodeFolder,
+    invitation: Invitation,
+    *,
+    config: Mapping[str, Scalar],
+    port: int,
+    policy: str,
 ) -> None:
     """Make what a node needs to take part, and the answer to its invitation.
 
@@ -80,12 +86,12 @@ def join(
     ----------
     folder : NodeFolder
         Where everything goes; what is there already stays.
-    invited : Invitation
+    invitation : Invitation
         The operator's.
     config : mapping
         What the node says of itself beside its number, or instead of a default.
     port : int
-        Of this host.
+        A port of this host, for the node's own use.
     policy : str
         File with what this host lets apps do; empty: none.
 
@@ -95,46 +101,54 @@ def join(
         If the invitation is damaged, the folder is another federation's or member's, or a key of
         ``config`` is wrong.
     """
-    certificate = certificate_fingerprint(invited.certificate)  # Before anything is made.
-    _require_same(folder, invited)
-    masked = {"signing-key": str(folder.key), "keeper-key": invited.keeper_key}
-    own = {
-        "partition-id": invited.number,
+    # All is checked before anything is made.
+    fingerprint = certificate_fingerprint(invitation.certificate)
+    _require_same(folder, invitation)
+    node_config: dict[str, Scalar] = {
+        "partition-id": invitation.number,
         "statement-dir": str(folder.path / "statements"),
         "receipts-dir": str(folder.path / "receipts"),
-        **(masked if invited.keeper_key else {}),
-        **config,
     }
+    if invitation.keeper_key:
+        node_config["signing-key"] = str(folder.key)
+        node_config["keeper-key"] = invitation.keeper_key
     settings = NodeSettings(
-        federation=invited.federation,
-        member=invited.member,
-        superlink=invited.address,
+        federation=invitation.federation,
+        member=invitation.member,
+        superlink=invitation.address,
         port=port,
         policy=policy,
-        config=own,
+        config={**node_config, **config},
     )
-    config_text(settings.config)
-    # Where its data lie may be said later.
-    NodeConfig.from_node_config({"num-partitions": 2**31, **settings.config})
+    _require_usable(settings.config)
+
     files.private_folder(folder.path)
-    answered = folder.answer(invited.member)
-    files.secret(folder.key, answered, "it never leaves this host", records.make_node_key)
+    answer_file = folder.answer(invitation.member)
+    files.secret(folder.key, answer_file, "it never leaves this host", records.make_node_key)
     key = load_key(folder.key)
-    line = records.public_line(key, invited.member)
-    files.write(folder.path / "node.key.pub", "the same, to show", f"{line}\n")
-    files.new(folder.authority, "the server is known by it", invited.certificate)
+    public_line = records.public_line(key, invitation.member)
+    files.write(folder.path / "node.key.pub", "the same, to show", f"{public_line}\n")
+    files.new(folder.authority, "the server is known by it", invitation.certificate)
     text = files.to_toml(_ABOUT, settings.to_mapping())
     files.new(folder.configuration, "where this node connects to, and as whom", text)
-    answer = records.make_answer(invited, key).to_mapping()
-    reply = files.to_toml("To the operator: `fedif federation add-member FILE`.", answer)
-    # A signature differs each time, for the same key and invitation.
-    files.new(answered, "send it to the operator", reply)
-    typer.echo(f"this node's key: {records.key_fingerprint(line)}; read it to the operator")
+    answer = records.make_answer(invitation, key)
+    text = files.to_toml(_ABOUT_ANSWER, answer.to_mapping())
+    # One that is there stays: a signature differs each time, for the same key and invitation.
+    files.new(answer_file, "send it to the operator", text)
+
+    typer.echo(f"this node's key: {records.key_fingerprint(public_line)}; read it to the operator")
     typer.echo("ask the operator, not by the way the invitation came, whether these are right:")
-    typer.echo(f"certificate's fingerprint: {certificate}")
-    typer.echo(f"statement key's fingerprint: {invited.statement_key}")
-    if invited.keeper_key:
-        typer.echo(f"and the keeper's operator: public key {invited.keeper_key}")
+    typer.echo(f"certificate's fingerprint: {fingerprint}")
+    typer.echo(f"statement key's fingerprint: {invitation.statement_key}")
+    if invitation.keeper_key:
+        typer.echo(f"and the keeper's operator: public key {invitation.keeper_key}")
+
+
+def _require_usable(config: Mapping[str, Scalar]) -> None:
+    """Raise ConfigError unless Flower and this project's app can take a node config."""
+    config_text(config)
+    # Where its data lie may be said later: with many partitions, none need be named.
+    NodeConfig.from_node_config({"num-partitions": 2**31, **config})
 
 
 def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoReturn:
@@ -149,22 +163,28 @@ def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoRet
     settings = folder.settings()
     load_key(folder.key)
     _require_free(_port(options) or settings.port, folder.configuration)
-    policy = policy or (str(folder.path / settings.policy) if settings.policy else "")
-    given = [
-        *("--superlink", settings.superlink, "--root-certificates", str(folder.authority)),
-        *("--auth-supernode-private-key", str(folder.key)),
-        *("--node-config", config_text(settings.config), "--port", str(settings.port)),
-        *options,
-    ]
+    own_options = {
+        "--superlink": settings.superlink,
+        "--root-certificates": str(folder.authority),
+        "--auth-supernode-private-key": str(folder.key),
+        "--node-config": config_text(settings.config),
+        "--port": str(settings.port),
+    }
+    arguments = [*to_arguments(own_options), *options]
+    if not policy and settings.policy:
+        policy = str(folder.path / settings.policy)
     if policy:
-        become(GUARDED_SUPERNODE, [policy, *given], folder.path)
-    become(SUPERNODE, given, folder.path)
+        become(GUARDED_SUPERNODE, [policy, *arguments], folder.path)
+    become(SUPERNODE, arguments, folder.path)
 
 
 def _port(options: Sequence[str]) -> int:
     """Return the port that options of Flower's name; 0: none."""
-    named = [after for option, after in pairwise(options) if option == "--port"]
-    return int(named[-1]) if named and named[-1].isdecimal() else 0
+    port = 0
+    for option, value in pairwise(options):
+        if option == "--port":  # The last one counts.
+            port = int(value) if value.isdecimal() else 0
+    return port
 
 
 def _require_free(port: int, configuration: Path) -> None:
@@ -178,17 +198,19 @@ def _require_free(port: int, configuration: Path) -> None:
         ) from error
 
 
-def _require_same(folder: NodeFolder, invited: Invitation) -> None:
+def _require_same(folder: NodeFolder, invitation: Invitation) -> None:
     """Raise ConfigError if a folder is another federation's or member's."""
     if folder.configuration.exists():
-        of = folder.settings(), invited
-        found, wanted = (f"{one.member!r} of {one.federation!r}" for one in of)
-        if found != wanted:
+        settings = folder.settings()
+        existing = f"{settings.member!r} of {settings.federation!r}"
+        invited = f"{invitation.member!r} of {invitation.federation!r}"
+        if existing != invited:
             raise ConfigError(
-                f"{folder.configuration} is of member {found}, not {wanted}: name another folder "
-                "with --in"
+                f"{folder.configuration} is of member {existing}, not {invited}: name another "
+                "folder with --in"
             )
-    if folder.authority.exists() and folder.authority.read_bytes() != invited.certificate.encode():
+    certificate = invitation.certificate.encode()
+    if folder.authority.exists() and folder.authority.read_bytes() != certificate:
         raise ConfigError(
             f"{folder.authority} is another certificate than the invitation's: ask the operator "
             "which is right, and move the wrong one away"

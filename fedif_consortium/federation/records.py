@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Annotated
 
 from annotated_types import MinLen
-from cryptography.hazmat.primitives import serialization as to
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 from fedif_consortium.address import Address, an_address, joined_address, split_address
 from fedif_consortium.evidence import keys
@@ -49,7 +54,8 @@ class FederationSettings(Settings):
     @property
     def address(self) -> str:
         """Where members reach the server: the first of its hosts."""
-        return joined_address(self.hosts[0], split_address(self.listen)[1])
+        _, port = split_address(self.listen)
+        return joined_address(self.hosts[0], port)
 
     @property
     def local_address(self) -> str:
@@ -98,7 +104,8 @@ class FederationFolder:
         self.configuration = path / "federation.toml"  # Its settings.
         self.authority_key = path / "ca.key"  # Signs the server's certificates.
         self.authority = path / "ca.crt"  # What members know the federation by.
-        self.server_key, self.certificate = path / "server.key", path / "server.crt"
+        self.server_key = path / "server.key"
+        self.certificate = path / "server.crt"
         self.statement_key = path / keys.STATEMENT_KEY  # Signs statements of contributions.
         self.database = path / "superlink.db"
         self.nginx = path / "nginx" / "nginx.conf"
@@ -115,13 +122,14 @@ class FederationFolder:
         return self.path / "members" / f"{name}.toml"
 
     def public_key(self, name: str, earlier: int = 0) -> Path:
-        """Return where a member's public key lies, once it is known; or its first, second one."""
+        """Return where a member's public key lies, once it is known; or its ``earlier``-th one."""
         return self.path / "members" / f"{key_name(name, earlier)}.pub"
 
     def public_keys(self, name: str) -> list[Path]:
         """Return the files of a member's keys, earlier ones too."""
-        earlier = sorted((self.path / "members").glob(f"{key_name(name, 0)}{EARLIER}*.pub"))
-        return [path for path in (self.public_key(name), *earlier) if path.is_file()]
+        earlier_ones = (self.path / "members").glob(f"{key_name(name, 0)}{EARLIER}*.pub")
+        paths = [self.public_key(name), *sorted(earlier_ones)]
+        return [path for path in paths if path.is_file()]
 
     def certificate_text(self) -> str:
         """Return the authority's certificate, as PEM; a ConfigError if it is none."""
@@ -144,14 +152,19 @@ class FederationFolder:
     def members(self) -> dict[str, Member]:
         """Return everyone who was ever invited or registered, by name, in order of numbers."""
         paths = (self.path / "members").glob("*.toml")
-        found = [files.read_document(path, Member) for path in paths]
-        return {member.name: member for member in sorted(found, key=lambda m: m.number)}
+        members = [files.read_document(path, Member) for path in paths]
+        members.sort(key=lambda member: member.number)
+        return {member.name: member for member in members}
 
 
 def _from_here(address: str) -> str:
     """Return where this host connects to what listens at an address."""
     host, port = split_address(address)
-    return joined_address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port)
+    if host == "0.0.0.0":
+        host = "127.0.0.1"
+    elif host == "::":
+        host = "::1"
+    return joined_address(host, port)
 
 
 class Membership(Settings):
@@ -183,11 +196,17 @@ class Answer(Membership):
         with refused_as(ConfigError, f"{self.member}: signature is no base64"):
             signature = base64.b64decode(self.signature, validate=True)
         key = keys.read_public_key(self.key.encode(), f"{self.member}: key")
-        if not keys.is_signed(key, signature, self._signed()):
+        if not keys.is_signed(key, signature, self._signed_content()):
             raise ConfigError(f"{self.member} did not sign its answer: it was changed on its way")
 
-    def _signed(self) -> bytes:
-        values = {k: v for k, v in self.to_mapping().items() if k != "signature"}
+    def sign(self, key: keys.SigningKey) -> Answer:
+        """Return this with the signature of a key."""
+        signature = keys.sign(key, self._signed_content())
+        return self.replace(signature=base64.b64encode(signature).decode())
+
+    def _signed_content(self) -> bytes:
+        values = dict(self.to_mapping())
+        del values["signature"]
         return json.dumps(values, sort_keys=True).encode()
 
 
@@ -198,19 +217,19 @@ def make_answer(invitation: Invitation, key: keys.SigningKey) -> Answer:
         certificate_fingerprint=certificate_fingerprint(invitation.certificate),
         key=public_line(key, invitation.member),
     )
-    return answer.replace(signature=base64.b64encode(keys.sign(key, answer._signed())).decode())
+    return answer.sign(key)
 
 
 def make_node_key() -> bytes:
     """Return a new private key of the curve P-384 in OpenSSH's format, as SuperNodes need it."""
     key = ec.generate_private_key(ec.SECP384R1())
-    return key.private_bytes(to.Encoding.PEM, to.PrivateFormat.OpenSSH, to.NoEncryption())
+    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
 
 def public_line(key: keys.SigningKey, comment: str) -> str:
     """Return a key's public half in a line, as OpenSSH writes it."""
-    public = key.public_key().public_bytes(to.Encoding.OpenSSH, to.PublicFormat.OpenSSH)
-    return f"{public.decode()} {comment}"
+    public_key = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return f"{public_key.decode()} {comment}"
 
 
 def key_fingerprint(public: str) -> str:

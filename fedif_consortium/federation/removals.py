@@ -16,7 +16,8 @@ from fedif_flower.run.rows import csv_text, read_rows
 from fedif_flower.storage import append_line, cut_torn_line
 
 _COLUMNS = ("name", "key", "removed", "why")
-_GONE, _REKEYED = "removed", "rekeyed"
+_GONE = "removed"
+_REKEYED = "rekeyed"
 
 
 class Removal(NamedTuple):
@@ -47,8 +48,10 @@ class Removal(NamedTuple):
 
 def removal_of(name: str, key: str, removed: str) -> Removal:
     """Return the removal of a member whose key is given in a line, as OpenSSH writes it."""
-    digest = key_id(read_public_key(key.encode(), f"{name}: key")) if key else ""
-    return Removal(name, digest, removed)
+    if not key:
+        return Removal(name, "", removed)
+    public_key = read_public_key(key.encode(), f"{name}: key")
+    return Removal(name, key_id(public_key), removed)
 
 
 def rekeying_of(name: str, key: str, removed: str) -> Removal:
@@ -57,10 +60,10 @@ def rekeying_of(name: str, key: str, removed: str) -> Removal:
 
 
 def removals_of(name: str, keys: Collection[str], known: Iterable[Removal]) -> list[Removal]:
-    """Return which of the removals are a member's, of whichever of its keys.
+    """Return which of the removals are a member's, whichever of its keys they are of.
 
-    A backup may hold a key that it had before or after the one with which it was removed. Another
-    federation's member of the same name has none of these keys.
+    A backup may hold a key that the member had before or after the one with which it was removed.
+    Another federation's member of the same name has none of these keys.
 
     Parameters
     ----------
@@ -72,10 +75,11 @@ def removals_of(name: str, keys: Collection[str], known: Iterable[Removal]) -> l
         The list.
     """
     of_name = [removal for removal in known if removal.name == name]
-    own = {removal_of(name, key, "").key for key in keys}
-    theirs = {removal.key for removal in of_name}
-    is_same = not own or not own.isdisjoint(theirs)
-    return of_name if is_same else []
+    key_ids = {removal_of(name, key, "").key for key in keys}
+    removed_ids = {removal.key for removal in of_name}
+    if key_ids and key_ids.isdisjoint(removed_ids):
+        return []  # Another federation's member.
+    return of_name
 
 
 def read_removals(path: Path) -> list[Removal]:
@@ -103,9 +107,9 @@ def note_removal(path: Path, removal: Removal) -> None:
     StorageError
         If the list cannot be written.
     """
-    known = [other._replace(removed=removal.removed) for other in read_removals(path)]
-    if removal in known:
-        return
+    for noted in read_removals(path):
+        if noted._replace(removed=removal.removed) == removal:
+            return
     begin_removals(path)
     append_line(path, csv_text([removal]).rstrip())
 

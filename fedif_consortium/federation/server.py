@@ -6,11 +6,13 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
+from cryptography import x509
 
 from fedif_consortium.address import split_address
 from fedif_consortium.evidence.keys import fingerprint, load_key, load_or_make_key
@@ -24,7 +26,7 @@ from fedif_consortium.federation.certificates import (
     read_certificate,
     server_certificate,
 )
-from fedif_consortium.federation.flower import Flower, become, connect
+from fedif_consortium.federation.flower import Flower, become, connect, to_arguments
 from fedif_consortium.federation.records import FederationFolder, FederationSettings, Member
 from fedif_consortium.federation.removals import begin_removals
 from fedif_consortium.superlink.proxy import nginx_settings
@@ -37,7 +39,7 @@ RUNS = 5
 RUN_COLUMNS = ("run-id", "status", "running-at", "finished-at", "status-details")
 
 
-def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
+def initialize(folder: FederationFolder, settings: FederationSettings) -> None:
     """Make what a federation's server needs; what is there already stays.
 
     Raises
@@ -45,39 +47,51 @@ def initialize(folder: FederationFolder, wanted: FederationSettings) -> None:
     ConfigError
         If there is another federation, or a file that is there is not what it should be.
     """
-    if folder.configuration.exists() and folder.settings() != wanted:
+    if folder.configuration.exists() and folder.settings() != settings:
         raise ConfigError(f"{folder.configuration} is there and says otherwise: edit it")
     files.private_folder(folder.path)
-    signing, authority = folder.authority_key, folder.authority
-    files.secret(signing, authority, "signs the server's certificates", make_key)
-    own = own_certificate(signing, f"{wanted.name} CA")
-    files.new(authority, "goes to every member, in its invitation", own)
-    files.secret(folder.server_key, folder.certificate, "of the SuperLink", make_key)
-    own = server_certificate(folder.server_key, signing, authority, wanted.hosts)
-    files.new(folder.certificate, f"for {', '.join(wanted.hosts)}", own)
-    done = "kept" if folder.statement_key.exists() else "made"
+    _make_certificates(folder, settings)
+    verb = "kept" if folder.statement_key.exists() else "made"
     load_or_make_key(folder.statement_key)
-    typer.echo(f"{done} {folder.statement_key}, secret: signs statements of contributions")
-    connect(wanted.name, wanted.local_address, authority)
-    typer.echo(f"Flower's commands know it as {wanted.name!r}, at {wanted.local_address}")
-    files.new(folder.configuration, "the settings", files.to_toml(_ABOUT, wanted.to_mapping()))
-    if wanted.proxy:
-        owner = "nobody"  # For root alone it has a meaning, and root has a name.
-        with suppress(KeyError):
-            owner = folder.path.owner()
-        proxy = nginx_settings(wanted.listen, wanted.superlink, owner)
-        run = f"nginx -e stderr -p {shlex.quote(str(folder.nginx.parent))} -c nginx.conf"
-        files.new(folder.nginx, run, proxy)
-        if shutil.which("nginx") is None:
-            typer.echo("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
+    typer.echo(f"{verb} {folder.statement_key}, secret: signs statements of contributions")
+    connect(settings.name, settings.local_address, folder.authority)
+    typer.echo(f"Flower's commands know it as {settings.name!r}, at {settings.local_address}")
+    files.new(folder.configuration, "the settings", files.to_toml(_ABOUT, settings.to_mapping()))
+    if settings.proxy:
+        _make_proxy(folder, settings)
     else:
-        typer.echo(f"without a proxy: whoever reaches {wanted.listen} may submit runs")
+        typer.echo(f"without a proxy: whoever reaches {settings.listen} may submit runs")
     try:
         begin_removals(folder.removals)
     except StorageError as error:
         typer.echo(f"! {error}")
-    typer.echo(f"certificate's fingerprint: {certificate_fingerprint(authority.read_text())}")
+    fingerprint_of_authority = certificate_fingerprint(folder.authority.read_text())
+    typer.echo(f"certificate's fingerprint: {fingerprint_of_authority}")
     typer.echo(f"statement key's fingerprint: {statement_fingerprint(folder)}")
+
+
+def _make_certificates(folder: FederationFolder, settings: FederationSettings) -> None:
+    """Make the keys and certificates of the federation's authority and of its server."""
+    authority_key = folder.authority_key
+    authority = folder.authority
+    files.secret(authority_key, authority, "signs the server's certificates", make_key)
+    certificate = own_certificate(authority_key, f"{settings.name} CA")
+    files.new(authority, "goes to every member, in its invitation", certificate)
+    files.secret(folder.server_key, folder.certificate, "of the SuperLink", make_key)
+    certificate = server_certificate(folder.server_key, authority_key, authority, settings.hosts)
+    files.new(folder.certificate, f"for {', '.join(settings.hosts)}", certificate)
+
+
+def _make_proxy(folder: FederationFolder, settings: FederationSettings) -> None:
+    """Write the settings of nginx, and say how it is started."""
+    owner = "nobody"  # It matters for root alone, and root has a name.
+    with suppress(KeyError):
+        owner = folder.path.owner()
+    text = nginx_settings(settings.listen, settings.superlink, owner)
+    command = f"nginx -e stderr -p {shlex.quote(str(folder.nginx.parent))} -c nginx.conf"
+    files.new(folder.nginx, command, text)
+    if shutil.which("nginx") is None:
+        typer.echo("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
 
 
 def flower_of(folder: FederationFolder) -> Flower:
@@ -102,26 +116,30 @@ def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoRetur
     """
     host, port = split_address(folder.settings().bind)
     load_key(folder.statement_key)
-    for needed in (folder.authority, folder.certificate):
-        read_certificate(needed)
-    own = [
-        *("--host", host, "--port", str(port)),
-        *("--ssl-ca-certfile", folder.authority.name),
-        *("--ssl-certfile", folder.certificate.name, "--ssl-keyfile", folder.server_key.name),
-        *("--enable-supernode-auth", "--database", folder.database.name),
-    ]
+    read_certificate(folder.authority)
+    read_certificate(folder.certificate)
+    own_options = {
+        "--host": host,
+        "--port": str(port),
+        "--ssl-ca-certfile": folder.authority.name,
+        "--ssl-certfile": folder.certificate.name,
+        "--ssl-keyfile": folder.server_key.name,
+        "--database": folder.database.name,
+    }
+    arguments = [*to_arguments(own_options), "--enable-supernode-auth", *options]
     environment = {
         # The ServerApp signs with the key whose fingerprint members were told.
         "FEDIF_STATEMENT_KEY": str(folder.statement_key),
         "FEDIF_SERVER_CERTIFICATE": str(folder.certificate),
         "FEDIF_REMOVED_MEMBERS": str(folder.removals),
     }
-    become(GUARDED_SUPERLINK, [*own, *options], folder.path, **environment)
+    become(GUARDED_SUPERLINK, arguments, folder.path, **environment)
 
 
 def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> None:
     """Make a key and a certificate that one peer is to have a copy of; what is there stays."""
-    key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
+    key = folder / f"{name}.key"
+    certificate = folder / f"{name}.crt"
     files.secret(key, certificate, f"of {certificate.name}", make_key)
     files.new(certificate, f"goes to {goes_to}", own_certificate(key, name, hosts))
 
@@ -133,77 +151,174 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
     -------
     dict
         As JSON has it: ``federation`` and ``address``; ``superlink``, empty if it answers, else why
-        it does not; ``members``, each with
-        ``online`` and ``last_seen`` null where the SuperLink did not say; the latest ``runs``;
-        ``certificate_ends`` and ``authority_ends``; ``free_bytes``; ``warnings``, what to do about,
-        and ``ok``, whether there are none.
+        it does not; ``members``, each with ``online`` and ``last_seen`` null where the SuperLink
+        did not say; the latest ``runs``; ``certificate_ends`` and ``authority_ends``;
+        ``free_bytes``; ``warnings``, each with what to do about it, and ``ok``, whether there are
+        none.
 
     Raises
     ------
     ConfigError
         If the folder has no federation, or a file of it is wrong.
     """
-    settings, warnings, failed = folder.settings(), list[str](), dict[str, str]()
-    nodes: Mapping[str, Mapping[str, Any]] = {}
-    runs: list[dict[str, Any]] = []
-    certificate, authority = map(read_certificate, (folder.certificate, folder.authority))
+    settings = folder.settings()
+    certificate = read_certificate(folder.certificate)
+    authority = read_certificate(folder.authority)
+    answers = _ask_superlink(folder, settings, certificate, flower)
+    free_bytes = shutil.disk_usage(folder.path).free
+    members = list(folder.members().values())
+    statuses = [_status_of(member, answers.nodes) for member in members]
+    warnings = [
+        *answers.warnings,
+        *_warnings_of_certificate("server", certificate),
+        *_warnings_of_certificate("authority", authority),
+    ]
+    if free_bytes < LEAST_FREE:
+        warnings.append(f"{free_bytes / 2**20:.0f} MiB are free in {folder.path}")
+    warnings += _warnings_of_runs(answers.runs)
+    warnings += _warnings_of_removed(members, answers.nodes)
+    warnings += _warnings_of_registered(statuses, is_reachable=not answers.unreachable)
+    return {
+        "federation": settings.name,
+        "address": settings.address,
+        "superlink": answers.unreachable,
+        "members": statuses,
+        "runs": [_row_of_run(run) for run in answers.runs],
+        "certificate_ends": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
+        "authority_ends": f"{authority.not_valid_after_utc:%Y-%m-%d}",
+        "free_bytes": free_bytes,
+        "warnings": warnings,
+        "ok": not warnings,
+    }
+
+
+@dataclass
+class _Answers:
+    """What a SuperLink, and the proxy before it, answer.
+
+    Attributes
+    ----------
+    nodes : mapping of str to mapping
+        What it says of every node, by id.
+    runs : list of dict
+        The latest ones, the last one first.
+    unreachable : str
+        Why the SuperLink does not answer; empty: it does.
+    warnings : list of str
+        What to do about.
+    """
+
+    nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    unreachable: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+def _ask_superlink(
+    folder: FederationFolder,
+    settings: FederationSettings,
+    certificate: x509.Certificate,
+    flower: Flower,
+) -> _Answers:
+    """Ask the SuperLink, and its proxy where there is one."""
+    answers = _Answers()
+    failures = []
+    # Without a proxy, both addresses are the same.
     for address in dict.fromkeys([settings.proxy_address, settings.local_address]):
         try:
-            if reach(address, folder.authority)[0] != certificate:
-                warnings.append(f"{address} does not serve {folder.certificate} yet: restart it")
+            served, _ = reach(address, folder.authority)
+            if served != certificate:
+                answers.warnings.append(
+                    f"{address} does not serve {folder.certificate} yet: restart it"
+                )
             if address == settings.local_address:
-                nodes, runs = flower.nodes(), flower.runs("--limit", RUNS)
+                nodes = flower.nodes()
+                runs = flower.runs("--limit", RUNS)
+                # Both or none: a SuperLink that answers by halves does not answer.
+                answers.nodes = nodes
+                answers.runs = runs
         except FedIFError as error:
-            failed[address] = str(error)
-    warnings += failed.values()
-    unreachable = failed.get(settings.local_address, "")
-    for what, one in (("server", certificate), ("authority", authority)):
-        if (left := one.not_valid_after_utc - datetime.now(UTC)) < SOON:
-            warnings.append(f"the {what}'s certificate ends in {left.days} days")
-    free = shutil.disk_usage(folder.path).free
-    if free < LEAST_FREE:
-        warnings.append(f"{free / 2**20:.0f} MiB are free in {folder.path}")
-    if runs and str(runs[0]["status"]).startswith("finished:failed"):
-        details = str(runs[0].get("status-details", "")).removesuffix(" N/A")
-        warnings.append(
-            f"the last run, {runs[0]['run-id']}, failed: {details}; once that is mended, the same "
-            'command with resume="auto" goes on'
-        )
-    for member in folder.members().values():
+            failures.append(str(error))
+            if address == settings.local_address:
+                answers.unreachable = str(error)
+    answers.warnings += failures
+    return answers
+
+
+def _warnings_of_certificate(whose: str, certificate: x509.Certificate) -> list[str]:
+    """Return whether a certificate ends soon."""
+    left = certificate.not_valid_after_utc - datetime.now(UTC)
+    if left >= SOON:
+        return []
+    return [f"the {whose}'s certificate ends in {left.days} days"]
+
+
+def _warnings_of_runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return whether the last run failed."""
+    if not runs or not str(runs[0]["status"]).startswith("finished:failed"):
+        return []
+    details = str(runs[0].get("status-details", "")).removesuffix(" N/A")
+    return [
+        f"the last run, {runs[0]['run-id']}, failed: {details}; once that is mended, the same "
+        'command with resume="auto" goes on'
+    ]
+
+
+def _warnings_of_removed(
+    members: Sequence[Member], nodes: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """Return which removed members the SuperLink would still let in."""
+    warnings = []
+    for member in members:
         status = nodes.get(member.node_id, {}).get("status", "unregistered")
         if member.removed and status != "unregistered":
             warnings.append(
                 f"{member.name} was removed on {member.removed}, and the SuperLink still has its "
                 f"registration: `fedif federation remove-member {member.name}` ends it"
             )
-    members = [_status_of(member, nodes) for member in folder.members().values()]
-    registered = [member for member in members if member["state"] == "registered"]
-    gone = [member["name"] for member in registered if member["online"] is None]
-    if gone and not unreachable:
-        warnings.append(f"the SuperLink does not know {', '.join(gone)}: was its database lost?")
-    known = [member["online"] for member in registered if member["online"] is not None]
-    if 2 * sum(known) < len(known):
-        warnings.append(f"{sum(known)} of {len(known)} members are online")
-    return {
-        "federation": settings.name,
-        "address": settings.address,
-        "superlink": unreachable,
-        "members": members,
-        "runs": [{key: str(run.get(key, "")) for key in RUN_COLUMNS} for run in runs],
-        "certificate_ends": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
-        "authority_ends": f"{authority.not_valid_after_utc:%Y-%m-%d}",
-        "free_bytes": free,
-        "warnings": warnings,
-        "ok": not warnings,
-    }
+    return warnings
+
+
+def _warnings_of_registered(
+    statuses: Sequence[Mapping[str, Any]], *, is_reachable: bool
+) -> list[str]:
+    """Return which registered members are not known, and whether most are offline."""
+    registered = [status for status in statuses if status["state"] == "registered"]
+    unknown = [status["name"] for status in registered if status["online"] is None]
+    warnings = []
+    if unknown and is_reachable:
+        warnings.append(f"the SuperLink does not know {', '.join(unknown)}: was its database lost?")
+    num_known = len(registered) - len(unknown)
+    num_online = sum(1 for status in registered if status["online"])
+    if 2 * num_online < num_known:
+        warnings.append(f"{num_online} of {num_known} members are online")
+    return warnings
+
+
+def _row_of_run(run: Mapping[str, Any]) -> dict[str, str]:
+    return {column: str(run.get(column, "")) for column in RUN_COLUMNS}
 
 
 def _status_of(member: Member, nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return a member as the operator and the SuperLink know it."""
-    online, last_seen = None, None
-    if (node := nodes.get(member.node_id)) is not None:
-        online = node.get("status") == "online"
-        left = str(node.get("offline-at", "N/A"))
-        last_seen = "now" if online else "never" if left == "N/A" else left
-    told = {name: getattr(member, name) for name in ("name", "number", "state", "node_id")}
-    return {**told, "online": online, "last_seen": last_seen}
+    status = {
+        "name": member.name,
+        "number": member.number,
+        "state": member.state,
+        "node_id": member.node_id,
+        "online": None,
+        "last_seen": None,
+    }
+    node = nodes.get(member.node_id)
+    if node is not None:
+        status["online"] = node.get("status") == "online"
+        status["last_seen"] = _last_seen(node)
+    return status
+
+
+def _last_seen(node: Mapping[str, Any]) -> str:
+    """Return when a node was last online: ``now``, ``never``, or the time that Flower says."""
+    if node.get("status") == "online":
+        return "now"
+    went_offline = str(node.get("offline-at", "N/A"))
+    return "never" if went_offline == "N/A" else went_offline

@@ -1,9 +1,9 @@
 """What passes between server and member in a masked run: terms, a masked vector, and a box.
 
-A box tells the keeper, through the server, what the server cannot read: a header in clear (run,
-round, node, length and SHA-256 of the masked vector, what the member was sent, who signs), the seed
-sealed for the keeper's public key, and the member's signature of both. Sealed with HPKE (RFC 9180)
-and the header as its info: nobody can put a seed under another header.
+A box tells the keeper, through the server, what the server cannot read. It has a header in clear
+(run, round, node, length and SHA-256 of the masked vector, what the member was sent, who signs),
+the seed sealed for the keeper's public key, and the member's signature of both. It is sealed with
+HPKE (RFC 9180) and the header as its info, so nobody can put a seed under another header.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from fedif_flower.errors import MaskingError, ReplyError
 
 TERMS_KEY = "masking"
 VECTOR = "masked-update"  # The one array of a masked reply, uint64 [d].
-MASK_RECORD, BOX, LENGTH = "mask", "box", "length"  # The record beside it, and what is in it.
+MASK_RECORD = "mask"  # The record beside it, with the box and the length.
+BOX = "box"
+LENGTH = "length"
 MOST_BYTES = 512  # Of a box: more is read from nobody.
 _KIND = b"fedifbx3"
 _HEADER = struct.Struct("<8sQIQQ32s32s32s32s")
@@ -66,7 +68,9 @@ class MaskingTerms(BaseModel):
     @classmethod
     def read(cls, config: ConfigRecord) -> MaskingTerms | None:
         """Return what the server sent, :data:`TERMS_KEY`; ``None``: updates are not masked."""
-        return cls.model_validate_json(str(config[TERMS_KEY])) if TERMS_KEY in config else None
+        if TERMS_KEY not in config:
+            return None
+        return cls.model_validate_json(str(config[TERMS_KEY]))
 
 
 class BoxHeader(NamedTuple):
@@ -88,8 +92,8 @@ class BoxHeader(NamedTuple):
         SHA-256 of what the server sent, model and settings, by which the keeper sees that all
         members of a round got the same.
     model : bytes
-        SHA-256 of the parameters that the member trained from, by which the keeper sees that a
-        model is asked about again, whatever run and round the server says it is of.
+        SHA-256 of the parameters that the member trained from. By it the keeper sees that the
+        server asks about a model again, whatever run and round it names.
     signer : bytes
         SHA-256 of the public key whose holder signed.
     """
@@ -138,18 +142,18 @@ def mask_update(
     update : ndarray
         u, ``[d]``, finite, shorter than 2**10.
     keeper : X25519PublicKey
-        Of the keeper whom the member trusts.
+        The public key of the keeper whom the member trusts.
     key : SigningKey
         The member's own.
     terms : MaskingTerms
-        To whose run and round the box is bound,
+        The box is bound to their run and round.
     node : int
-        and to the member's node.
+        The member's node; the box is bound to it.
     instructions : bytes
         SHA-256 of what the server sent, model and settings: the keeper opens no box of a member who
         got another one than most. Zeros say nothing.
     model : bytes
-        SHA-256 of the parameters that it was trained from.
+        SHA-256 of the parameters that the update was trained from.
 
     Raises
     ------
@@ -164,16 +168,25 @@ def mask_update(
     length = float(np.linalg.norm(ring.decode(encoded, UPDATE_BITS)))
     seed = secrets.token_bytes(SEED_BYTES)
     encoded += ring.mask_of(seed, len(encoded))
-    digest, signer = ring.digest(encoded), keys.key_digest(keys.public_of(key))
-    bound = terms.run, terms.server_round, node, len(encoded)
-    header = BoxHeader(*bound, digest, instructions, model, signer)
-    return MaskedUpdate(encoded, seal(header, seed, keeper, key), length)
+    header = BoxHeader(
+        run=terms.run,
+        server_round=terms.server_round,
+        node=node,
+        length=len(encoded),
+        digest=ring.digest(encoded),
+        instructions=instructions,
+        model=model,
+        signer=keys.key_digest(keys.public_of(key)),
+    )
+    box = seal(header, seed, keeper, key)
+    return MaskedUpdate(encoded, box, length)
 
 
 def seal(header: BoxHeader, seed: bytes, keeper: X25519PublicKey, key: SigningKey) -> bytes:
     """Return a seed of 32 bytes in a box for the keeper alone; ``key`` is the signer's."""
-    start = _HEADER.pack(_KIND, *header)
-    content = start + _SUITE.encrypt(seed, keeper, start)
+    packed_header = _HEADER.pack(_KIND, *header)
+    sealed_seed = _SUITE.encrypt(seed, keeper, packed_header)
+    content = packed_header + sealed_seed
     return content + keys.sign(key, content)
 
 
@@ -185,17 +198,20 @@ def read_header(box: bytes) -> BoxHeader:
     ReplyError
         If it is no box.
     """
-    if not _SIGNED < len(box) <= MOST_BYTES or not box.startswith(_KIND):
+    has_length = _SIGNED < len(box) <= MOST_BYTES
+    if not has_length or not box.startswith(_KIND):
         raise ReplyError(f"{len(box)} bytes are no box of this version")
-    return BoxHeader(*_HEADER.unpack_from(box)[1:])
+    _, *fields = _HEADER.unpack_from(box)
+    return BoxHeader(*fields)
 
 
 def header_for(box: bytes, run: int, server_round: int, node: int, length: int) -> BoxHeader:
     """Return a box's header, or raise ReplyError: it is for another run, round, node or length."""
     header = read_header(box)
-    found, wanted = header[:4], (run, server_round, node, length)
-    if found != wanted:
-        raise ReplyError(f"the box is for run, round, node, length {found}, not {wanted}")
+    stated = (header.run, header.server_round, header.node, header.length)
+    expected = (run, server_round, node, length)
+    if stated != expected:
+        raise ReplyError(f"the box is for run, round, node, length {stated}, not {expected}")
     return header
 
 
@@ -207,16 +223,22 @@ def open_box(box: bytes, member: VerifyingKey, key: X25519PrivateKey) -> bytes:
     ReplyError
         If the member did not sign it, or it was not sealed for this keeper.
     """
-    signed, is_own = box[:_SIGNED], read_header(box).signer == keys.key_digest(member)
-    if not is_own or not keys.is_signed(member, box[_SIGNED:], signed):
+    names_member = read_header(box).signer == keys.key_digest(member)
+    signed_content = box[:_SIGNED]
+    signature = box[_SIGNED:]
+    if not names_member or not keys.is_signed(member, signature, signed_content):
         raise ReplyError("the box is not signed by the member that it names")
+    packed_header = signed_content[: _HEADER.size]
+    sealed_seed = signed_content[_HEADER.size :]
     try:
-        return _SUITE.decrypt(signed[_HEADER.size :], key, signed[: _HEADER.size])
+        return _SUITE.decrypt(sealed_seed, key, packed_header)
     except InvalidTag as error:
         raise ReplyError("the box was not sealed for this keeper") from error
 
 
 def trial_keys(secret: str) -> tuple[X25519PrivateKey, Ed25519PrivateKey]:
     """Return the keys of a trial run: its keeper's, and the one that all members sign with."""
-    made = bytes.fromhex(secret)
-    return X25519PrivateKey.from_private_bytes(made), Ed25519PrivateKey.from_private_bytes(made)
+    secret_bytes = bytes.fromhex(secret)
+    opening_key = X25519PrivateKey.from_private_bytes(secret_bytes)
+    signing_key = Ed25519PrivateKey.from_private_bytes(secret_bytes)
+    return opening_key, signing_key

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -32,7 +32,8 @@ from fedif_consortium.masking.policy import KeeperPolicy, allow
 from fedif_consortium.masking.ring import Ring, SignSketch, mask_of
 from fedif_flower.errors import KeeperError, ReplyError
 
-MOST_PARAMETERS, MOST_MEMBERS = 200_000_000, 10_000
+MOST_PARAMETERS = 200_000_000
+MOST_MEMBERS = 10_000
 # It protects nobody, so a round that failed may be done again.
 TRIAL_POLICY = KeeperPolicy(
     least_members=2, largest_share=1.0, least_effective_members=1.0, sums_of_a_model=1000
@@ -62,7 +63,7 @@ class OpenedRound(_Travels):
     refused : dict of int to str
         By node id, why a box was not opened.
     seed : bytes
-        Of :class:`~fedif_consortium.masking.ring.SignSketch`: the keeper's own, always one.
+        The keeper's own for :class:`~fedif_consortium.masking.ring.SignSketch`; it never changes.
     packed : bytes
         The sketches.
     """
@@ -74,7 +75,7 @@ class OpenedRound(_Travels):
 
     @property
     def sketches(self) -> Ring:
-        """Of the masks, ``[m, k]``."""
+        """The masks' sketches, ``[m, k]``."""
         return ring.to_ring(self.packed).reshape(len(self.nodes), -1)
 
 
@@ -91,11 +92,12 @@ class KeptRound:
     models : mapping of str to bytes
         By name, the hash of the model that each trained from.
     sketch : SignSketch
-        Of vectors of this length.
+        Sketches vectors of the round's length.
     vectors : list of ndarray
-        ``[d]`` each, those asked about, without what the sketch tells of them.
+        ``[d]`` each, the vectors that the server asked about, without what the sketch tells of
+        them.
     lengths : list of float
-        Their own lengths.
+        Their lengths, with what the sketch tells.
     is_summed : bool
         Whether its one sum was asked for.
     """
@@ -110,7 +112,16 @@ class KeptRound:
 
     def masks(self) -> Iterator[Ring]:
         """Make the members' masks ``[d]``, one after the other."""
-        return (mask_of(seed, self.sketch.length) for seed in self.seeds.values())
+        for seed in self.seeds.values():
+            yield mask_of(seed, self.sketch.length)
+
+
+class _OpenedBox(NamedTuple):
+    """A box that the keeper opened: who sent it, what it is bound to, and the mask's seed."""
+
+    node: int
+    header: BoxHeader
+    seed: bytes
 
 
 class Keeper:
@@ -144,16 +155,17 @@ class Keeper:
         log: ChainedLog | None = None,
         past: Iterable[Entry] = (),
     ) -> None:
-        self.policy, self._key = policy, key
+        self.policy = policy
+        self._key = key
         self._members = {key_digest(public): (name, public) for name, public in members.items()}
         # Always the same sums: a model that is trained again tells no others of an update.
         self._sign_seed = hmac.digest(key.private_bytes_raw(), b"fedif-flower signs 2", "sha256")
-        self._round: KeptRound | None = None  # That is open.
+        self._round: KeptRound | None = None  # The one that is open.
         self.log = log or ChainedLog()
-        self._last_rounds: dict[int, int] = {}  # That was opened, by run.
-        # What the server cannot name anew: a member's key, a model's hash, the keeper's own day.
-        self._asked: Counter[tuple[str, str]] = Counter()  # Vectors, by member and day,
-        self._sums: Counter[tuple[str, str]] = Counter()  # and sums, by member and model.
+        self._last_rounds: dict[int, int] = {}  # By run, the last round that was opened.
+        # Counted by what the server cannot invent: a member's key, a model's hash, our own day.
+        self._vectors_of_day: Counter[tuple[str, str]] = Counter()  # By member and day.
+        self._sums_of_model: Counter[tuple[str, str]] = Counter()  # By member and model.
         for entry in past:
             self._count(entry)
 
@@ -174,80 +186,93 @@ class Keeper:
             last = self._last_rounds.get(run, 0)
             asked = f"round {server_round} of run {run} after round {last}"
             allow(server_round > last, "a round is opened once", asked)
-            opened: dict[str, tuple[int, BoxHeader, bytes]] = {}  # Node, header, seed.
-            refused = {}
-            for node, box in boxes.items():
-                try:
-                    header = header_for(box, run, server_round, node, length)
-                    name, public = self._member(header)
-                    if name in opened:
-                        raise ReplyError(f"the box is the second one of {name}")
-                    opened[name] = node, header, open_box(box, public, self._key)
-                except ReplyError as error:
-                    refused[node] = str(error)
-            # A member who alone got a model that can be trained would be alone in the sum.
-            given = Counter(header.instructions for _, header, _ in opened.values())
-            for name, (node, header, _) in [*opened.items()]:
-                if header.instructions != given.most_common(1)[0][0]:
-                    refused[node] = "the member got another model or other settings than most"
-                    del opened[name]
-            entry |= {"members": [*opened], "length": length, "refused": [*refused.values()]}
+            opened, refused = self._open_boxes(run, server_round, length, boxes)
+            for name in _told_unlike_most(opened):
+                node = opened.pop(name).node
+                refused[node] = "the member got another model or other settings than most"
+            entry["members"] = list(opened)
+            entry["length"] = length
+            entry["refused"] = list(refused.values())
             self.policy.check_members(len(opened))
-            sketch = SignSketch(self._sign_seed, self.policy.sketch_for(length), length)
-            seeds = {name: seed for name, (_, _, seed) in opened.items()}
-            models = {name: header.model for name, (_, header, _) in opened.items()}
-            kept = KeptRound((run, server_round), seeds, models, sketch)
-            found = np.array([sketch.of(mask) for mask in kept.masks()])
-            entry["answer"] = ring.digest(found).hex()
-        self._round = kept
+            new_round = KeptRound(
+                place=(run, server_round),
+                seeds={name: box.seed for name, box in opened.items()},
+                models={name: box.header.model for name, box in opened.items()},
+                sketch=SignSketch(self._sign_seed, self.policy.sketch_for(length), length),
+            )
+            sketches = np.array([new_round.sketch.of(mask) for mask in new_round.masks()])
+            entry["answer"] = ring.digest(sketches).hex()
+        # Only now that the log has the answer: what cannot be logged changes nothing.
+        self._round = new_round
         return OpenedRound(
-            nodes=tuple(node for node, _, _ in opened.values()),
+            nodes=tuple(box.node for box in opened.values()),
             refused=refused,
             seed=self._sign_seed,
-            packed=ring.to_bytes(found),
+            packed=ring.to_bytes(sketches),
         )
+
+    def _open_boxes(
+        self, run: int, server_round: int, length: int, boxes: Mapping[int, bytes]
+    ) -> tuple[dict[str, _OpenedBox], dict[int, str]]:
+        """Return the boxes that could be opened, by member, and why others could not, by node."""
+        opened: dict[str, _OpenedBox] = {}
+        refused: dict[int, str] = {}
+        for node, box in boxes.items():
+            try:
+                header = header_for(box, run, server_round, node, length)
+                name, public_key = self._member(header)
+                if name in opened:
+                    raise ReplyError(f"the box is the second one of {name}")
+                seed = open_box(box, public_key, self._key)
+                opened[name] = _OpenedBox(node, header, seed)
+            except ReplyError as error:
+                refused[node] = str(error)
+        return opened, refused
 
     def products(self, run: int, server_round: int, vector: Ring) -> Ring:
         """Return the masks' products ``[m]`` with a vector ``[d]``."""
         with self._logged("products", run, server_round) as entry:
-            kept = self._find(run, server_round)
+            current = self._require_open(run, server_round)
             entry["vectors"] = [ring.digest(vector).hex()]
-            entry["members"] = [*kept.seeds]
-            numbers = vector.view(np.int64).astype(np.float64)
-            lengths = [*kept.lengths, float(np.linalg.norm(numbers))]
+            entry["members"] = list(current.seeds)
+            signed_vector = vector.view(np.int64).astype(np.float64)
+            norm = float(np.linalg.norm(signed_vector))
             # A longer one would wrap, and a combination modulo 2**64 could be what none is without.
             longest = 2.0**ring.VECTOR_BITS + math.sqrt(self.length)
-            allow(lengths[-1] <= longest, "a vector has a length of 1 at most", "a longer one")
-            vectors = [*kept.vectors, kept.sketch.without(numbers)]
+            allow(norm <= longest, "a vector has a length of 1 at most", "a longer one")
+            vectors = [*current.vectors, current.sketch.without(signed_vector)]
+            lengths = [*current.lengths, norm]
             self.policy.check_vectors(np.array(vectors), np.array(lengths))
-            day = _day(entry)
-            most_asked = max(self._asked[name, day] for name in kept.seeds)
-            self.policy.check_known(most_asked + 1, self.length)
-            kept.vectors, kept.lengths = vectors, lengths
-            answer = ring.rounded(ring.products(vector, kept.masks()))
+            today = _day(entry)
+            most_vectors = max(self._vectors_of_day[name, today] for name in current.seeds)
+            self.policy.check_known(most_vectors + 1, self.length)
+            current.vectors = vectors
+            current.lengths = lengths
+            answer = ring.rounded(ring.products(vector, current.masks()))
             entry["answer"] = ring.digest(answer).hex()
         return answer
 
     def weighted_sum(self, run: int, server_round: int, weights: Ring) -> Ring:
         """Return the sum ``[d]`` of the masks times weights ``[m]``; a round has one."""
         with self._logged("sum", run, server_round) as entry:
-            kept = self._find(run, server_round)
-            allow(len(weights) == len(kept.seeds), "a weight for each member", str(len(weights)))
+            current = self._require_open(run, server_round)
+            allow(len(weights) == len(current.seeds), "a weight for each member", str(len(weights)))
             entry["weights"] = weights.tolist()
-            self.policy.check_weights(weights, [*kept.seeds])
-            allow(not kept.is_summed, "a round has one sum", "two")
-            for (name, model), weight in zip(kept.models.items(), weights, strict=True):
+            self.policy.check_weights(weights, list(current.seeds))
+            allow(not current.is_summed, "a round has one sum", "two")
+            models = {}  # Of the members who are in the sum.
+            for (name, model), weight in zip(current.models.items(), weights, strict=True):
                 if weight:
-                    self.policy.check_sums(self._sums[name, model.hex()] + 1, name)
-            weighted = [name for name, weight in zip(kept.seeds, weights, strict=True) if weight]
-            entry["models"] = {name: kept.models[name].hex() for name in weighted}
-            kept.is_summed = True
+                    models[name] = model.hex()
+                    self.policy.check_sums(self._sums_of_model[name, models[name]] + 1, name)
+            entry["models"] = models
+            current.is_summed = True
             total = np.zeros(self.length, np.uint64)
-            for mask, weight in zip(kept.masks(), weights, strict=True):
+            for mask, weight in zip(current.masks(), weights, strict=True):
                 total += mask * weight
-            total = ring.rounded(total)
-            entry["answer"] = ring.digest(total).hex()
-        return total
+            answer = ring.rounded(total)
+            entry["answer"] = ring.digest(answer).hex()
+        return answer
 
     def close(self) -> str:
         """Delete the seeds of the round that is open; return the log's last hash, in hex."""
@@ -262,7 +287,8 @@ class Keeper:
             raise ReplyError("the keeper knows no member with this key")
         return self._members[header.signer]
 
-    def _find(self, run: int, server_round: int) -> KeptRound:
+    def _require_open(self, run: int, server_round: int) -> KeptRound:
+        """Return the round that is open, or raise KeeperError where it is another one."""
         if self._round is None or self._round.place != (run, server_round):
             raise KeeperError(f"the keeper keeps no round {server_round} of run {run}")
         return self._round
@@ -275,9 +301,10 @@ class Keeper:
             self._last_rounds[entry["run"]] = entry["round"]
         elif entry["asked"] == "products":
             for name in entry.get("members", ()):
-                self._asked[name, _day(entry)] += len(entry["vectors"])
+                self._vectors_of_day[name, _day(entry)] += len(entry["vectors"])
         elif entry["asked"] == "sum":
-            self._sums.update(entry.get("models", {}).items())
+            for name, model in entry.get("models", {}).items():
+                self._sums_of_model[name, model] += 1
 
     @contextmanager
     def _logged(self, asked: str, run: int, server_round: int) -> Iterator[dict[str, Any]]:
@@ -294,6 +321,19 @@ class Keeper:
             self._count(entry)
 
 
+def _told_unlike_most(opened: Mapping[str, _OpenedBox]) -> list[str]:
+    """Return the names of members who got another model or other settings than most.
+
+    Why they cannot stay: a member who alone got a model that can be trained would be alone in the
+    sum.
+    """
+    counts = Counter(box.header.instructions for box in opened.values())
+    if not counts:
+        return []
+    [(most_frequent, _)] = counts.most_common(1)
+    return [name for name, box in opened.items() if box.header.instructions != most_frequent]
+
+
 def _day(entry: Mapping[str, Any]) -> str:
     """Return the day, in UTC, on which a line was written by this keeper's clock."""
     return f"{datetime.fromtimestamp(entry['time'], UTC):%F}"
@@ -304,9 +344,9 @@ class TrialKeeper(Keeper):
 
     def __init__(self) -> None:
         self.trial_secret = secrets.token_hex(32)
-        key, own = trial_keys(self.trial_secret)
-        super().__init__(TRIAL_POLICY, {}, key)
-        self._public = own.public_key()
+        opening_key, members_key = trial_keys(self.trial_secret)
+        super().__init__(TRIAL_POLICY, {}, opening_key)
+        self._public_key = members_key.public_key()
 
     def _member(self, header: BoxHeader) -> tuple[str, VerifyingKey]:
-        return f"node {header.node}", self._public
+        return f"node {header.node}", self._public_key

@@ -36,9 +36,9 @@ def trusting(protocol: int, trusted: str, certificate: str, key: str, keys: str)
     trusted : str
         Path of that certificate.
     certificate, key : str
-        Paths of the own one, and of its private key.
+        Paths of one's own certificate, and of its private key.
     keys : str
-        What set the three, for errors.
+        Names of the settings that set the three, for errors.
 
     Raises
     ------
@@ -49,15 +49,18 @@ def trusting(protocol: int, trusted: str, certificate: str, key: str, keys: str)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.verify_mode = ssl.CERT_REQUIRED
-    paths = [str(Path(path).expanduser()) for path in (trusted, certificate, key)]
-    with refused_as(ConfigError, f"{keys} = {', '.join(paths)}"):  # SSLErrors name no file.
-        context.load_verify_locations(paths[0])
-        context.load_cert_chain(*paths[1:])
+    trusted_path, certificate_path, key_path = (
+        str(Path(path).expanduser()) for path in (trusted, certificate, key)
+    )
+    paths = f"{trusted_path}, {certificate_path}, {key_path}"
+    with refused_as(ConfigError, f"{keys} = {paths}"):  # SSLErrors name no file.
+        context.load_verify_locations(trusted_path)
+        context.load_cert_chain(certificate_path, key_path)
     return context
 
 
 class HttpKeeper:
-    """Has the answers of a :class:`~fedif_consortium.masking.keeper.Keeper` at an address.
+    """Asks a :class:`~fedif_consortium.masking.keeper.Keeper` at an address.
 
     As long as nobody answers at the address, it asks again.
 
@@ -66,25 +69,28 @@ class HttpKeeper:
     url : str
         Where the keeper is.
     context : SSLContext
-        Of :func:`trusting`.
+        As :func:`trusting` returns it.
     seconds : float
-        For one answer, tries and all, > 0.
+        How long one answer may take, with all tries, > 0.
 
     Attributes
     ----------
     on_answer : callable
-        Called with what was asked and the seconds that the answer took, tries and all.
+        Called with what was asked and the seconds that the answer took, with all tries.
     """
 
     trial_secret = ""
 
     def __init__(self, url: str, context: ssl.SSLContext, seconds: float) -> None:
-        self.url, self._seconds = url.rstrip("/"), seconds
+        self.url = url.rstrip("/")
+        self._seconds = seconds
         self.on_answer: Callable[[str, float], object] = lambda *_: None
         # Each request has a connection of its own: none was closed meanwhile by a keeper at rest.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.Client(verify=context, trust_env=False, limits=limits)
-        self._shape = 0, 0  # m and d of the round that was opened here.
+        # Of the round that was opened here: every answer's length is known before it comes.
+        self._num_members = 0  # m
+        self._num_params = 0  # d
 
     @cached_property
     def policy(self) -> KeeperPolicy:
@@ -98,75 +104,87 @@ class HttpKeeper:
     ) -> OpenedRound:
         """Hand in a round's boxes by node id, all at once; ``length`` is d."""
         size = self.policy.sketch_for(length)
-        most = MOST_TEXT + 16 * len(boxes) * size
+        most_bytes = MOST_TEXT + 16 * len(boxes) * size
         with refused_as(KeeperError, UNREADABLE):
-            given = RoundBoxes(length=length, boxes=dict(boxes)).model_dump_json().encode()
-            body = self._ask(f"open/{run}/{server_round}", given, most)
-            found = OpenedRound.model_validate_json(body)
-            shape = found.sketches.shape
-        if sorted([*found.nodes, *found.refused]) != sorted(boxes):
+            request = RoundBoxes(length=length, boxes=dict(boxes)).model_dump_json().encode()
+            body = self._ask(f"open/{run}/{server_round}", request, most_bytes)
+            opened = OpenedRound.model_validate_json(body)
+            shape = opened.sketches.shape
+        if sorted([*opened.nodes, *opened.refused]) != sorted(boxes):
             raise KeeperError("the keeper's answer is not about the boxes that it got")
-        if shape != (len(found.nodes), size):
+        if shape != (len(opened.nodes), size):
             raise KeeperError(f"the keeper's sketches have {shape[1]} sums, not {size}")
-        self._shape = len(found.nodes), length
-        return found
+        self._num_members = len(opened.nodes)
+        self._num_params = length
+        return opened
 
     def products(self, run: int, server_round: int, vector: Ring) -> Ring:
         """Return the masks' products ``[m]`` with a vector ``[d]``."""
-        return self._numbers(f"products/{run}/{server_round}", vector, self._shape[0])
+        return self._ask_for_ring(f"products/{run}/{server_round}", vector, self._num_members)
 
     def weighted_sum(self, run: int, server_round: int, weights: Ring) -> Ring:
         """Return the sum ``[d]`` of the masks times weights ``[m]``; a round has one."""
-        return self._numbers(f"sum/{run}/{server_round}", weights, self._shape[1])
+        return self._ask_for_ring(f"sum/{run}/{server_round}", weights, self._num_params)
 
     def close(self) -> str:
         """Let the keeper delete the last round's seeds; return its log's last hash, in hex."""
         return printable(self._ask("close/0/0").decode(errors="replace"))
 
-    def _numbers(self, path: str, given: Ring, count: int) -> Ring:
+    def _ask_for_ring(self, path: str, question: Ring, count: int) -> Ring:
         """Return an answer of so many numbers."""
-        body = self._ask(path, to_bytes(given), 8 * count)
-        if len(body) != 8 * count:
+        num_bytes = 8 * count
+        body = self._ask(path, to_bytes(question), num_bytes)
+        if len(body) != num_bytes:
             raise KeeperError(f"the keeper's answer has {len(body)} bytes, not {count} numbers")
         return to_ring(body)
 
     def _ask(
-        self, path: str, body: bytes = b"", most: int = 0, seconds: float | None = None
+        self, path: str, body: bytes = b"", most_bytes: int = 0, seconds: float | None = None
     ) -> bytes:
         """Return the body of an answer, of at most so many bytes; ask until somebody is there."""
         began = time.monotonic()
         end = began + (seconds or self._seconds)
         while True:
             try:
-                answer = self._ask_once(path, body, max(most, MOST_TEXT), end)
+                answer = self._ask_once(path, body, max(most_bytes, MOST_TEXT), end)
                 break
             except httpx.TransportError as error:
-                away = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-                is_other = "CERTIFICATE_VERIFY_FAILED" in str(error)
-                if is_other or not away or time.monotonic() + PAUSE >= end:
+                has_time = time.monotonic() + PAUSE < end
+                if not (_is_absent(error) and has_time):
                     raise KeeperError(
                         f"the keeper at {self.url} gave no answer in {end - began:g} s, or one of "
                         f"both certificates is not the one that is expected: {error!r}"
                     ) from error
                 time.sleep(PAUSE)
-        self.on_answer(path.split("/")[0], time.monotonic() - began)
+        question, _, _ = path.partition("/")
+        self.on_answer(question, time.monotonic() - began)
         return answer
 
-    def _ask_once(self, path: str, body: bytes, most: int, end: float) -> bytes:
-        left = max(0.01, end - time.monotonic())
-        limits = httpx.Timeout(left, connect=min(left, CONNECT_SECONDS))
-        url, content = f"{self.url}/{path}", bytearray()
+    def _ask_once(self, path: str, body: bytes, most_bytes: int, end: float) -> bytes:
+        """Return the body of an answer that has come by ``end``, on the monotonic clock."""
+        seconds_left = max(0.01, end - time.monotonic())
+        limits = httpx.Timeout(seconds_left, connect=min(seconds_left, CONNECT_SECONDS))
+        url = f"{self.url}/{path}"
+        content = bytearray()
         with self._client.stream("POST", url, content=body, timeout=limits) as response:
             for piece in response.iter_raw():
                 content += piece
-                if len(content) > most:
-                    raise KeeperError(f"the keeper's answer is longer than {most} bytes")
+                if len(content) > most_bytes:
+                    raise KeeperError(f"the keeper's answer is longer than {most_bytes} bytes")
+                # httpx limits each piece's time, not their sum.
                 if time.monotonic() > end:
                     raise KeeperError(f"the keeper at {self.url} is too slow")
         if response.status_code == 200:
             return bytes(content)
         reason = printable(content.decode(errors="replace"))
         raise KeeperError(f"the keeper at {self.url}: status {response.status_code}: {reason}")
+
+
+def _is_absent(error: httpx.TransportError) -> bool:
+    """Return whether nobody was there; who shows a wrong certificate is there."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return False
+    return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
 
 
 AnyKeeper = Keeper | HttpKeeper

@@ -74,23 +74,26 @@ def read_keeper_config(path: Path) -> KeeperConfig:
     ConfigError
         Naming the file, the key, and what is allowed.
     """
-    content, beside = read_toml(path), path.parent.absolute()
+    content = read_toml(path)
+    folder = path.parent.absolute()
     try:
-        names, limits = take_section(content, "members"), take_section(content, "policy")
-        limits.setdefault("least-members", least_for(len(names)))
-        settings, policy = KeeperSettings(**content), KeeperPolicy(**limits)
-        members = {
-            name: read_public_key(read_whole(beside / str(file)), f"[members] {name} = {file!r}")
-            for name, file in names.items()
-        }
+        key_files = take_section(content, "members")
+        limits = take_section(content, "policy")
+        limits.setdefault("least-members", least_for(len(key_files)))
+        settings = KeeperSettings(**content)
+        policy = KeeperPolicy(**limits)
+        members = {}
+        for name, file in key_files.items():
+            key_bytes = read_whole(folder / str(file))
+            members[name] = read_public_key(key_bytes, f"[members] {name} = {file!r}")
         names_by_digest(members, "[members]")
         allowed = f"at most the {len(members)} of [members]"
         least = policy.least_members
         require(least <= len(members), "least-members", least, allowed)
     except (OSError, ConfigError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    places = {name: str(beside / getattr(settings, name)) for name in _FILES}
-    return KeeperConfig(settings.replace(**places), members, policy)
+    absolute_paths = {name: str(folder / getattr(settings, name)) for name in _FILES}
+    return KeeperConfig(settings.replace(**absolute_paths), members, policy)
 
 
 def keeper_key(folder: Path) -> X25519PrivateKey:
@@ -106,12 +109,13 @@ def keeper_key(folder: Path) -> X25519PrivateKey:
     """
     path = folder / "box-key"
     if not path.exists():
-        write_private(path, X25519PrivateKey.generate().private_bytes_raw().hex().encode())
+        new_key = X25519PrivateKey.generate()
+        write_private(path, new_key.private_bytes_raw().hex().encode())
     require_private(path, "the keeper's key")
     with refused_as(ConfigError, f"{path} has no key of a keeper"):
         key = X25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
-    public = key.public_key().public_bytes_raw().hex()
-    write_atomically(folder / "box-key.pub", f"{public}\n", 0o644)
+    public_hex = key.public_key().public_bytes_raw().hex()
+    write_atomically(folder / "box-key.pub", f"{public_hex}\n", 0o644)
     return key
 
 
@@ -124,29 +128,34 @@ def make_keeper(config: KeeperConfig) -> Keeper:
         If a file is not what a keeper wrote.
     """
     folder = Path(config.settings.state)
-    key, file = keeper_key(folder), folder / "log.txt"
-    return Keeper(config.policy, config.members, key, open_log(file), read_log(file))
+    key = keeper_key(folder)
+    log_file = folder / "log.txt"
+    log = open_log(log_file)
+    return Keeper(config.policy, config.members, key, log, past=read_log(log_file))
 
 
 def keeper_app(keeper: Keeper) -> Starlette:
     """Return an application that lets a keeper answer; while it works, nothing else is read."""
 
     async def ask(request: Request) -> Response:
-        most = max(MOST_BOXES, 8 * keeper.length)
+        most_bytes = max(MOST_BOXES, 8 * keeper.length)
         # The parser cuts a body at its stated length, if nothing else frames it.
         length = request.headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > most:
-            raise KeeperError(f"a request states its length, here at most {most} bytes")
-        return Response(answered(keeper, await request.body(), **request.path_params))
+        if not length.isdecimal() or int(length) > most_bytes:
+            raise KeeperError(f"a request states its length, here at most {most_bytes} bytes")
+        body = await request.body()
+        return Response(answer_request(keeper, body, **request.path_params))
 
     async def refused(_: Request, error: Exception) -> Response:
         return PlainTextResponse(str(error), 409, headers={"connection": "close"})
 
-    route = Route("/{asked}/{run:int}/{server_round:int}", ask, methods=["POST"])
+    route = Route("/{question}/{run:int}/{server_round:int}", ask, methods=["POST"])
     return Starlette(routes=[route], exception_handlers={KeeperError: refused})
 
 
-def answered(keeper: Keeper, body: bytes, asked: str, run: int, server_round: int) -> bytes:
+def answer_request(
+    keeper: Keeper, body: bytes, question: str, run: int, server_round: int
+) -> bytes:
     """Return a keeper's answer as it travels.
 
     Raises
@@ -155,16 +164,21 @@ def answered(keeper: Keeper, body: bytes, asked: str, run: int, server_round: in
         If the keeper refuses, or the request is none.
     """
     with refused_as(KeeperError, "the request is not readable"):
-        if asked == "policy":
+        if question == "policy":
             return keeper.policy.model_dump_json(by_alias=True).encode()
-        if asked == "open":
-            given = RoundBoxes.model_validate_json(body)
-            opened = keeper.open_round(run, server_round, given.length, given.boxes)
+        if question == "open":
+            sent = RoundBoxes.model_validate_json(body)
+            opened = keeper.open_round(run, server_round, sent.length, sent.boxes)
             return opened.model_dump_json().encode()
-        if asked == "close":
+        if question == "products":
+            products = keeper.products(run, server_round, to_ring(body))
+            return to_bytes(products)
+        if question == "sum":
+            total = keeper.weighted_sum(run, server_round, to_ring(body))
+            return to_bytes(total)
+        if question == "close":
             return keeper.close().encode()
-        answer = {"products": keeper.products, "sum": keeper.weighted_sum}[asked]
-        return to_bytes(answer(run, server_round, to_ring(body)))
+        raise KeyError(question)
 
 
 def keeper_server(app: Starlette, settings: KeeperSettings) -> tuple[uvicorn.Server, socket.socket]:
@@ -178,9 +192,13 @@ def keeper_server(app: Starlette, settings: KeeperSettings) -> tuple[uvicorn.Ser
     host, port = split_address(settings.address)
     config = uvicorn.Config(app, http="h11", ws="none", log_level="warning")
     config.load()
-    files = settings.server_certificate, settings.certificate, settings.certificate_key
-    keys = "server-certificate, certificate, certificate-key"
-    config.ssl = trusting(ssl.PROTOCOL_TLS_SERVER, *files, keys)
+    config.ssl = trusting(
+        ssl.PROTOCOL_TLS_SERVER,
+        trusted=settings.server_certificate,
+        certificate=settings.certificate,
+        key=settings.certificate_key,
+        keys="server-certificate, certificate, certificate-key",
+    )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with refused_as(ConfigError, f"address = {settings.address!r}"):
         listening = socket.create_server((host, port), family=family)

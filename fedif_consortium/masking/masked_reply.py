@@ -28,6 +28,7 @@ from fedif_flower.client.trust import agreed
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.local_methods import LocalMethod, build_local_method
 from fedif_flower.messages.arrays import pack_array, view_array
+from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import Finding
 from fedif_flower.tasks.modules import tied_names, trainable_names
@@ -59,12 +60,13 @@ def check_masking(node: NodeConfig, mode: str) -> str:
     ConfigError
         If the run is masked and the node names no keeper, or the other way.
     """
-    names_one = node.keeper_key is not None
+    names_keeper = node.keeper_key is not None
+    needs_keeper = mode == "keeper"
     allowed = (
         "'keeper' where the node config has keeper-key and signing-key, else 'off' and 'trial'"
     )
-    require(names_one == (mode == "keeper"), "masking.mode", mode, allowed)
-    return "a keeper of this member's choice" if names_one else f"masking = {mode!r}"
+    require(names_keeper == needs_keeper, "masking.mode", mode, allowed)
+    return "a keeper of this member's choice" if names_keeper else f"masking = {mode!r}"
 
 
 def masked_round(
@@ -75,43 +77,75 @@ def masked_round(
     Raises
     ------
     ConfigError
-        If the run is not masked as the node wants it, more than the update would leave, or the
-        server does not let the member train honestly, and by SGD alone: a method may send more than
-        the update, or remember rounds in which members got other models; an attack is some members'
-        alone, and what those send may be known.
+        If the run is not masked as the node wants it, if more than the update would leave, or if
+        the server does not let the member train honestly and by SGD alone.
     MaskingError
         If the update is not finite, or too long.
     """
     received = message.content
     settings = cast(ConfigRecord, received["config"])
-    terms, node = MaskingTerms.read(settings), NodeConfig.from_node_config(context.node_config)
-    check_masking(node, "off" if terms is None else "trial" if terms.trial_secret else "keeper")
+    terms = MaskingTerms.read(settings)
+    node = NodeConfig.from_node_config(context.node_config)
+    check_masking(node, _mode_of(terms))
     if terms is None:
         return call_next(message, context)
-    key: SigningKey
-    if node.keeper_key is None:
-        opening, key = boxes.trial_keys(terms.trial_secret)
-        keeper = opening.public_key()
-    else:
-        key = read_key_file(Path(str(node.signing_key)), "signing-key")
-        keeper = X25519PublicKey.from_public_bytes(bytes.fromhex(node.keeper_key))
+    keeper, signing_key = _keys_for(terms, node)
     config, task = agreed(settings, node, task)
+    _require_plain_training(config, task, terms)
+
+    arrays = cast(ArrayRecord, received["arrays"])
+    # Before anything that trains can change what came.
+    instructions = content_hash(received)
+    reply = call_next(message, context)
+    unmasked = reply.content.keys() - {"metrics", "arrays"}
+    if unmasked:
+        raise ConfigError(f"masking: {min(unmasked)!r} would leave without a mask")
+
+    trained = cast(ArrayRecord, reply.content["arrays"])
+    masked = mask_update(
+        trained_update(arrays, trained, model_of(task), terms),
+        keeper,
+        signing_key,
+        terms,
+        node=message.metadata.dst_node_id,
+        instructions=instructions,
+        model=model_hash(arrays, terms),
+    )
+    reply.content["arrays"] = ArrayRecord({boxes.VECTOR: pack_array(masked.vector)})
+    mask = ConfigRecord({boxes.BOX: masked.box, boxes.LENGTH: masked.length})
+    reply.content[boxes.MASK_RECORD] = mask
+    return reply
+
+
+def _mode_of(terms: MaskingTerms | None) -> str:
+    """Return the ``masking.mode`` of a run that sends these terms."""
+    if terms is None:
+        return "off"
+    if terms.trial_secret:
+        return "trial"
+    return "keeper"
+
+
+def _keys_for(terms: MaskingTerms, node: NodeConfig) -> tuple[X25519PublicKey, SigningKey]:
+    """Return the keeper's public key and the key that the member signs with."""
+    if node.keeper_key is None:
+        opening_key, members_key = boxes.trial_keys(terms.trial_secret)
+        return opening_key.public_key(), members_key
+    signing_key = read_key_file(Path(str(node.signing_key)), "signing-key")
+    keeper = X25519PublicKey.from_public_bytes(bytes.fromhex(node.keeper_key))
+    return keeper, signing_key
+
+
+def _require_plain_training(config: ClientConfig, task: Task, terms: MaskingTerms) -> None:
+    """Raise ConfigError unless the member trains honestly, and by SGD alone.
+
+    A local method may send more than the update, or remember rounds in which members got other
+    models. An attack is some members' alone, and what those send may be known.
+    """
     is_plain = type(build_local_method(config, task, config.seed)) is LocalMethod
     require(is_plain, "local-method", config.local_method, "'sgd' in masked rounds")
     is_honest = config.attack == "none" or bool(terms.trial_secret)
     require(is_honest, "attack", config.attack, "'none' in masked rounds")
-    arrays, instructions = cast(ArrayRecord, received["arrays"]), content_hash(received)
-    reply = call_next(message, context)
-    if more := reply.content.keys() - {"metrics", "arrays"}:
-        raise ConfigError(f"masking: {min(more)!r} would leave without a mask")
-    trained = cast(ArrayRecord, reply.content["arrays"])
-    update = trained_update(arrays, trained, model_of(task), terms)
-    node_id, model = message.metadata.dst_node_id, model_hash(arrays, terms)
-    sent = mask_update(update, keeper, key, terms, node_id, instructions, model)
-    reply.content["arrays"] = ArrayRecord({boxes.VECTOR: pack_array(sent.vector)})
-    mask = ConfigRecord({boxes.BOX: sent.box, boxes.LENGTH: sent.length})
-    reply.content[boxes.MASK_RECORD] = mask
-    return reply
 
 
 def content_hash(received: RecordDict) -> bytes:
@@ -119,18 +153,18 @@ def content_hash(received: RecordDict) -> bytes:
 
     Those are each member's own, and nothing that trains reads them.
     """
-    said = hashlib.sha256()
+    content = hashlib.sha256()
     for name, record in sorted(received.items()):
         if name == RECEIPTS_RECORD:
             continue
-        said.update(repr(name).encode())
+        content.update(repr(name).encode())
         for key, value in sorted(record.items()):
-            found: object = value
+            hashed: object = value
             if isinstance(value, Array):
                 digest = hashlib.sha256(value.data).digest()
-                found = value.dtype, list(value.shape), value.stype, digest
-            said.update(repr((key, found)).encode())
-    return said.digest()
+                hashed = (value.dtype, list(value.shape), value.stype, digest)
+            content.update(repr((key, hashed)).encode())
+    return content.digest()
 
 
 def model_hash(received: ArrayRecord, terms: MaskingTerms) -> bytes:
@@ -159,9 +193,11 @@ def trained_update(
                 f"masking: training changed {name!r}, which is no trained parameter; masked rounds "
                 "take parameters alone"
             )
-    update: NDArray[np.floating] = np.concatenate(
-        [np.subtract(view_array(trained[k]), view_array(received[k])).ravel() for k in terms.keys]
-    )
+    changes = []
+    for name in terms.keys:
+        change = np.subtract(view_array(trained[name]), view_array(received[name]))
+        changes.append(change.ravel())
+    update: NDArray[np.floating] = np.concatenate(changes)  # [d]
     length = float(np.linalg.norm(update.astype(np.float64, copy=False)))
     if terms.max_length < length < math.inf:
         update *= terms.max_length / length

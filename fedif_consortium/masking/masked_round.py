@@ -5,8 +5,8 @@ keeper unchecked. Sketches, products and the sum are linear in the masks, so the
 have to agree, up to what it rounds:
 :math:`\operatorname{Sk}(M) = \sum_i W_i \operatorname{Sk}(\mathrm{mask}_i)` and
 :math:`\langle M, \hat g \rangle = \sum_i W_i \langle \mathrm{mask}_i, \hat g \rangle` for its sum
-M. Answers that agree but are false are as if a member had sent another update, of the length that
-it stated: the server cannot tell them apart, the member itself can.
+M. False answers that agree are as if a member had sent another update, of the length that it
+stated: the server cannot tell them apart, the member itself can.
 
 A member that found a vector whose sketch is short by chance cannot use it: a product is bounded by
 :math:`\lvert \langle u_i, g \rangle \rvert \le \lVert u_i \rVert \lVert g \rVert`, and the step by
@@ -61,33 +61,36 @@ class MaskedWorkspace(Workspace):
         self, layout: ParameterLayout, keeper: AnyKeeper, terms: boxes.MaskingTerms
     ) -> None:
         super().__init__(layout)
-        self._keeper, self._terms, self._place = keeper, terms, (terms.run, 0)  # And round.
+        self._keeper = keeper
+        self._terms = terms
+        self._place = (terms.run, 0)  # Run and round.
         self._spec = ArraySpec.of(boxes.VECTOR, np.empty(layout.num_params, np.uint64))
         self._vectors: Ring = np.empty((0, layout.num_params), np.uint64)  # [m, d]
         self._boxes: dict[int, bytes] = {}  # By row.
-        self._kept: list[int] = []  # The rows whose boxes were opened, in this order.
+        self._opened_rows: list[int] = []  # In the order of the keeper's answers.
         self._opened: MaskedRound | KeeperError
 
     def instruct(self, config: ConfigRecord, server_round: int) -> None:
         """Send the round's terms."""
-        self._place = self._terms.run, server_round
+        self._place = (self._terms.run, server_round)
         terms = self._terms.model_copy(update={"server_round": server_round})
         config[boxes.TERMS_KEY] = terms.model_dump_json()
 
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` clients; the last round's replies are forgotten."""
         if rows > len(self._vectors):
-            # To whoever reads the disk afterwards, where they may lie, they are random numbers.
+            # They may lie on the disk: to whoever reads it afterwards, they are random numbers.
             room = empty_rows(rows, self.layout.num_params, torch.int64)
             self._vectors = room.numpy().view(np.uint64)
         self.updates = torch.empty(rows, 0, dtype=self.layout.dtype)  # There is none to be seen.
         self.buffer_updates = torch.zeros(rows, self.layout.num_buffers, dtype=self.layout.dtype)
-        self._boxes, self._opened = {}, KeeperError("the keeper has opened no box")
+        self._boxes = {}
+        self._opened = KeeperError("the keeper has opened no box")
 
     def compact(self, rows: Sequence[int]) -> None:
         """Let these rows alone count."""
         if isinstance(self._opened, MaskedRound):
-            self._opened.count([self._kept.index(row) for row in rows])
+            self._opened.count([self._opened_rows.index(row) for row in rows])
 
     def unpack(
         self,
@@ -109,32 +112,42 @@ class MaskedWorkspace(Workspace):
             raise ReplyError(f"its arrays are not {boxes.VECTOR!r} alone: it masked no update")
         vector = self._spec.view(arrays[boxes.VECTOR]).astype(np.uint64, copy=False)
         mask = cast(ConfigRecord, content[boxes.MASK_RECORD])
-        box, length = cast(bytes, mask[boxes.BOX]), cast(float, mask[boxes.LENGTH])
+        box = cast(bytes, mask[boxes.BOX])
+        length = cast(float, mask[boxes.LENGTH])
         header = boxes.header_for(box, *self._place, node.node_id, self.layout.num_params)
         if header.digest != ring.digest(vector):
             raise ReplyError("its box is for another vector")
         longest = min(self._terms.max_length * (1 + ROUNDING), ring.LONGEST)
         if not 0 <= length <= longest:
             raise ReplyError(f"its update has length {length:g}; allowed: at most {longest:g}")
-        self._vectors[row], self._boxes[row] = vector, box
+        self._vectors[row] = vector
+        self._boxes[row] = box
         return UnpackedUpdate(length**2, dict(received.counters), {})
 
     def unfit(self, accepted: Mapping[int, AcceptedReply]) -> dict[int, str]:
         """Have the boxes opened; return whose are refused, and whose lengths are not as stated."""
         rows = {reply.node.node_id: row for row, reply in accepted.items()}
-        given = {node: self._boxes[row] for node, row in rows.items()}
+        round_boxes = {node_id: self._boxes[row] for node_id, row in rows.items()}
         try:
-            answer = self._keeper.open_round(*self._place, self.layout.num_params, given)
+            answer = self._keeper.open_round(*self._place, self.layout.num_params, round_boxes)
         except KeeperError as error:
             self._opened = error
             return {}
-        self._kept = [rows[node] for node in answer.nodes]
-        vectors = [self._vectors[row] for row in self._kept]
-        stated = np.sqrt([accepted[row].squared_norm for row in self._kept])
-        opened = MaskedRound(self._keeper, self._place, answer, vectors, stated, self.layout.dtype)
-        self._opened = opened
-        refused = {rows[node]: f"the keeper: {reason}" for node, reason in answer.refused.items()}
-        return refused | {self._kept[place]: reason for place, reason in opened.untrue().items()}
+        self._opened_rows = [rows[node_id] for node_id in answer.nodes]
+        self._opened = opened = MaskedRound(
+            self._keeper,
+            self._place,
+            answer,
+            vectors=[self._vectors[row] for row in self._opened_rows],
+            lengths=np.sqrt([accepted[row].squared_norm for row in self._opened_rows]),
+            dtype=self.layout.dtype,
+        )
+        reasons = {}
+        for node_id, reason in answer.refused.items():
+            reasons[rows[node_id]] = f"the keeper: {reason}"
+        for position, reason in opened.untrue().items():
+            reasons[self._opened_rows[position]] = reason
+        return reasons
 
     def completed(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with its products and its sum.
@@ -150,7 +163,7 @@ class MaskedWorkspace(Workspace):
 
 
 class MaskedRound:
-    """The updates of one round, of which nobody sees any.
+    """The updates of one round, none of which anybody sees.
 
     Implements :class:`~fedif_flower.round.UnseenUpdates`.
 
@@ -165,9 +178,9 @@ class MaskedRound:
     vectors : sequence of ndarray
         ``[d]`` each, what these sent.
     lengths : ndarray
-        ``[n]``, of their updates, as they state them.
+        ``[n]``, the lengths of their updates, as they state them.
     dtype : torch.dtype
-        Of steps.
+        The type of a step's entries.
     """
 
     def __init__(
@@ -179,44 +192,54 @@ class MaskedRound:
         lengths: NDArray[np.float64],
         dtype: torch.dtype = torch.float64,
     ) -> None:
-        self.keeper, self.place, self.dtype = keeper, place, dtype
-        self.masks = opened.sketches  # [n, k]
-        self.sketch = SignSketch(opened.seed, self.masks.shape[1], len(vectors[0]))
-        found = np.array([self.sketch.of(vector) for vector in vectors]) - self.masks
-        self.vectors, self.lengths = vectors, lengths
-        self.sketches = ring.decode(found, UPDATE_BITS)  # Of the updates.
-        self.places: Sequence[int] = range(len(vectors))
+        self.keeper = keeper
+        self.place = place
+        self.dtype = dtype
+        self.vectors = vectors
+        self.lengths = lengths
+        self.mask_sketches = opened.sketches  # [n, k]
+        self.sketch = SignSketch(opened.seed, self.mask_sketches.shape[1], len(vectors[0]))
+        # Sketches are linear: an update's is its masked vector's without its mask's.
+        masked_sketches = np.array([self.sketch.of(vector) for vector in vectors])  # [n, k]
+        self.sketches = ring.decode(masked_sketches - self.mask_sketches, UPDATE_BITS)
+        # Where the m members that count stand among the n, in the order of all that is [m].
+        self.positions: Sequence[int] = range(len(vectors))
         # 22 % for k = 256, 11 % for k = 1,024. A member that understates its length gains at most
         # that in a score that is divided by it.
         self._tolerance = STANDARD_ERRORS / float(np.sqrt(2 * self.sketch.size))
-        self._asked: list[tuple[Ring, Ring]] = []  # [d], and the answer, [n].
-        self._masks: tuple[Ring, Ring] | None = None  # Their sum [d], and its weights [n].
-        self._sum: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        self._unchecked_products: list[tuple[Ring, Ring]] = []  # A vector [d], its answer [n].
+        self._mask_sum: tuple[Ring, Ring] | None = None  # The masks' sum [d], its weights [n].
+        # The weights [m] of the round's one sum, and the step [d] that it makes.
+        self._step: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
-    def count(self, places: Sequence[int]) -> None:
-        """Leave the m members at these places; the others do not count."""
-        self.places, self.vectors = places, [self.vectors[place] for place in places]
-        self.lengths, self.sketches = self.lengths[places], self.sketches[places]
+    def count(self, positions: Sequence[int]) -> None:
+        """Leave the m members at these positions; the others do not count."""
+        self.positions = positions
+        self.vectors = [self.vectors[position] for position in positions]
+        self.lengths = self.lengths[positions]
+        self.sketches = self.sketches[positions]
 
     def untrue(self) -> dict[int, str]:
-        """Return whose length, by place, is not the one that its sketch tells, and both.
+        """Return, by position, whose length is not the one that its sketch tells, and both lengths.
 
         A vector that does not fit its seed, or that uses the ring's width, has some 1e11.
 
         Why members state lengths: FedIF divides by them, and a sketch knows them to a few percent.
         The sum of squares is not linear, so nobody can compute it on masked vectors.
         """
-        told, stated = np.linalg.norm(self.sketches, axis=1), self.lengths
-        is_true = np.abs(told - stated) <= self._tolerance * stated
-        return {
-            place: f"its update is not what it says: length {told[place]:.4g} by its sketch, "
-            f"{stated[place]:.4g} stated"
-            for place in np.flatnonzero(~is_true).tolist()
-        }
+        sketched = np.linalg.norm(self.sketches, axis=1)  # [m]
+        is_true = np.abs(sketched - self.lengths) <= self._tolerance * self.lengths
+        reasons = {}
+        for position in np.flatnonzero(~is_true).tolist():
+            reasons[position] = (
+                f"its update is not what it says: length {sketched[position]:.4g} by its sketch, "
+                f"{self.lengths[position]:.4g} stated"
+            )
+        return reasons
 
     @property
     def _longest(self) -> NDArray[np.float64]:
-        """The longest, ``[m]``, that sketches allow the updates to be."""
+        """How long, ``[m]``, the updates can be at most by their sketches."""
         return self.lengths * (1 + self._tolerance)
 
     def products(self, vector: Tensor) -> Tensor:
@@ -233,26 +256,29 @@ class MaskedRound:
         encoded, exponent = ring.encode_vector(values)
         if not encoded.any():
             return torch.zeros(len(self.vectors), dtype=torch.float64)
-        answer = self.keeper.products(*self.place, encoded)  # [n]
-        own = ring.products(encoded, self.vectors)  # [m]
-        found = ring.decode_products(own - answer[self.places], exponent)
-        norm, bounds = np.linalg.norm(values), self._longest * np.linalg.norm(values)
-        if not np.all(np.abs(found) <= bounds + ROUNDING * (bounds + norm)):
+        of_masks = self.keeper.products(*self.place, encoded)  # [n]
+        of_masked = ring.products(encoded, self.vectors)  # [m]
+        products = ring.decode_products(of_masked - of_masks[self.positions], exponent)
+        norm = np.linalg.norm(values)
+        bounds = self._longest * norm
+        # NaN is refused too, since it compares as false.
+        if not np.all(np.abs(products) <= bounds + ROUNDING * (bounds + norm)):
             raise MaskingError("a product is larger than the member's update allows")
-        self._asked.append((encoded, answer))
-        self._check()
-        return torch.from_numpy(found)
+        self._unchecked_products.append((encoded, of_masks))
+        self._check_keeper()
+        return torch.from_numpy(products)
 
     def cut(self, coefficients: Tensor) -> Tensor:
         """Return factors ``[m]`` with which the keeper's policy allows coefficients ``[m]``.
 
-        Without, one member with a large share would end every round.
+        Without these factors, one member with a large share would end every round.
         """
-        wanted = coefficients.detach().cpu().double().numpy()
-        found = self.keeper.policy.capped(wanted)
-        if found is not wanted:
-            logger.info("round %d: weights are cut to what the keeper answers", self.place[1])
-        factors = np.divide(found, wanted, out=np.ones_like(wanted), where=wanted > 0)
+        weights = coefficients.detach().cpu().double().numpy()
+        capped = self.keeper.policy.capped(weights)
+        if capped is not weights:
+            _, server_round = self.place
+            logger.info("round %d: weights are cut to what the keeper answers", server_round)
+        factors = np.divide(capped, weights, out=np.ones_like(weights), where=weights > 0)
         return torch.from_numpy(factors)
 
     def summed(self, weights: Tensor) -> Tensor:
@@ -265,30 +291,32 @@ class MaskedRound:
         MaskingError
             If these weights are no multiple of the first ones, or the sum cannot be theirs.
         """
-        wanted = weights.detach().cpu().double().numpy()
-        if not wanted.any():
+        new_weights = weights.detach().cpu().double().numpy()
+        if not new_weights.any():
             return torch.zeros(self.sketch.length, dtype=self.dtype)
-        if self._sum is None:
-            self._sum = wanted, self._take(wanted)
-        first, step = self._sum
-        share = float(wanted.sum() / first.sum())
-        if not np.allclose(wanted, share * first, rtol=1e-9, atol=0):
+        if self._step is None:
+            self._step = (new_weights, self._ask_for_step(new_weights))
+        first_weights, step = self._step
+        factor = float(new_weights.sum() / first_weights.sum())
+        if not np.allclose(new_weights, factor * first_weights, rtol=1e-9, atol=0):
             raise MaskingError("a masked round has one sum: its weights cannot be changed")
-        return torch.from_numpy(share * step).to(self.dtype)
+        return torch.from_numpy(factor * step).to(self.dtype)
 
-    def _take(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _ask_for_step(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Ask for the round's sum, and return the step ``[d]``."""
-        of_all = np.zeros(len(self.masks))  # [n]
-        of_all[self.places] = weights
-        shares, total = ring.encode_weights(of_all)
-        masks = self.keeper.weighted_sum(*self.place, shares)
-        self._masks = masks, shares
-        self._check()
-        masked = np.zeros_like(masks)
-        for vector, share in zip(self.vectors, shares[self.places], strict=True):
-            masked += vector * share
-        step = ring.decode_step(masked - masks, total)
-        length, bound = float(np.linalg.norm(step)), float(np.dot(weights, self._longest))
+        # The keeper's answers are about all n whose boxes it opened: the others weigh nothing.
+        weights_of_all = np.zeros(len(self.mask_sketches))  # [n]
+        weights_of_all[self.positions] = weights
+        shares, total = ring.encode_weights(weights_of_all)
+        sum_of_masks = self.keeper.weighted_sum(*self.place, shares)
+        self._mask_sum = (sum_of_masks, shares)
+        self._check_keeper()
+        sum_of_masked = np.zeros_like(sum_of_masks)
+        for vector, share in zip(self.vectors, shares[self.positions], strict=True):
+            sum_of_masked += vector * share
+        step = ring.decode_step(sum_of_masked - sum_of_masks, total)
+        length = float(np.linalg.norm(step))
+        bound = float(np.dot(weights, self._longest))
         if not length <= bound + ROUNDING * (bound + total):
             raise MaskingError(
                 f"the masked sum has length {length:g}, and its updates allow {bound:g}: a "
@@ -296,44 +324,56 @@ class MaskedRound:
             )
         return step
 
-    def _check(self) -> None:
+    def _check_keeper(self) -> None:
         """Raise KeeperError unless the keeper's sum agrees with what it said of each mask.
 
-        Contributions are products that are asked for after the sum.
+        This follows each product, too: contributions are products that are asked for after the sum.
         """
-        if self._masks is None:
+        if self._mask_sum is None:
             return
-        total, weights = self._masks
-        apart = _apart(self.sketch.of(total), ring.products(weights, self.masks.T))  # [k]
-        if not np.all(apart <= _DEVIATIONS * np.sqrt(self.sketch.counts)):
+        total, weights = self._mask_sum
+        sketch_of_sum = self.sketch.of(total)  # [k]
+        sum_of_sketches = ring.products(weights, self.mask_sketches.T)  # [k]
+        distances = _distance(sketch_of_sum, sum_of_sketches)
+        if not np.all(distances <= _DEVIATIONS * np.sqrt(self.sketch.counts)):
             raise KeeperError("the keeper's sum contradicts its sketches")
         rounding = 2.0 ** (ROUNDED_BITS - 1) * float(np.sum(weights, dtype=np.float64))
-        for vector, answer in self._asked:
-            allowed = rounding + _DEVIATIONS * float(np.linalg.norm(ring.decode(vector, 0)))
-            if _apart(ring.products(total, [vector]), ring.products(answer, [weights])) > allowed:
+        for vector, answer in self._unchecked_products:
+            product_of_sum = ring.products(total, [vector])
+            sum_of_products = ring.products(answer, [weights])
+            norm = float(np.linalg.norm(ring.decode(vector, 0)))
+            if _distance(product_of_sum, sum_of_products) > rounding + _DEVIATIONS * norm:
                 raise KeeperError("the keeper's sum contradicts its products")
-        self._asked.clear()
+        self._unchecked_products.clear()
 
     def sketched(self, basis: Tensor) -> tuple[Tensor, Tensor]:
         """Return roughly the inner products ``[m, m]`` and the coordinates ``[m, k]``.
 
-        Lengths are those stated, cosines those of the sketches, a basis that of the sketches'
-        basis: what is left of an update beside its coordinates has no negative square.
+        Lengths are those that members state, cosines those of the sketches. Coordinates are in an
+        orthonormal basis of the basis' sketches, so that the square of what is left of an update
+        beside its coordinates is never negative.
         """
-        sketch, sketches, bits = self.sketch, self.sketches, VECTOR_BITS
-        rows = basis.cpu().double().numpy()
-        theirs = [ring.decode(sketch.of(ring.encode(row, bits)), bits) for row in rows]
-        k = min(len(theirs), sketch.size)
-        shares = np.zeros((len(sketches), len(theirs)))  # [m, k]
-        if k:
-            columns, triangle = np.linalg.qr(np.array(theirs[:k]).T)
-            shares[:, :k] = sketches @ (columns * np.sign(np.diag(triangle)))
-        found = np.linalg.norm(sketches, axis=1)  # [m]
-        scale = np.divide(self.lengths, found, out=np.zeros_like(found), where=found > 0)
-        gram = sketches @ sketches.T * np.outer(scale, scale)
-        return torch.from_numpy(gram), torch.from_numpy(shares * scale[:, None])
+        basis_sketches = [self._sketch_vector(row) for row in basis.cpu().double().numpy()]
+        num_members = len(self.sketches)
+        # Sketches span no more directions than they have sums.
+        rank = min(len(basis_sketches), self.sketch.size)
+        coordinates = np.zeros((num_members, len(basis_sketches)))  # [m, k]
+        if rank:
+            columns, triangle = np.linalg.qr(np.array(basis_sketches[:rank]).T)
+            # QR leaves each column's sign open: a column is to point where its sketch does.
+            signs = np.sign(np.diag(triangle))
+            coordinates[:, :rank] = self.sketches @ (columns * signs)
+        norms = np.linalg.norm(self.sketches, axis=1)  # [m]
+        scale = np.divide(self.lengths, norms, out=np.zeros_like(norms), where=norms > 0)
+        gram = self.sketches @ self.sketches.T * np.outer(scale, scale)
+        return torch.from_numpy(gram), torch.from_numpy(coordinates * scale[:, None])
+
+    def _sketch_vector(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sketch ``[k]`` of a vector ``[d]``, as numbers."""
+        encoded = ring.encode(vector, VECTOR_BITS)
+        return ring.decode(self.sketch.of(encoded), VECTOR_BITS)
 
 
-def _apart(one: Ring, other: Ring) -> NDArray[np.float64]:
+def _distance(left: Ring, right: Ring) -> NDArray[np.float64]:
     """Return how far elements of the ring are apart."""
-    return np.abs((one - other).view(np.int64).astype(np.float64))
+    return np.abs((left - right).view(np.int64).astype(np.float64))

@@ -36,6 +36,7 @@ from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.registry import strategy_class
 
 logger = logging.getLogger(__name__)
+MOST_SECONDS = 600.0  # For one answer of the keeper.
 
 
 class MaskingSettings(Settings, alias_generator=in_section("masking")):
@@ -67,10 +68,11 @@ class MaskingSettings(Settings, alias_generator=in_section("masking")):
 
     @model_validator(mode="after")
     def _has_a_keeper(self) -> Self:
-        words = "needed with" if self.mode == "keeper" else "empty without"
+        needs_keeper = self.mode == "keeper"
+        allowed = "needed with mode 'keeper'" if needs_keeper else "empty without mode 'keeper'"
         for name in ("keeper_url", "keeper_certificate", "client_certificate", "client_key"):
-            fits = bool(getattr(self, name)) == (self.mode == "keeper")
-            require(fits, name, getattr(self, name), f"{words} mode 'keeper'")
+            value = getattr(self, name)
+            require(bool(value) == needs_keeper, name, value, allowed)
         return self
 
 
@@ -122,26 +124,40 @@ class MaskedIntake(Intake):
 
 def require_maskable(strategy: ScreenedStrategy, initial_arrays: ArrayRecord) -> None:
     """Raise ConfigError where updates, or more than parameters, would have to be seen."""
-    method = type(strategy.setup.local_method)
-    obstacles = []
+    obstacle = _obstacle_of(strategy) or _obstacle_in(initial_arrays)
+    if obstacle:
+        raise ConfigError(f"masking: {obstacle}")
+
+
+def _obstacle_of(strategy: ScreenedStrategy) -> str:
+    """Return why a strategy needs to see updates; empty: it does not."""
     if strategy.reads_updates:
-        obstacles.append(f"{type(strategy).__name__} weighs by the updates themselves")
-    obstacles.append(strategy.stages.why_updates_are_read())
-    obstacles += [callback.why_updates_are_read(strategy) for callback in strategy.callbacks]
+        return f"{type(strategy).__name__} weighs by the updates themselves"
+    reason = strategy.stages.why_updates_are_read()
+    if reason:
+        return reason
+    for callback in strategy.callbacks:
+        reason = callback.why_updates_are_read(strategy)
+        if reason:
+            return reason
+    method = type(strategy.setup.local_method)
     if method is not LocalMethod:
-        obstacles.append(f"{method.__name__}: members train by SGD alone")
+        return f"{method.__name__}: members train by SGD alone"
     if strategy.setup.pace.late_rounds:
-        obstacles.append("late replies cannot be discounted")
-    obstacles += [f"{key!r} is a statistic" for key in initial_arrays if is_statistic(key)]
-    # Of 8 bytes each, a masked reply must not be taken for a flood.
-    obstacles += [
-        f"{key!r} is of float16"
-        for key, array in initial_arrays.items()
-        if array.dtype == "float16"
-    ]
-    for obstacle in obstacles:
-        if obstacle:
-            raise ConfigError(f"masking: {obstacle}")
+        return "late replies cannot be discounted"
+    return ""
+
+
+def _obstacle_in(initial_arrays: ArrayRecord) -> str:
+    """Return why a model cannot be trained in masked rounds; empty: it can."""
+    for name in initial_arrays:
+        if is_statistic(name):
+            return f"{name!r} is a statistic"
+    for name, array in initial_arrays.items():
+        # A masked entry has 8 bytes: four times as many must not be taken for a flood.
+        if array.dtype == "float16":
+            return f"{name!r} is of float16"
+    return ""
 
 
 class MaskedRounds(RunPart):
@@ -152,8 +168,9 @@ class MaskedRounds(RunPart):
     def fits(self, config: RunConfig) -> None:
         """Raise ConfigError for accomplices, who look at each other's updates."""
         mode = config.section(MaskingSettings).mode
-        alone = mode == "off" or not needs_collusion(config, config.seed)
-        require(alone, "attack", config.attack, f"no accomplices with masking.mode = {mode!r}")
+        is_allowed = mode == "off" or not needs_collusion(config, config.seed)
+        allowed = f"no accomplices with masking.mode = {mode!r}"
+        require(is_allowed, "attack", config.attack, allowed)
 
     def build(self, run: RunContext) -> Built:
         """Return who keeps the masks, and the record of what is asked.
@@ -165,31 +182,26 @@ class MaskedRounds(RunPart):
         KeeperError
             If the keeper does not answer.
         """
-        own = run.config.section(MaskingSettings)
-        if own.mode == "off":
+        settings = run.config.section(MaskingSettings)
+        if settings.mode == "off":
             return NOTHING
         logger.warning(
             "masked rounds are experimental: a server that does not follow the protocol, or one in "
             "league with the keeper, can come by updates (docs/methods/masked-rounds.md)"
         )
         keeper: AnyKeeper
-        if own.mode == "trial":
+        if settings.mode == "trial":
             logger.warning("masked for trial: a keeper beside the server protects nobody")
             keeper = TrialKeeper()
         else:
-            files = own.keeper_certificate, own.client_certificate, own.client_key
-            keys = "masking.keeper-certificate, client-certificate, client-key"
-            context = trusting(ssl.PROTOCOL_TLS_CLIENT, *files, keys)
-            # For one answer ten minutes at most.
-            keeper = HttpKeeper(own.keeper_url, context, min(run.config.pace.timeout, 600.0))
-            keeper.on_answer = run.waited
-        name = own.keeper_url or "beside the server, for trial"
+            keeper = _keeper_elsewhere(settings, run)
+        name = settings.keeper_url or "beside the server, for trial"
         logger.info("masked: who has the masks is %s", name)
         _require_answers(keeper.policy, run.config, run.loaded.validation.num_params)
         return Built(
             setup={"intake": Masking(keeper)},
             callbacks=[KeeperRecord(run.folder.masking, keeper, name)],
-            told={MASKING_KEY: own.mode},
+            told={MASKING_KEY: settings.mode},
         )
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
@@ -198,28 +210,53 @@ class MaskedRounds(RunPart):
             require_maskable(strategy, model_arrays(run.loaded.model))
 
 
+def _keeper_elsewhere(settings: MaskingSettings, run: RunContext) -> HttpKeeper:
+    """Return the keeper at the run's ``masking.keeper-url``."""
+    context = trusting(
+        ssl.PROTOCOL_TLS_CLIENT,
+        trusted=settings.keeper_certificate,
+        certificate=settings.client_certificate,
+        key=settings.client_key,
+        keys="masking.keeper-certificate, client-certificate, client-key",
+    )
+    seconds = min(run.config.pace.timeout, MOST_SECONDS)
+    keeper = HttpKeeper(settings.keeper_url, context, seconds)
+    keeper.on_answer = run.waited
+    return keeper
+
+
 def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -> None:
     """Raise ConfigError if a keeper's policy refuses every round of a run."""
-    # The least of FedIF's normalised scores is 0, and in the first round its member's weight.
-    kind = strategy_class(config.strategy)
-    more = int(kind is not None and issubclass(kind, FedIF))
+    strategy = strategy_class(config.strategy)
+    is_fedif = strategy is not None and issubclass(strategy, FedIF)
     members = config.clients_per_round
-    weights, _ = encode_weights(np.ones(max(members - more, 1)))  # None are more alike.
-    vectors = config.num_server_rounds * (more + (config.attribution != "off"))
-    where = f"fraction-train = {config.fraction_train}: {len(weights)} of {members} have weight"
+    # The least of FedIF's normalised scores is 0, and in the first round its member's weight.
+    members_with_weight = max(members - 1, 1) if is_fedif else members
+    equal_weights, _ = encode_weights(np.ones(members_with_weight))  # None are more alike.
     try:
-        policy.check_weights(weights, ["each"] * len(weights))
-        where = f"num-server-rounds = {config.num_server_rounds}"
-        policy.check_known(vectors, num_params)
+        policy.check_weights(equal_weights, ["each"] * members_with_weight)
     except KeeperError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        shares = f"{members_with_weight} of {members} have weight"
+        raise ConfigError(f"fraction-train = {config.fraction_train}: {shares}: {error}") from error
+
+    vectors_a_round = 0
+    if is_fedif:
+        vectors_a_round += 1  # The validation gradient.
+    if config.attribution != "off":
+        vectors_a_round += 1
+    try:
+        policy.check_known(config.num_server_rounds * vectors_a_round, num_params)
+    except KeeperError as error:
+        raise ConfigError(f"num-server-rounds = {config.num_server_rounds}: {error}") from error
 
 
 class KeeperRecord(Callback):
     """Writes who keeps a run's masks, and where the keeper's log ended, into ``masking.json``."""
 
     def __init__(self, file: JsonFile, keeper: AnyKeeper, name: str) -> None:
-        self._file, self._keeper, self._name = file, keeper, name
+        self._file = file
+        self._keeper = keeper
+        self._name = name
 
     def on_end(self) -> None:
         """Let the keeper forget the last round, and write down its log's last hash."""

@@ -11,7 +11,8 @@ from fedif_consortium.masking.ring import WEIGHT_BITS, Ring, encode_weights
 from fedif_flower.errors import KeeperError
 from fedif_flower.settings import Settings, setting
 
-# Of a vector's length: what lies outside of the others' span, below which nothing is known of it.
+# As a share of a vector's length: with less than this outside of the others' span, rounding alone
+# would decide in which parameters it lies.
 LEAST_DISTANCE = 2.0**-20
 
 
@@ -23,9 +24,9 @@ class KeeperPolicy(Settings):
     Attributes
     ----------
     least_members : int
-        Members who must be in a round, and have weight in its sum. So many less one, in league with
-        the server, take their own updates out of the sum and see the one that is left. A keeper's
-        file that does not set it has more than half of its members, and 3 at least.
+        Members who must be in a round, and have weight in its sum. All of these but one, in league
+        with the server, can take their own updates out of the sum and see the one that is left.
+        Where a keeper's file does not set it, it is more than half of the members, and 3 at least.
     largest_share : float
         The largest share of a sum's weight that one member may have.
     least_effective_members : float
@@ -37,7 +38,7 @@ class KeeperPolicy(Settings):
         round's vectors; 1: any. A vector with a single parameter has 1.
     sketch_size : int
         Random sums of each update that tell its length, k. An update of a few examples has few
-        degrees of freedom: no more numbers than lengths need.
+        degrees of freedom, so a sketch has no more numbers than lengths need.
     sketch_share : float
         The largest share of the parameters, k / d, that a sketch may have.
     largest_known_share : float
@@ -69,11 +70,11 @@ class KeeperPolicy(Settings):
 
     def check_sums(self, sums: int, name: str) -> None:
         """Raise KeeperError if a member's update of a model is in one sum too many."""
-        asked = (
+        request = (
             f"{sums} with an update of {name} of the same model, which a run that begins anew has "
             "unless it has another seed"
         )
-        self._allow(sums <= self.sums_of_a_model, "sums-of-a-model", asked)
+        self._allow(sums <= self.sums_of_a_model, "sums-of-a-model", request)
 
     def check_vectors(self, vectors: NDArray[np.float64], lengths: NDArray[np.float64]) -> None:
         r"""Raise KeeperError where a round's vectors tell too much of an update.
@@ -95,21 +96,23 @@ class KeeperPolicy(Settings):
         if self.largest_entry >= 1:
             return
         basis, triangle = np.linalg.qr(vectors.T)  # [d, j], [j, j]
-        apart = np.abs(np.diag(triangle)) >= LEAST_DISTANCE * lengths
-        asked = "a vector that differs from a combination of earlier ones by a millionth"
-        self._allow(apart.all(), "largest-entry", asked)
-        share = float(np.max(np.sum(basis**2, axis=1)))
-        asked = f"a combination of the round's vectors with {share:.3g} of it in one parameter"
-        self._allow(share <= self.largest_entry, "largest-entry", asked)
+        distances = np.abs(np.diag(triangle))  # [j], each from the span of the vectors before it.
+        are_apart = bool(np.all(distances >= LEAST_DISTANCE * lengths))
+        request = "a vector that differs from a combination of earlier ones by a millionth"
+        self._allow(are_apart, "largest-entry", request)
+        leverages = np.sum(basis**2, axis=1)  # [d]
+        largest = float(np.max(leverages))
+        request = f"a combination of the round's vectors with {largest:.3g} of it in one parameter"
+        self._allow(largest <= self.largest_entry, "largest-entry", request)
 
     def check_known(self, vectors: int, length: int) -> None:
         """Raise KeeperError where a day asks for too many numbers about a member.
 
         ``vectors`` are those of all its rounds, ``length`` is d.
         """
-        known = self.sketch_for(length) + vectors
-        asked = f"{known} numbers about updates of {length} parameters in a day"
-        self._allow(known <= self.largest_known_share * length, "largest-known-share", asked)
+        count = self.sketch_for(length) + vectors
+        request = f"{count} numbers about updates of {length} parameters in a day"
+        self._allow(count <= self.largest_known_share * length, "largest-known-share", request)
 
     def check_weights(self, weights: Ring, names: Sequence[str]) -> None:
         """Raise KeeperError unless a sum hides each of its members.
@@ -126,12 +129,18 @@ class KeeperPolicy(Settings):
         allow(off <= len(weights), "weights are shares, whose sum is 1", "others")
         shares = weights / total  # [m]
         self.check_members(int(np.count_nonzero(shares)), "with weight")
-        most, largest = np.max(shares), names[int(np.argmax(shares))]
-        self._allow(most <= self.largest_share, "largest-share", f"{most:.3g} for {largest}")
-        # Of whole numbers: so many equal shares are as many members, not a rounding less.
+        first = int(np.argmax(shares))
+        largest = shares[first]
+        self._allow(
+            largest <= self.largest_share, "largest-share", f"{largest:.3g} for {names[first]}"
+        )
+        # Not from the shares, which are rounded: m equal weights, whole numbers, make exactly m.
         effective = total**2 / float(np.sum(weights.astype(np.float64) ** 2))
-        enough = effective >= self.least_effective_members
-        self._allow(enough, "least-effective-members", f"{effective:.3g}")
+        self._allow(
+            effective >= self.least_effective_members,
+            "least-effective-members",
+            f"{effective:.3g}",
+        )
 
     def capped(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return weights ``[m]`` whose largest are cut to what a sum may have; their total stays.
@@ -140,27 +149,37 @@ class KeeperPolicy(Settings):
         """
         if not weights.any() or self._allows(weights):
             return weights
-        total, high = weights.sum(), weights.max()
-        low = max(weights[weights > 0].min(), total * 2.0**-64)  # So that no quotient overflows.
+        total = weights.sum()
 
         def cut(most: float) -> NDArray[np.float64]:
+            """Return the weights cut to ``most``, then scaled to their total."""
             lower = np.minimum(weights, most)
             return np.asarray(lower * (total / lower.sum()))
 
-        for _ in range(50):  # At low, all that have any are equal.
+        # Halve the interval that has the highest cut that is allowed. At its low end all members
+        # who have weight have the same.
+        low = max(weights[weights > 0].min(), total * 2.0**-64)  # So that no quotient overflows.
+        high = weights.max()
+        for _ in range(50):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._allows(cut(middle)) else (low, middle)
-        return cut(low) if self._allows(cut(low)) else weights
+            if self._allows(cut(middle)):
+                low = middle
+            else:
+                high = middle
+        capped = cut(low)
+        return capped if self._allows(capped) else weights
 
     def _allows(self, weights: NDArray[np.float64]) -> bool:
+        encoded, _ = encode_weights(weights)
         try:
-            self.check_weights(encode_weights(weights)[0], [""] * len(weights))
+            self.check_weights(encoded, [""] * len(weights))
         except KeeperError:
             return False
         return True
 
-    def _allow(self, is_allowed: bool | np.bool_, key: str, asked: str) -> None:
-        allow(is_allowed, f"{key} = {self.to_mapping()[key]:g}", asked)
+    def _allow(self, is_allowed: bool | np.bool_, key: str, request: str) -> None:
+        """Raise KeeperError, with the limit at ``key`` and the request, unless allowed."""
+        allow(is_allowed, f"{key} = {self.to_mapping()[key]:g}", request)
 
 
 def least_for(members: int) -> int:
@@ -168,7 +187,7 @@ def least_for(members: int) -> int:
     return max(3, members // 2 + 1)
 
 
-def allow(is_allowed: bool | np.bool_, line: str, asked: str) -> None:
+def allow(is_allowed: bool | np.bool_, line: str, request: str) -> None:
     """Raise KeeperError, with the policy's line and what was asked, unless allowed."""
     if not is_allowed:
-        raise KeeperError(f"the keeper refuses: {line}; asked: {asked}")
+        raise KeeperError(f"the keeper refuses: {line}; asked: {request}")

@@ -40,12 +40,15 @@ Ring = NDArray[np.uint64]
 """Elements of the ring; all operations of NumPy on them are modulo 2**64."""
 UPDATE_BITS = 28
 """Bits after the point of an update."""
-VECTOR_BITS = WEIGHT_BITS = 24
+VECTOR_BITS = 24
+"""Bits after the point of a vector that the server asks about."""
+WEIGHT_BITS = 24
+"""Bits after the point of a weight."""
 LONGEST = 2.0**10
 """What an update's length must stay below."""
 SEED_BYTES = 32
 ROUNDED_BITS = 24
-"""Of a product or a sum, that a keeper leaves out."""
+"""The lowest bits of a product or a sum, which a keeper leaves out."""
 
 
 def encode(vector: NDArray[np.floating], bits: int) -> Ring:
@@ -92,9 +95,9 @@ def to_ring(content: bytes) -> Ring:
     return np.frombuffer(content, "<u8").astype(np.uint64, copy=False)
 
 
-def digest(numbers: Ring) -> bytes:
+def digest(ring: Ring) -> bytes:
     """Return the SHA-256 of elements of the ring, 8 bytes each, little-endian."""
-    return hashlib.sha256(np.ascontiguousarray(numbers, "<u8").data).digest()
+    return hashlib.sha256(np.ascontiguousarray(ring, "<u8").data).digest()
 
 
 def encode_vector(vector: NDArray[np.floating]) -> tuple[Ring, int]:
@@ -107,9 +110,10 @@ def encode_vector(vector: NDArray[np.floating]) -> tuple[Ring, int]:
     MaskingError
         If it is not finite.
     """
-    numbers = vector.astype(np.float64)
-    exponent = int(np.frexp(np.linalg.norm(numbers))[1])
-    return encode(np.ldexp(numbers, -exponent), VECTOR_BITS), exponent
+    vector = vector.astype(np.float64)
+    _, exponent = np.frexp(np.linalg.norm(vector))
+    scaled = np.ldexp(vector, -int(exponent))
+    return encode(scaled, VECTOR_BITS), int(exponent)
 
 
 def decode_products(difference: Ring, exponent: int) -> NDArray[np.float64]:
@@ -131,9 +135,11 @@ def encode_weights(weights: NDArray[np.floating]) -> tuple[Ring, float]:
         If they are not.
     """
     total = float(np.sum(weights, dtype=np.float64))
-    if not (np.isfinite(total) and total > 0 and bool(np.all(weights >= 0))):
+    has_sum = np.isfinite(total) and total > 0
+    if not has_sum or not np.all(weights >= 0):
         raise MaskingError("weights of a masked sum; allowed: finite, >= 0, with a sum > 0")
-    return encode(weights.astype(np.float64) / total, WEIGHT_BITS), total
+    shares = weights.astype(np.float64) / total
+    return encode(shares, WEIGHT_BITS), total
 
 
 def decode_step(difference: Ring, total: float) -> NDArray[np.float64]:
@@ -157,13 +163,14 @@ def products(vector: Ring, others: Iterable[Ring]) -> Ring:
 def rounded(answers: Ring) -> Ring:
     """Return a keeper's products, or its sum, without their lowest 24 bits, rounded.
 
-    They are 2**-28 of a vector's length, and of a sum's weights: what an entry of an update is
-    rounded by. A server cannot read a parameter off a combination of products with large factors
-    modulo 2**64, which would be no combination without: the factors make what was rounded as large
-    as the ring. Nor can it read one update off a sum modulo a power of two that all other weights
-    are multiples of.
+    These bits are 2**-28 of a vector's length, or of a sum's weights: as much as an entry of an
+    update is rounded by. Without them, a server cannot use what large factors do modulo 2**64. It
+    cannot read a parameter off a combination of products that would be none without the modulus,
+    since the factors make what was rounded as large as the ring. Nor can it read one update off a
+    sum modulo a power of two of which all other weights are multiples.
     """
-    half, bits = np.uint64(2 ** (ROUNDED_BITS - 1)), np.uint64(ROUNDED_BITS)
+    bits = np.uint64(ROUNDED_BITS)
+    half = np.uint64(2 ** (ROUNDED_BITS - 1))
     return (answers + half) >> bits << bits
 
 
@@ -194,12 +201,15 @@ class SignSketch:
     """
 
     def __init__(self, seed: bytes, size: int, length: int) -> None:
-        self.size, self.length = size, length
-        # Those with a minus have the upper half. 2**32 draws modulo 2k are uniform up to k / 2**31.
-        drawn = np.frombuffer(key_stream(seed, 4 * length), "<u4") % np.uint32(2 * size)
-        self._buckets = drawn.astype(np.int32)
-        both = np.bincount(self._buckets, minlength=2 * size)
-        self.counts = both[:size] + both[size:]  # [k], how many entries each bucket has.
+        self.size = size
+        self.length = length
+        # Buckets 0 ... k - 1 have the sign +1, k ... 2k - 1 are the same with -1. Draws of 32 bits
+        # modulo 2k are uniform up to k / 2**31.
+        draws = np.frombuffer(key_stream(seed, 4 * length), "<u4") % np.uint32(2 * size)
+        self._buckets = draws.astype(np.int32)
+        signed_counts = np.bincount(self._buckets, minlength=2 * size)
+        # [k], how many entries each bucket has.
+        self.counts = signed_counts[:size] + signed_counts[size:]
 
     def of(self, vector: Ring) -> Ring:
         """Return the sketch ``[k]`` of a vector ``[d]``."""
@@ -208,8 +218,9 @@ class SignSketch:
         return sums[: self.size] - sums[self.size :]
 
     def without(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what of a vector ``[d]`` is at right angles to the sketch's k sums."""
+        """Return the part of a vector ``[d]`` that is orthogonal to the sketch's k sums."""
         k = self.size
         sums = np.bincount(self._buckets, vector, minlength=2 * k)
         means = (sums[:k] - sums[k:]) / np.maximum(self.counts, 1)
-        return np.asarray(vector - np.concatenate([means, -means])[self._buckets])
+        signed_means = np.concatenate([means, -means])
+        return np.asarray(vector - signed_means[self._buckets])

@@ -92,23 +92,41 @@ def read_bundle(content: bytes, name: str) -> AppBundle:
     if len(content) > MOST_BYTES:
         raise ConfigError(f"{name} has {len(content)} bytes; allowed: at most {MOST_BYTES}")
     with refused_as(ConfigError, f"{name} is no bundle of a Flower app"):
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            infos = [info for info in archive.infolist() if not info.is_dir()]
-            # Sizes are checked before anything is unpacked; zipfile unpacks no more than they say.
-            if len(infos) > MOST_FILES or sum(info.file_size for info in infos) > MOST_UNPACKED:
-                raise ConfigError(
-                    f"{name} unpacks to more than {MOST_UNPACKED} bytes or {MOST_FILES} files"
-                )
-            files = {info.filename: archive.read(info) for info in infos}
-        if len(files) != len(infos):
-            raise ConfigError(f"{name} has two files of the same name")
-        for path in files:  # Unpacked, `./app.py` takes the place of `app.py`.
-            if posixpath.normpath(path) != path or path.startswith(("/", "..")) or "\\" in path:
-                raise ConfigError(f"{name} has a file whose path is not normal: {path!r:.80}")
-        project = tomllib.loads(files["pyproject.toml"].decode())
-        app = f"{project['tool']['flwr']['app']['publisher']}/{project['project']['name']}"
-        version = str(project["project"]["version"])
-    return AppBundle(content, bundle_digest(content), files, app, version)
+        files = _unpacked_files(content, name)
+        pyproject = tomllib.loads(files["pyproject.toml"].decode())
+        publisher = pyproject["tool"]["flwr"]["app"]["publisher"]
+        app_name = f"{publisher}/{pyproject['project']['name']}"
+        version = str(pyproject["project"]["version"])
+    return AppBundle(content, bundle_digest(content), files, app_name, version)
+
+
+def _unpacked_files(content: bytes, name: str) -> dict[str, bytes]:
+    """Return the files of a zip by path; ``name`` is what an error calls it."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        infos = [info for info in archive.infolist() if not info.is_dir()]
+        # Sizes are checked before anything is unpacked; zipfile unpacks no more than they say.
+        unpacked_size = sum(info.file_size for info in infos)
+        if len(infos) > MOST_FILES or unpacked_size > MOST_UNPACKED:
+            raise ConfigError(
+                f"{name} unpacks to more than {MOST_UNPACKED} bytes or {MOST_FILES} files"
+            )
+        files = {info.filename: archive.read(info) for info in infos}
+    if len(files) != len(infos):
+        raise ConfigError(f"{name} has two files of the same name")
+    for path in files:
+        if not _is_normal(path):
+            raise ConfigError(f"{name} has a file whose path is not normal: {path!r:.80}")
+    return files
+
+
+def _is_normal(path: str) -> bool:
+    """Return whether a path lies in the bundle, and is written in one way only.
+
+    Unpacked, ``./app.py`` would take the place of ``app.py``.
+    """
+    if "\\" in path or path.startswith(("/", "..")):
+        return False
+    return posixpath.normpath(path) == path
 
 
 def sign_bundle(digest: str, key: SigningKey) -> tuple[str, bytes]:
@@ -117,7 +135,8 @@ def sign_bundle(digest: str, key: SigningKey) -> tuple[str, bytes]:
     It is an envelope (:mod:`~fedif_consortium.evidence.dsse`) whose content is the bundle's digest.
     """
     envelope = Envelope(payload_type=_TYPE, payload=digest.encode()).signed_by(key)
-    return f"{digest}.{envelope.signatures[0].keyid[:16]}.sig", envelope.to_bytes()
+    key_id = envelope.signatures[0].keyid
+    return f"{digest}.{key_id[:16]}.sig", envelope.to_bytes()
 
 
 class MemberApps:
@@ -139,7 +158,7 @@ class MemberApps:
     """
 
     def __init__(self, rules: AppRules, beside: Path, state: Path) -> None:
-        self._least = rules.least_signers
+        self._least_signers = rules.least_signers
         self.approved = beside / rules.approved
         self.signatures = beside / rules.signatures
         self.refused = state / "refused-apps"
@@ -148,23 +167,27 @@ class MemberApps:
             keys = read_members(beside / rules.signers)
             # A key that its holder had before may be somebody else's by now.
             self._signers = {name: key for name, key in keys.items() if holder_of(name) == name}
-            if len(self._signers) < self._least:
+            if len(self._signers) < self._least_signers:
                 raise ConfigError(
                     f"[apps] signers = {rules.signers!r} has {len(self._signers)} keys, NAME.pub; "
-                    f"allowed: at least least-signers = {self._least}"
+                    f"allowed: at least least-signers = {self._least_signers}"
                 )
 
     def signers_of(self, digest: str) -> list[str]:
         """Return who on the member's list signed a bundle; no signature counts for nobody."""
-        found = set()
+        signers = set()
         for path in self.signatures.glob(f"{digest}.*.sig"):
             try:
                 envelope = read_envelope(path.read_bytes(), str(path))
-                if (envelope.payload_type, envelope.payload) == (_TYPE, digest.encode()):
-                    found |= {envelope.signer(one, self._signers) for one in envelope.signatures}
+                if envelope.payload_type != _TYPE or envelope.payload != digest.encode():
+                    continue
+                # All of them or none: where one is damaged, the file counts for nothing.
+                names = [envelope.signer(entry, self._signers) for entry in envelope.signatures]
             except (OSError, EvidenceError):
                 continue
-        return sorted(found - {""})
+            signers.update(names)
+        signers.discard("")  # Of a signature by nobody on the list.
+        return sorted(signers)
 
     def approval(self, digest: str) -> str:
         """Return why a bundle runs, in words; empty: it does not."""
@@ -173,7 +196,9 @@ class MemberApps:
         if _path(self.approved, digest).is_file():
             return "approved"
         signers = self.signers_of(digest)
-        return f"signed by {', '.join(signers)}" if len(signers) >= self._least else ""
+        if len(signers) < self._least_signers:
+            return ""
+        return f"signed by {', '.join(signers)}"
 
     def approve(self, bundle: AppBundle) -> Path:
         """Let a bundle run; return its file.
@@ -212,9 +237,9 @@ class MemberApps:
             return
         make_folder(self.refused)
         write_atomically(path, content)
-        kept = sorted(self.refused.glob("*.fab"), key=lambda one: one.stat().st_mtime)
-        for oldest in kept[:-MOST_REFUSED]:
-            oldest.unlink(missing_ok=True)
+        oldest_first = sorted(self.refused.glob("*.fab"), key=lambda file: file.stat().st_mtime)
+        for file in oldest_first[:-MOST_REFUSED]:
+            file.unlink(missing_ok=True)
 
     def find(self, beginning: str) -> AppBundle:
         """Return a folder's or a file's bundle, or the one here whose digest begins so.
@@ -224,15 +249,17 @@ class MemberApps:
         ConfigError
             If there is none, or more than one.
         """
-        if (given := Path(beginning)).is_dir():
+        place = Path(beginning)
+        if place.is_dir():
             from flwr.cli.build import build_fab_from_disk  # A guard needs no command of Flower's.
 
             with refused_as(ConfigError, f"{beginning} is no Flower app"):
-                return read_bundle(build_fab_from_disk(given), beginning)
-        if given.is_file():
-            return read_bundle(given.read_bytes(), beginning)
-        there = [*self.approved.glob("*.fab"), *self.refused.glob("*.fab")]
-        paths = {path.name: path for path in there if path.name.startswith(beginning)}
+                return read_bundle(build_fab_from_disk(place), beginning)
+        if place.is_file():
+            return read_bundle(place.read_bytes(), beginning)
+        bundles = [*self.approved.glob("*.fab"), *self.refused.glob("*.fab")]
+        # By name: the same bundle may lie in both folders.
+        paths = {path.name: path for path in bundles if path.name.startswith(beginning)}
         if len(paths) != 1:
             raise ConfigError(
                 f"{beginning!r} is no file, no folder, and the beginning of {len(paths)} digests "

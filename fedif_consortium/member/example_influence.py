@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ _BLOCK = 256  # Examples whose similarities to all others are in memory at a tim
 
 
 class ExampleInfluence(NamedTuple):
-    """Of each example its loss ``[n]`` and its product ``[n]`` with a gradient, float64."""
+    """Each example's loss ``[n]``, and its gradient's product ``[n]`` with another, float64."""
 
     losses: Tensor
     products: Tensor
@@ -61,56 +61,66 @@ def example_influence(
     ----------
     Pruthi et al., *Estimating Training Data Influence by Tracing Gradient Descent*, 2020.
     """
-    trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
-    weights = {f"model.{name}": parameter.detach() for name, parameter in trained}
+    weights = {}  # By their names in _ExampleLosses.
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            weights[f"model.{name}"] = parameter.detach()
     pieces = torch.split(gradient, [weight.numel() for weight in weights.values()])
-    direction = {
-        name: piece.view_as(weight).to(weight)
-        for (name, weight), piece in zip(weights.items(), pieces, strict=True)
-    }
-    found = []
-    judged = _Judged(model, objective)
+    direction = {}
+    for (name, weight), piece in zip(weights.items(), pieces, strict=True):
+        direction[name] = piece.view_as(weight).to(weight)
+
+    example_losses = _ExampleLosses(model, objective)
+    results = []
     for batch in batches:
 
-        def along(moved: dict[str, Tensor], batch: Any = batch) -> Tensor:
-            losses: Tensor = torch.func.functional_call(judged, moved, (batch,))
+        def losses_at(parameters: dict[str, Tensor], batch: Any = batch) -> Tensor:
+            losses: Tensor = torch.func.functional_call(example_losses, parameters, (batch,))
             return losses
 
         try:
-            loss, product = torch.func.jvp(along, (weights,), (direction,))[:2]
+            losses, products, *_ = torch.func.jvp(losses_at, (weights,), (direction,))
         except NotImplementedError:  # A layer without forward differentiation.
-            loss, product = _by_rows(along, weights, direction)
-        found.append(torch.stack([loss, product]).detach().double().cpu())  # [2, n]
-    return ExampleInfluence(*torch.cat(found, dim=1))
+            losses, products = _backward_by_example(losses_at, weights, direction)
+        results.append(torch.stack([losses, products]).detach().double().cpu())  # [2, n]
+    return ExampleInfluence(*torch.cat(results, dim=1))
 
 
-def _by_rows(
-    along: Any, weights: dict[str, Tensor], direction: dict[str, Tensor]
+def _backward_by_example(
+    losses_at: Callable[[dict[str, Tensor]], Tensor],
+    weights: dict[str, Tensor],
+    direction: dict[str, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Return the same by one backward pass for each example."""
-    moved = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
-    losses, wanted, products = along(moved), list(moved.values()), []
+    """Return losses ``[n]`` and products ``[n]`` by one backward pass for each example."""
+    parameters = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+    losses = losses_at(parameters)
+    products = []
     for loss in losses:
-        found = torch.autograd.grad(loss, wanted, retain_graph=True, materialize_grads=True)
-        parts = zip(found, direction.values(), strict=True)
-        products.append(torch.stack([(own * piece).sum() for own, piece in parts]).sum())
+        gradients = torch.autograd.grad(
+            loss, list(parameters.values()), retain_graph=True, materialize_grads=True
+        )
+        pairs = zip(gradients, direction.values(), strict=True)
+        products.append(torch.stack([(grad * piece).sum() for grad, piece in pairs]).sum())
     return losses, torch.stack(products)
 
 
-class _Judged(nn.Module):
+class _ExampleLosses(nn.Module):
     """A model whose output is the loss of each example of a batch ``[n]``."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
-        self.model, self._objective = model, objective
+        self.model = model
+        self._objective = objective
 
     def forward(self, batch: Any) -> Tensor:
-        count, objective = num_rows(batch), self._objective
+        count = num_rows(batch)
+        objective = self._objective
         if count is None:
             raise ValuationError(
                 "a batch's tensors differ in length: its examples cannot be told apart"
             )
         if isinstance(objective, PairObjective):
+            # One forward pass for the batch: only the loss is taken apart.
             *inputs, targets = batch
             pair = (self.model(*inputs), targets)
             losses = [objective.loss_fn(*_row(pair, i)) for i in range(count)]
@@ -135,21 +145,22 @@ def representations(model: nn.Module, batches: Iterable[Any]) -> Tensor:
     batches : iterable
         ``(inputs, targets)``, as :class:`~fedif_flower.valuation.objective.PairObjective` has them.
     """
-    found: list[Tensor] = []
-    seen: list[Tensor] = []
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if linear:
-        handle = linear[-1].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    features: list[Tensor] = []
+    seen: list[Tensor] = []  # By the hook, in the batch at hand.
+    linear_layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if linear_layers:
+        last = linear_layers[-1]
+        handle = last.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     else:
         handle = model.register_forward_hook(lambda _m, _a, outputs: seen.append(outputs))
     try:
         for *inputs, _ in batches:
             model(*inputs)
-            found.append(seen[-1].flatten(1).float().cpu())
+            features.append(seen[-1].flatten(1).float().cpu())
             seen.clear()
     finally:
         handle.remove()
-    return torch.cat(found)
+    return torch.cat(features)
 
 
 def neighbour_agreement(features: Tensor, labels: Tensor, k: int) -> Tensor:
@@ -176,12 +187,13 @@ def neighbour_agreement(features: Tensor, labels: Tensor, k: int) -> Tensor:
     count = len(features)
     k = min(k, count - 1)
     unit = functional.normalize(features, dim=1)
-    found = []
+    agreements = []
     for start in range(0, count, _BLOCK):
-        similar = unit[start : start + _BLOCK] @ unit.T  # [b, n]
-        own = torch.arange(len(similar))
-        similar[own, own + start] = -torch.inf
-        nearest = similar.topk(k, dim=1).indices  # [b, k]
-        same = labels[nearest] == labels[start : start + len(similar), None]
-        found.append(same.double().mean(dim=1))
-    return torch.cat(found)
+        similarities = unit[start : start + _BLOCK] @ unit.T  # [b, n]
+        rows = torch.arange(len(similarities))
+        similarities[rows, start + rows] = -torch.inf  # Nobody is its own neighbour.
+        nearest = similarities.topk(k, dim=1).indices  # [b, k]
+        block_labels = labels[start : start + len(similarities)]  # [b]
+        has_same_label = labels[nearest] == block_labels[:, None]  # [b, k]
+        agreements.append(has_same_label.double().mean(dim=1))
+    return torch.cat(agreements)

@@ -3,8 +3,8 @@
 Flower 1.41 runs whatever app the server sends, with whatever run config, and sends back whatever
 the app replies. Here the member's own file decides
 (:mod:`~fedif_consortium.member.policy`, ``docs/member-policy.md``), before an app starts and before
-a reply leaves (:mod:`~fedif_consortium.member.message_guard`). It cannot stop an app that runs from
-reading what its user may read, or from opening connections of its own: systemd can, see
+a reply leaves (:mod:`~fedif_consortium.member.message_guard`). The guard cannot stop an app that
+runs from reading what its user may read, or from opening connections of its own. systemd can: see
 the unit of ``fedif node join``.
 """
 
@@ -46,8 +46,10 @@ def login_key(arguments: Sequence[str]) -> str:
     """Return the file of the key that a SuperNode logs in with; empty: its arguments name none."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--auth-supernode-private-key", dest="key")
-    key = parser.parse_known_args(arguments)[0].key
-    return str(Path(key).expanduser().absolute()) if key else ""
+    known_arguments, _ = parser.parse_known_args(arguments)
+    if not known_arguments.key:
+        return ""
+    return str(Path(known_arguments.key).expanduser().absolute())
 
 
 def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
@@ -61,24 +63,27 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
     """
     command: Any = import_module(COMMAND)
     loop: Any = import_module(_LOOP)
-    path = login_key(arguments)
-    key = read_key_file(Path(path), "--auth-supernode-private-key") if path else None
+    key_path = login_key(arguments)
+    key = read_key_file(Path(key_path), "--auth-supernode-private-key") if key_path else None
     guard = MessageGuard(policy, key)
     _use_own_folder(policy.state / APPS)
-    start, connect = command.start_client_internal, loop.http_request_response
+    start = command.start_client_internal
+    connect = loop.http_request_response
 
     def start_guarded(*, state_factory: Any, node_config: Any, **options: Any) -> None:
+        """Start the SuperNode's loop, whose connections have a guard."""
         store = state_factory.objectstore_factory.store()
-        own = node_config or {}
+        node_config = node_config or {}
 
         @contextmanager
-        def connect_guarded(*given: Any) -> Iterator[Connection]:
+        def connect_guarded(*arguments: Any) -> Iterator[Connection]:
             """Connect as Flower does, with a guard."""
-            with connect(*given) as parts:
-                yield guard.guarded(Connection(*parts), store, own)
+            with connect(*arguments) as functions:
+                yield guard.guarded(Connection(*functions), store, node_config)
 
         loop.http_request_response = connect_guarded
-        start(state_factory=state_factory, node_config=app_config(own, path), **options)
+        config_of_apps = app_config(node_config, key_path)
+        start(state_factory=state_factory, node_config=config_of_apps, **options)
 
     command.start_client_internal = start_guarded
 

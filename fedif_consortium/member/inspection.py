@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fedif_consortium.evidence.kept_gradients import KeptGradient
@@ -37,7 +38,7 @@ BATCH = 100  # Examples in memory at a time, with their layers' outputs.
 
 
 class Line(NamedTuple):
-    """What was found of an example; that of the largest loss has rank 1.
+    """What the published gradients say of an example; the one of the largest loss has rank 1.
 
     Attributes
     ----------
@@ -70,7 +71,7 @@ def inspect_examples(
     files: Sequence[Path] = (),
     device: str = "auto",
 ) -> list[Line]:
-    """Return what the published gradients say of each example, that of the largest loss first.
+    """Return what the published gradients say of each example, the largest loss first.
 
     Parameters
     ----------
@@ -90,45 +91,83 @@ def inspect_examples(
     ConfigError, ValuationError, DataError
         If model, gradient, data and files do not fit each other.
     """
-    place = select_device(device)
-    model = task.build_model(seed=0).to(place).eval()
+    compute_device = select_device(device)
+    model = task.build_model(seed=0).to(compute_device).eval()
     objective = objective_of(task.loss, task.batch_loss)
     if isinstance(data, DataLoader) and data.batch_sampler is not None:
         # In the same order each time: a loader may shuffle them.
         data = DataLoader(data.dataset, BATCH, collate_fn=data.collate_fn)
     transformed = task.transformed(data)
 
-    def batches() -> Iterator[Any]:
-        return (to_device(batch, place) for batch in read_batches(transformed, None, BATCH))
+    def read() -> Iterator[Any]:
+        for batch in read_batches(transformed, None, BATCH):
+            yield to_device(batch, compute_device)
 
-    influences, losses = [], []
-    for kept in rounds:
-        other = f"the kept model of round {kept.server_round} is not the model of this task: was it"
-        with refused_as(ConfigError, f"{other} of another run? Keep each in a folder of its own"):
-            load_arrays(model, {name: pack_array(array) for name, array in kept.arrays.items()})
-        gradient = torch.from_numpy(kept.gradient).to(place)
-        with own_randomness(0, place):  # Of a model that draws at random in eval mode too.
-            found = example_influence(model, objective, batches(), gradient)
-        influences.append(found.products / gradient.double().norm().clamp_min(1e-300).cpu())
-        losses.append(found.losses)
-    influence, loss = (torch.stack(of_rounds).mean(dim=0) for of_rounds in (influences, losses))
+    influences = []  # [n] for each round.
+    losses = []  # [n] for each round.
+    for kept_round in rounds:
+        _load_model(model, kept_round)
+        gradient = torch.from_numpy(kept_round.gradient).to(compute_device)
+        with own_randomness(0, compute_device):  # A model may draw at random in eval mode too.
+            of_examples = example_influence(model, objective, read(), gradient)
+        norm = gradient.double().norm().clamp_min(1e-300).cpu()
+        influences.append(of_examples.products / norm)
+        losses.append(of_examples.losses)
+    influence = torch.stack(influences).mean(dim=0)  # [n]
+    loss = torch.stack(losses).mean(dim=0)  # [n]
     if files and len(files) != len(loss):
         raise DataError(f"there are {len(loss)} examples in {len(files)} files: inspect them again")
-    names = dict(enumerate(task.facts.get("classes", ())))
-    known = [labels for batch in batches() if (labels := class_labels(batch)) is not None]
-    numbers, agreement = torch.cat(known).cpu() if known else None, None
-    if numbers is not None and isinstance(objective, PairObjective) and len(numbers) > 1:
-        with own_randomness(0, place):
-            features = representations(model, batches())
-        agreement = neighbour_agreement(features, numbers, NEIGHBOURS)
+
+    labels = _read_labels(read())
+    agreement = None
+    if labels is not None and isinstance(objective, PairObjective) and len(labels) > 1:
+        with own_randomness(0, compute_device):
+            features = representations(model, read())
+        agreement = neighbour_agreement(features, labels, NEIGHBOURS)
+
     lines = []
-    for rank, i in enumerate((-loss).argsort(stable=True).tolist(), start=1):
-        number = None if numbers is None else int(numbers[i])
-        label = "" if number is None else str(names.get(number, number))
-        file = str(files[i]) if files else ""
-        near = None if agreement is None else float(agreement[i])
-        lines.append(Line(rank, i, file, label, float(influence[i]), float(loss[i]), near))
+    for rank, example in enumerate((-loss).argsort(stable=True).tolist(), start=1):
+        lines.append(
+            Line(
+                rank=rank,
+                example=example,
+                file=str(files[example]) if files else "",
+                label="" if labels is None else _class_name(task, int(labels[example])),
+                influence=float(influence[example]),
+                loss=float(loss[example]),
+                agreement=None if agreement is None else float(agreement[example]),
+            )
+        )
     return lines
+
+
+def _class_name(task: Task, label: int) -> str:
+    """Return what a task calls a class; one without a name is called by its number."""
+    names: Sequence[str] = task.facts.get("classes", ())
+    if 0 <= label < len(names):
+        return str(names[label])
+    return str(label)
+
+
+def _load_model(model: nn.Module, kept_round: KeptGradient) -> None:
+    """Load a round's model, or raise ConfigError: it is another one than the task's."""
+    reason = (
+        f"the kept model of round {kept_round.server_round} is not the model of this task: was it "
+        "of another run? Keep each in a folder of its own"
+    )
+    with refused_as(ConfigError, reason):
+        arrays = {name: pack_array(array) for name, array in kept_round.arrays.items()}
+        load_arrays(model, arrays)
+
+
+def _read_labels(batches: Iterable[Any]) -> Tensor | None:
+    """Return the examples' class labels ``[n]``; ``None``: they have none."""
+    labels = []
+    for batch in batches:
+        batch_labels = class_labels(batch)
+        if batch_labels is not None:
+            labels.append(batch_labels)
+    return torch.cat(labels).cpu() if labels else None
 
 
 def member_data(kept: KeptGradient, node: NodeConfig, task_name: str) -> tuple[Task, Data]:

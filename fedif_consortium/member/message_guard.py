@@ -24,6 +24,7 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable import inflatable_object as objects
 from flwr.supercore.inflatable import inflatable_utils as transport
 
+from fedif_consortium.evidence.attempts import Attempts
 from fedif_consortium.evidence.keys import SigningKey
 from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY
 from fedif_consortium.masking.boxes import MaskingTerms
@@ -51,6 +52,7 @@ REFUSED = ErrorCode.MOD_FAILED_PRECONDITION
 WHOLE_SECONDS = 600.0  # For a reply that its app has announced to be there.
 _FAILED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION  # The app's own code would be text.
 _SEE_LOG = "the app failed; the reason is in the member's log"
+_OTHER_OBJECTS = "the objects are not those of the message"
 _POLL_SECONDS = 0.1
 
 
@@ -89,19 +91,23 @@ class MessageGuard:
     replies: OwnReplies
 
     def __init__(self, policy: MemberPolicy, key: SigningKey | None = None) -> None:
-        self.policy, self._key = policy, key
+        self.policy = policy
+        self._key = key
         self.counts = RoundCounts(policy.state, policy.runs)
         self.attempts = SeenAttempts(policy.state)
         self.log = NodeLog(policy.state / "node-log")
         self.leaves = OutgoingPolicy(policy.leaves, self.log)
-        self._runs: dict[int, Any] = {}  # Those that the member takes part in,
-        self._configs: dict[int, Mapping[str, Scalar]] = {}  # their run configs,
-        self._fabs: dict[str, Any] = {}  # and their bundles by digest: runs are many, apps few.
+        # Of the runs that the member takes part in. Bundles are by digest: runs are many, apps few.
+        self._runs: dict[int, Any] = {}
+        self._configs: dict[int, Mapping[str, Scalar]] = {}
+        self._fabs: dict[str, Any] = {}
         # A SuperNode works on one message at a time: an earlier one waits for nothing any more.
         self._waiting: dict[str, tuple[Message, RecordDict]] = {}
         self._pulled: dict[str, bytes] = {}
 
-    def guarded(self, connection: Connection, store: Any, own: Mapping[str, Scalar]) -> Connection:
+    def guarded(
+        self, connection: Connection, store: Any, node_config: Mapping[str, Scalar]
+    ) -> Connection:
         """Return a connection with this guard in it.
 
         Parameters
@@ -110,11 +116,12 @@ class MessageGuard:
             Flower's.
         store : ObjectStore
             Where Flower has what the app sends.
-        own : mapping of str to bool, int, float or str
-            The SuperNode's node config.
+        node_config : mapping of str to bool, int, float or str
+            The SuperNode's.
         """
-        self.connection, self.store = connection, store
-        self.replies = OwnReplies(connection.node_id, own, self._key)
+        self.connection = connection
+        self.store = store
+        self.replies = OwnReplies(connection.node_id, node_config, self._key)
         return connection._replace(
             receive=self.receive,
             send=self.send,
@@ -128,7 +135,7 @@ class MessageGuard:
     def receive(self) -> tuple[Message, Any] | None:
         """Return the next message that the app may see, whole; ``None``: there is none now."""
         try:
-            taken = self.connection.receive()
+            announced = self.connection.receive()
         except httpx.HTTPStatusError as error:
             if error.response.status_code < 500:
                 raise
@@ -138,57 +145,69 @@ class MessageGuard:
         except (LookupError, ValueError) as error:  # Such as of a type that Flower does not have.
             logger.warning("a message cannot be read: %s", printable(repr(error)))
             return None
-        if taken is None:
+        if announced is None:
             return None
-        message, tree = taken
-        facts = message.metadata
+        message, tree = announced
+        metadata = message.metadata
         try:
-            config = self._admit(facts.run_id)
-            self.counts.count(facts.message_type, datetime.now(UTC).date())
+            config = self._admit(metadata.run_id)
+            self.counts.count(metadata.message_type, datetime.now(UTC).date())
             contents = self._pull(message, tree)
             content = _read_message(message, contents)
-            attempts = []
-            for record in content.config_records.values():
-                if CONFIG_KEY in record or RUN_ID_KEY in record:
-                    attempts.append(self.attempts.check(record, config))
-                if CONFIG_KEY in record:  # This project's app goes by the settings in there.
-                    told = told_config(record)
-                    if PROXIMAL_KEY in record:  # Beside the others, as Flower has it.
-                        told[f"fedprox.{PROXIMAL_KEY}"] = record[PROXIMAL_KEY]
-                    self.policy.runs.check_told(told, config)
-            of_round = is_round(facts.message_type)
-            if of_round:
+            attempts = self._check_settings(content, config)
+            begins_round = is_round(metadata.message_type)
+            if begins_round:
                 self._check_terms(content, config)
                 # An attempt begins once somebody is to train in it.
                 for attempt in attempts:
                     self.attempts.note(attempt)
-            self._note("in", message, facts.message_id, contents)
-            self.replies.take(content, is_round=of_round)
+            self._note("in", message, metadata.message_id, contents)
+            self.replies.take(content, is_round=begins_round)
         except Exception as error:  # whatever a server sends, the SuperNode goes on
             self._refuse("in", message, error)
             return None
         self._pulled = contents
-        self._waiting = {facts.message_id: (message, content)}
-        return taken
+        self._waiting = {metadata.message_id: (message, content)}
+        return announced
+
+    def _check_settings(self, content: RecordDict, config: Mapping[str, Scalar]) -> list[Attempts]:
+        """Return the attempts that a message's settings name.
+
+        Raises
+        ------
+        RefusedByMemberError
+            If the settings are others than the run config's, or an attempt does not follow.
+        """
+        attempts = []
+        for record in content.config_records.values():
+            if CONFIG_KEY in record or RUN_ID_KEY in record:
+                attempts.append(self.attempts.check(record, config))
+            if CONFIG_KEY in record:  # This project's app goes by the settings in there.
+                settings = told_config(record)
+                if PROXIMAL_KEY in record:  # Beside the others, as Flower has it.
+                    settings[f"fedprox.{PROXIMAL_KEY}"] = record[PROXIMAL_KEY]
+                self.policy.runs.check_told(settings, config)
+        return attempts
 
     def _check_terms(self, content: RecordDict, config: Mapping[str, Scalar]) -> None:
         """Raise RefusedByMemberError unless a round is masked, signed and receipted as agreed.
 
-        What the run config says of that reaches the app by the message, and the server writes each
-        anew.
+        The app learns by the message, not from the run config, which of these a round is, and the
+        server writes each message anew.
         """
-        about = content.config_records.get("config", ConfigRecord())
-        terms = terms_of(about)
+        settings = content.config_records.get("config", ConfigRecord())
+        terms = terms_of(settings)
         promised = terms.keys() & {*self.policy.runs.config, *config}
         self.policy.runs.check_terms({key: terms[key] for key in promised}, config)
 
     def _admit(self, run_id: int) -> Mapping[str, Scalar]:
         """Return a run's config; RefusedByMemberError unless the member takes part in it."""
         apps = self.policy.apps
-        # Flower keeps run configs and apps' states by series: another's would come past the policy.
-        run = self._runs.get(run_id) or replace(
-            self.connection.get_run(run_id), run_id=run_id, series_id=run_id
-        )
+        run = self._runs.get(run_id)
+        if run is None:
+            # Flower keeps run configs and apps' states by series: another series' would come past
+            # the policy.
+            run = replace(self.connection.get_run(run_id), run_id=run_id, series_id=run_id)
         get_fab = partial(self.connection.get_fab, run.fab_hash, run_id)
         if not apps.approval(run.fab_hash):
             apps.keep_refused(run.fab_hash, lambda: get_fab().content)
@@ -205,109 +224,132 @@ class MessageGuard:
         if (run.fab_id, run.fab_version) != (bundle.name, bundle.version):
             raise RefusedByMemberError("the server calls the app by another name than its own")
         config = get_fused_config_from_fab(fab.content, run)
-        own = get_fused_config_from_fab(fab.content, replace(run, override_config={}))
-        self.policy.runs.check_run(bundle.name, config, own)
-        self._fabs[run.fab_hash], self._runs[run_id], self._configs[run_id] = fab, run, config
+        app_config = get_fused_config_from_fab(fab.content, replace(run, override_config={}))
+        self.policy.runs.check_run(bundle.name, config, app_config)
+        self._fabs[run.fab_hash] = fab
+        self._runs[run_id] = run
+        self._configs[run_id] = config
         return config
 
     def _pull(self, message: Message, tree: Any) -> dict[str, bytes]:
         """Fetch the objects of a message, which are what their names say."""
-        wanted = list(dict.fromkeys(node.object_id for node in objects.iterate_object_tree(tree)))
+        # Each once: an object may lie in several places of the tree.
+        object_ids = dict.fromkeys(node.object_id for node in objects.iterate_object_tree(tree))
         pull = partial(self.connection.pull_object, message.metadata.run_id)
-        contents = transport.pull_objects(wanted, pull)
-        is_named = all(objects.get_object_id(content) == name for name, content in contents.items())
-        if tree.object_id != message.metadata.message_id or not is_named:
-            raise RefusedByMemberError("the objects are not those of the message")
+        contents = transport.pull_objects(list(object_ids), pull)
+        for object_id, content in contents.items():
+            if objects.get_object_id(content) != object_id:
+                raise RefusedByMemberError(_OTHER_OBJECTS)
+        if tree.object_id != message.metadata.message_id:
+            raise RefusedByMemberError(_OTHER_OBJECTS)
         return contents
 
     # -- out --------------------------------------------------------------------------------------
 
     def send(self, message: Message, tree: Any, seconds: float) -> tuple[set[str], str]:
         """Send an app's reply as the policy allows; return that nothing is left to be sent."""
-        answered = self._waiting.pop(message.metadata.reply_to_message_id, None)
-        if answered is None:
+        waiting = self._waiting.pop(message.metadata.reply_to_message_id, None)
+        if waiting is None:
             logger.warning("run %d: a reply to no message: not sent", message.metadata.run_id)
             return set(), ""
-        asked, received = answered
-        facts, note_sent = asked.metadata, None
+        question, received = waiting
+        metadata = question.metadata
+        note_sent = None
         try:
             if message.has_error():
-                said = printable(str(message.error.reason), 2000)
-                logger.warning("run %d: the app failed: %s", facts.run_id, said)
-                reply = Message(Error(_FAILED, _SEE_LOG), reply_to=asked)
+                reason = printable(str(message.error.reason), 2000)
+                logger.warning("run %d: the app failed: %s", metadata.run_id, reason)
+                reply = Message(Error(_FAILED, _SEE_LOG), reply_to=question)
             else:
-                offered = _read_content(tree, self._contents(tree))
-                content = self.leaves.check(received, offered, facts.run_id, facts.message_type)
+                offered = _read_content(tree, self._whole_contents(tree))
+                content = self.leaves.check(
+                    received, offered, metadata.run_id, metadata.message_type
+                )
                 note_sent = self.replies.sign(received, content)
-                reply = Message(content, reply_to=asked)
+                reply = Message(content, reply_to=question)
             contents = _in_pieces(reply)
-            self._note("out", asked, reply.metadata.message_id, contents)
+            self._note("out", question, reply.metadata.message_id, contents)
         except Exception as error:  # whatever an app sends, the SuperNode goes on
-            self._refuse("out", asked, error)
+            self._refuse("out", question, error)
             return set(), ""
         if note_sent is not None:
             note_sent()
         self._push(reply, contents, seconds)
         return set(), ""
 
-    def _contents(self, tree: Any) -> dict[str, bytes]:
+    def _whole_contents(self, tree: Any) -> dict[str, bytes]:
         """Return the objects of a reply once the app has sent all of them."""
         deadline = time.monotonic() + WHOLE_SECONDS
         contents: dict[str, bytes] = {}
         for node in objects.iterate_object_tree(tree):
-            while (content := self.store.get(node.object_id)) == b"":
+            content = self.store.get(node.object_id)
+            while content == b"":
                 if time.monotonic() > deadline:
                     raise RefusedByMemberError("the app did not send all of its reply")
                 time.sleep(_POLL_SECONDS)
+                content = self.store.get(node.object_id)
             contents[node.object_id] = content
         return contents
 
     def _push(self, reply: Message, contents: dict[str, bytes], seconds: float) -> None:
-        wanted, session = self.connection.send(reply, objects.get_object_tree(reply), seconds)
+        """Send a reply, and those of its objects that the SuperLink does not have yet."""
+        missing, session = self.connection.send(reply, objects.get_object_tree(reply), seconds)
         transport.push_object_contents_from_iterable(
-            ((name, content) for name, content in contents.items() if name in wanted),
+            ((name, content) for name, content in contents.items() if name in missing),
             partial(self.connection.push_object, reply.metadata.run_id, session),
         )
 
     # -- both -------------------------------------------------------------------------------------
 
-    def _refuse(self, direction: str, asked: Message, error: Exception) -> None:
+    def _refuse(self, direction: str, question: Message, error: Exception) -> None:
         """Answer a message with an error that says why, and with nothing else."""
-        # The server is told nothing that an app wrote, and no path.
-        told = f"the {'message' if direction == 'in' else 'reply of the app'} cannot be read"
-        if isinstance(error, RefusedByMemberError):
-            told = error.told
-        elif isinstance(error, StorageError):
-            told = "this member cannot write what its policy asks it to keep; is its disk full?"
+        run_id = question.metadata.run_id
         reason = printable(str(error) if isinstance(error, FedIFError) else repr(error), 1000)
-        logger.warning("run %d: refused: %s", asked.metadata.run_id, reason)
+        logger.warning("run %d: refused: %s", run_id, reason)
         try:
-            self._note(direction, asked, asked.metadata.message_id, {}, reason)
+            self._note(direction, question, question.metadata.message_id, {}, reason)
         except StorageError as full:
             logger.error("%s", full)
-        error_sent = Error(REFUSED, f"refused by the member: {printable(told)}")
+        server_reason = printable(_reason_for_server(direction, error))
+        error_sent = Error(REFUSED, f"refused by the member: {server_reason}")
         try:
-            reply = Message(error_sent, reply_to=asked)
+            reply = Message(error_sent, reply_to=question)
             self._push(reply, _in_pieces(reply), 0.0)
         except Exception as failure:  # as Flower does where a reply cannot be sent
-            logger.error("run %d: the refusal was not sent: %r", asked.metadata.run_id, failure)
+            logger.error("run %d: the refusal was not sent: %r", run_id, failure)
 
     def _note(
-        self, direction: str, asked: Message, digest: str, sent: Mapping[str, bytes], why: str = ""
+        self,
+        direction: str,
+        question: Message,
+        digest: str,
+        contents: Mapping[str, bytes],
+        refusal: str = "",
     ) -> None:
-        """Write a line of the log; ``why`` it was refused, if it was."""
-        facts = asked.metadata
-        known = self._runs.get(facts.run_id)
+        """Write a line of the log; ``refusal`` is why the message was refused, if it was."""
+        metadata = question.metadata
+        run = self._runs.get(metadata.run_id)
         self.log.append(
             direction=direction,
-            run=facts.run_id,
-            app=f"{known.fab_id} {known.fab_hash}" if known else "",
-            kind=facts.message_type,
-            bytes=sum(map(len, sent.values())),
+            run=metadata.run_id,
+            app="" if run is None else f"{run.fab_id} {run.fab_hash}",
+            kind=metadata.message_type,
+            bytes=sum(len(content) for content in contents.values()),
             digest=digest,
-            decision="refused" if why else "passed",
-            reason=why,
+            decision="refused" if refusal else "passed",
+            reason=refusal,
         )
+
+
+def _reason_for_server(direction: str, error: Exception) -> str:
+    """Return why a message was refused, with nothing that an app wrote, and no path."""
+    if isinstance(error, RefusedByMemberError):
+        return error.told
+    if isinstance(error, StorageError):
+        return "this member cannot write what its policy asks it to keep; is its disk full?"
+    if direction == "in":
+        return "the message cannot be read"
+    return "the reply of the app cannot be read"
 
 
 def terms_of(settings: ConfigRecord) -> dict[str, Scalar]:
@@ -341,17 +383,20 @@ def _read_message(announced: Message, contents: dict[str, bytes]) -> RecordDict:
     """Return a message's content; the message must be the one that was announced."""
     # The app goes by what is inside, the policy by what was announced.
     message_id = announced.metadata.message_id
-    found = transport.inflate_object_from_contents(message_id, contents, keep_object_contents=True)
-    facts = attrgetter("run_id", "dst_node_id", "message_type", "group_id")
-    if not isinstance(found, Message) or facts(found.metadata) != facts(announced.metadata):
+    message = transport.inflate_object_from_contents(
+        message_id, contents, keep_object_contents=True
+    )
+    compared = attrgetter("run_id", "dst_node_id", "message_type", "group_id")
+    expected = compared(announced.metadata)
+    if not isinstance(message, Message) or compared(message.metadata) != expected:
         raise RefusedByMemberError("the message is not the one that was announced")
-    return found.content
+    return message.content
 
 
 def _read_content(tree: Any, contents: dict[str, bytes]) -> RecordDict:
     """Return the content of a reply, whose own metadata are not believed."""
     (child,) = tree.children
-    found = transport.inflate_object_from_contents(child.object_id, contents)
-    if not isinstance(found, RecordDict):
+    content = transport.inflate_object_from_contents(child.object_id, contents)
+    if not isinstance(content, RecordDict):
         raise RefusedByMemberError("the app's reply has no records")
-    return found
+    return content

@@ -1,7 +1,7 @@
 """What a member's node keeps: one line for each message in and out, chained by hashes.
 
-The lines lie in ``log.txt``: one that is gone or was changed is found by its number. Who has
-written down a hash finds a cut at the end as well.
+The lines lie in ``log.txt``: one that is gone or was changed is found by its number. Whoever has
+written down a hash also finds that lines were cut off at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NodeLog:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._held = hold_folder(folder, "node")
+        self._hold = hold_folder(folder, "node")
         self._chain = open_log(folder / FILE)
 
     def append(self, **entry: object) -> None:
@@ -50,10 +50,11 @@ class NodeLog:
         StorageError
             If it cannot be written; then the message must not pass.
         """
-        time = datetime.now(UTC).isoformat(timespec="seconds")
-        told = {k: printable(v, 1000) if isinstance(v, str) else v for k, v in entry.items()}
-        self._chain.append({"time": time, **told})
+        line: dict[str, object] = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
+        for name, value in entry.items():
+            line[name] = printable(value, 1000) if isinstance(value, str) else value
+        self._chain.append(line)
 
     def close(self) -> None:
         """Let another process have the log."""
-        self._held.lock.release()
+        self._hold.lock.release()

@@ -7,7 +7,7 @@ names, the order of things, a header's padding or the low bits of a figure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import UnionType
 from typing import Annotated, Any, NoReturn, Self
 
@@ -61,9 +61,14 @@ class LeavesSettings(Settings):
     )
     config: list[_Value] = setting(
         [
-            *("node.partition-id number", "node.attack text[40]", "preflight.time number[10]"),
-            *(f"preflight.{check} text[200]" for check in ("data", "training", "disk")),
-            *("preflight.masking text[200]", "preflight.signing-key text[200]"),
+            "node.partition-id number",
+            "node.attack text[40]",
+            "preflight.time number[10]",
+            "preflight.data text[200]",
+            "preflight.training text[200]",
+            "preflight.disk text[200]",
+            "preflight.masking text[200]",
+            "preflight.signing-key text[200]",
             "statement.refused text[200]",
         ],
         "Values of ConfigRecords, each `RECORD.KEY FORMAT`: a `number` (or true, false), rounded "
@@ -88,14 +93,17 @@ class LeavesSettings(Settings):
 
     @model_validator(mode="after")
     def _leave_nothing_without_noise(self) -> Self:
-        clipped, length = self.clip_length > 0 or not self.noise_multiplier, self.clip_length
-        require(clipped, "clip_length", length, "more than 0 where noise_multiplier is")
-        for name in ("arrays", "buffers") if self.noise_multiplier else ():
-            words, own = "none with noise: they would leave without it", getattr(self, name)
-            require(not own, name, own, words)
-        beside = [value for value in self.config if value.endswith(_BESIDE)]
+        if not self.noise_multiplier:
+            return self
+        is_clipped = self.clip_length > 0
+        words = "more than 0 where noise_multiplier is"
+        require(is_clipped, "clip_length", self.clip_length, words)
+        words = "none with noise: they would leave without it"
+        require(not self.arrays, "arrays", self.arrays, words)
+        require(not self.buffers, "buffers", self.buffers, words)
+        beside_updates = [value for value in self.config if value.endswith(_BESIDE)]
         words = f"nothing {_BESIDE} where there is noise: it would leave without it"
-        require(not (beside and self.noise_multiplier), "config", beside, words)
+        require(not beside_updates, "config", beside_updates, words)
         return self
 
 
@@ -107,7 +115,8 @@ class OutgoingPolicy:
     settings : LeavesSettings
         The member's.
     log : NodeLog
-        In its folder lies what noise has cost so far, and each release gets a line there.
+        Gets a line for each update that leaves with noise; in its folder lies what noise has cost
+        so far.
 
     Raises
     ------
@@ -117,12 +126,16 @@ class OutgoingPolicy:
 
     def __init__(self, settings: LeavesSettings, log: NodeLog) -> None:
         self.settings = settings
-        self._rows = dict(text.split(" ") for text in settings.arrays)
-        self._values = dict(text.split(" ", 1) for text in settings.config)
+        self._dtypes = dict(row.split(" ") for row in settings.arrays)  # By array.
+        self._formats = dict(value.split(" ", 1) for value in settings.config)  # By value.
         self._budget: PrivacyBudget | None = None
         if settings.noise_multiplier:
-            limits = settings.noise_multiplier, settings.target_delta, settings.most_epsilon
-            self._budget = PrivacyBudget(log, *limits)
+            self._budget = PrivacyBudget(
+                log,
+                noise_multiplier=settings.noise_multiplier,
+                delta=settings.target_delta,
+                most=settings.most_epsilon,
+            )
 
     def check(
         self, received: RecordDict, reply: RecordDict, run_id: int, kind: str = MessageType.TRAIN
@@ -159,114 +172,172 @@ class OutgoingPolicy:
                 continue  # Its name would be text that is on no list.
             if isinstance(record, ArrayRecord):
                 sent = received.get(_MODEL) if name == _MODEL else None
-                leaving[name] = self._arrays(name, sent, record, run_id)
+                leaving[name] = self._check_arrays(name, sent, record, run_id)
             elif isinstance(record, MetricRecord):
-                leaving[name] = MetricRecord(dict(self._metrics(name, record)))
+                leaving[name] = self._check_metrics(name, record)
             else:
-                leaving[name] = ConfigRecord(dict(self._config(name, record, is_answer)))
+                leaving[name] = self._check_config(name, record, is_answer)
         return RecordDict(leaving)
 
     @np.errstate(invalid="ignore", over="ignore")  # What overflows is refused by its length.
-    def _arrays(self, record: str, sent: object, returned: ArrayRecord, run_id: int) -> ArrayRecord:
+    def _check_arrays(
+        self, record: str, sent: object, returned: ArrayRecord, run_id: int
+    ) -> ArrayRecord:
         """Return a record as it may leave: its update shortened, and with noise."""
         model: Mapping[str, Values] = {}
         if isinstance(sent, ArrayRecord):
             model = _views(sent, "the model that came cannot be read")
         values = _views(returned, "an array cannot be read")
-        if not values.keys().isdisjoint(model) and (missing := model.keys() - values.keys()):
+        missing = model.keys() - values.keys()
+        # A record with none of the model's arrays may be rows that the list has.
+        if missing and not values.keys().isdisjoint(model):
             _refuse("an array of the model is missing", f"{record}.{min(missing)}")
         # The app's own order would be text.
-        order = [*(n for n in model if n in values), *sorted(values.keys() - model.keys())]
-        leaving = {name: values[name] for name in order}
+        model_names = [name for name in model if name in values]
+        row_names = sorted(values.keys() - model.keys())
+        leaving = {name: values[name] for name in [*model_names, *row_names]}
         updates: dict[str, Floats] = {}  # Of what training may change.
-        for name, own in leaving.items():
-            path, came = f"{record}.{name}", model.get(name)
-            if came is None:
-                if path not in self._rows:
-                    _refuse("an array is neither the model's nor on the list", path)
-                if own.ndim != 1 or own.dtype != self._rows[path]:
-                    _refuse("an array is not as the list has it", f"{path} {own.dtype}{own.shape}")
-            elif (own.dtype, own.shape) != (came.dtype, came.shape):
-                _refuse(
-                    "an array is of another type or shape than the model's",
-                    f"{path} {own.dtype}{own.shape}, not {came.dtype}{came.shape}",
-                )
-            elif came.dtype.kind == "f" and not is_statistic(name) and np.isfinite(came).all():
-                updates[name] = own.astype(np.float64) - came.astype(np.float64)
-            elif own.tobytes() != came.tobytes():
-                if not self.settings.buffers:
-                    _refuse("an array that is no parameter has changed", f"{path}; see buffers")
-                if own.dtype.kind == "f" and not np.isfinite(own).all():
-                    _refuse("an array is not finite", path)
+        for name, array in leaving.items():
+            path = f"{record}.{name}"
+            if name not in model:
+                self._require_row(path, array)
+            elif _is_trained(name, array, model[name], path):
+                updates[name] = array.astype(np.float64) - model[name].astype(np.float64)
+            else:
+                self._require_buffer(path, array, model[name])
+        for name, update in self._bounded(updates, run_id).items():
+            sum_of_both = model[name].astype(np.float64) + update
+            leaving[name] = sum_of_both.astype(model[name].dtype)
+        return ArrayRecord({name: pack_array(array) for name, array in leaving.items()})
+
+    def _require_row(self, path: str, array: Values) -> None:
+        """Refuse an array beside the model's unless the list has it."""
+        if path not in self._dtypes:
+            _refuse("an array is neither the model's nor on the list", path)
+        if array.ndim != 1 or array.dtype != self._dtypes[path]:
+            _refuse("an array is not as the list has it", f"{path} {array.dtype}{array.shape}")
+
+    def _require_buffer(self, path: str, array: Values, sent: Values) -> None:
+        """Refuse another array than a parameter that has changed, unless it may."""
+        if array.tobytes() == sent.tobytes():
+            return
+        if not self.settings.buffers:
+            _refuse("an array that is no parameter has changed", f"{path}; see buffers")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            _refuse("an array is not finite", path)
+
+    def _bounded(self, updates: Mapping[str, Floats], run_id: int) -> dict[str, Floats]:
+        """Return updates by name, shortened and with noise; empty: they leave as they are.
+
+        Those leave as the app returned them: taking the model away and adding it again would round.
+        """
         length = math.sqrt(sum(float(np.sum(update**2)) for update in updates.values()))
         if not math.isfinite(length):
             _refuse("the update is not finite")
         limit = self.settings.clip_length
-        factor, std = min(1.0, limit / length) if limit and length else 1.0, 0.0
+        factor = 1.0
+        if limit and length:
+            factor = min(1.0, limit / length)
         if self._budget is not None and updates:
             self._budget.charge(run_id)
             std = self.settings.noise_multiplier * limit
-        for name, update in updates.items() if std or factor < 1 else ():
-            came = model[name]
-            moved = factor * update
-            moved = came.astype(np.float64) + (add_noise(moved, std) if std else moved)
-            leaving[name] = moved.astype(came.dtype)
-        return ArrayRecord({name: pack_array(own) for name, own in leaving.items()})
+            return {name: add_noise(factor * update, std) for name, update in updates.items()}
+        if factor < 1:
+            return {name: factor * update for name, update in updates.items()}
+        return {}
 
-    def _metrics(self, record: str, metrics: MetricRecord) -> Iterator[tuple[str, float]]:
+    def _check_metrics(self, record: str, metrics: MetricRecord) -> MetricRecord:
+        """Return metrics as they may leave."""
+        leaving: dict[str, int | float | list[int] | list[float]] = {}
         for name in sorted(metrics):
-            path, value = f"{record}.{name}", metrics[name]
+            path = f"{record}.{name}"
+            value = metrics[name]
             if path not in self.settings.metrics:
                 _refuse("a metric is not on the list", path)
             if isinstance(value, list):
                 _refuse("a metric is no single number", path)
-            yield name, self._number(path, value, self.settings.metric_digits)
+            leaving[name] = _number(path, value, self.settings.metric_digits)
+        return MetricRecord(leaving)
 
-    def _config(
-        self, record: str, config: ConfigRecord, is_answer: bool
-    ) -> Iterator[tuple[str, Any]]:
+    def _check_config(self, record: str, config: ConfigRecord, is_answer: bool) -> ConfigRecord:
+        """Return a ConfigRecord as it may leave."""
+        leaving: dict[str, Any] = {}
         for name in sorted(config):
-            path, value = f"{record}.{name}", config[name]
-            if path not in self._values:
+            path = f"{record}.{name}"
+            value = config[name]
+            if path not in self._formats:
                 _refuse("a value of a ConfigRecord is not on the list", path)
-            form, _, beside = self._values[path].partition(" ")
-            kind, _, most = form.rstrip("]").partition("[")
+            kind, most, is_beside = _read_format(self._formats[path])
             if not isinstance(value, _KINDS[kind]):
                 _refuse("a value of a ConfigRecord is of another kind than the list says", path)
-            if not (is_answer or beside):
+            if not (is_answer or is_beside):
                 _refuse("a value of a ConfigRecord leaves in the answer to a query alone", path)
             if isinstance(value, int | float):
-                yield name, self._number(path, value, int(most or self.settings.metric_digits))
-                continue
-            held = value.encode(errors="surrogatepass") if isinstance(value, str) else value
-            if isinstance(held, bytes) and len(held) > int(most):
-                _refuse("a value of a ConfigRecord is too long", f"{path}, of {len(held)} bytes")
-            yield name, value
+                leaving[name] = _number(path, value, most or self.settings.metric_digits)
+            else:
+                _require_short(path, value, most)
+                leaving[name] = value
+        return ConfigRecord(leaving)
 
-    def _number(self, path: str, value: float, digits: int) -> float:
-        """Return a number as it may leave: a whole one below ten million, or so many digits."""
-        if isinstance(value, bool):
-            return value
-        is_count = float(value).is_integer() and abs(value) < _COUNTS
-        found = (value if is_count else rounded(value, digits)) + 0  # -0 becomes 0.
-        if not math.isfinite(found) or (isinstance(found, int) and abs(found) >= 2**63):
-            _refuse("a number is not finite", path)
-        return found
+
+def _is_trained(name: str, array: Values, sent: Values, path: str) -> bool:
+    """Return whether an array of the model is one that training may change.
+
+    An array is refused that has another type or shape than the one that came.
+    """
+    if (array.dtype, array.shape) != (sent.dtype, sent.shape):
+        _refuse(
+            "an array is of another type or shape than the model's",
+            f"{path} {array.dtype}{array.shape}, not {sent.dtype}{sent.shape}",
+        )
+    return sent.dtype.kind == "f" and not is_statistic(name) and bool(np.isfinite(sent).all())
+
+
+def _read_format(text: str) -> tuple[str, int, bool]:
+    """Return a value's kind, its digits or bytes at most, and whether it leaves with updates.
+
+    ``number[10] with-updates`` is ``("number", 10, True)``; a number without digits has 0.
+    """
+    form, _, beside = text.partition(" ")
+    kind, _, most = form.removesuffix("]").partition("[")
+    return kind, int(most or 0), bool(beside)
+
+
+def _require_short(path: str, value: object, most: int) -> None:
+    """Refuse a text or bytes of more than ``most`` bytes."""
+    content = value.encode(errors="surrogatepass") if isinstance(value, str) else value
+    if isinstance(content, bytes) and len(content) > most:
+        _refuse("a value of a ConfigRecord is too long", f"{path}, of {len(content)} bytes")
+
+
+def _number(path: str, value: float, digits: int) -> float:
+    """Return a number as it may leave: a whole one below ten million, or so many digits."""
+    if isinstance(value, bool):
+        return value
+    is_count = float(value).is_integer() and abs(value) < _COUNTS
+    leaving = value if is_count else rounded(value, digits)
+    leaving = leaving + 0  # -0 becomes 0.
+    if not math.isfinite(leaving) or (isinstance(leaving, int) and abs(leaving) >= 2**63):
+        _refuse("a number is not finite", path)
+    return leaving
 
 
 def rounded(value: float, digits: int) -> float:
     """Return a number with so many significant digits, 1 to 15; an int stays one."""
     if isinstance(value, int):
-        return round(value, min(0, digits - len(str(abs(value)))))
+        places = digits - len(str(abs(value)))
+        return round(value, min(0, places))
     return float(f"{value:.{digits - 1}e}") + 0.0  # -0 becomes 0.
 
 
-def _views(arrays: ArrayRecord, told: str) -> dict[str, Values]:
+def _views(arrays: ArrayRecord, reason: str) -> dict[str, Values]:
+    """Return arrays by name, or refuse what cannot be read for this reason."""
     try:
         return {name: view_array(array) for name, array in arrays.items()}
     except (ReplyError, ValueError) as error:
-        _refuse(told, str(error))
+        _refuse(reason, str(error))
 
 
-def _refuse(told: str, detail: str = "") -> NoReturn:
-    raise RefusedByMemberError(told, printable(detail))
+def _refuse(reason: str, detail: str = "") -> NoReturn:
+    """Raise RefusedByMemberError: the server learns the reason, the member's own log both."""
+    raise RefusedByMemberError(reason, printable(detail))

@@ -22,7 +22,10 @@ from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_K
 from fedif_flower.messages.preflight import RECORD, Status
 from fedif_flower.settings import Scalar
 
-RECEIPTS_DIR, SIGNING_KEY, KEEPER_KEY = "receipts-dir", "signing-key", "keeper-key"
+# Of a node config.
+RECEIPTS_DIR = "receipts-dir"
+SIGNING_KEY = "signing-key"
+KEEPER_KEY = "keeper-key"
 
 
 def app_config(node_config: Mapping[str, Scalar], key: str) -> dict[str, Scalar]:
@@ -38,9 +41,12 @@ def app_config(node_config: Mapping[str, Scalar], key: str) -> dict[str, Scalar]
     key : str
         The file of the key that the SuperNode logs in with; empty: none.
     """
-    config = {k: v for k, v in node_config.items() if k not in (RECEIPTS_DIR, SIGNING_KEY)}
-    boxes = node_config.get(SIGNING_KEY, key)
-    return config | ({SIGNING_KEY: boxes} if KEEPER_KEY in config and boxes else {})
+    config = dict(node_config)
+    config.pop(RECEIPTS_DIR, None)
+    key_of_boxes = config.pop(SIGNING_KEY, key)
+    if KEEPER_KEY in config and key_of_boxes:
+        config[SIGNING_KEY] = key_of_boxes
+    return config
 
 
 class OwnReplies:
@@ -77,32 +83,51 @@ class OwnReplies:
         take_receipts(received, self._context, is_round=is_round)
 
     def sign(self, received: RecordDict, leaving: RecordDict) -> Callable[[], None] | None:
-        """Sign what leaves; return what notes it, if it is to be, to be called once it has left."""
-        found = leaving.get(RECORD)
-        if self._key is not None and isinstance(found, ConfigRecord):
-            found[SIGNING_KEY] = f"{Status.OK}: the guard signs"
-        settings, model = received.get("config"), received.get("arrays")
+        """Sign what leaves; return what notes it, to be called once it has left.
+
+        ``None``: there is nothing to note.
+        """
+        preflight = leaving.get(RECORD)
+        if self._key is not None and isinstance(preflight, ConfigRecord):
+            preflight[SIGNING_KEY] = f"{Status.OK}: the guard signs"
+        settings = received.get("config")
+        model = received.get("arrays")
         if not isinstance(settings, ConfigRecord) or not isinstance(model, ArrayRecord):
             return None
-        run, server_round = str(settings.get(RUN_ID_KEY, "")), settings.get(ROUND_KEY)
+        run = str(settings.get(RUN_ID_KEY, ""))
+        server_round = settings.get(ROUND_KEY)
         if not run or not isinstance(server_round, int):
             return None  # Another app's.
         try:
-            sent = record_digest(arrays_of(leaving))
+            sent_digest = record_digest(arrays_of(leaving))
         except ReplyError:
             return None
-        agreed = agreed_in(settings)
-        keeper, signed = None, None
-        if self._context.node_config.get(RECEIPTS_DIR):
-            with suppress(ConfigError, EvidenceError):
-                # A server that has told of its records cannot take back that it did.
-                own = ReceiptKeeper(self._context, run)
-                keeper = own if settings.get(RECEIPTS_KEY) or own.last_root else None
+
+        agreed_run = agreed_in(settings)
+        receipts = self._receipts(run, settings)
+        signed = None
         if self._key is not None:
-            about = {"run": run, "asked_in": server_round, "node_id": self._context.node_id}
-            about |= agreed.terms()
-            head = keeper.last_root if keeper else b""
-            signed = sign_reply(leaving, model, self._key, head=head, **about)
-        if keeper is None:
+            signed = sign_reply(
+                leaving,
+                model,
+                self._key,
+                run=run,
+                asked_in=server_round,
+                node_id=self._context.node_id,
+                head=b"" if receipts is None else receipts.last_root,
+                **agreed_run.terms(),
+            )
+        if receipts is None:
             return None
-        return partial(keeper.note_sent, server_round, sent, signed, agreed)
+        return partial(receipts.note_sent, server_round, sent_digest, signed, agreed_run)
+
+    def _receipts(self, run: str, settings: ConfigRecord) -> ReceiptKeeper | None:
+        """Return the member's receipts of a run; ``None``: none are kept of it."""
+        if not self._context.node_config.get(RECEIPTS_DIR):
+            return None
+        with suppress(ConfigError, EvidenceError):
+            receipts = ReceiptKeeper(self._context, run)
+            # A server that has told of its records cannot take back that it did.
+            if settings.get(RECEIPTS_KEY) or receipts.last_root:
+                return receipts
+        return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedif_consortium.member.apps import AppRules, MemberApps
 from fedif_consortium.member.outgoing import LeavesSettings
@@ -15,6 +16,7 @@ from fedif_flower.settings import Settings, setting, take_section, unknown_key
 
 SECTIONS: dict[str, type[Settings]] = {"apps": AppRules, "runs": RunRules, "leaves": LeavesSettings}
 FILE = "member-policy.toml"
+S = TypeVar("S", bound=Settings)
 
 
 class PolicySettings(Settings):
@@ -64,23 +66,35 @@ def read_member_policy(path: Path) -> MemberPolicy:
     ConfigError
         Naming the file, the key, and what is allowed.
     """
-    is_folder = path.is_dir()
-    path = path / FILE if is_folder else path
-    content = {} if is_folder and not path.exists() else read_toml(path)
-    beside, known = path.parent.absolute(), [*PolicySettings.key_names(), *SECTIONS]
+    has_defaults = False
+    if path.is_dir():
+        path = path / FILE
+        has_defaults = not path.exists()
+    content = {} if has_defaults else read_toml(path)
+    folder = path.parent.absolute()
     try:
-        own = {name: take_section(content, name) for name in SECTIONS}
-        if odd := content.keys() - set(known):
-            raise ConfigError(unknown_key(min(odd), known))
-        state = beside / PolicySettings(**content).state
-        rules, runs, leaves = (_read(kind, name, own[name]) for name, kind in SECTIONS.items())
-        return MemberPolicy(state, MemberApps(rules, beside, state), runs, leaves)
+        sections = {name: take_section(content, name) for name in SECTIONS}
+        _require_known(content)
+        state = folder / PolicySettings(**content).state
+        app_rules = _checked(AppRules, "apps", sections)
+        runs = _checked(RunRules, "runs", sections)
+        leaves = _checked(LeavesSettings, "leaves", sections)
+        return MemberPolicy(state, MemberApps(app_rules, folder, state), runs, leaves)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def _read(kind: type[Settings], section: str, values: dict[str, Any]) -> Any:
+def _require_known(content: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a key above the sections that there is not."""
+    known_keys = [*PolicySettings.key_names(), *SECTIONS]
+    unknown_keys = content.keys() - set(known_keys)
+    if unknown_keys:
+        raise ConfigError(unknown_key(min(unknown_keys), known_keys))
+
+
+def _checked(settings: type[S], section: str, sections: Mapping[str, dict[str, Any]]) -> S:
+    """Return a section's settings; an error names the section."""
     try:
-        return kind(**values)
+        return settings(**sections[section])
     except ConfigError as error:
         raise ConfigError(f"[{section}] {error}") from error

@@ -47,9 +47,9 @@ class PrivacyBudget:
     noise_multiplier : float
         z > 0, of the replies to come.
     delta : float
-        At which epsilon is stated.
+        The delta at which epsilon is stated.
     most : float
-        The budget.
+        The budget: the largest epsilon of all replies together.
 
     Raises
     ------
@@ -58,8 +58,11 @@ class PrivacyBudget:
     """
 
     def __init__(self, log: NodeLog, noise_multiplier: float, delta: float, most: float) -> None:
-        self._log, self._path = log, log.folder / "privacy.json"
-        self._multiplier, self._delta, self._most = noise_multiplier, delta, most
+        self._log = log
+        self._path = log.folder / "privacy.json"
+        self._multiplier = noise_multiplier
+        self._delta = delta
+        self._most = most
         cost = epsilon_of({noise_multiplier: 1}, delta)
         if cost > most:
             raise ConfigError(
@@ -89,8 +92,14 @@ class PrivacyBudget:
                 f"epsilon = {epsilon:.4g} at delta {self._delta:g}; most-epsilon = {self._most:g}",
             )
         write_atomically(self._path, json.dumps({_REPLIES: replies}) + "\n", mode=0o600)
-        spent = {"epsilon": epsilon, "delta": self._delta, "replies": sum(replies.values())}
-        self._log.append(direction="out", run=run_id, kind="privacy", **spent)
+        self._log.append(
+            direction="out",
+            run=run_id,
+            kind="privacy",
+            epsilon=epsilon,
+            delta=self._delta,
+            replies=sum(replies.values()),
+        )
 
 
 def epsilon_of(replies: Mapping[float, int], delta: float) -> float:
@@ -127,14 +136,16 @@ def add_noise(values: Floats, std: float) -> Floats:
     # Sums of floating-point numbers have gaps that tell what was added to the noise (Mironov:
     # On significance of the least significant bits for differential privacy, 2012).
     grid = 2.0 ** (math.floor(math.log2(std)) - _GRID)
-    return np.rint((values + std * secure_normal(values.size).reshape(values.shape)) / grid) * grid
+    noise = std * secure_normal(values.size).reshape(values.shape)
+    return np.rint((values + noise) / grid) * grid
 
 
 def secure_normal(size: int) -> Floats:
     """Return draws of N(0, 1) from the operating system's cryptographic randomness.
 
-    The noise keeps a secret from a server that sees most of it: where an update is 0, all. From
-    such outputs the state of a generator made for statistics follows, and with it all other noise.
+    The noise keeps a secret from a server that sees most of it: where an update is 0, it sees the
+    noise itself. From such draws the state of a generator made for statistics can be worked out,
+    and with it all other noise.
     """
     words = np.frombuffer(os.urandom(8 * size), np.uint64)
     # 63 bits choose how far out, to 9.2 standard deviations; one the sign.

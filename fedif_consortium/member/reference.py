@@ -11,14 +11,17 @@ from pathlib import Path
 from fedif_consortium.member.policy import SECTIONS, PolicySettings
 from fedif_consortium.parts import server_parts
 from fedif_flower.run.reference import tables_of, update
+from fedif_flower.settings import Settings
 
 
 def policy_page() -> dict[str, str]:
     """Return the tables of a member's policy, by page."""
-    sections = {f"Keys of `[{name}]`": [kind] for name, kind in SECTIONS.items()}
-    return {"member-policy.md": tables_of({"Above the sections": [PolicySettings], **sections})}
+    classes: dict[str, list[type[Settings]]] = {"Above the sections": [PolicySettings]}
+    for name, section in SECTIONS.items():
+        classes[f"Keys of `[{name}]`"] = [section]
+    return {"member-policy.md": tables_of(classes)}
 
 
 if __name__ == "__main__":
-    for written in update(Path.cwd(), server_parts(), policy_page()):
-        print(f"written: {written}")
+    for path in update(Path.cwd(), server_parts(), policy_page()):
+        print(f"written: {path}")

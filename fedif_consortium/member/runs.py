@@ -18,7 +18,8 @@ from fedif_flower.messages.text import printable
 from fedif_flower.settings import AUTO, Scalar, Settings, setting
 from fedif_flower.storage import make_folder, write_atomically
 
-TRAIN, EVALUATE = "train", "evaluate"
+TRAIN = "train"
+EVALUATE = "evaluate"
 MORE_QUERIES = 10  # Than rounds: who a node is, whether it can take part, its page.
 _DAY = "a date, such as 2026-01-31"
 
@@ -37,8 +38,12 @@ class Range(BaseModel):
         return self
 
     def __str__(self) -> str:
-        ends = [("at least", self.least), ("at most", self.most)]
-        return " and ".join(f"{words} {end:g}" for words, end in ends if math.isfinite(end))
+        ends = []
+        if math.isfinite(self.least):
+            ends.append(f"at least {self.least:g}")
+        if math.isfinite(self.most):
+            ends.append(f"at most {self.most:g}")
+        return " and ".join(ends)
 
 
 Accepted = Scalar | Annotated[list[Scalar], MinLen(1)] | Range
@@ -50,9 +55,14 @@ def accepts(accepted: Accepted, value: object) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         return accepted.least <= value <= accepted.most
-    # True == 1 in Python, but not in a run config.
-    values = accepted if isinstance(accepted, list) else [accepted]
-    return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values)
+    if isinstance(accepted, list):
+        return any(_is_same(value, choice) for choice in accepted)
+    return _is_same(value, accepted)
+
+
+def _is_same(value: object, other: Scalar) -> bool:
+    """Return whether two values are equal in a run config, where true is not 1, as in Python."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 class RunRules(Settings):
@@ -110,17 +120,20 @@ class RunRules(Settings):
                 f"names = {', '.join(self.names)}"
             )
         for key in sorted(self.config.keys() - config.keys()):
-            value = _default(key)  # Of a key of this project; others' are nobody's here.
-            # A server decides what else is automatic, and each message says what it decided.
-            is_open = value == AUTO and key != RUN_NAME
-            if value is not None and not is_open:
+            default = _default(key)
+            if default is None:
+                continue  # Another project's key.
+            if default == AUTO and key != RUN_NAME:
+                continue  # The server decides, and each message says what it decided.
+            accepted = self.config[key]
+            _require(accepts(accepted, default), f"run config {key}", default, accepted)
+        for key, value in config.items():
+            if key in self.config:
                 accepted = self.config[key]
                 _require(accepts(accepted, value), f"run config {key}", value, accepted)
-        for key, value in config.items():
-            accepted = self.config.get(key, "the app's own value only")
-            is_own = self.unknown_keys or value == own.get(key)
-            fits = accepts(accepted, value) if key in self.config else is_own
-            _require(fits, f"run config {key}", value, accepted)
+            else:
+                is_allowed = self.unknown_keys or value == own.get(key)
+                _require(is_allowed, f"run config {key}", value, "the app's own value only")
 
     def check_terms(self, terms: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> None:
         """Raise RefusedByMemberError unless a message keeps what the run was admitted for.
@@ -153,36 +166,43 @@ class RunRules(Settings):
             does not list is as here, or else the default.
         """
         for key, value in told.items():
-            own = config.get(key)
+            configured = config.get(key)
+            accepted: Accepted
             if key in self.config:
                 accepted = self.config[key]
             elif self.unknown_keys:
                 continue
             else:
-                default = _default(key)
-                own = accepted = ("" if default is None else default) if own is None else own
-            fits = own == AUTO or accepts(accepted, value) or _is_own_task(key, value)
-            _require(fits, f"the message says {key}", value, accepted)
+                if configured is None:
+                    configured = _default(key)
+                if configured is None:
+                    configured = ""  # No run has such a key.
+                accepted = configured
+            is_allowed = configured == AUTO or accepts(accepted, value) or _is_own_task(key, value)
+            _require(is_allowed, f"the message says {key}", value, accepted)
 
 
-def _require(fits: bool, key: str, value: object, accepted: Accepted) -> None:
-    if not fits:
-        words = " or ".join(map(repr, accepted)) if isinstance(accepted, list) else accepted
-        raise RefusedByMemberError(f"{key} = {value!r}; this member accepts {words}")
+def _require(is_allowed: bool, key: str, value: object, accepted: Accepted) -> None:
+    """Raise RefusedByMemberError, with what a member accepts of a key, unless allowed."""
+    if is_allowed:
+        return
+    words = " or ".join(map(repr, accepted)) if isinstance(accepted, list) else str(accepted)
+    raise RefusedByMemberError(f"{key} = {value!r}; this member accepts {words}")
 
 
 # Both import where they are called: they need PyTorch, and a guard seldom needs them.
 def _default(key: str) -> Scalar | None:
-    """Return what a run has of a key that its app's own run config leaves out; ``None``: nothing.
+    """Return what a run of this project has where its app's own run config leaves out a key.
 
-    Of this project's apps, that is: those of others have no such keys.
+    ``None``: the key is none of this project's.
     """
     from fedif_consortium.parts import server_parts
     from fedif_flower.messages.client_config import ClientConfig
     from fedif_flower.run.config import RunConfig
 
     config = RunConfig.from_run_config(RunConfig.defaults(), server_parts())
-    return {**config.to_mapping(), **RunConfig.defaults(), **ClientConfig.defaults()}.get(key)
+    defaults = {**config.to_mapping(), **RunConfig.defaults(), **ClientConfig.defaults()}
+    return defaults.get(key)
 
 
 def _is_own_task(key: str, value: object) -> bool:
@@ -226,7 +246,8 @@ class RoundCounts:
     """
 
     def __init__(self, state: Path, rules: RunRules) -> None:
-        self._path, self._rules = state / "round-counts.json", rules
+        self._path = state / "round-counts.json"
+        self._rules = rules
         self._counts = _Counts()
         with refused_as(ConfigError, f"{self._path}; without it counts begin at 0"):
             if self._path.exists():
@@ -254,25 +275,28 @@ class RoundCounts:
             raise RefusedByMemberError(f"this member takes part from {rules.first_day} on")
         if rules.last_day and today > rules.last_day:
             raise RefusedByMemberError(f"this member took part until {rules.last_day}")
-        before = self._counts if self._counts.day == today else _Counts()
-        is_evaluation = kind.partition(".")[0] == EVALUATE
-        found = _Counts(
-            day=today,
-            rounds=before.rounds + is_round(kind),
-            evaluations=before.evaluations + is_evaluation,
-            queries=before.queries + (not is_round(kind) and not is_evaluation),
-            messages=before.messages + 1,
-        )
-        rounds = rules.most_rounds_a_day
-        queries = rounds + MORE_QUERIES if rounds else 0
-        for count, counted, most, what in (
-            (found.rounds, before.rounds, rounds, "rounds"),
-            (found.evaluations, before.evaluations, rounds, "evaluations"),
-            (found.queries, before.queries, queries, "queries"),
-            (found.messages, before.messages, rules.most_messages_a_day, "messages"),
-        ):
-            if count > counted and 0 < most < count:
-                raise RefusedByMemberError(f"this member takes part in at most {most} {what} a day")
+        counts = _Counts(day=today)
+        if self._counts.day == today:
+            counts = self._counts.model_copy()
+        most_rounds = rules.most_rounds_a_day
+        if is_round(kind):
+            counts.rounds += 1
+            _require_few(counts.rounds, most_rounds, "rounds")
+        elif kind.partition(".")[0] == EVALUATE:
+            counts.evaluations += 1
+            _require_few(counts.evaluations, most_rounds, "evaluations")
+        else:
+            counts.queries += 1
+            most_queries = most_rounds + MORE_QUERIES if most_rounds else 0
+            _require_few(counts.queries, most_queries, "queries")
+        counts.messages += 1
+        _require_few(counts.messages, rules.most_messages_a_day, "messages")
         make_folder(self._path.parent)
-        write_atomically(self._path, found.model_dump_json() + "\n")
-        self._counts = found
+        write_atomically(self._path, counts.model_dump_json() + "\n")
+        self._counts = counts
+
+
+def _require_few(count: int, most: int, kind: str) -> None:
+    """Raise RefusedByMemberError if a count of the day is above its limit; 0: there is none."""
+    if 0 < most < count:
+        raise RefusedByMemberError(f"this member takes part in at most {most} {kind} a day")

@@ -83,33 +83,37 @@ class SeenAttempts:
             attempts = told_attempts(told.get(ATTEMPTS_KEY))
         except EvidenceError as error:
             raise RefusedByMemberError(str(error)) from error
-        name, run = attempts.name, attempts.last.run
-        called = f"attempt {attempts.number} at run {printable(name, 80)!r}"
-        if run != told.get(RUN_ID_KEY):
-            raise RefusedByMemberError(f"{called} has another id than the message")
+        title = _title(attempts)
+        if attempts.last.run != told.get(RUN_ID_KEY):
+            raise RefusedByMemberError(f"{title} has another id than the message")
         if attempts.last.config != config_hash(config):
-            raise RefusedByMemberError(f"{called} names another run config than this run has")
-        if not _is_called(attempts, config):
-            raise RefusedByMemberError(f"{called}: the run config calls the run otherwise")
-        seen = self._runs.get(name)
+            raise RefusedByMemberError(f"{title} names another run config than this run has")
+        if not _may_be_called_so(attempts, config):
+            raise RefusedByMemberError(f"{title}: the run config calls the run otherwise")
+        self._require_following(attempts)
+        return attempts
+
+    def _require_following(self, attempts: Attempts) -> None:
+        """Raise RefusedByMemberError unless an attempt follows those that the member has seen."""
+        title = _title(attempts)
+        seen = self._runs.get(attempts.name)
         if seen is None:
             # Else the server could make up a first attempt, and with it a name, each time.
-            if attempts.number > 1 and attempts.last.config in self._configs():
+            if attempts.number > 1 and attempts.last.config in self._seen_configs():
                 raise RefusedByMemberError(
-                    f"{called} does not follow: this member has seen its run config in a run that "
+                    f"{title} does not follow: this member has seen its run config in a run that "
                     "was called otherwise"
                 )
-            return attempts
+            return
         if attempts.number < seen.number:
             raise RefusedByMemberError(
-                f"{called} does not follow: this member has seen attempt {seen.number}"
+                f"{title} does not follow: this member has seen attempt {seen.number}"
             )
         if attempts.end(seen.number).hex() != seen.end:
             raise RefusedByMemberError(
-                f"{called} does not follow: this member has seen another attempt {seen.number}, or "
+                f"{title} does not follow: this member has seen another attempt {seen.number}, or "
                 "was told of others before it"
             )
-        return attempts
 
     def note(self, attempts: Attempts) -> None:
         """Remember an attempt before a message of it is answered.
@@ -134,17 +138,24 @@ class SeenAttempts:
         write_atomically(self._path, _File(runs=runs).model_dump_json() + "\n")
         self._runs = runs
 
-    def _configs(self) -> set[str]:
+    def _seen_configs(self) -> set[str]:
         """Return the hashes of the run configs of the last attempt at each run."""
         return {seen.config for seen in self._runs.values()}
 
 
-def _is_called(attempts: Attempts, config: Mapping[str, Scalar]) -> bool:
-    """Return whether a run with this config may be called so.
+def _title(attempts: Attempts) -> str:
+    """Return what an error calls an attempt."""
+    return f"attempt {attempts.number} at run {printable(attempts.name, 80)!r}"
 
-    One without a name keeps that of its first attempt, where a setting was changed that is no
-    matter for its results; that is the name of its first config, and not one of the server's own.
+
+def _may_be_called_so(attempts: Attempts, config: Mapping[str, Scalar]) -> bool:
+    """Return whether a run with this config may have the name that its attempts have.
+
+    A run that the config does not name keeps the name of its first attempt, also where a setting
+    that is no matter for its results was changed since. The first config makes that name: the
+    server does not choose it.
     """
     if config.get(RUN_NAME, AUTO) != AUTO:
         return attempts.name == agreed_name(config)
-    return attempts.name == automatic_name(attempts.attempts[0].config)
+    first_config = attempts.attempts[0].config
+    return attempts.name == automatic_name(first_config)

@@ -19,7 +19,7 @@ from flwr.supercore.constant import NodeStatus
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 
-_GOES_ON = (Status.PENDING, Status.STARTING, Status.RUNNING)
+_UNFINISHED = (Status.PENDING, Status.STARTING, Status.RUNNING)
 _REGISTERED = (NodeStatus.REGISTERED, NodeStatus.ONLINE, NodeStatus.OFFLINE)
 
 
@@ -36,19 +36,23 @@ def federation_figures(
         The server's; ``None``: its days are not among the figures.
     """
 
-    def members(*statuses: str) -> float:
+    def count_members(*statuses: str) -> float:
         nodes = state().get_node_info(statuses=list(statuses))
         return len(nodes)
 
-    def failed() -> float:
-        ended = state().get_run_info(statuses=[Status.FINISHED])
-        return len([run for run in ended if run.status.sub_status == SubStatus.FAILED])
+    def count_unfinished() -> float:
+        runs = state().get_run_info(statuses=list(_UNFINISHED))
+        return len(runs)
+
+    def count_failed() -> float:
+        finished = state().get_run_info(statuses=[Status.FINISHED])
+        return len([run for run in finished if run.status.sub_status == SubStatus.FAILED])
 
     figures: dict[str, Callable[[], float]] = {
-        "members_online": lambda: members(NodeStatus.ONLINE),
-        "members_registered": lambda: members(*_REGISTERED),
-        "runs_unfinished": lambda: len(state().get_run_info(statuses=list(_GOES_ON))),
-        "runs_failed": failed,
+        "members_online": lambda: count_members(NodeStatus.ONLINE),
+        "members_registered": lambda: count_members(*_REGISTERED),
+        "runs_unfinished": count_unfinished,
+        "runs_failed": count_failed,
         "free_bytes": lambda: shutil.disk_usage(Path.cwd()).free,
     }
     if certificate is not None:
@@ -59,6 +63,6 @@ def federation_figures(
 def days_left(certificate: Path) -> float:
     """Return how many days a certificate is still good for; negative: it has ended."""
     with refused_as(ConfigError, f"{certificate} is no certificate in PEM"):
-        read = load_pem_x509_certificate(certificate.read_bytes())
-    left = read.not_valid_after_utc - datetime.now(UTC)
+        content = load_pem_x509_certificate(certificate.read_bytes())
+    left = content.not_valid_after_utc - datetime.now(UTC)
     return left.total_seconds() / 86_400

@@ -52,13 +52,19 @@ def wait_for_database() -> None:
     setattr(sql_mixin, "SQLITE_PRAGMAS", pragmas)  # noqa: B010  # a constant of Flower
 
 
+def _path_in(variable: str) -> Path | None:
+    """Return the path that a variable of the environment names; ``None``: it names none."""
+    path = os.environ.get(variable)
+    return Path(path) if path else None
+
+
 def main() -> None:
     """Run ``flower-superlink`` with its own arguments, guarded."""
     try:
         show_logs()
         guard = ReplyGuard(reply_budget(os.environ.get(BUDGET, "")))
-        listed = os.environ.get(REMOVED)
-        removed = removed_keys(Path(listed)) if listed else frozenset[str]()
+        removals = _path_in(REMOVED)
+        removed = removed_keys(removals) if removals else frozenset[str]()
     except FedIFError as error:
         sys.exit(f"error: {error}")
     guard.install(fleet_handlers, runtime_handlers)
@@ -68,8 +74,7 @@ def main() -> None:
     def run_guarded(app: Any, **options: Any) -> None:
         try:
             state = app.state.linkstate_factory.state
-            named = os.environ.get(CERTIFICATE)
-            figures = federation_figures(state, Path(named) if named else None)
+            figures = federation_figures(state, _path_in(CERTIFICATE))
             with serving_health("superlink", os.environ.get(VARIABLE, ""), figures):
                 serve(SignedRequests(app, state, removed), **options)
         except FedIFError as error:

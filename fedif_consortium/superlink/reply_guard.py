@@ -63,9 +63,29 @@ class Weight(NamedTuple):
     @classmethod
     def of(cls, objects: Collection[str], sizes: Sizes) -> Weight:
         """Return the weight of objects as far as their sizes are known."""
-        known = [sizes[i] for i in objects if i in sizes]
-        records = sum(size for size, is_chunk in known if not is_chunk)
-        return cls(len(objects), sum(size for size, _ in known), records)
+        total = 0
+        records = 0
+        for object_id in objects:
+            if object_id in sizes:
+                size, is_chunk = sizes[object_id]
+                total += size
+                if not is_chunk:
+                    records += size
+        return cls(len(objects), total, records)
+
+    def exceeds(self, limit: Weight) -> bool:
+        """Return whether this is more than a limit in one of the three respects."""
+        return (
+            self.objects > limit.objects or self.size > limit.size or self.records > limit.records
+        )
+
+    def largest(self, other: Weight) -> Weight:
+        """Return the larger one of two weights in each respect."""
+        return Weight(
+            objects=max(self.objects, other.objects),
+            size=max(self.size, other.size),
+            records=max(self.records, other.records),
+        )
 
 
 @dataclass
@@ -81,15 +101,17 @@ class SentMessages:
         """Take note of messages that are about to be uploaded."""
         self.weigh()
         self.messages = [objects_of(tree) for tree in trees]
-        kept = set().union(*self.messages)
-        self.sizes = {i: size for i, size in self.sizes.items() if i in kept}
+        # Flower keeps an object that the next message has, too: its size is not told again.
+        in_messages = set[str]().union(*self.messages)
+        self.sizes = {i: size for i, size in self.sizes.items() if i in in_messages}
         self.is_weighed = False
 
     def weigh(self) -> Weight:
         """Return the heaviest message that the run has sent so far, in each respect."""
-        for message in () if self.is_weighed else self.messages:
-            self.heaviest = Weight(*map(max, self.heaviest, Weight.of(message, self.sizes)))
-        self.is_weighed = True
+        if not self.is_weighed:
+            for message in self.messages:
+                self.heaviest = self.heaviest.largest(Weight.of(message, self.sizes))
+            self.is_weighed = True
         return self.heaviest
 
 
@@ -117,10 +139,10 @@ class Upload:
                 if self.is_heavy():
                     return False
                 self._weigh(object_id, content)
-            if self.is_heavy() or not self.objects <= self.sizes.keys():
-                return not self.is_heavy()
-            chunks = (chunk for own in self.arrays.values() for chunk in own)
-            return sum(self.sizes[chunk] for chunk in chunks) <= self.limit.size
+            if self.is_heavy():
+                return False
+            is_whole = self.objects <= self.sizes.keys()
+            return not is_whole or self._size_put_together() <= self.limit.size
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return False
 
@@ -130,16 +152,25 @@ class Upload:
             return
         kind, children, _ = get_object_head_values_from_object_content(content)
         objects, size, records = self.weight
-        records += 0 if kind == "ArrayChunk" else len(content)
+        size += len(content)
+        if kind != "ArrayChunk":
+            records += len(content)
         self.sizes[object_id] = len(content)
-        self.weight = Weight(objects, size + len(content), records)
+        self.weight = Weight(objects, size, records)
         if kind == "Array" and not self.is_heavy():
             order = json.loads(get_object_body(content, Array))["arraychunk_ids"]
             self.arrays[object_id] = [children[index] for index in order]
 
+    def _size_put_together(self) -> int:
+        """Return the bytes of all arrays: one that has a chunk twice has its bytes twice."""
+        total = 0
+        for chunks in self.arrays.values():
+            total += sum(self.sizes[chunk] for chunk in chunks)
+        return total
+
     def is_heavy(self) -> bool:
         """Return whether it weighs more than it may in one of the three respects."""
-        return any(own > most for own, most in zip(self.weight, self.limit, strict=True))
+        return self.weight.exceeds(self.limit)
 
     def is_fresh(self) -> bool:
         """Return whether Flower still waits for the rest of it."""
@@ -168,14 +199,11 @@ class ReplyGuard:
 
     def install(self, fleet: Any, runtime: Any) -> None:
         """Stand in front of the handlers in Flower's two modules."""
-        for module, name, guarded in (
-            (fleet, "push_messages", self.announce_reply),
-            (fleet, "push_object", self.upload),
-            (runtime, "push_messages", self.send),
-            (runtime, "push_object", self.send_object),
-            (runtime, "pull_messages", self.pull_replies),
-        ):
-            setattr(module, name, partial(guarded, getattr(module, name)))
+        fleet.push_messages = partial(self.announce_reply, fleet.push_messages)
+        fleet.push_object = partial(self.upload, fleet.push_object)
+        runtime.push_messages = partial(self.send, runtime.push_messages)
+        runtime.push_object = partial(self.send_object, runtime.push_object)
+        runtime.pull_messages = partial(self.pull_replies, runtime.pull_messages)
 
     # -- what members call ----------------------------------------------------------------------
 
@@ -183,16 +211,17 @@ class ReplyGuard:
         """Let a member announce one reply, in its own name and no larger than its run allows."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise HTTPException(400, "one reply at a time")
-        metadata, tree = request.messages_list[0].metadata, request.message_object_trees[0]
-        node_id, run_id = request.node.node_id, metadata.run_id
+        metadata = request.messages_list[0].metadata
+        tree = request.message_object_trees[0]
+        node_id = request.node.node_id
         if metadata.src_node_id != node_id:
             raise HTTPException(403, "a reply counts for the node that sends it")
         if metadata.message_id != tree.object_id:
             raise HTTPException(400, "the objects are not those of the reply")
-        coming = Upload(node_id, run_id, objects_of(tree), self._limit(run_id))
+        limit = self._limit(metadata.run_id)
+        coming = Upload(node_id, metadata.run_id, objects_of(tree), limit)
         if coming.is_heavy():
-            most = coming.limit.objects
-            raise HTTPException(413, f"{len(coming.objects)} objects; allowed: {most}")
+            raise HTTPException(413, f"{len(coming.objects)} objects; allowed: {limit.objects}")
         with self._handing_on:
             response = handler(request=request, state=state)
             coming.pending = set(response.objects_to_push)
@@ -201,39 +230,48 @@ class ReplyGuard:
                     self._expect(response.session_id, metadata.reply_to_message_id, coming)
         return response
 
-    def _expect(self, session: str, answered: str, coming: Upload) -> None:
-        """Take note of what is to come: one that is announced again is the same."""
-        self._uploads = {i: u for i, u in self._uploads.items() if u.is_fresh()}
-        self._sessions = {s: i for s, i in self._sessions.items() if i in self._uploads}
-        upload = self._uploads.setdefault(answered, coming)
+    def _expect(self, session_id: str, message_id: str, coming: Upload) -> None:
+        """Take note of a reply to a message: one that is announced again is the same."""
+        self._uploads = {
+            answered_id: upload
+            for answered_id, upload in self._uploads.items()
+            if upload.is_fresh()
+        }
+        self._sessions = {
+            session: answered_id
+            for session, answered_id in self._sessions.items()
+            if answered_id in self._uploads
+        }
+        upload = self._uploads.setdefault(message_id, coming)
         if coming.pending <= upload.objects:
-            self._sessions[session] = answered
+            self._sessions[session_id] = message_id
 
     def upload(self, handler: Handler, request: Any, state: Any) -> Any:
         """Let a member upload what it has announced, as long as it is not too much."""
-        own, content = request.object_id, request.object_content
-        is_true = get_object_id(content) == own  # Else one would be weighed for another.
+        object_id = request.object_id
+        content = request.object_content
+        is_true = get_object_id(content) == object_id  # Else one would be weighed for another.
         with self._lock:
-            answered = self._sessions.get(request.session_id, "")
-            upload = self._uploads.get(answered)
+            message_id = self._sessions.get(request.session_id, "")
+            upload = self._uploads.get(message_id)
             if upload is None or upload.node_id != request.node.node_id:
                 return PushObjectResponse(stored=False)
-            if own not in upload.pending or not is_true:
+            if object_id not in upload.pending or not is_true:
                 return PushObjectResponse(stored=False)
-            is_accepted = upload.accepts([(own, content)])
+            is_accepted = upload.accepts([(object_id, content)])
         if not is_accepted:
             # The ServerApp is told at once that there will be no reply.
             with self._handing_on:
-                state.delete_messages(message_ins_ids={answered})
+                state.delete_messages(message_ins_ids={message_id})
                 with self._lock:
-                    self._uploads.pop(answered, None)
+                    self._uploads.pop(message_id, None)
             logger.warning("node %d, run %d: %s", upload.node_id, upload.run_id, TOO_HEAVY)
             raise HTTPException(413, TOO_HEAVY)
         response = handler(request=request, state=state)
         if response.stored:
             with self._lock:
                 upload.touched = time.monotonic()
-                upload.pending.discard(own)
+                upload.pending.discard(object_id)
         return response
 
     # -- what the ServerApp calls ---------------------------------------------------------------
@@ -242,18 +280,22 @@ class ReplyGuard:
         """Take note of what messages consist of."""
         response = handler(request=request, state=state, task=task)
         with self._lock:
-            sent = self._sent[task.run_id] = self._sent.pop(task.run_id, SentMessages())
+            # Taken out and put in again: the run that sent last is at the end.
+            sent = self._sent.pop(task.run_id, SentMessages())
+            self._sent[task.run_id] = sent
             while len(self._sent) > MAX_RUNS:
-                del self._sent[next(iter(self._sent))]
+                first_run = next(iter(self._sent))
+                del self._sent[first_run]
             sent.replace(request.message_object_trees)
         return response
 
     def send_object(self, handler: Handler, request: Any, state: Any, task: Any) -> Any:
         """Take note of what an object of a message weighs."""
         content = request.object_content
+        is_chunk = content.startswith(b"ArrayChunk ")
         with self._lock:
             sent = self._sent.setdefault(task.run_id, SentMessages())
-            sent.sizes[request.object_id] = len(content), content.startswith(b"ArrayChunk ")
+            sent.sizes[request.object_id] = (len(content), is_chunk)
             sent.is_weighed = False
         return handler(request=request, state=state, task=task)
 
@@ -261,25 +303,34 @@ class ReplyGuard:
         """Return the replies of which every object has arrived, and that are within bounds."""
         with self._handing_on:
             with self._lock:
-                awaited = {i for i, u in self._uploads.items() if u.pending and u.is_fresh()}
-            whole = PullAppMessagesRequest(message_ids=set(request.message_ids) - awaited)
-            response = handler(request=whole, state=state, task=task)
-        replies, trees = response.messages_list, response.message_object_trees
-        for k in reversed(range(len(replies))):
-            if not self._is_light(replies[k].metadata, objects_of(trees[k]), state):
+                incomplete = set()
+                for message_id, upload in self._uploads.items():
+                    if upload.pending and upload.is_fresh():
+                        incomplete.add(message_id)
+            answerable = set(request.message_ids) - incomplete
+            narrowed = PullAppMessagesRequest(message_ids=answerable)
+            response = handler(request=narrowed, state=state, task=task)
+        replies = response.messages_list
+        trees = response.message_object_trees
+        for i in reversed(range(len(replies))):  # From the end: each deletion moves what follows.
+            if not self._is_light(replies[i].metadata, objects_of(trees[i]), state):
                 # Flower says next time that there will be no reply.
-                del replies[k], trees[k]
+                del replies[i]
+                del trees[i]
         return response
 
     def _is_light(self, metadata: Any, objects: set[str], state: Any) -> bool:
         """Return whether a reply is within its bounds, with what others have sent of it."""
-        node_id, run_id, limit = metadata.src_node_id, metadata.run_id, self._limit(metadata.run_id)
+        node_id = metadata.src_node_id
+        run_id = metadata.run_id
+        limit = self._limit(run_id)
         with self._lock:
             upload = self._uploads.pop(metadata.reply_to_message_id, None)
         if upload is None or upload.pending or upload.objects != objects:
             upload = Upload(node_id, run_id, objects, limit)
-        others = objects - upload.sizes.keys()
-        is_light = upload.accepts((i, state.get_object(run_id, i) or b"") for i in others)
+        # Flower asks nobody for an object that another member has sent already.
+        not_weighed = objects - upload.sizes.keys()
+        is_light = upload.accepts((i, state.get_object(run_id, i) or b"") for i in not_weighed)
         if not is_light:
             logger.warning("node %d, run %d: %s", node_id, run_id, TOO_HEAVY)
         return is_light
@@ -289,5 +340,8 @@ class ReplyGuard:
         with self._lock:
             sent = self._sent.get(run_id)
             heaviest = sent.weigh() if sent else Weight()
-        objects, size, records = (int(most * self._budget) for most in heaviest)
-        return Weight(objects + SPARE_OBJECTS, size + SPARE_BYTES, records + SPARE_BYTES)
+        return Weight(
+            objects=int(heaviest.objects * self._budget) + SPARE_OBJECTS,
+            size=int(heaviest.size * self._budget) + SPARE_BYTES,
+            records=int(heaviest.records * self._budget) + SPARE_BYTES,
+        )

@@ -27,10 +27,10 @@ from fedif_flower.run.rows import read_rows
 
 FLEET = "/v1/fleet/"
 SMALL = 4096  # Bytes of a body that costs nothing to parse: a key, a few ids.
-KEY, SIGNATURE, STAMP = (
-    name.lower().encode()
-    for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
-)
+# Headers by name, as ASGI has them.
+KEY = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
+SIGNATURE = FLEET_HTTP_SIGNATURE_HEADER.lower().encode()
+STAMP = TIMESTAMP_HEADER.lower().encode()
 
 
 class SignedRequests:
@@ -58,16 +58,21 @@ class SignedRequests:
         """Handle one ASGI connection."""
         if scope["type"] == "http" and scope["path"].startswith(FLEET):
             headers = dict(scope["headers"])
-            # A body that states no length may have any.
-            length = headers.get(b"content-length", b"none")
-            small = length.isdigit() and int(length) <= SMALL
-            is_known = small or await to_thread.run_sync(lambda: is_signed(headers, self._state()))
-            if not is_known or (self._removed and _key_of(headers) in self._removed):
+            if not await self._lets_in(headers):
                 response = PlainTextResponse("Invalid SuperNode authentication", 401)
                 response.headers["connection"] = "close"  # The body is not read.
                 await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    async def _lets_in(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return whether a request's body may be read."""
+        # A body that states no length may have any.
+        length = headers.get(b"content-length", b"none")
+        is_small = length.isdigit() and int(length) <= SMALL
+        if not is_small and not await to_thread.run_sync(lambda: is_signed(headers, self._state())):
+            return False
+        return not self._removed or _key_of(headers) not in self._removed
 
 
 def is_signed(headers: Mapping[bytes, bytes], state: Any) -> bool:
@@ -81,15 +86,17 @@ def is_signed(headers: Mapping[bytes, bytes], state: Any) -> bool:
         Flower's, which knows the keys.
     """
     try:
-        key, signature = (b64decode(headers[name], validate=True) for name in (KEY, SIGNATURE))
+        key = b64decode(headers[KEY], validate=True)
+        signature = b64decode(headers[SIGNATURE], validate=True)
         stamp = headers[STAMP]
-        age = (now() - datetime.datetime.fromisoformat(stamp.decode("ascii"))).total_seconds()
+        signed_at = datetime.datetime.fromisoformat(stamp.decode("ascii"))
+        age = (now() - signed_at).total_seconds()
         # What costs least first: a key is parsed, and a signature computed with, if it is known.
-        return (
-            -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
-            and state.get_node_id_by_public_key(key) is not None
-            and verify_signature(bytes_to_public_key(key), stamp, signature)
-        )
+        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+            return False
+        if state.get_node_id_by_public_key(key) is None:
+            return False
+        return verify_signature(bytes_to_public_key(key), stamp, signature)
     except (KeyError, ValueError, TypeError):
         return False
 
@@ -112,7 +119,6 @@ def _key_of(headers: Mapping[bytes, bytes]) -> str:
 
 @lru_cache(maxsize=1000)
 def _id_of(key: bytes) -> str:
-    public = bytes_to_public_key(key)
-    return hashlib.sha256(
-        public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    ).hexdigest()
+    public_key = bytes_to_public_key(key)
+    der = public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()

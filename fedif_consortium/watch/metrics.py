@@ -14,7 +14,7 @@ from fedif_flower.messages.screening import Status
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.run.provenance import package_version
-from fedif_flower.server.record import Round
+from fedif_flower.server.record import ClientReport, Round
 from fedif_flower.server.run import Callback
 from fedif_flower.settings import Settings, in_section, quiet_setting
 
@@ -64,13 +64,13 @@ class ServedMetrics(RunPart):
         ConfigError
             If the port is taken, or too many members are to be named.
         """
-        own = run.config.section(MetricsSettings)
-        if not own.port:
+        settings = run.config.section(MetricsSettings)
+        if not settings.port:
             return NOTHING
-        metrics = RunMetrics(run.config, members=own.members)
-        key = f"metrics.port = {own.port}"
-        served = serving(own.host or LOOPBACK, own.port, metrics.registry, key=key)
-        run.stack.enter_context(served)
+        metrics = RunMetrics(run.config, members=settings.members)
+        host = settings.host or LOOPBACK
+        key = f"metrics.port = {settings.port}"
+        run.stack.enter_context(serving(host, settings.port, metrics.registry, key=key))
         run.waits.append(lambda call, seconds: metrics.keeper.labels(call).observe(seconds))
         return Built(callbacks=[metrics], on_row=metrics.row)
 
@@ -102,36 +102,54 @@ class RunMetrics(Callback):
     def __init__(self, config: RunConfig, *, members: bool = False) -> None:
         is_bounded = not members or config.num_clients <= MOST_NAMED
         require(is_bounded, "metrics.members", True, f"false with more than {MOST_NAMED} clients")
-        self._members = members
+        self._names_members = members
         self.registry = CollectorRegistry()
-        own: dict[str, Any] = {"namespace": "fedif", "registry": self.registry}
-        said = {"run": config.run_name, "strategy": config.strategy, "subject": config.subject}
-        Info("run", "What runs", **own).info({**said, "version": package_version()})
-        self.rounds = Counter("rounds", "Rounds that ended, by outcome", ["outcome"], **own)
-        self.round = Gauge("round", "The last round that ended", **own)
-        Gauge("rounds_planned", "Rounds there will be", **own).set(config.num_server_rounds)
-        # Before the first one: when the run began, so that a first round without end is seen too.
-        self.ended = Gauge("round_ended_timestamp_seconds", "When the last round ended", **own)
-        self.ended.set_to_current_time()
-        Gauge("round_timeout_seconds", "How long a round waits", **own).set(config.pace.timeout)
-        self.phases = Counter("phase_seconds", "Seconds of all rounds, by phase", ["phase"], **own)
-        self.training = Gauge("training_seconds", "A member's mean in the last round", **own)
-        self.replies = Counter("replies", "What became of those asked", ["status"], **own)
-        of_model, split = "Of the last model that was evaluated", ["split"]
-        self.quality = {n: Gauge(n, of_model, split, **own) for n in ("accuracy", "loss")}
-        self.figure = Gauge("task_metric", "A metric of the task's own", ["name", *split], **own)
-        self.online = Gauge("members_online", "Members there when the round began", **own)
-        expected = Gauge("members_expected", "Members that the run was begun with", **own)
+        options: dict[str, Any] = {"namespace": "fedif", "registry": self.registry}
+        self._add_figures_of_run(config, options)
+        self._add_figures_of_rounds(options)
+        self._add_figures_of_members(options)
+
+    def _add_figures_of_run(self, config: RunConfig, options: dict[str, Any]) -> None:
+        """Add what stays as it is during the run, and the process's memory."""
+        Info("run", "What runs", **options).info(
+            {
+                "run": config.run_name,
+                "strategy": config.strategy,
+                "subject": config.subject,
+                "version": package_version(),
+            }
+        )
+        planned = Gauge("rounds_planned", "Rounds there will be", **options)
+        planned.set(config.num_server_rounds)
+        timeout = Gauge("round_timeout_seconds", "How long a round waits", **options)
+        timeout.set(config.pace.timeout)
+        expected = Gauge("members_expected", "Members that the run was begun with", **options)
         expected.set(config.num_clients)
-        memory, process = Gauge("memory_bytes", "The server's process", **own), psutil.Process()
+        process = psutil.Process()
+        memory = Gauge("memory_bytes", "The server's process", **options)
         memory.set_function(lambda: float(process.memory_info().rss))
-        waited = "Seconds until it answered the server"
-        self.keeper = Histogram("keeper_seconds", waited, ["call"], buckets=SECONDS, **own)
-        member = ["member"]
-        self.weight = Gauge("member_weight", "Its weight in the last round", member, **own)
-        self.score = Gauge("member_weight_score", "Its weight score", member, **own)
-        turns = "What became of a member's turns"
-        self.member_replies = Counter("member_replies", turns, [*member, "status"], **own)
+
+    def _add_figures_of_rounds(self, options: dict[str, Any]) -> None:
+        """Add what rounds, their replies and the model are."""
+        self.rounds = Counter("rounds", "Rounds that ended, by outcome", ["outcome"], **options)
+        self.round = Gauge("round", "The last round that ended", **options)
+        # Before the first one: when the run began, so that a first round without end is seen too.
+        self.ended = Gauge("round_ended_timestamp_seconds", "When the last round ended", **options)
+        self.ended.set_to_current_time()
+        words = "Seconds of all rounds, by phase"
+        self.phases = Counter("phase_seconds", words, ["phase"], **options)
+        self.training = Gauge("training_seconds", "A member's mean in the last round", **options)
+        self.replies = Counter("replies", "What became of those asked", ["status"], **options)
+        self.online = Gauge("members_online", "Members there when the round began", **options)
+        words = "Of the last model that was evaluated"
+        self.quality = {
+            "accuracy": Gauge("accuracy", words, ["split"], **options),
+            "loss": Gauge("loss", words, ["split"], **options),
+        }
+        words = "A metric of the task's own"
+        self.figure = Gauge("task_metric", words, ["name", "split"], **options)
+        words = "Seconds until it answered the server"
+        self.keeper = Histogram("keeper_seconds", words, ["call"], buckets=SECONDS, **options)
         # Series that begin at 0 and not with their first event, which an alert would not see.
         for outcome in ("ok", "failed"):
             self.rounds.labels(outcome)
@@ -139,6 +157,15 @@ class RunMetrics(Callback):
             self.phases.labels(phase)
         for status in get_args(Status):
             self.replies.labels(status)
+
+    def _add_figures_of_members(self, options: dict[str, Any]) -> None:
+        """Add what single members are: they are empty without ``metrics.members``."""
+        words = "Its weight in the last round"
+        self.weight = Gauge("member_weight", words, ["member"], **options)
+        self.score = Gauge("member_weight_score", "Its weight score", ["member"], **options)
+        words = "What became of a member's turns"
+        labels = ["member", "status"]
+        self.member_replies = Counter("member_replies", words, labels, **options)
 
     def on_asked(self, current: Round) -> None:
         """Take in who is there."""
@@ -150,9 +177,9 @@ class RunMetrics(Callback):
         self.ended.set_to_current_time()
         if row.round:
             self.rounds.labels("failed" if row.failed else "ok").inc()
-        seconds = row.round_seconds, row.aggregation_seconds, row.evaluation_seconds
-        for phase, taken in zip(PHASES, seconds, strict=True):
-            self.phases.labels(phase).inc(taken)
+        self.phases.labels("replies").inc(row.round_seconds)
+        self.phases.labels("aggregation").inc(row.aggregation_seconds)
+        self.phases.labels("evaluation").inc(row.evaluation_seconds)
         if row.train_seconds is not None:
             self.training.set(row.train_seconds)
         for column, value in row.metrics.items():
@@ -163,10 +190,14 @@ class RunMetrics(Callback):
                 self.figure.labels(name, split).set(value)
         for client in row.clients:
             self.replies.labels(client.status).inc()
-            if not self._members:
-                continue
-            name = client.node.name or str(client.node.client_id)
-            self.member_replies.labels(name, client.status).inc()
-            for gauge, figure in ((self.weight, client.weight), (self.score, client.weight_score)):
-                if figure is not None:
-                    gauge.labels(name).set(figure)
+            if self._names_members:
+                self._add_member(client)
+
+    def _add_member(self, client: ClientReport) -> None:
+        """Take in what a round was to a member."""
+        name = client.node.name or str(client.node.client_id)
+        self.member_replies.labels(name, client.status).inc()
+        if client.weight is not None:
+            self.weight.labels(name).set(client.weight)
+        if client.weight_score is not None:
+            self.score.labels(name).set(client.weight_score)

@@ -67,49 +67,68 @@ def render(run: Watched, *, folder: str = ".") -> str:
     folder : str
         Where the run's folder is, seen from the page: links begin with it.
     """
-    title = str(run.summary.get("title") or run.folder.path.name)
     if run.config:
         title = run_title(run.config)
-    members, states = run.members[:MOST_MEMBERS], [member.state for member in run.members]
-    own = run.folder
-    there = {"Report": own.report, "Statement": own.statement / "statement.html"}
+    else:
+        title = str(run.summary.get("title") or run.folder.path.name)
+    head = HEAD
+    if run.is_running:
+        head += REFRESH
+    members = run.members[:MOST_MEMBERS]
+    states = [member.state for member in run.members]
+    latest_first = run.rounds[::-1]
     page = templates().overlay(trim_blocks=True, lstrip_blocks=True).get_template("watch.html.md")
     return page.render(
-        head=Markup(HEAD + REFRESH if run.is_running else HEAD),
+        head=Markup(head),
         title=title,
         run=run,
         remarks=remarks(run),
         pictures=_pictures(run, title),
         members=members,
-        attention=sum(state in NEED_ATTENTION for state in states),
+        attention=sum(1 for state in states if state in NEED_ATTENTION),
         words={state: words for state, words in STATE_WORDS.items() if state in states},
         attributed=any(member.contribution is not None for member in members),
         scored=any(member.weight_score is not None for member in members),
-        latest=run.rounds[: -LATEST_ROUNDS - 1 : -1],
-        links={
-            name: quote(f"{folder}/{path.relative_to(own.path).as_posix()}")
-            for name, path in there.items()
-            if path.is_file()
-        },
-        moment=lambda seconds: time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)),
+        latest=latest_first[:LATEST_ROUNDS],
+        links=_links(run.folder, folder),
+        moment=_moment,
         lasting=lasting,
         seconds_of=seconds_of,
         headline=headline,
     )
 
 
+def _links(folder: RunFolder, seen_from: str) -> dict[str, str]:
+    """Return links to the run's own pages, by name, as far as they are there."""
+    pages = {"Report": folder.report, "Statement": folder.statement / "statement.html"}
+    links = {}
+    for name, path in pages.items():
+        if path.is_file():
+            relative = path.relative_to(folder.path).as_posix()
+            links[name] = quote(f"{seen_from}/{relative}")
+    return links
+
+
 def _pictures(run: Watched, title: str) -> dict[str, str]:
     """Return the report's pictures as data URLs, by name; before it, what it shows of progress."""
     with TemporaryDirectory() as scratch:
-        drawn = run.folder if run.summary else RunFolder(scratch)
-        if run.rounds and not run.summary:
-            plot_progress(run.rounds, drawn, title)
-        return {
-            path.stem.replace("-", " "): "data:image/png;base64,"
-            + base64.b64encode(path.read_bytes()).decode()
-            for path in drawn.pictures.values()
-            if path.is_file()
-        }
+        folder = run.folder
+        if not run.summary:  # There is no report yet.
+            folder = RunFolder(scratch)
+            if run.rounds:
+                plot_progress(run.rounds, folder, title)
+        pictures = {}
+        for path in folder.pictures.values():
+            if path.is_file():
+                name = path.stem.replace("-", " ")
+                content = base64.b64encode(path.read_bytes()).decode()
+                pictures[name] = f"data:image/png;base64,{content}"
+        return pictures
+
+
+def _moment(seconds: float) -> str:
+    """Return a time in seconds since 1970 as a date and a time of day."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def lasting(seconds: float) -> str:

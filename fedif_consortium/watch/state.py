@@ -7,14 +7,14 @@ import statistics
 import time
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, called
-from fedif_flower.run.folder import RunFolder, Table
+from fedif_flower.run.folder import JsonFile, RunFolder, Table
 from fedif_flower.run.live_state import SECONDS_PER_SIGN
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.server.record import headline
@@ -39,10 +39,18 @@ NEED_ATTENTION = STATES[: STATES.index("late")]
 LATEST_ROUNDS = 20  # By which the time of those to come is estimated.
 SILENCE = 6 * SECONDS_PER_SIGN  # Without a sign of life, a run has stopped.
 _SECONDS = ("round_seconds", "aggregation_seconds", "evaluation_seconds")
-_ROUNDS = dict.fromkeys(_SECONDS, "double") | dict.fromkeys(
-    ("round", "accepted", "rejected", "failed", "round_failed"), "int64"
-)
-# Columns of tables with their type, and how a client's lines are summed up.
+# Columns of tables with their type.
+_ROUNDS = {
+    "round_seconds": "double",
+    "aggregation_seconds": "double",
+    "evaluation_seconds": "double",
+    "round": "int64",
+    "accepted": "int64",
+    "rejected": "int64",
+    "failed": "int64",
+    "round_failed": "int64",
+}
+# And with how a client's lines are summed up.
 _LINES = {
     "status": ("string", "list"),
     "rejection": ("string", "last"),
@@ -56,8 +64,8 @@ _LINES = {
 class WatchedMember(BaseModel):
     """A member as an operator sees it; ``state.json`` says what its first three fields are.
 
-    ``status`` is what became of it in each of its rounds, ``rejection`` why the last one that did
-    not count did not, ``share`` of all weight given so far.
+    ``status`` is what became of it in each of its rounds. ``rejection`` is the reason of the last
+    round that did not count, ``share`` its share of all weight given so far.
     """
 
     client_id: int
@@ -80,8 +88,12 @@ class WatchedMember(BaseModel):
     @property
     def misses(self) -> int:
         """The rounds that it was asked in since its last accepted reply."""
-        latest = self.status[::-1]
-        return latest.index("accepted") if "accepted" in latest else len(latest)
+        misses = 0
+        for status in reversed(self.status):
+            if status == "accepted":
+                break
+            misses += 1
+        return misses
 
 
 class Live(BaseModel):
@@ -119,35 +131,43 @@ class Watched:
     """
 
     def __init__(self, folder: RunFolder, now: float | None = None) -> None:
-        self.folder, self.now = folder, time.time() if now is None else now
-        files = (folder.config, folder.summary, folder.live)
-        self.config, self.summary, live = (f.read() if f.path.exists() else {} for f in files)
+        self.folder = folder
+        self.now = time.time() if now is None else now
+        self.config = _read(folder.config)
+        self.summary = _read(folder.summary)
+        live = _read(folder.live)
         with refused_as(ConfigError, f"{folder.live.path} is not what a run writes"):
             self.live = Live(**live)
         with refused_as(ConfigError, f"{folder.rounds.path} is not what a run writes"):
             self.rounds: list[Line] = read_table(folder.rounds.path, _ROUNDS, more=True).to_pylist()
             self.last_round: int = self.rounds[-1]["round"] if self.rounds else 0
-        tables = (folder.rounds.path, folder.clients.path)
-        changes = (path.stat().st_mtime for path in tables if path.exists())
-        self.last_sign = max(self.live.time, *changes)
+        self.last_sign = self.live.time
+        for path in (folder.rounds.path, folder.clients.path):
+            if path.exists():
+                self.last_sign = max(self.last_sign, path.stat().st_mtime)
 
     @property
     def num_rounds(self) -> int:
         """How many rounds there are to be; without a run config, those that there are."""
-        found = self.config.get("num-server-rounds")
-        return found if isinstance(found, int) and found > 0 else self.last_round
+        planned = self.config.get("num-server-rounds")
+        return planned if isinstance(planned, int) and planned > 0 else self.last_round
 
     @cached_property
     def state(self) -> Literal["running", "finished", "stopped", "failed"]:
         """Whether it goes on: it does while it gives signs of life, or is about to begin."""
         if self.summary:
             return "failed" if self.summary.get("last_round_failed") else "finished"
-        if self.live.phase in ("finished", "stopped", "failed"):
-            return "failed" if self.live.phase == "failed" else "stopped"
-        # Without state.json only its tables tell, once a round.
-        patience = SILENCE if self.live.time else max(SILENCE, 3 * (self.seconds_per_round or 0.0))
-        silent = self.last_sign and self.now - self.last_sign >= patience
-        return "stopped" if silent else "running"
+        if self.live.phase == "failed":
+            return "failed"
+        if self.live.phase in ("finished", "stopped"):
+            return "stopped"
+        patience = SILENCE
+        if not self.live.time:
+            # Without state.json only its tables tell, once a round.
+            patience = max(SILENCE, 3 * (self.seconds_per_round or 0.0))
+        if self.last_sign and self.now - self.last_sign >= patience:
+            return "stopped"
+        return "running"
 
     @property
     def is_running(self) -> bool:
@@ -157,67 +177,90 @@ class Watched:
     @cached_property
     def seconds_per_round(self) -> float | None:
         """The mean of the last rounds; ``None``: none is over."""
-        found = [seconds_of(row) for row in self.rounds if row["round"]][-LATEST_ROUNDS:]
-        return statistics.fmean(found) if found else None
+        seconds = [seconds_of(row) for row in self.rounds if row["round"]]
+        return statistics.fmean(seconds[-LATEST_ROUNDS:]) if seconds else None
 
     @property
     def end(self) -> float | None:
         """When a running run may end, by its last rounds, in seconds since 1970."""
         if not self.is_running or self.seconds_per_round is None:
             return None
-        left = (self.num_rounds - self.last_round) * self.seconds_per_round
-        begun = self.live.since if self.live.round > self.last_round else self.now
+        seconds_left = (self.num_rounds - self.last_round) * self.seconds_per_round
+        round_began = self.now
+        if self.live.round > self.last_round:
+            round_began = min(self.live.since, self.now)
         # A round that takes longer than usual may end any time.
-        return max(min(begun, self.now) + left, self.now)
+        return max(round_began + seconds_left, self.now)
 
     @property
     def figure(self) -> str:
         """The last figure of the test split, in words."""
-        return next(filter(None, map(headline, reversed(self.rounds))), "")
+        for row in reversed(self.rounds):
+            words = headline(row)
+            if words:
+                return words
+        return ""
 
     @cached_property
     def members(self) -> list[WatchedMember]:
         """Everybody known, who needs a look first."""
         lines = _by_client(self.folder.clients, _LINES)
-        credit = _by_client(self.folder.attribution, {"contribution": ("double", "sum")})
+        contributions = _by_client(self.folder.attribution, {"contribution": ("double", "sum")})
         names = _by_client(self.folder.names, {"name": ("string", "last")})
         nodes = {node.client_id: node for node in (*self.live.asked, *self.live.at_work)}
-        found = []
+        members = []
         with refused_as(ConfigError, f"{self.folder.clients.path} is not what a run writes"):
-            states = self._states({i: line["status"][-1] for i, line in lines.items()})
-            weight = math.fsum(line["weight"] or 0.0 for line in lines.values())
-            for i in dict.fromkeys([*lines, *nodes]):
-                own = dict(nodes.get(i, WatchedMember(client_id=i)))
-                for known in (lines, names, credit):
-                    own |= known.get(i, {})
-                share = (own["weight"] or 0.0) / weight if 0 < weight < 1e30 else None
-                own |= {"state": states.get(i, "new"), "share": share}
-                found.append(WatchedMember(**own))
-            return sorted(found, key=lambda m: (STATES.index(m.state), -m.misses, m.label))
+            last_statuses = {client_id: line["status"][-1] for client_id, line in lines.items()}
+            states = self._states(last_statuses)
+            total_weight = math.fsum(line["weight"] or 0.0 for line in lines.values())
+            has_shares = 0 < total_weight < 1e30
+            for client_id in dict.fromkeys([*lines, *nodes]):
+                values = dict(nodes.get(client_id, WatchedMember(client_id=client_id)))
+                for table in (lines, names, contributions):
+                    values.update(table.get(client_id, {}))
+                values["state"] = states.get(client_id, "new")
+                values["share"] = (values["weight"] or 0.0) / total_weight if has_shares else None
+                members.append(WatchedMember(**values))
+            return sorted(members, key=_order_of)
 
-    def _states(self, last: Mapping[int, str]) -> dict[int, str]:
+    def _states(self, last_statuses: Mapping[int, str]) -> dict[int, str]:
         """Return what becomes of members in the present round, else their last status."""
-        live, present = self.live, max(self.last_round, self.live.round)
+        live = self.live
+        present_round = max(self.last_round, live.round)
+        left_out = {}
         decisions = _by_client(self.folder.quarantine, {"until_round": ("int64", "last")})
-        asked = {node.client_id for node in live.asked if live.phase == "training"}
-        late = {node.client_id for node in live.at_work} - live.answered
-        left_out = {
-            **{i: "quarantined" for i, own in decisions.items() if own["until_round"] > present},
-            **{i: status for i, status in last.items() if status == "revoked"},
-        }
+        for client_id, decision in decisions.items():
+            if decision["until_round"] > present_round:
+                left_out[client_id] = "quarantined"
+        revoked = [client_id for client_id, last in last_statuses.items() if last == "revoked"]
+        left_out.update(dict.fromkeys(revoked, "revoked"))
         if not self.is_running:
-            return {**last, **left_out}
-        # What comes later says more.
-        return {
-            **last,
-            **dict.fromkeys(() if live.online is None else last.keys() - live.online, "offline"),
-            **dict.fromkeys(live.paused, "paused"),
-            **left_out,
-            **dict.fromkeys(late, "late"),
-            **dict.fromkeys(asked, "training"),
-            **dict.fromkeys(asked & live.answered, "answered"),
-            **dict.fromkeys(asked & live.failed, "failed"),
-        }
+            return {**last_statuses, **left_out}
+
+        # A state that is set later says more, and takes the place of an earlier one.
+        states = dict(last_statuses)
+        if live.online is not None:
+            states.update(dict.fromkeys(last_statuses.keys() - live.online, "offline"))
+        states.update(dict.fromkeys(live.paused, "paused"))
+        states.update(left_out)
+        at_work = {node.client_id for node in live.at_work}
+        states.update(dict.fromkeys(at_work - live.answered, "late"))
+        if live.phase == "training":
+            asked_ids = {node.client_id for node in live.asked}
+            states.update(dict.fromkeys(asked_ids, "training"))
+            states.update(dict.fromkeys(asked_ids & live.answered, "answered"))
+            states.update(dict.fromkeys(asked_ids & live.failed, "failed"))
+        return states
+
+
+def _order_of(member: WatchedMember) -> tuple[int, int, str]:
+    """Return by what members are sorted: who needs a look comes first."""
+    return STATES.index(member.state), -member.misses, member.label
+
+
+def _read(file: JsonFile) -> dict[str, Any]:
+    """Return what a file says; empty where there is none."""
+    return file.read() if file.path.exists() else {}
 
 
 def seconds_of(row: Line) -> float:
@@ -226,11 +269,18 @@ def seconds_of(row: Line) -> float:
 
 
 def _by_client(table: Table, columns: Mapping[str, tuple[str, str]]) -> dict[int, Line]:
-    """Return columns of a table, each client's lines summed up as its type and sum say."""
-    types = {"client_id": "uint64", **{name: kind for name, (kind, _) in columns.items()}}
+    """Return columns of a table by client, whose lines are summed up.
+
+    ``columns`` has each column's type, and how it is summed up.
+    """
+    types = {"client_id": "uint64"}
+    aggregations = []
+    for name, (column_type, function) in columns.items():
+        types[name] = column_type
+        aggregations.append((name, function))
     grouped = read_table(table.path, types).group_by("client_id", use_threads=False)
-    totals = grouped.aggregate([(name, how) for name, (_, how) in columns.items()]).to_pylist()
-    return {
-        row["client_id"]: {name: row[f"{name}_{how}"] for name, (_, how) in columns.items()}
-        for row in totals
-    }
+    lines: dict[int, Line] = {}
+    for row in grouped.aggregate(aggregations).to_pylist():
+        # PyArrow calls the results "weight_sum" and so on.
+        lines[row["client_id"]] = {name: row[f"{name}_{how}"] for name, how in aggregations}
+    return lines

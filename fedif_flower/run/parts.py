@@ -35,8 +35,6 @@ def run_parts() -> Sequence[RunPart]:
 
 def chosen_parts(named: str | Sequence[RunPart] | None) -> Sequence[RunPart]:
     """Return the parts that a door names, as they are or by ``module:function``; else our own."""
-    if isinstance(named, str):
-        named = parts_named(named)  # None where the package that it names is not installed.
-    if named is None:
-        return run_parts()
-    return named
+    # None where the package that a name begins with is not installed.
+    parts = parts_named(named) if isinstance(named, str) else named
+    return run_parts() if parts is None else parts
