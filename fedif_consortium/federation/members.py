@@ -29,6 +29,7 @@ from fedif_consortium.federation.removals import (
     removals_of,
 )
 from fedif_consortium.federation.server import statement_fingerprint
+from fedif_consortium.statement.undelivered import write_undelivered
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import exclusive_lock, writing
@@ -330,10 +331,7 @@ def _forget_page(run: RunFolder, member: Member) -> None:
     if left.pop(member.node_id, None) is None:
         return
     typer.echo(f"erased its page from {run.undelivered.path}")
-    if left:
-        run.undelivered.write(left)
-    else:
-        run.undelivered.path.unlink()
+    write_undelivered(run, left)
 
 
 def _answering(folder: FederationFolder, answer: Answer) -> Member:

@@ -174,12 +174,12 @@ class _Lucks:
 class _Shares:
     """Who gets which share of what was gained, in the members' order.
 
-    ``own`` is each one's by itself, ``paid`` the share after those who are not told apart were paid
-    alike. ``cents`` have nobody's at their end; all are ``None`` where there is no budget.
+    ``earned`` are the shares before those who are not told apart are paid alike, ``paid`` after it.
+    ``cents`` have nobody's at their end; all are ``None`` where there is no budget.
     """
 
     groups: list[list[int]]
-    own: list[Fraction]
+    earned: list[Fraction]
     paid: list[Fraction]
     nobody: Fraction
     cents: Sequence[int | None]
@@ -235,7 +235,7 @@ def settle(
         draws=draws,
         totals=totals,
         shares=shares,
-        intervals=_intervals(totals, draws, shares.own, lucks),
+        intervals=_intervals(totals, draws, shares.earned, lucks),
         other_rounds=_other_rounds(used),
         left_out_harm=_left_out_harm(counted, left_out),
     )
@@ -268,13 +268,13 @@ def _gain(counted: RunRecords, used: RunRecords) -> _Gain:
     decrease = counted.losses[0] - counted.losses[-1]
     left_out_decrease = 0.0
     if len(used.rounds) < len(counted.rounds):
-        left_out_decrease = decrease - math.fsum(row.decrease for row in used.rounds)
+        left_out_decrease = decrease - used.decrease
     attributed = [row.attributed for row in used.rounds]
     decisive = decisive_row(attributed)
     return _Gain(
         decrease=decrease,
         attributed=math.fsum(attributed),
-        remainder=math.fsum(row.remainder for row in used.rounds),
+        remainder=used.remainder,
         left_out_decrease=left_out_decrease,
         decisive_round=None if decisive is None else used.rounds[decisive].round,
         decisive=0.0 if decisive is None else attributed[decisive],
@@ -284,9 +284,7 @@ def _gain(counted: RunRecords, used: RunRecords) -> _Gain:
 def _reason_against_shares(counted: RunRecords, used: RunRecords, totals: _Totals) -> str:
     """Return why nobody has a share; empty: shares hold."""
     fall = fall_of(counted.rounds)
-    decrease = math.fsum(row.decrease for row in used.rounds)
-    remainder = math.fsum(row.remainder for row in used.rounds)
-    return reason_against_shares(fall, decrease, remainder, totals.credited)
+    return reason_against_shares(fall, used.decrease, used.remainder, totals.credited)
 
 
 def _draws(records: RunRecords, turns: Sequence[MemberTurns]) -> _Draws:
@@ -306,8 +304,8 @@ def _draws(records: RunRecords, turns: Sequence[MemberTurns]) -> _Draws:
 def _totals(records: RunRecords, draws: _Draws, pay_by: PayBy) -> _Totals:
     """Return members' sums over rounds, and what shares are of."""
     contributed, credited = map(_column_sums, records.by_round)
-    gained = [Fraction(value) for value in contributed]
-    worth = [Fraction(value) for value in credited]
+    gained = list(map(Fraction, contributed))
+    worth = list(map(Fraction, credited))
     if pay_by == "draw":
         gained = _per_draw(gained, draws)
         worth = _per_draw(worth, draws)
@@ -342,23 +340,23 @@ def _shares(
     budget_cents: int | None,
 ) -> _Shares:
     """Share out what was gained; what lies beyond the bounds is nobody's."""
-    own = [NOTHING for _ in totals.worth]
+    earned = [NOTHING] * len(totals.worth)
     if not unpaid:
-        own = gain_shares(totals.worth, sum(totals.gained))
+        earned = gain_shares(totals.worth, sum(totals.gained))
     nobody = NOTHING
-    if any(own):
-        nobody = 1 - sum(own, NOTHING)
+    if any(earned):
+        nobody = 1 - sum(earned, NOTHING)
     tied: list[list[int]] = []
     if lucks:
         values = np.array(totals.worth, dtype=float)
         tied = groups(values, told_apart(values, lucks))
-    paid = own
+    paid = earned
     if ties == "alike":
-        paid = alike_shares(own, tied)
-    cents: Sequence[int | None] = [None] * (len(own) + 1)
+        paid = alike_shares(earned, tied)
+    cents: Sequence[int | None] = [None] * (len(earned) + 1)
     if budget_cents is not None:
         cents = share_out(budget_cents, [*paid, nobody])
-    return _Shares(tied, own, paid, nobody, cents)
+    return _Shares(tied, earned, paid, nobody, cents)
 
 
 def _intervals(
@@ -405,7 +403,7 @@ def _member_accounts(
             per_draw=per_draw if was_drawn else None,
             place=1 + int((worth > worth[i]).sum()),
             alike=_others_in_group(i, shares.groups),
-            own_share=float(shares.own[i]),
+            own_share=float(shares.earned[i]),
             share=float(shares.paid[i]),
             cents=shares.cents[i],
             intervals=intervals.of_sums[i],
@@ -428,7 +426,7 @@ def _other_rounds(records: RunRecords) -> Sequence[float | None]:
     """Return each member's contribution without the decisive round, where there is one."""
     decisive = decisive_row([row.attributed for row in records.rounds])
     if decisive is None:
-        return [None for _ in records.members]
+        return [None] * len(records.members)
     contributed, _ = records.by_round
     return _column_sums(np.delete(contributed, decisive, axis=0))
 
@@ -436,7 +434,7 @@ def _other_rounds(records: RunRecords) -> Sequence[float | None]:
 def _left_out_harm(records: RunRecords, left_out: Collection[int]) -> list[float]:
     """Return by how much each member raised the loss in rounds left out, in falls of the run."""
     if not left_out:
-        return [0.0 for _ in records.members]
+        return [0.0] * len(records.members)
     is_out = np.array([row.round in left_out for row in records.rounds])
     contributed, _ = records.by_round
     fall = fall_of(records.rounds)
@@ -467,4 +465,6 @@ def decisive_row(attributed: Sequence[float]) -> int | None:
         return None
     most = max(range(len(attributed)), key=attributed.__getitem__)
     moved_in_all = math.fsum(map(abs, attributed))
-    return most if attributed[most] > DECISIVE * moved_in_all else None
+    if attributed[most] <= DECISIVE * moved_in_all:
+        return None
+    return most

@@ -121,7 +121,7 @@ def between(
     if len(widths) > 1:
         squares = [width**2 for width in widths.values()]
         widths[BOTH] = np.sqrt(sum(squares))
-    intervals: list[tuple[Between, ...]] = [() for _ in values]
+    intervals: list[tuple[Between, ...]] = [()] * len(values)
     for about, width in widths.items():
         lows = (values - width).clip(least, most) + 0.0
         highs = (values + width).clip(least, most) + 0.0

@@ -90,7 +90,7 @@ def sketch(updates: Tensor, seed: int) -> Tensor:
 
 def alike(parts: Mapping[int, OwnPart]) -> frozenset[int]:
     """Return the client ids of members whose own part is another's."""
-    ids = [client_id for client_id, own in parts.items() if own.rounds >= MIN_ROUNDS]
+    ids = [client_id for client_id, part in parts.items() if part.rounds >= MIN_ROUNDS]
     if len(ids) < 2:
         return frozenset()
     cosines = likeness([parts[client_id] for client_id in ids])
@@ -101,9 +101,9 @@ def alike(parts: Mapping[int, OwnPart]) -> frozenset[int]:
 
 def likeness(parts: Sequence[OwnPart]) -> NDArray[np.float64]:
     """Return how alike members' own parts are without the noise in them, ``[n, n]``."""
-    rounds = np.array([own.rounds for own in parts], dtype=float)
-    squares = np.array([own.squares for own in parts])
-    sums = np.array([own.sums for own in parts])
+    rounds = np.array([part.rounds for part in parts], dtype=float)
+    squares = np.array([part.squares for part in parts])
+    sums = np.array([part.sums for part in parts])
     gram = sums @ sums.T
     whole = np.diag(gram)
     # Two rounds at least: in a single one, nothing says what would stay.

@@ -149,6 +149,16 @@ class RunRecords:
         return list(filter(math.isfinite, losses)) or [0.0]
 
     @property
+    def decrease(self) -> float:
+        """By how much the loss fell in these rounds."""
+        return math.fsum(row.decrease for row in self.rounds)
+
+    @property
+    def remainder(self) -> float:
+        """How much of that is nobody's."""
+        return math.fsum(row.remainder for row in self.rounds)
+
+    @property
     def block_weights(self) -> list[float]:
         """Each block's part of the held-out examples; empty: contributions are not split."""
         if not all(part.by_block for part in self.parts):
@@ -368,7 +378,8 @@ def read_names(path: Path) -> dict[int, str]:
     """
     names: dict[int, str] = {}
     for number, row in enumerate(Table(path, ("client_id", "name")).read(""), start=2):
-        client_id, name = row.get("client_id", ""), row.get("name", "").strip()
+        client_id = row.get("client_id", "")
+        name = row.get("name", "").strip()
         is_name = None not in row and 0 < len(name) <= 80 and name.isprintable()
         if not is_name or not client_id.isdecimal() or int(client_id) in names:
             raise ConfigError(

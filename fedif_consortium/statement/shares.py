@@ -143,7 +143,7 @@ def gain_shares(
     """
     positive = [Fraction(max(value, 0.0)) for value in credits]
     if not any(positive):
-        return [NOTHING for _ in positive]
+        return [NOTHING] * len(positive)
     whole = max(sum(positive, NOTHING), Fraction(gained))
     return [value / whole for value in positive]
 
