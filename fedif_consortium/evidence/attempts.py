@@ -36,12 +36,15 @@ ATTEMPTS_KEY = "attempts"  # In a run's instructions.
 LEDGER = "attempts.jsonl"  # In an output-dir.
 MOST_ATTEMPTS = 1000  # Of one name.
 NO_ATTEMPTS = hashlib.sha256().digest()  # Before the first.
-RUN_NAME, AUTO_NAME = "run-name", "auto-"
+RUN_NAME = "run-name"
+AUTO_NAME = "auto-"  # How the names of runs begin that have none of their own.
 HOW_IT_BEGINS = ("resume", "overwrite")  # They say how an attempt begins, not what the run is.
 
 
 def _from_hex(value: object) -> object:
-    return bytes.fromhex(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return bytes.fromhex(value)
 
 
 Hex = Annotated[bytes, BeforeValidator(_from_hex), PlainSerializer(bytes.hex)]
@@ -73,11 +76,11 @@ class AgreedRun(BaseModel):
 
     def end(self, run: str) -> bytes:
         """Return the end of the chain of attempts with this one, whose run has this id."""
-        said = json.dumps([self.name, self.attempt, run, self.config.hex()])
-        return hashlib.sha256(b"\x03" + self.earlier + said.encode()).digest()
+        attempt = json.dumps([self.name, self.attempt, run, self.config.hex()])
+        return hashlib.sha256(b"\x03" + self.earlier + attempt.encode()).digest()
 
     def terms(self) -> dict[str, Any]:
-        """Return the four by name, also of what is signed."""
+        """Return name, attempt, config and earlier attempts alone, also of what is signed."""
         return {name: getattr(self, name) for name in AgreedRun.model_fields}
 
 
@@ -101,7 +104,7 @@ class Attempts(BaseModel):
     name : str
         What the run is called.
     attempts : tuple of Attempt
-        The last one is the one that this is about.
+        The last one is the attempt that this is about.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -168,7 +171,9 @@ def agreed_name(run_config: Mapping[str, Scalar]) -> str:
     One without a name is called by the hash of its config: another name is another config.
     """
     name = str(run_config.get(RUN_NAME, AUTO))
-    return automatic_name(config_hash(run_config)) if name == AUTO else name
+    if name == AUTO:
+        return automatic_name(config_hash(run_config))
+    return name
 
 
 def automatic_name(config: str) -> str:
@@ -182,13 +187,13 @@ def read_attempts(provenance: Mapping[str, Any]) -> Attempts | None:
     Raises
     ------
     EvidenceError
-        If they are none.
+        If what they declare are no attempts.
     """
-    said = provenance.get(ATTEMPTS_KEY)
-    if said is None:
+    declared = provenance.get(ATTEMPTS_KEY)
+    if declared is None:
         return None
     with refused_as(EvidenceError, "provenance.json names no attempts"):
-        return Attempts.model_validate(said)
+        return Attempts.model_validate(declared)
 
 
 def told_attempts(text: object) -> Attempts:
@@ -243,16 +248,16 @@ class Ledger:
         """
         if not self.path.exists():
             return ()
-        found: list[Attempt] = []
+        attempts: list[Attempt] = []
         with refused_as(ConfigError, f"{self.path} cannot be read"):
             *lines, _ = read_whole(self.path).decode().split("\n")  # The last may be torn.
         for number, line in enumerate(lines, start=1):
             with refused_as(ConfigError, f"{self.path}, line {number}, is no attempt"):
-                said = parse_json(line)
-                attempt = Attempt.model_validate({"run": said["run"], "config": said["config"]})
-                if said["name"] == name:
-                    found.append(attempt)
-        return tuple(found)
+                entry = parse_json(line)
+                attempt = Attempt.model_validate({"run": entry["run"], "config": entry["config"]})
+                if entry["name"] == name:
+                    attempts.append(attempt)
+        return tuple(attempts)
 
     def add(self, attempts: Attempts) -> None:
         """Write down the last attempt, and those before that are not there yet.
@@ -265,12 +270,15 @@ class Ledger:
         make_folder(self.path.parent)
         with exclusive_lock(self.path.with_name(".attempts.lock")):
             cut_torn_line(self.path)
-            for attempt in attempts.attempts[len(self.before(attempts.name)) :]:
-                said = {"name": attempts.name, **attempt.model_dump()}
-                append_line(self.path, json.dumps(said))
+            written = self.before(attempts.name)
+            for attempt in attempts.attempts[len(written) :]:
+                entry = {"name": attempts.name, **attempt.model_dump()}
+                append_line(self.path, json.dumps(entry))
 
 
-def next_attempt(name: str, config: str, run: str, known: Sequence[Sequence[Attempt]]) -> Attempts:
+def next_attempt(
+    name: str, config: str, run: str, earlier: Sequence[Sequence[Attempt]]
+) -> Attempts:
     """Return the attempts at a run with a new one.
 
     Parameters
@@ -280,8 +288,8 @@ def next_attempt(name: str, config: str, run: str, known: Sequence[Sequence[Atte
     config : str
         The hash of its run config.
     run : str
-        Its id; that of the attempt before where it goes on.
-    known : sequence of sequence of Attempt
+        Its id; where it goes on, the id of the attempt before.
+    earlier : sequence of sequence of Attempt
         What the ledger and the records of earlier attempts have: the longest counts.
 
     Raises
@@ -289,7 +297,7 @@ def next_attempt(name: str, config: str, run: str, known: Sequence[Sequence[Atte
     ConfigError
         If there were too many.
     """
-    before = max(known, key=len, default=())
+    before = max(earlier, key=len, default=())
     if len(before) >= MOST_ATTEMPTS:
         raise ConfigError(
             f"run-name = {printable(name)!r}: {MOST_ATTEMPTS} attempts were made at it; allowed: "

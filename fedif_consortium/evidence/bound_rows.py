@@ -2,9 +2,9 @@ r"""The very rows that a statement reads, hashed round by round: what heads bind
 
 .. math:: R_t = H(\text{name, header and rows of round } t, \text{ of each table})
 
-Rows of rounds before the first one count for that. What is of the run as a whole has a hash of its
-own after each round, of which the last one counts: settings, provenance, names, and what members'
-updates have of their own.
+Rows of rounds before the first one count as rows of the first. What is of the run as a whole, that
+is settings, provenance, names, and what members' updates have of their own, has a hash of its own
+after each round; the last one counts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class _Tail:
     """What is new in a file that grows by whole lines."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
+        self._path = path
+        self._offset = 0
         self.header: Cells = ()
 
     def read(self) -> list[Cells]:
@@ -93,9 +94,15 @@ class GrowingRows:
         """Return the hash of the rows up to a round that were not hashed yet."""
         content = []
         for name, tail in self._tails.items():
-            self._waiting[name] += tail.read()
-            rows = [row for row in self._waiting[name] if self._done < int(row[0]) <= number]
-            self._waiting[name] = [row for row in self._waiting[name] if int(row[0]) > number]
+            rows: list[Cells] = []
+            later_rows: list[Cells] = []
+            for row in [*self._waiting[name], *tail.read()]:
+                row_number = int(row[0])
+                if row_number > number:
+                    later_rows.append(row)
+                elif row_number > self._done:
+                    rows.append(row)
+            self._waiting[name] = later_rows
             content.append((name, tail.header, rows))
         self._done = number
         return hash_rows(content)
@@ -103,8 +110,11 @@ class GrowingRows:
 
 def hash_rows(content: Iterable[tuple[str, Cells, Sequence[Cells]]]) -> bytes:
     """Return the hash of rows by table: each table's name, its header and its rows."""
-    said = [[name, list(header), [*map(list, rows)]] for name, header, rows in content if rows]
-    return hashlib.sha256(json.dumps(said).encode()).digest()
+    tables = []
+    for name, header, rows in content:
+        if rows:
+            tables.append([name, list(header), [list(row) for row in rows]])
+    return hashlib.sha256(json.dumps(tables).encode()).digest()
 
 
 def rows_by_round(run: RunFolder, last: int) -> dict[int, bytes]:
@@ -115,24 +125,24 @@ def rows_by_round(run: RunFolder, last: int) -> dict[int, bytes]:
     EvidenceError
         Naming a table that is not written as a run writes it, or has a row of no round.
     """
-    found: dict[int, list[tuple[str, Cells, Sequence[Cells]]]] = defaultdict(list)
+    content: dict[int, list[tuple[str, Cells, Sequence[Cells]]]] = defaultdict(list)
     for table in bound_tables(run):
         name = table.path.name
         header, rows = read_cells(table)
-        of_rounds: dict[int, list[Cells]] = defaultdict(list)
+        rows_in: dict[int, list[Cells]] = defaultdict(list)  # By round.
         for line, row in enumerate(rows, start=2):
             with refused_as(EvidenceError, f"{name}, line {line}"):
                 number = max(int(row[0]), 1)
                 if number > last:
                     raise ValueError(f"it is of round {number}, of which there is no head")
-                of_rounds[number].append(row)
-        for number, own in of_rounds.items():
-            found[number].append((name, header, own))
-    return {number: hash_rows(found[number]) for number in range(1, last + 1)}
+                rows_in[number].append(row)
+        for number, rows_of_round in rows_in.items():
+            content[number].append((name, header, rows_of_round))
+    return {number: hash_rows(content[number]) for number in range(1, last + 1)}
 
 
 def read_cells(table: Table) -> tuple[Cells, list[Cells]]:
-    """Return a table's header and rows, cell by cell; nothing of one that is not there.
+    """Return a table's header and rows, cell by cell; nothing where there is no file.
 
     Raises
     ------
@@ -171,13 +181,18 @@ def state_hash(
     tables : iterable of (str, sequence of sequence of str)
         Names and cells of the tables that are of no round.
     """
-    settings = {key: value for key, value in config.items() if key not in HOW_IT_BEGINS}
-    origin = {
-        key: value for key, value in provenance.items() if key not in (ATTEMPTS_KEY, RUN_CONFIG)
-    }
-    named = [[name, [*map(list, rows)]] for name, rows in tables if rows]
-    said = json.dumps([settings, origin, named], sort_keys=True)
-    return hashlib.sha256(said.encode()).digest()
+    settings = _without(config, HOW_IT_BEGINS)
+    origin = _without(provenance, (ATTEMPTS_KEY, RUN_CONFIG))
+    named_rows = []
+    for name, rows in tables:
+        if rows:
+            named_rows.append([name, [list(row) for row in rows]])
+    state = json.dumps([settings, origin, named_rows], sort_keys=True)
+    return hashlib.sha256(state.encode()).digest()
+
+
+def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}
 
 
 def state_of(run: RunFolder) -> bytes:
@@ -187,27 +202,36 @@ def state_of(run: RunFolder) -> bytes:
 
 def state_now(run: RunFolder, ends: Iterable[EndTable]) -> bytes:
     """Return the hash of what is of a run as a whole that is being written."""
-    named = [_whole(run.names)]
+    tables = [_whole(run.names)]
     for end in ends:
-        lines = end.lines_now()
-        rows = [[_text(value) for value in line.values()] for line in lines]
-        named.append((end.table.path.name, [end.table.columns, *rows] if rows else []))
-    return _state(run, named)
+        rows: list[Cells] = [list(map(_text, line.values())) for line in end.lines_now()]
+        tables.append((end.table.path.name, _with_header(end.table.columns, rows)))
+    return _state(run, tables)
 
 
 def _text(value: object) -> str:
     """Return a cell's text, as a CSV file has it."""
     written = cell(value)
-    return repr(written) if isinstance(written, float) else str(written)
+    if isinstance(written, float):
+        return repr(written)
+    return str(written)
 
 
 def _whole(table: Table) -> tuple[str, list[Cells]]:
+    """Return a table's name, and its header and rows."""
     header, rows = read_cells(table)
-    return table.path.name, [header, *rows] if rows else []
+    return table.path.name, _with_header(header, rows)
 
 
-def _state(run: RunFolder, named: Iterable[tuple[str, Sequence[Cells]]]) -> bytes:
-    return state_hash(run.config.read(), run.provenance.read(), named)
+def _with_header(header: Cells, rows: list[Cells]) -> list[Cells]:
+    """Return header and rows; nothing where there are no rows."""
+    if not rows:
+        return []
+    return [header, *rows]
+
+
+def _state(run: RunFolder, tables: Iterable[tuple[str, Sequence[Cells]]]) -> bytes:
+    return state_hash(run.config.read(), run.provenance.read(), tables)
 
 
 def _cells(text: str) -> list[Cells]:

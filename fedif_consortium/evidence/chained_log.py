@@ -70,7 +70,9 @@ def verified(lines: Iterable[str], name: str) -> list[Entry]:
 
 def last_hash(entries: Sequence[Entry]) -> str:
     """Return the hash at which a log ends."""
-    return str(entries[-1]["hash"]) if entries else START
+    if not entries:
+        return START
+    return str(entries[-1]["hash"])
 
 
 def read_log(path: Path) -> list[Entry]:

@@ -40,13 +40,15 @@ def last_head(run: RunFolder) -> str:
 
 
 def _end(chain: RoundChain) -> str:
-    last = chain.rounds[-1:]
-    return f"{last[0].size} {last[0].root.hex()}" if last else ""
+    if not chain.rounds:
+        return ""
+    last = chain.rounds[-1]
+    return f"{last.size} {last.root.hex()}"
 
 
 def check_receipts(
     run: RunFolder,
-    told: str,
+    manifest_head: str,
     signed: Signatures,
     folders: Sequence[Path],
     *,
@@ -60,7 +62,7 @@ def check_receipts(
     ----------
     run : RunFolder
         The run.
-    told : str
+    manifest_head : str
         The last head, as the manifest has it.
     signed : mapping
         What members signed.
@@ -82,12 +84,14 @@ def check_receipts(
         knowledge; members who were told different things; another attempt than the declared ones.
     """
     chain = read_chain(run, run_id(run))
-    if _end(chain) != told:
+    if _end(chain) != manifest_head:
         raise StatementError(f"{run.round_heads.path.name} is not what the manifest says")
+    # First the records by themselves.
     _check_order(chain)
     if chain.rounds:
         _check_leaves(run, chain, signed)
         _check_rows(run, chain)
+    # Then what members hold: with each other, and with the records.
     name = "" if declared is None else declared.name
     held = [read_held(folder, run_id(run), name) for folder in folders]
     _compare(held)
@@ -97,12 +101,8 @@ def check_receipts(
         _check_heads(member, chain)
         _check_end(member, chain)
         _check_attempts(member, declared)
-    for (number, client_id), update in sorted(signed.items()):
-        if update.head and update.head not in chain.sizes:
-            raise StatementError(
-                f"before round {number}, history was rewritten: client {client_id} signed that it "
-                "was told of other rounds than the records have"
-            )
+    # At last what members signed of the records, and rounds that were done again.
+    _check_signed_heads(chain, signed)
     redone = redone_rounds(chain)
     missing = not_told(redone, chain, held, signed if trusted else {})
     if missing:
@@ -114,37 +114,52 @@ def check_receipts(
 def _check_order(chain: RoundChain) -> None:
     """Raise StatementError unless each head is signed and can stand behind the one before."""
     before: ToldRound | None = None
-    for one in chain.rounds:
+    for told in chain.rounds:
         try:
-            one.check()
+            told.check()
         except EvidenceError as error:
-            raise StatementError(f"round {one.number} of receipts.csv: {error}") from error
-        if reason := why_it_cannot_follow(before, one):
+            raise StatementError(f"round {told.number} of receipts.csv: {error}") from error
+        reason = why_it_cannot_follow(before, told)
+        if reason:
             raise StatementError(f"receipts.csv: history was rewritten: {reason}")
-        before = one
+        before = told
 
 
 def _check_leaves(run: RunFolder, chain: RoundChain, signed: Signatures) -> None:
     """Raise StatementError unless each round's last leaves say what records and members say."""
-    lines, attributed = _by_round(run.clients.read()), _by_round(run.attribution.read())
-    told = {number: list(one.own.values()) for number, one in counted_rounds(chain).items()}
-    for number in sorted({*told, *(int(row["round"]) for row in run.attributed_rounds.read())}):
-        updates = defaultdict[int, str](str)  # By the leaf's place.
-        for place, leaf in enumerate(map(read_leaf, told.get(number, ()))):
-            if not leaf["client_id"]:  # Nobody was asked.
-                continue
-            own = signed.get((number, int(leaf["client_id"])))
-            updates[place] = own.sent.hex() if own and leaf["update"] else leaf["update"]
-        members = [
-            (line["client_id"], updates[place], line["weight"], line["status"])
-            for place, line in enumerate(lines[number])
-        ]
-        due = {
-            line["client_id"]: (line["contribution"], line["credited"])
-            for line in attributed[number]
-        }
-        if round_leaves(number, members, due) != told.get(number, []):
+    lines_of = _by_round(run.clients.read())
+    attributed_of = _by_round(run.attribution.read())
+    leaves_of: dict[int, list[str]] = defaultdict(list)
+    for number, told in counted_rounds(chain).items():
+        leaves_of[number] = list(told.own.values())
+    rounds = {int(row["round"]) for row in run.attributed_rounds.read()}
+    for number in sorted(rounds | leaves_of.keys()):
+        updates = _updates(number, leaves_of[number], signed)
+        members = []
+        for place, line in enumerate(lines_of[number]):
+            update = updates.get(place, "")
+            members.append((line["client_id"], update, line["weight"], line["status"]))
+        attributed = {}
+        for line in attributed_of[number]:
+            attributed[line["client_id"]] = (line["contribution"], line["credited"])
+        if round_leaves(number, members, attributed) != leaves_of[number]:
             raise StatementError(f"round {number}: receipts.csv does not say what the records say")
+
+
+def _updates(number: int, leaves: Sequence[str], signed: Signatures) -> dict[int, str]:
+    """Return the updates that a round's leaves should name, by the leaf's place.
+
+    What a member signed counts; without a signature there is nothing but the leaf itself.
+    """
+    updates = {}
+    for place, leaf in enumerate(map(read_leaf, leaves)):
+        if not leaf["client_id"]:  # Nobody was asked.
+            continue
+        updates[place] = leaf["update"]
+        update = signed.get((number, int(leaf["client_id"])))
+        if update is not None and leaf["update"]:
+            updates[place] = update.sent.hex()
+    return updates
 
 
 def _check_rows(run: RunFolder, chain: RoundChain) -> None:
@@ -154,8 +169,8 @@ def _check_rows(run: RunFolder, chain: RoundChain) -> None:
         rows = rows_by_round(run, max(counted))
     except EvidenceError as error:
         raise StatementError(str(error)) from error
-    for number, one in sorted(counted.items()):
-        if rows[number] != one.rows:
+    for number, told in sorted(counted.items()):
+        if rows[number] != told.rows:
             raise StatementError(
                 f"round {number}: a table was changed: its rows are not those that the head of "
                 "this round binds"
@@ -171,7 +186,7 @@ def _check_attempts(member: HeldReceipts, declared: Attempts | None) -> None:
     """Raise StatementError where a member saw another attempt than the one that was declared."""
     for seen in member.attempts:
         if declared is None or seen.number > declared.number:
-            continue  # It came later: that is said.
+            continue  # It came after the statement, which is told elsewhere.
         if seen.number < 1 or seen.end != declared.end(seen.number):
             raise StatementError(
                 f"{member.name} holds receipts of another attempt {seen.number} at run "
@@ -179,12 +194,23 @@ def _check_attempts(member: HeldReceipts, declared: Attempts | None) -> None:
             )
 
 
+def _check_signed_heads(chain: RoundChain, signed: Signatures) -> None:
+    """Raise StatementError where a member signed a head that the records did not have."""
+    for (number, client_id), update in sorted(signed.items()):
+        if update.head and update.head not in chain.sizes:
+            raise StatementError(
+                f"before round {number}, history was rewritten: client {client_id} signed that it "
+                "was told of other rounds than the records have"
+            )
+
+
 def _check_signed_attempts(chain: RoundChain, signed: Signatures, names: Names) -> None:
     """Raise StatementError where an update was signed in another attempt than its round's."""
-    counted = {number: one.attempt for number, one in counted_rounds(chain).items()}
+    attempts = {number: told.attempt for number, told in counted_rounds(chain).items()}
     last = 0
     for (number, client_id), update in sorted(signed.items()):
-        attempt = counted.setdefault(number, update.attempt)  # Without receipts: the others'.
+        # Without receipts, the first signature of a round says which attempt it is of.
+        attempt = attempts.setdefault(number, update.attempt)
         if update.attempt != attempt:
             raise StatementError(
                 f"round {number}: {_called(client_id, names)} signed its update in attempt "
@@ -200,7 +226,8 @@ def _check_signed_attempts(chain: RoundChain, signed: Signatures, names: Names) 
 def _never_told(missing: Mapping[int, set[int]], names: Names) -> str:
     """Return which rounds were done again without whose knowledge, in words."""
     rounds = ", ".join(map(str, sorted(missing)))
-    members = enumerated(_called(i, names) for i in set().union(*missing.values()))
+    client_ids = set().union(*missing.values())
+    members = enumerated(_called(client_id, names) for client_id in client_ids)
     return (
         f"rounds {rounds} were done again after the run was resumed, and nothing that these "
         f"members hold covers it: {members}; it takes their receipts, or their keys and updates "
@@ -209,14 +236,17 @@ def _never_told(missing: Mapping[int, set[int]], names: Names) -> str:
 
 
 def _called(client_id: int, names: Names) -> str:
-    return next((of[client_id] for of in names if client_id in of), f"client {client_id}")
+    for names_of_members in names:
+        if client_id in names_of_members:
+            return names_of_members[client_id]
+    return f"client {client_id}"
 
 
 def _by_round(rows: Sequence[Mapping[str, str]]) -> dict[int, list[Mapping[str, str]]]:
-    found = defaultdict[int, list[Mapping[str, str]]](list)
+    rows_of = defaultdict[int, list[Mapping[str, str]]](list)
     for row in rows:
-        found[int(row["round"])].append(row)
-    return found
+        rows_of[int(row["round"])].append(row)
+    return rows_of
 
 
 def _compare(held: Sequence[HeldReceipts]) -> None:
@@ -234,18 +264,21 @@ def _compare(held: Sequence[HeldReceipts]) -> None:
 
 def _check_lines(member: HeldReceipts, chain: RoundChain, signed: Signatures) -> None:
     """Raise StatementError where the records say other things than a member was told, or sent."""
-    leaves = dict(line for one in chain.rounds for line in one.numbered())
+    leaves: dict[int, str] = {}  # By their numbers among all leaves of the run.
+    for told in chain.rounds:
+        leaves.update(told.numbered())
     for index, line in member.lines:
-        if (there := leaves.get(index, "nothing")) != line:
+        recorded = leaves.get(index, "nothing")
+        if recorded != line:
             raise StatementError(
                 f"round {read_leaf(line)['round']}: history was rewritten: {member.name} has a "
-                f"receipt for '{line}'; the records have '{there}'"
+                f"receipt for '{line}'; the records have '{recorded}'"
             )
-    for one in chain.rounds:  # Also those of which it has no receipt yet.
-        for line in one.own.values():
+    for told in chain.rounds:  # Also those that it has no receipt of yet.
+        for line in told.own.values():
             leaf = read_leaf(line)
             if leaf["client_id"] and int(leaf["client_id"]) in member.client_ids:
-                _check_sent(member, one.attempt, leaf, signed)
+                _check_sent(member, told.attempt, leaf, signed)
 
 
 def _check_sent(
@@ -255,17 +288,21 @@ def _check_sent(
 
     In a round that was done again it may have sent nothing, or another update.
     """
-    number, update = int(leaf["round"]), leaf["update"]
+    number = int(leaf["round"])
+    update = leaf["update"]
     sent = member.sent.get((attempt, number))
-    own = signed.get((number, int(leaf["client_id"])))
-    if sent and update and update not in sent:
-        is_own = own is not None and own.sent.hex() == update
+    if not sent:
+        return
+    if update and update not in sent:
+        signed_update = signed.get((number, int(leaf["client_id"])))
+        origin = "the records have without its signature"
+        if signed_update is not None and signed_update.sent.hex() == update:
+            origin = "it signed"
         raise StatementError(
             f"round {number}: {member.name} says that it sent another update than "
-            f"{update[:16]}, which "
-            + ("it signed" if is_own else "the records have without its signature")
+            f"{update[:16]}, which {origin}"
         )
-    if sent and leaf["status"] in ("away", "failed"):
+    if leaf["status"] in ("away", "failed"):
         raise StatementError(
             f"round {number}: {member.name} sent an update, and the records say {leaf['status']!r}"
         )
@@ -286,13 +323,14 @@ def _check_end(member: HeldReceipts, chain: RoundChain) -> None:
 
 def _check_heads(member: HeldReceipts, chain: RoundChain) -> None:
     """Raise StatementError unless the records lead to every head that a member holds."""
-    keys = {one.key for one in chain.rounds}
+    keys = {recorded.key for recorded in chain.rounds}
     for told in member.rounds:
         if keys and told.key not in keys:
             raise StatementError(f"{member.name} holds a head that is signed with another key")
         if chain.sizes.get(told.root) != told.size:
-            later = (one.number for one in chain.rounds if one.size > told.start)
+            later = [recorded.number for recorded in chain.rounds if recorded.size > told.start]
+            first = later[0] if later else "?"
             raise StatementError(
-                f"from round {next(later, '?')} on, history was rewritten: {member.name} holds a "
+                f"from round {first} on, history was rewritten: {member.name} holds a "
                 f"signed head of {told.size} lines that the records do not lead to"
             )

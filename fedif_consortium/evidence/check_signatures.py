@@ -20,6 +20,7 @@ from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.foreign import refused_as, require_plain_archive
 from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
+from fedif_flower.server.record import Step
 
 _ROUNDING = 1e-4  # Of an update's length: a difference is rounded, a shortened one twice.
 Signatures = Mapping[tuple[int, int], SignedUpdate]  # By round and client id.
@@ -41,27 +42,31 @@ def read_signatures(run: RunFolder) -> Signatures:
     StatementError
         Naming a line that is none, or is there twice.
     """
-    found: dict[tuple[int, int], SignedUpdate] = {}
-    table, of_run = run.signatures, run_id(run)
+    signatures: dict[tuple[int, int], SignedUpdate] = {}
+    table = run.signatures
+    signed_run = run_id(run)
     attempts = read_attempts(run.provenance.read())
     for line, row in enumerate(table.read(), start=2):
         with refused_as(StatementError, f"{table.path.name}, line {line}"):
             place = _place(row)
-            if place in found:
+            if place in signatures:
                 raise ValueError("it is there twice")
-            found[place] = SignedUpdate.read(of_run, {**row, **_terms(row, attempts)})
-    return found
+            cells = {**row, **_terms(row, attempts)}
+            signatures[place] = SignedUpdate.read(signed_run, cells)
+    return signatures
 
 
 def _terms(row: Mapping[str, str], attempts: Attempts | None) -> dict[str, Any]:
-    """Return what a line says was signed of the attempt at the run.
+    """Return the attempt at the run that a line says was signed.
 
     Raises
     ------
     StatementError
-        If it names none, as in an earlier version.
+        If it names no attempt, as in an earlier version.
     EvidenceError
-        If it was not declared.
+        If the attempt was not declared.
+    ValueError
+        If the run has no attempts.
     """
     if "attempt" not in row:
         raise StatementError(
@@ -69,12 +74,11 @@ def _terms(row: Mapping[str, str], attempts: Attempts | None) -> dict[str, Any]:
             "signed no attempt at a run: check it with that version"
         )
     number = int(row["attempt"])
-    agreed = NOT_COUNTED if attempts is None and number == 0 else None
-    if agreed is None and attempts is not None:
-        agreed = attempts.agreed(number)
-    if agreed is None:
+    if attempts is not None:
+        return attempts.agreed(number).terms()
+    if number != 0:
         raise ValueError(f"attempt {number} at a run without attempts")
-    return agreed.terms()
+    return NOT_COUNTED.terms()
 
 
 def check_signatures(
@@ -121,7 +125,9 @@ class _SignatureCheck:
         lines = run.clients.read()
         self._names = names
         self._members = members
-        self._holders = {public_der(key): holder_of(n) for n, key in (members or {}).items()}
+        self._holders: dict[bytes, str] = {}  # Members' names by their keys.
+        for name, key in (members or {}).items():
+            self._holders[public_der(key)] = holder_of(name)
         self._replies = _used_or_refused(lines)
         self._late = {_place(row) for row in lines if row["status"] == "late"}
         self._keys: dict[int, bytes] = {}  # By client id.
@@ -135,12 +141,13 @@ class _SignatureCheck:
             update.check()
         except EvidenceError as error:
             raise StatementError(f"{where} is not the one that was signed: {error}") from error
-        asked = update.asked_in
-        if self._received.setdefault(asked, update.received) != update.received:
-            raise StatementError(f"round {asked}: members were sent different models")
+        asked_in = update.asked_in
+        received = self._received.setdefault(asked_in, update.received)
+        if received != update.received:
+            raise StatementError(f"round {asked_in}: members were sent different models")
         self._require_own_key(where, client_id, update)
-        if asked != number and (asked, client_id) not in self._late:
-            raise StatementError(f"{where} is the one that it signed for round {asked}")
+        if asked_in != number and (asked_in, client_id) not in self._late:
+            raise StatementError(f"{where} is the one that it signed for round {asked_in}")
         self._require_same_examples(where, place, update)
 
     def _require_own_key(self, where: str, client_id: int, update: SignedUpdate) -> None:
@@ -173,11 +180,13 @@ class _SignatureCheck:
         row = self._replies.get(place)
         if row is None:
             raise StatementError(f"{where} was signed, and clients.csv has no such reply")
-        told = float(row.get("claimed_examples") or row.get("num_examples") or "nan")
-        if row["status"] == "accepted" and told != update.examples:
+        if row["status"] != "accepted":
+            return
+        recorded = float(row.get("claimed_examples") or row.get("num_examples") or "nan")
+        if recorded != update.examples:
             raise StatementError(
                 f"{where} was signed with {update.examples:g} examples, and clients.csv has "
-                f"{told:g}"
+                f"{recorded:g}"
             )
 
     def count(self, signed: Signatures) -> tuple[SignedMember, ...]:
@@ -201,21 +210,23 @@ class _SignatureCheck:
             signed_or_not.setdefault(client_id, []).append(is_signed)
         if not signed and not self._members:
             return ()
-        return tuple(
-            SignedMember(self._signer(client_id), sum(updates), len(updates))
-            for client_id, updates in sorted(signed_or_not.items())
-        )
+        members = []
+        for client_id, updates in sorted(signed_or_not.items()):
+            name = self._signer(client_id)
+            members.append(SignedMember(name, signed=updates.count(True), accepted=len(updates)))
+        return tuple(members)
 
     def _with_key(self) -> set[int]:
-        """Return the client ids of which a key is known: by their name, or by what they signed."""
+        """Return the client ids whose keys are known: by their name, or by what they signed."""
+        if not self._members:
+            return set()
         holders = {as_read(name) for name in self._holders.values()}
-        with_key = {
-            client_id
-            for names in self._names
-            for client_id, name in names.items()
-            if as_read(name) in holders
-        }
-        return with_key | self._keys.keys() if self._members else with_key
+        with_key = set(self._keys)
+        for names in self._names:
+            for client_id, name in names.items():
+                if as_read(name) in holders:
+                    with_key.add(client_id)
+        return with_key
 
     def _signer(self, client_id: int) -> str:
         """Return what the key of a client is called; its name where it has none."""
@@ -239,28 +250,30 @@ def _place(row: Mapping[str, str]) -> tuple[int, int]:
 
 def _used_or_refused(lines: Iterable[dict[str, str]]) -> dict[tuple[int, int], dict[str, str]]:
     """Return the lines of ``clients.csv`` of replies that came in time, by round and client id."""
-    found: dict[tuple[int, int], dict[str, str]] = {}
+    replies: dict[tuple[int, int], dict[str, str]] = {}
     for row in lines:
         place = _place(row)
-        # A second reply of a node is refused, and is no other line's.
-        if row["status"] == "accepted" or (row["status"] == "refused" and place not in found):
-            found[place] = row
-    return found
+        if row["status"] == "accepted":
+            replies[place] = row
+        elif row["status"] == "refused":
+            # A node's second reply is refused: it does not stand for the first one.
+            replies.setdefault(place, row)
+    return replies
 
 
 def _read_replies(path: Path) -> tuple[dict[int, dict[str, NDArray[Any]]], list[str]]:
     """Return the replies in a file by client id, and the trained parameters' names."""
-    found = defaultdict[int, dict[str, NDArray[Any]]](dict)
+    replies = defaultdict[int, dict[str, NDArray[Any]]](dict)
     if not path.is_file():
-        return found, []
+        return replies, []
     with refused_as(StatementError, f"{path.name} holds no replies"):
         require_plain_archive(path)
     with np.load(path, allow_pickle=False) as content:
         for key in content.files:
             client_id, slash, name = key.partition("/")
             if slash:
-                found[int(client_id)][name] = content[key]
-        return found, [str(name) for name in content[TRAINED]]
+                replies[int(client_id)][name] = content[key]
+        return replies, [str(name) for name in content[TRAINED]]
 
 
 def _check_kept_replies(run: RunFolder, signed: Signatures) -> None:
@@ -272,7 +285,8 @@ def _check_kept_replies(run: RunFolder, signed: Signatures) -> None:
         Naming round and client.
     """
     for number, path in files_of_rounds(run.updates).items():
-        step, (replies, trained) = read_step(path), _read_replies(sent_file(run.updates, number))
+        step = read_step(path)
+        replies, trained = _read_replies(sent_file(run.updates, number))
         for node, used in zip(step.nodes, step.updates.client_updates, strict=True):
             where = f"round {number}: the kept update of client {node.client_id}"
             update = signed.get((number, node.client_id))
@@ -281,23 +295,37 @@ def _check_kept_replies(run: RunFolder, signed: Signatures) -> None:
                 continue  # Nobody signed it.
             if update is None or arrays_digest(arrays.items()) != update.sent:
                 raise StatementError(f"{where} is not the one that was signed")
-            before = step.before
-            if update.asked_in != number:  # It came late.
-                earlier = file_of_round(run.updates, update.asked_in)
-                if not earlier.is_file():
-                    continue
-                before = read_step(earlier).before
+            received = _received_parameters(run, number, step, update)
+            if received is None:
+                continue
             sent = np.concatenate([np.ravel(arrays[name]) for name in trained])
-            change = sent.astype(np.float64) - before.params.double().numpy()
+            change = sent.astype(np.float64) - received
             if not _is_part(used.double().numpy(), change):
                 raise StatementError(f"{where}, which was used, is not what it sent")
         if replies:
             raise StatementError(f"round {number}: client {min(replies)}'s reply was not used")
 
 
+def _received_parameters(
+    run: RunFolder, number: int, step: Step, update: SignedUpdate
+) -> NDArray[Any] | None:
+    """Return the model ``[d]`` that a member got before it sent an update; ``None``: it is gone."""
+    model = step.before
+    if update.asked_in != number:  # It came late.
+        earlier = file_of_round(run.updates, update.asked_in)
+        if not earlier.is_file():
+            return None
+        model = read_step(earlier).before
+    return model.params.double().numpy()
+
+
 def _is_part(used: NDArray[Any], sent: NDArray[Any]) -> bool:
-    """Return whether an update is another one, or a shorter one of its direction."""
-    length = float(sent @ sent)
-    factor = float(used @ sent) / length if length else 0.0
-    bound = _ROUNDING * (float(np.linalg.norm(sent)) + 1e-12)
-    return 0 <= factor <= 1 + _ROUNDING and float(np.linalg.norm(used - factor * sent)) <= bound
+    """Return whether an update is what was sent, or a shorter one of its direction."""
+    squared_length = float(sent @ sent)
+    factor = 0.0
+    if squared_length:
+        factor = float(used @ sent) / squared_length
+    if not 0 <= factor <= 1 + _ROUNDING:
+        return False
+    distance = float(np.linalg.norm(used - factor * sent))
+    return distance <= _ROUNDING * (float(np.linalg.norm(sent)) + 1e-12)

@@ -36,12 +36,14 @@ def _from_base64(value: object) -> object:
 
 
 Base64 = Annotated[
-    bytes, BeforeValidator(_from_base64), PlainSerializer(lambda v: base64.b64encode(v).decode())
+    bytes,
+    BeforeValidator(_from_base64),
+    PlainSerializer(lambda content: base64.b64encode(content).decode()),
 ]
 
 
 class Signature(BaseModel):
-    """A signature, and the id of the key that is said to have made it; empty: none is said."""
+    """A signature, and the id of the key that is said to have made it; empty: nobody says it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -91,13 +93,14 @@ class Envelope(BaseModel):
         EvidenceError
             If there is one of this key.
         """
-        if keyid and keyid in [one.keyid for one in self.signatures]:
+        key_ids = [signature.keyid for signature in self.signatures]
+        if keyid and keyid in key_ids:
             raise EvidenceError(f"there is a signature with key {keyid:.16}... already")
         signatures = (*self.signatures, Signature(keyid=keyid, sig=sig))
         return self.model_copy(update={"signatures": signatures})
 
     def signer(self, signature: Signature, keys: Mapping[str, VerifyingKey]) -> str:
-        """Return by which of these keys a signature is; empty: by none of them.
+        """Return the name of the key that made a signature; empty: none of these keys did.
 
         Parameters
         ----------
@@ -112,9 +115,10 @@ class Envelope(BaseModel):
             If it names one of the keys, and is not by it.
         """
         content = self.signed_bytes()
-        # An id is a hint that nobody signed: other tools make them in other ways.
-        named = sorted(keys, key=lambda name: key_id(keys[name]) != signature.keyid)
-        for name in named:
+        # An id is a hint that nobody signed: other tools make them in other ways. So the key that
+        # it names is tried first, and the others after it.
+        names = sorted(keys, key=lambda name: key_id(keys[name]) != signature.keyid)
+        for name in names:
             key = keys[name]
             if is_signed(key, signature.sig, content):
                 return name
@@ -124,7 +128,8 @@ class Envelope(BaseModel):
 
     def to_bytes(self) -> bytes:
         """Return it as JSON, always the same for the same envelope."""
-        return (json.dumps(self.model_dump(by_alias=True), indent=2) + "\n").encode()
+        text = json.dumps(self.model_dump(by_alias=True), indent=2)
+        return f"{text}\n".encode()
 
 
 def read_envelope(content: bytes, name: str) -> Envelope:
@@ -133,13 +138,13 @@ def read_envelope(content: bytes, name: str) -> Envelope:
     Raises
     ------
     EvidenceError
-        If it is none, two signatures are of one key, or there are more than 1,000.
+        If it is no envelope, has two signatures of one key, or more than 1,000.
     """
     try:
         read = Envelope.model_validate(parse_json(content))
     except ValueError as error:
         raise EvidenceError(f"{name} is no signed envelope ({first_of(error)})") from error
     envelope = read.model_copy(update={"signatures": ()})
-    for one in read.signatures:
-        envelope = envelope.with_signature(one.keyid, one.sig)
+    for signature in read.signatures:
+        envelope = envelope.with_signature(signature.keyid, signature.sig)
     return envelope

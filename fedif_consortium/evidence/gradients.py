@@ -40,7 +40,8 @@ class PublishGradients(RunPart):
     def fits(self, config: RunConfig) -> None:
         """Raise ConfigError where the validation data are secret."""
         is_published = config.section(GradientSettings).publish
-        is_fine = not (is_published and config.section(CreditSettings).secret_validation)
+        is_secret = config.section(CreditSettings).secret_validation
+        is_fine = not (is_published and is_secret)
         require(is_fine, "gradients.publish", True, "false with credit.secret-validation")
 
     def build(self, run: RunContext) -> Built:
@@ -73,15 +74,18 @@ class PublishedGradients(Callback):
     def on_asked(self, current: Round) -> None:
         """Take the gradient of the round's model."""
         assert self._strategy is not None  # on_start
-        self._record, model = None, self._strategy.model
+        self._record = None
+        model = self._strategy.model
         try:
             begun = self._validation.gradients.begin(model.vectors.params, model.named_buffers)
-            found = begun.result()
+            result = begun.result()
         except ValuationError as error:
             logger.warning("round %d: no gradient is published: %s", current.round, error)
             return
-        self._record = tensor_arrays({GRADIENT: found.gradient.detach()})
+        self._record = tensor_arrays({GRADIENT: result.gradient.detach()})
 
     def enclose(self, node: ClientNode) -> Mapping[str, ArrayRecord]:  # noqa: ARG002
         """Return the gradient."""
-        return {} if self._record is None else {GRADIENT: self._record}
+        if self._record is None:
+            return {}
+        return {GRADIENT: self._record}

@@ -33,7 +33,7 @@ class HeldReceipts:
     client_ids : frozenset of int
         Whose they are: one member's, if they are in order.
     attempts : tuple of SeenAttempt
-        Every attempt of which there is something, at this run or another one of its name.
+        Every attempt that it has something of, at this run or another one of its name.
     last_sent : mapping of int to int
         The last round for which it sent something, by attempt.
     elsewhere : tuple of str
@@ -52,11 +52,14 @@ class HeldReceipts:
     @property
     def lines(self) -> list[tuple[int, str]]:
         """Its leaves, in their order, with their numbers."""
-        return sorted(line for told in self.rounds for line in told.numbered())
+        lines: list[tuple[int, str]] = []
+        for told in self.rounds:
+            lines.extend(told.numbered())
+        return sorted(lines)
 
     @property
     def size(self) -> int:
-        """How many leaves the longest history has of which it was told."""
+        """How many leaves there are in the longest history that it was told."""
         return max((told.size for told in self.rounds), default=0)
 
 
@@ -79,13 +82,11 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
     StatementError
         Naming a file that is damaged, or says what nobody signed.
     """
-    own = folder if folder.name == run else folder / run
-    paths = sorted(own.glob("*.json"))
+    run_folder = folder if folder.name == run else folder / run
+    paths = sorted(run_folder.glob("*.json"))
     if not paths:
         raise ConfigError(f"receipts = {str(folder)!r} holds none of run {run}{_others(folder)}")
-    whole = own.absolute().parent
-    # Of `fedif node join`: receipts/ in the folder of a node.
-    called = (whole.parent if whole.name == "receipts" else whole).name
+    receipts_dir = run_folder.absolute().parent
     rounds: list[ToldRound] = []
     sent = defaultdict[tuple[int, int], set[str]](set)
     client_ids: set[int] = set()
@@ -95,24 +96,41 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
         if path.name.startswith(_ROUND):
             told = _told(path, run, content)
             rounds.append(told)
-            client_ids |= {int(read_leaf(leaf)["client_id"]) for leaf in told.own.values()}
+            for leaf in told.own.values():
+                client_ids.add(int(read_leaf(leaf)["client_id"]))
         else:
-            number, attempt = int(content["round"]), int(content["attempt"])
+            number = int(content["round"])
+            attempt = int(content["attempt"])
             sent[attempt, number].add(content["sent"])
             last_sent[attempt] = max(number, last_sent.get(attempt, 0))
             client_ids.add(int(content["node_id"]))
-    ordered = sorted(rounds, key=lambda told: told.size)
     signers = {told.key for told in rounds}
-    attempts, elsewhere = _seen_attempts(whole, own, name, signers)
+    attempts, elsewhere = _seen_attempts(receipts_dir, run_folder, name, signers)
     return HeldReceipts(
-        called, ordered, sent, frozenset(client_ids), attempts, last_sent, elsewhere
+        name=_holder_of(receipts_dir),
+        rounds=sorted(rounds, key=lambda told: told.size),
+        sent=sent,
+        client_ids=frozenset(client_ids),
+        attempts=attempts,
+        last_sent=last_sent,
+        elsewhere=elsewhere,
     )
+
+
+def _holder_of(receipts_dir: Path) -> str:
+    """Return what a member is called by its folder."""
+    # `fedif node join` makes receipts/ in the folder of a node.
+    if receipts_dir.name == "receipts":
+        return receipts_dir.parent.name
+    return receipts_dir.name
 
 
 def _others(folder: Path) -> str:
     """Return how many other runs a folder holds something of, in words."""
     others = [path for path in _run_folders(folder) if any(path.glob("*.json"))]
-    return f"; it holds {len(others)} others" if others else ""
+    if not others:
+        return ""
+    return f"; it holds {len(others)} others"
 
 
 def _run_folders(folder: Path) -> list[Path]:
@@ -163,32 +181,31 @@ def _told(path: Path, run: str, content: Mapping[str, Any]) -> ToldRound:
 
 
 def _seen_attempts(
-    folder: Path, own: Path, name: str, signers: set[bytes]
+    receipts_dir: Path, run_folder: Path, name: str, signers: set[bytes]
 ) -> tuple[tuple[SeenAttempt, ...], tuple[str, ...]]:
-    """Return the attempts at a run of which a ``receipts-dir`` holds something.
+    """Return the attempts at a run that a ``receipts-dir`` holds something of.
 
     Runs of the same name that another server signed are others' runs: their ids come second.
     """
-    found: set[SeenAttempt] = set()
+    attempts: set[SeenAttempt] = set()
     elsewhere = []
-    for run_folder in {own, *_run_folders(folder)}:
-        paths = sorted(run_folder.glob("*.json"))
+    for folder in {run_folder, *_run_folders(receipts_dir)}:
+        paths = sorted(folder.glob("*.json"))
         if not paths or not name or _name_in(paths[0]) != name:
             continue
-        contents = [_read(path, run_folder.name) for path in paths]
-        keys = {
-            bytes.fromhex(content["key"])
-            for path, content in zip(paths, contents, strict=True)
-            if path.name.startswith(_ROUND)
-        }
+        contents = [_read(path, folder.name) for path in paths]
+        keys = set()
+        for path, content in zip(paths, contents, strict=True):
+            if path.name.startswith(_ROUND):
+                keys.add(bytes.fromhex(content["key"]))
         if keys and signers and keys.isdisjoint(signers):
-            elsewhere.append(run_folder.name)
+            elsewhere.append(folder.name)
             continue
         for content in contents:
             agreed = AgreedRun.model_validate(content)
-            end = agreed.end(run_folder.name)
-            found.add(SeenAttempt(agreed.attempt, run_folder.name, end))
-    return tuple(sorted(found)), tuple(sorted(elsewhere))
+            end = agreed.end(folder.name)
+            attempts.add(SeenAttempt(agreed.attempt, folder.name, end))
+    return tuple(sorted(attempts)), tuple(sorted(elsewhere))
 
 
 def _name_in(path: Path) -> str:
@@ -197,4 +214,6 @@ def _name_in(path: Path) -> str:
         content = parse_json(read_whole(path))
     except (OSError, ValueError):
         return ""
-    return str(content.get("name", "")) if isinstance(content, dict) else ""
+    if not isinstance(content, dict):
+        return ""
+    return str(content.get("name", ""))

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 GRADIENT = "validation-gradient"  # A record in a message, beside the model, and its array.
 MOST_ROUNDS = 16
 MOST_BYTES = 4 * 2**30  # Of all files together.
-_MODEL, _VECTOR = "model/", "gradient"
+_MODEL = "model/"
+_VECTOR = "gradient"
 _TEXTS = (CONFIG_KEY, TASK_KEY, FACTS_KEY)
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ class KeptGradients(ClientPart):
 
 def keep(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Keep the gradient in a message where this node has a folder for it, and train."""
-    if folder := NodeConfig.from_node_config(context.node_config).gradients_dir:
+    folder = NodeConfig.from_node_config(context.node_config).gradients_dir
+    if folder:
         keep_gradient(message.content, Path(folder).expanduser().absolute())
     return call_next(message, context)
 
@@ -75,7 +77,7 @@ def keep(message: Message, context: Context, call_next: ClientAppCallable) -> Me
 def keep_gradient(content: RecordDict, folder: Path) -> None:
     """Keep what a message brings in a node's ``gradients-dir``.
 
-    At most 16 rounds are kept: of more, those that lie spread over the run.
+    At most 16 rounds are kept: where there are more, some that lie spread over the run.
     """
     record = content.get(GRADIENT)
     if not isinstance(record, ArrayRecord):
@@ -83,11 +85,17 @@ def keep_gradient(content: RecordDict, folder: Path) -> None:
     settings = cast(ConfigRecord, content["config"])
     arrays = cast(ArrayRecord, content["arrays"])
     try:
-        held = {_MODEL + name: array.numpy() for name, array in arrays.items()}
-        held[_VECTOR] = _checked(record[GRADIENT].numpy(), sum(of.size for of in held.values()))
-        held |= {name: np.array(str(settings[name])) for name in _TEXTS}
+        content_of_file: dict[str, NDArray[Any]] = {}
+        parameters = 0
+        for name, array in arrays.items():
+            values = array.numpy()
+            content_of_file[_MODEL + name] = values
+            parameters += values.size
+        content_of_file[_VECTOR] = _checked(record[GRADIENT].numpy(), parameters)
+        for name in _TEXTS:
+            content_of_file[name] = np.array(str(settings[name]))
         buffer = io.BytesIO()
-        np.savez(buffer, **held)  # type: ignore[arg-type]
+        np.savez(buffer, **content_of_file)  # type: ignore[arg-type]
         _write(folder, cast(int, settings[ROUND_KEY]), buffer.getvalue())
     except Exception as error:  # whatever NumPy makes of another's bytes
         logger.warning("a published gradient was not kept: %.200r", error)
@@ -106,14 +114,19 @@ def _write(folder: Path, server_round: int, content: bytes) -> None:
     """Write a round's file, and remove one where there are too many."""
     make_folder(folder)
     target = folder / f"round-{server_round:06d}.npz"
-    others = [path for path in _files(folder) if path != target]
-    if sum(path.stat().st_size for path in others) + len(content) > MOST_BYTES:
+    size = len(content)
+    for path in _files(folder):
+        if path != target:
+            size += path.stat().st_size
+    if size > MOST_BYTES:
         raise StorageError(f"{folder} would hold more than {MOST_BYTES} bytes: move some away")
     write_atomically(target, content)
     paths = _files(folder)
     while len(paths) > MOST_ROUNDS:
-        rounds = [_round(path) for path in paths]
-        closest = min(range(1, len(rounds) - 1), key=lambda i: rounds[i + 1] - rounds[i - 1])
+        rounds = list(map(_round, paths))
+        gaps = [rounds[i + 1] - rounds[i - 1] for i in range(1, len(rounds) - 1)]
+        # The round whose neighbours are closest to each other is missed least.
+        closest = 1 + gaps.index(min(gaps))
         paths.pop(closest).unlink(missing_ok=True)
 
 
@@ -134,12 +147,13 @@ def kept_rounds(folder: Path) -> list[Path]:
     ConfigError
         If there are none.
     """
-    if not (found := _files(folder)):
+    files = _files(folder)
+    if not files:
         raise ConfigError(
             f"gradients-dir = {str(folder)!r} holds no gradient: the node keeps them where the run "
             "config has gradients.publish=true"
         )
-    return found
+    return files
 
 
 def read_kept(path: Path) -> KeptGradient:
@@ -153,6 +167,12 @@ def read_kept(path: Path) -> KeptGradient:
     with refused_as(ConfigError, f"{path} is no kept gradient"):
         require_plain_archive(path)
         with np.load(path, allow_pickle=False) as held:
-            texts = [str(held[name]) for name in _TEXTS]
-            arrays = {n.removeprefix(_MODEL): held[n] for n in held if n.startswith(_MODEL)}
-            return KeptGradient(_round(path), arrays, held[_VECTOR], *texts)
+            names = [name for name in held if name.startswith(_MODEL)]
+            return KeptGradient(
+                server_round=_round(path),
+                arrays={name.removeprefix(_MODEL): held[name] for name in names},
+                gradient=held[_VECTOR],
+                config=str(held[CONFIG_KEY]),
+                task=str(held[TASK_KEY]),
+                facts=str(held[FACTS_KEY]),
+            )

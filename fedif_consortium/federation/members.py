@@ -29,6 +29,7 @@ from fedif_consortium.federation.removals import (
     removals_of,
 )
 from fedif_consortium.federation.server import statement_fingerprint
+from fedif_consortium.statement.undelivered import write_undelivered
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import exclusive_lock, writing
@@ -357,10 +358,7 @@ def _forget_page(run: RunFolder, member: Member) -> None:
     if pages.pop(member.node_id, None) is None:
         return
     typer.echo(f"erased its page from {run.undelivered.path}")
-    if pages:
-        run.undelivered.write(pages)
-    else:
-        run.undelivered.path.unlink()
+    write_undelivered(run, pages)
 
 
 def _member_answering(folder: FederationFolder, answer: Answer) -> Member:

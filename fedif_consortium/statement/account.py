@@ -18,26 +18,28 @@ ends with no lower loss than it began with gives no shares, nor does one of whic
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedif_consortium.statement.luck import (
     EXAMPLES,
     ROUNDS,
+    Between,
+    Luck,
     between,
     groups,
     kinds_of_luck,
     told_apart,
 )
 from fedif_consortium.statement.member_account import MemberAccount, judged
-from fedif_consortium.statement.own_parts import alike
-from fedif_consortium.statement.records import RunRecords, by_member
-from fedif_consortium.statement.settings import PayBy, Ties, weighs_by_length
+from fedif_consortium.statement.member_facts import labels, member_facts
+from fedif_consortium.statement.records import RunRecords
+from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_consortium.statement.shares import (
     NOTHING,
     alike_shares,
@@ -48,11 +50,9 @@ from fedif_consortium.statement.shares import (
     share_out,
 )
 from fedif_flower.attribution.intervals import MIN_ROUNDS, share_deviations
-from fedif_flower.messages.client_node import all_different, called
 from fedif_flower.run.completeness import Completeness, MemberTurns
 
 DECISIVE = 0.5  # Of what all rounds together moved.
-OPPOSED = 0.9  # The negated cosine; honest updates were seen at 0.65.
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,92 @@ class Account:
     @property
     def widest_share(self) -> float | None:
         """Half the width of the widest interval of a share, with another held-out set."""
-        ends = [(m.own_share, m.share_intervals[0]) for m in self.members if m.share_intervals]
-        widths = [max(own.high - share, share - own.low) for share, own in ends]
-        is_known = ends and ends[0][1].about == EXAMPLES
-        return max(widths) if is_known else None
+        widths = []
+        for member in self.members:
+            if not member.share_intervals:
+                continue
+            interval = member.share_intervals[0]
+            if interval.about != EXAMPLES:
+                return None
+            widths.append(max(interval.high - member.own_share, member.own_share - interval.low))
+        return max(widths, default=None)
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """What the model gained, under the names that the account has for it."""
+
+    decrease: float
+    attributed: float
+    remainder: float
+    left_out_decrease: float
+    decisive_round: int | None
+    decisive: float
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """In how many of the rounds that count members were asked.
+
+    ``counts`` are in the members' order, ``never_drawn`` are the client ids of those who were asked
+    in none. ``is_drawn`` says whether some were asked in fewer rounds than others.
+    """
+
+    counts: list[int]
+    never_drawn: list[int]
+    is_drawn: bool
+
+    @property
+    def divisors(self) -> list[int]:
+        """What sums are divided by for means per draw; the sum of who was never drawn is 0."""
+        return [max(count, 1) for count in self.counts]
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Members' sums over the rounds that count, in their order.
+
+    ``contributed`` and ``credited`` are in nats. ``gained`` and ``worth`` are what shares are of:
+    these very sums, or their means per draw.
+    """
+
+    contributed: list[float]
+    credited: list[float]
+    gained: list[Fraction]
+    worth: list[Fraction]
+
+
+@dataclass(frozen=True)
+class _Lucks:
+    """How else sums, means per draw, and what shares are of could have come out."""
+
+    of_sums: list[Luck]
+    of_means: list[Luck]
+    of_worth: list[Luck]
+
+
+@dataclass(frozen=True)
+class _Shares:
+    """Who gets which share of what was gained, in the members' order.
+
+    ``earned`` are the shares before those who are not told apart are paid alike, ``paid`` after it.
+    ``cents`` have nobody's at their end; all are ``None`` where there is no budget.
+    """
+
+    groups: list[list[int]]
+    earned: list[Fraction]
+    paid: list[Fraction]
+    nobody: Fraction
+    cents: Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class _Intervals:
+    """Each member's intervals of its contribution, of that per draw, and of its own share."""
+
+    of_sums: list[tuple[Between, ...]]
+    of_means: list[tuple[Between, ...]]
+    of_shares: list[tuple[Between, ...]]
 
 
 def settle(
@@ -141,161 +223,237 @@ def settle(
     """
     counted = records.since(from_round)
     left_out = left_out_rounds(counted.rounds)
-    used, ids = counted.without(left_out), list(records.members)
-    counted_decrease = math.fsum(row.decrease for row in used.rounds)
-    attributed = math.fsum(row.attributed for row in used.rounds)
-    remainder = math.fsum(row.remainder for row in used.rounds)
-    # Between the ends of the run, whichever rounds count.
-    decrease = counted.losses[0] - counted.losses[-1]
-    left_out_decrease = decrease - counted_decrease if left_out else 0.0
-    draws, turns = _draws(used), used.judged().members
-    contributed, credited = ([math.fsum(own) + 0.0 for own in of.T] for of in used.by_round)
-    decisive = decisive_row([row.attributed for row in used.rounds])
-    never_drawn = sorted({*used.names, *ids} - draws.keys())
-    is_drawn = bool(never_drawn) or len({turn.count["asked"] for turn in turns}) > 1
-
-    # What was gained is shared out; what lies beyond the bounds is nobody's.
-    times = [max(draws[client_id], 1) for client_id in ids]
-    worth, gained = (
-        [
-            Fraction(value) / (n if pay_by == "draw" else 1)
-            for value, n in zip(of, times, strict=True)
-        ]
-        for of in (credited, contributed)
+    used = counted.without(left_out)
+    turns = used.judged().members
+    draws = _draws(used, turns)
+    totals = _totals(used, draws, pay_by)
+    lucks = _lucks(used, draws, pay_by)
+    unpaid = _reason_against_shares(counted, used, totals)
+    shares = _shares(totals, lucks.of_worth, unpaid, ties, budget_cents)
+    members = _member_accounts(
+        facts=list(member_facts(used, turns)),
+        draws=draws,
+        totals=totals,
+        shares=shares,
+        intervals=_intervals(totals, draws, shares.earned, lucks),
+        other_rounds=_other_rounds(used),
+        left_out_harm=_left_out_harm(counted, left_out),
     )
-    fall = fall_of(counted.rounds)
-    unpaid = reason_against_shares(fall, counted_decrease, remainder, credited)
-    shares = [NOTHING for _ in ids] if unpaid else gain_shares(worth, sum(gained))
-    nobody = 1 - sum(shares, NOTHING) if any(shares) else NOTHING
-
-    # How else all this could have come out, and which members are not told apart.
-    of_sums = kinds_of_luck(used, is_drawn)
-    of_means = kinds_of_luck(used, is_drawn, np.array(times, dtype=float))
-    lucks = [luck for luck in (of_means if pay_by == "draw" else of_sums) if luck.about != ROUNDS]
-    values, whole = (np.array(of, dtype=float) for of in (worth, gained))
-    of_shares = [
-        replace(of, contributed=share_deviations(values, whole, of.credited, of.contributed))
-        for of in lucks
-        if any(shares)
-    ]
-    tied = groups(values, told_apart(values, lucks)) if lucks else []
-    paid = alike_shares(shares, tied if ties == "alike" else ())
-    cents: Sequence[int | None] = [None] * (len(ids) + 1)
-    if budget_cents is not None:
-        cents = share_out(budget_cents, [*paid, nobody])
-
-    means = np.array(contributed) / times
-    others = np.delete(used.by_round[0], decisive or 0, axis=0).T
-    per_draw = between(means, of_means)
-    columns: dict[str, Sequence[Any]] = {
-        "contribution": contributed,
-        "credited": credited,
-        "left_out_harm": _left_out_harm(counted, left_out, fall),
-        "other_rounds": [None if decisive is None else math.fsum(own) + 0.0 for own in others],
-        "per_draw": [float(mean) if draws[i] else None for i, mean in zip(ids, means, strict=True)],
-        "place": [1 + int((values > value).sum()) for value in values],
-        "alike": [next((len(own) - 1 for own in tied if i in own), 0) for i in range(len(ids))],
-        "own_share": list(map(float, shares)),
-        "share": list(map(float, paid)),
-        "cents": cents,
-        "intervals": between(np.array(contributed), of_sums),
-        "draw_intervals": [own if draws[i] else () for i, own in zip(ids, per_draw, strict=True)],
-        "share_intervals": between(np.array(shares, dtype=float), of_shares, 0.0, 1.0),
-    }
-    known = _known(used, turns)
-    members = [
-        judged(MemberAccount(**own, **{name: of[i] for name, of in columns.items()}))
-        for i, own in enumerate(known)
-    ]
-    names = labels(records)
     return Account(
+        **vars(_gain(counted, used)),
         rounds=len(counted.rounds),
         loss_before=counted.losses[0],
         loss_after=counted.losses[-1],
-        decrease=decrease,
-        attributed=attributed,
-        remainder=remainder,
-        left_out_decrease=left_out_decrease,
         budget_cents=budget_cents,
         first_round=from_round,
         left_out=left_out,
-        decisive_round=None if decisive is None else used.rounds[decisive].round,
-        decisive=0.0 if decisive is None else used.rounds[decisive].attributed,
-        nobody_share=float(nobody),
-        nobody_cents=cents[-1],
+        nobody_share=float(shares.nobody),
+        nobody_cents=shares.cents[-1],
         unpaid=unpaid,
         completeness=records.judged(),
-        about=" and ".join(luck.about for luck in of_sums),
+        about=" and ".join(luck.about for luck in lucks.of_sums),
         pay_by=pay_by,
         ties=ties,
-        is_drawn=is_drawn,
-        never_drawn=tuple(names.get(i) or records.names[i] for i in never_drawn),
-        groups=tuple(tuple(ids[i] for i in own) for own in tied if len(own) > 1),
+        is_drawn=draws.is_drawn,
+        never_drawn=_names_of(records, draws.never_drawn),
+        groups=_client_ids(records, shares.groups),
         names=records.names,
         members=tuple(sorted(members, key=lambda m: (-m.contribution, m.client_id))),
     )
 
 
-def _left_out_harm(records: RunRecords, left_out: Collection[int], fall: float) -> list[float]:
+def _gain(counted: RunRecords, used: RunRecords) -> _Gain:
+    """Return what was gained; ``used`` are the counted rounds without those left out."""
+    # Between the ends of the run, whichever rounds count.
+    decrease = counted.losses[0] - counted.losses[-1]
+    left_out_decrease = 0.0
+    if len(used.rounds) < len(counted.rounds):
+        left_out_decrease = decrease - used.decrease
+    attributed = [row.attributed for row in used.rounds]
+    decisive = decisive_row(attributed)
+    return _Gain(
+        decrease=decrease,
+        attributed=math.fsum(attributed),
+        remainder=used.remainder,
+        left_out_decrease=left_out_decrease,
+        decisive_round=None if decisive is None else used.rounds[decisive].round,
+        decisive=0.0 if decisive is None else attributed[decisive],
+    )
+
+
+def _reason_against_shares(counted: RunRecords, used: RunRecords, totals: _Totals) -> str:
+    """Return why nobody has a share; empty: shares hold."""
+    fall = fall_of(counted.rounds)
+    return reason_against_shares(fall, used.decrease, used.remainder, totals.credited)
+
+
+def _draws(records: RunRecords, turns: Sequence[MemberTurns]) -> _Draws:
+    """Return in how many of the rounds each member was asked."""
+    rounds = {row.round for row in records.rounds}
+    rounds_of: dict[int, set[int]] = {}  # By client id.
+    for reply in records.replies:
+        asked_in = reply.asked_in or reply.round
+        if asked_in in rounds:
+            rounds_of.setdefault(reply.client_id, set()).add(asked_in)
+    counts = [len(rounds_of.get(client_id, ())) for client_id in records.members]
+    never_drawn = sorted({*records.names, *records.members} - rounds_of.keys())
+    times_asked = {turn.count["asked"] for turn in turns}
+    return _Draws(counts, never_drawn, bool(never_drawn) or len(times_asked) > 1)
+
+
+def _totals(records: RunRecords, draws: _Draws, pay_by: PayBy) -> _Totals:
+    """Return members' sums over rounds, and what shares are of."""
+    contributed, credited = map(_column_sums, records.by_round)
+    gained = list(map(Fraction, contributed))
+    worth = list(map(Fraction, credited))
+    if pay_by == "draw":
+        gained = _per_draw(gained, draws)
+        worth = _per_draw(worth, draws)
+    return _Totals(contributed, credited, gained, worth)
+
+
+def _column_sums(by_round: NDArray[np.float64]) -> list[float]:
+    """Return the exact sums of ``[T, n]`` over rounds; with 0.0 added, none is -0.0."""
+    return [math.fsum(column) + 0.0 for column in by_round.T]
+
+
+def _per_draw(sums: Sequence[Fraction], draws: _Draws) -> list[Fraction]:
+    """Return exact means per draw."""
+    return [value / count for value, count in zip(sums, draws.divisors, strict=True)]
+
+
+def _lucks(records: RunRecords, draws: _Draws, pay_by: PayBy) -> _Lucks:
+    """Return how else all this could have come out."""
+    of_sums = kinds_of_luck(records, draws.is_drawn)
+    of_means = kinds_of_luck(records, draws.is_drawn, np.array(draws.divisors, dtype=float))
+    of_paid = of_means if pay_by == "draw" else of_sums
+    # Shares and ties are about the held-out set and the draw: other rounds are another run.
+    of_worth = [luck for luck in of_paid if luck.about != ROUNDS]
+    return _Lucks(of_sums, of_means, of_worth)
+
+
+def _shares(
+    totals: _Totals,
+    lucks: Sequence[Luck],
+    unpaid: str,
+    ties: Ties,
+    budget_cents: int | None,
+) -> _Shares:
+    """Share out what was gained; what lies beyond the bounds is nobody's."""
+    earned = [NOTHING] * len(totals.worth)
+    if not unpaid:
+        earned = gain_shares(totals.worth, sum(totals.gained))
+    nobody = NOTHING
+    if any(earned):
+        nobody = 1 - sum(earned, NOTHING)
+    tied: list[list[int]] = []
+    if lucks:
+        values = np.array(totals.worth, dtype=float)
+        tied = groups(values, told_apart(values, lucks))
+    paid = earned
+    if ties == "alike":
+        paid = alike_shares(earned, tied)
+    cents: Sequence[int | None] = [None] * (len(earned) + 1)
+    if budget_cents is not None:
+        cents = share_out(budget_cents, [*paid, nobody])
+    return _Shares(tied, earned, paid, nobody, cents)
+
+
+def _intervals(
+    totals: _Totals, draws: _Draws, shares: Sequence[Fraction], lucks: _Lucks
+) -> _Intervals:
+    """Return between which values members' figures could have come out."""
+    contributed = np.array(totals.contributed)
+    gained = np.array(totals.gained, dtype=float)
+    worth = np.array(totals.worth, dtype=float)
+    of_shares = []
+    if any(shares):
+        for luck in lucks.of_worth:
+            moved_shares = share_deviations(worth, gained, luck.credited, luck.contributed)
+            of_shares.append(replace(luck, contributed=moved_shares))
+    return _Intervals(
+        of_sums=between(contributed, lucks.of_sums),
+        of_means=between(contributed / draws.divisors, lucks.of_means),
+        of_shares=between(np.array(shares, dtype=float), of_shares, 0.0, 1.0),
+    )
+
+
+def _member_accounts(
+    *,
+    facts: Sequence[Mapping[str, Any]],
+    draws: _Draws,
+    totals: _Totals,
+    shares: _Shares,
+    intervals: _Intervals,
+    other_rounds: Sequence[float | None],
+    left_out_harm: Sequence[float],
+) -> list[MemberAccount]:
+    """Return what is said of each member, with its verdict, in the members' order."""
+    worth = np.array(totals.worth, dtype=float)
+    members = []
+    for i, facts_of_member in enumerate(facts):
+        was_drawn = draws.counts[i] > 0
+        per_draw = float(totals.contributed[i] / draws.divisors[i])
+        member = MemberAccount(
+            **facts_of_member,
+            contribution=totals.contributed[i],
+            credited=totals.credited[i],
+            left_out_harm=left_out_harm[i],
+            other_rounds=other_rounds[i],
+            per_draw=per_draw if was_drawn else None,
+            place=1 + int((worth > worth[i]).sum()),
+            alike=_others_in_group(i, shares.groups),
+            own_share=float(shares.earned[i]),
+            share=float(shares.paid[i]),
+            cents=shares.cents[i],
+            intervals=intervals.of_sums[i],
+            draw_intervals=intervals.of_means[i] if was_drawn else (),
+            share_intervals=intervals.of_shares[i],
+        )
+        members.append(judged(member))
+    return members
+
+
+def _others_in_group(member: int, groups: Sequence[Sequence[int]]) -> int:
+    """Return how many others are in a member's group; 0 where it is in none."""
+    for group in groups:
+        if member in group:
+            return len(group) - 1
+    return 0
+
+
+def _other_rounds(records: RunRecords) -> Sequence[float | None]:
+    """Return each member's contribution without the decisive round, where there is one."""
+    decisive = decisive_row([row.attributed for row in records.rounds])
+    if decisive is None:
+        return [None] * len(records.members)
+    contributed, _ = records.by_round
+    return _column_sums(np.delete(contributed, decisive, axis=0))
+
+
+def _left_out_harm(records: RunRecords, left_out: Collection[int]) -> list[float]:
     """Return by how much each member raised the loss in rounds left out, in falls of the run."""
     if not left_out:
-        return [0.0 for _ in records.members]
+        return [0.0] * len(records.members)
     is_out = np.array([row.round in left_out for row in records.rounds])
     contributed, _ = records.by_round
-    sums = [math.fsum(own) for own in contributed[is_out].T]
-    return [max(-value, 0.0) / fall for value in sums]
+    fall = fall_of(records.rounds)
+    return [max(-value, 0.0) / fall for value in _column_sums(contributed[is_out])]
 
 
-def _draws(records: RunRecords) -> Counter[int]:
-    """Return in how many of the rounds each member was asked, by client id."""
-    numbers = {row.round for row in records.rounds}
-    asked = {(reply.client_id, reply.asked_in or reply.round) for reply in records.replies}
-    return Counter(client_id for client_id, number in asked if number in numbers)
+def _names_of(records: RunRecords, client_ids: Sequence[int]) -> tuple[str, ...]:
+    """Return what pages call some members, of whom some may be in no record but by name."""
+    names = labels(records)
+    return tuple(names.get(client_id) or records.names[client_id] for client_id in client_ids)
 
 
-def _known(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[dict[str, Any]]:
-    """Yield what the records say of each member by itself."""
-    names, same = labels(records), alike(records.own_parts)
-    is_by_length = weighs_by_length(records.config)
-    counts = Counter(part.round for part in records.parts)
-    equal = {row.round: row.attributed / max(counts[row.round], 1) for row in records.rounds}
-    replies_of = by_member(records.replies)
-    came = {turn.client_id: turn for turn in turns}
-    for number, (client_id, partition_id) in enumerate(records.members.items(), start=1):
-        parts, replies = records.parts_of[client_id], replies_of[client_id]
-        turn = came.get(client_id)
-        count = turn.count if turn else Counter[str]()
-        accepted = [reply.round for reply in replies if reply.status == "accepted"]
-        examples = [reply.num_examples for reply in replies if reply.num_examples is not None]
-        scores = [reply.weight_score for reply in replies if reply.weight_score is not None]
-        refusals = Counter(reply.rejection for reply in replies if reply.rejection)
-        yield {
-            "client_id": client_id,
-            "partition_id": partition_id,
-            "name": names[client_id],
-            "page": f"members/{number:03}.html",
-            "asked": count["asked"],
-            "taken_part": turn.usable if turn else 0,
-            "refused": count["refused"],
-            "away": count["missing"],
-            "late": count["late"],
-            "signed": sum((number, client_id) in records.signed for number in accepted),
-            "revoked_in": replies[-1].round
-            if replies and replies[-1].status == "revoked"
-            else None,
-            "examples": max(examples, default=None),
-            "weight_score": scores[-1] if scores else None,
-            "refusals": tuple(refusals.most_common()),
-            "by_class": tuple(map(math.fsum, zip(*(p.by_class for p in parts), strict=True))),
-            "equal_part": math.fsum(equal[part.round] for part in parts),
-            **{
-                name: math.fsum(getattr(part, name) for part in parts) / max(len(parts), 1)
-                for name in ("length", "weight", "borrowed")
-            },
-            "opposed_rounds": sum(part.opposed > OPPOSED for part in parts),
-            "has_same_part": client_id in same,
-            "is_weighed_by_length": is_by_length,
-        }
+def _client_ids(
+    records: RunRecords, groups: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of more than one member, by client ids in place of their positions."""
+    client_ids = list(records.members)
+    several = [group for group in groups if len(group) > 1]
+    return tuple(tuple(client_ids[i] for i in group) for group in several)
 
 
 def decisive_row(attributed: Sequence[float]) -> int | None:
@@ -306,11 +464,7 @@ def decisive_row(attributed: Sequence[float]) -> int | None:
     if len(attributed) < MIN_ROUNDS:
         return None
     most = max(range(len(attributed)), key=attributed.__getitem__)
-    return most if attributed[most] > DECISIVE * math.fsum(map(abs, attributed)) else None
-
-
-def labels(records: RunRecords) -> dict[int, str]:
-    """Return what pages call each member; all different."""
-    return all_different(
-        {i: called(i, held, records.names.get(i, "")) for i, held in records.members.items()}
-    )
+    moved_in_all = math.fsum(map(abs, attributed))
+    if attributed[most] <= DECISIVE * moved_in_all:
+        return None
+    return most

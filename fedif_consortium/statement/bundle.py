@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from fedif_consortium.evidence.keys import SigningKey, content_fingerprint, publ
 from fedif_consortium.evidence.names import require_apart
 from fedif_consortium.evidence.signed import first_of
 from fedif_consortium.statement.account import Account, settle
+from fedif_consortium.statement.luck import Between
 from fedif_consortium.statement.manifest import (
     ACCOUNT,
     ENVELOPE,
@@ -48,7 +49,7 @@ def parse_budget(text: str) -> int:
     Raises
     ------
     ConfigError
-        If it is none, negative, or finer than a cent.
+        If it is no amount, negative, or finer than a cent.
     """
     is_amount = bool(text and re.fullmatch(AMOUNT, text))
     require(is_amount, "budget", text, "an amount such as 1000 or 1000.50")
@@ -69,18 +70,19 @@ def require_same_signer(run_dir: Path, key: SigningKey) -> None:
         If the statement that is there was changed.
     """
     run = RunFolder(run_dir)
-    known = {}
+    earlier_keys = {}  # By what they signed.
     if (run.statement / ENVELOPE).is_file():
         earlier = read_signed(run.statement).statement.predicate
-        known["its earlier statement"] = public_der(earlier.signer)
+        earlier_keys["its earlier statement"] = public_der(earlier.signer)
     for head in run.round_heads.read():
-        known["what members were told of its rounds"] = bytes.fromhex(head["key"])
-    own = public_der(key.public_key())
-    for what, other in known.items():
-        if other != own:
+        earlier_keys["what members were told of its rounds"] = bytes.fromhex(head["key"])
+    this_key = public_der(key.public_key())
+    for signed_thing, earlier_key in earlier_keys.items():
+        if earlier_key != this_key:
             raise ConfigError(
-                f"{run_dir}: {what} is signed with the key {content_fingerprint(other)}, not "
-                f"with {content_fingerprint(own)}: name its file with --key"
+                f"{run_dir}: {signed_thing} is signed with the key "
+                f"{content_fingerprint(earlier_key)}, not with {content_fingerprint(this_key)}: "
+                "name its file with --key"
             )
 
 
@@ -145,7 +147,8 @@ def _signed_files(
 ) -> dict[str, bytes]:
     """Return what a statement's folder holds, and sign it together with the run's results."""
     run = records.folder
-    if not (run.model.is_file() and run.model.stat().st_size):
+    has_model = run.model.is_file() and run.model.stat().st_size > 0
+    if not has_model:
         raise ConfigError(f"{run.model} holds no model: a statement is about the model of its run")
     attempts = read_attempts(records.provenance)
     manifest = Manifest(
@@ -160,15 +163,19 @@ def _signed_files(
         made_with=made_with(),
         files={},
     )
-    written = contents(account, records, manifest)
-    if salt := records.salt():
-        written[SALT] = f"{salt}\n".encode()
+    files = contents(account, records, manifest)
+    salt = records.salt()
+    if salt:
+        files[SALT] = f"{salt}\n".encode()
     digests = {name: file_hash(run.path / name) for name in run.results()}
-    for name, content in written.items():
+    for name, content in files.items():
         digests[f"{run.statement.name}/{name}"] = hashlib.sha256(content).hexdigest()
-    of_model = digests.pop(run.model.name)
-    signed = statement_of(run.model.name, of_model, manifest.model_copy(update={"files": digests}))
-    return written | {ENVELOPE: signed.envelope().signed_by(key).to_bytes()}
+    # The model is what the statement is about; the manifest names the other files.
+    model_digest = digests.pop(run.model.name)
+    manifest = manifest.model_copy(update={"files": digests})
+    statement = statement_of(run.model.name, model_digest, manifest)
+    files[ENVELOPE] = statement.envelope().signed_by(key).to_bytes()
+    return files
 
 
 def agreed_in_last(attempts: Attempts | None) -> Agreed | None:
@@ -180,9 +187,12 @@ def agreed_in_last(attempts: Attempts | None) -> Agreed | None:
 
 def contents(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, bytes]:
     """Return what follows from a run's account, by path below the statement's folder."""
-    tables = {ACCOUNT: account_json(account), TABLE: account_csv(account)}
-    pages = render(account, records.since(account.first_round), manifest)
-    return {name: text.encode() for name, text in (tables | pages).items()}
+    texts = {
+        ACCOUNT: account_json(account),
+        TABLE: account_csv(account),
+        **render(account, records.since(account.first_round), manifest),
+    }
+    return {name: text.encode() for name, text in texts.items()}
 
 
 def account_json(account: Account) -> str:
@@ -196,7 +206,7 @@ def read_account(text: str | bytes) -> Account:
     Raises
     ------
     ValueError
-        If it is none.
+        If the text is no account.
     """
     try:
         return TypeAdapter(Account).validate_python(parse_json(text))
@@ -214,12 +224,28 @@ def account_csv(account: Account) -> str:
     """Return the members' accounts as a table."""
     rows = []
     for member in account.members:
-        values, verdict = vars(member), member.verdict
+        # A cell holds one value: of intervals their ends, below.
+        values = vars(member)
         row = {k: v for k, v in values.items() if not isinstance(v, tuple | Verdict)}
-        cents = member.cents
-        row["amount"] = "" if cents is None else f"{cents // 100}.{cents % 100:02}"
-        for name in ("intervals", "draw_intervals", "share_intervals"):
-            last = vars(values[name][-1]) if values[name] else {}
-            row |= {name.replace("intervals", end): last.get(end) for end in ("low", "high")}
-        rows.append(row | {"verdict": verdict.level, "reason": verdict.reason})
+        row["amount"] = amount_text(member.cents)
+        row["low"], row["high"] = _ends(member.intervals)
+        row["draw_low"], row["draw_high"] = _ends(member.draw_intervals)
+        row["share_low"], row["share_high"] = _ends(member.share_intervals)
+        row["verdict"] = member.verdict.level
+        row["reason"] = member.verdict.reason
+        rows.append(row)
     return csv_text([rows[0], *(row.values() for row in rows)])
+
+
+def amount_text(cents: int | None) -> str:
+    """Return an amount as tables have it, such as ``1000.50``; empty: there is none."""
+    if cents is None:
+        return ""
+    return f"{cents // 100}.{cents % 100:02}"
+
+
+def _ends(intervals: Sequence[Between]) -> tuple[float | None, float | None]:
+    """Return the ends of the interval about every kind of luck, the last one, if there is one."""
+    if not intervals:
+        return None, None
+    return intervals[-1].low, intervals[-1].high

@@ -36,8 +36,10 @@ from fedif_flower.attribution.intervals import (
 )
 
 Array = NDArray[np.float64]
-EXAMPLES, DRAW = "another held-out set of the same size", "another draw of members"
-ROUNDS, BOTH = "other rounds", "both"
+EXAMPLES = "another held-out set of the same size"
+DRAW = "another draw of members"
+ROUNDS = "other rounds"
+BOTH = "both"
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,14 @@ def of_blocks(about: str, values: Iterable[Array], weights: Sequence[float]) -> 
 
     ``values`` are what was contributed and what is credited, ``[b, n]`` each.
     """
-    contributed, credited = (deviations(of, np.array(weights)) for of in values)
-    return Luck(about, contributed, credited, len(weights) - 1)
+    contributed, credited = values
+    weights_of_blocks = np.array(weights)
+    return Luck(
+        about,
+        contributed=deviations(contributed, weights_of_blocks),
+        credited=deviations(credited, weights_of_blocks),
+        degrees=len(weights) - 1,
+    )
 
 
 def of_draws(values: Array, draws: Array) -> Luck:
@@ -74,19 +82,28 @@ def of_draws(values: Array, draws: Array) -> Luck:
     A member drawn a times has the standard error :math:`\sqrt{\sum_t (c_t - \bar c)^2 / (a (a-1))}`
     with a - 1 degrees of freedom. Who was drawn once might as well have contributed nothing.
     """
-    rounds, more = values.shape[1], np.maximum(draws - 1, 1.0)
-    wider = np.array([quantile(degrees) for degrees in more]) / quantile(rounds - 1)
+    rounds = values.shape[1]
+    degrees = np.maximum(draws - 1, 1.0)  # [n]
+    # An interval is made with the degrees of all rounds: fewer of a member's own make it wider.
+    quantiles = np.array([quantile(degrees_of_member) for degrees_of_member in degrees])
+    wider = quantiles / quantile(rounds - 1)
     means = values.sum(axis=1) / draws  # [2, n]
     squares = np.maximum((values**2).sum(axis=1) - draws * means**2, 0.0)
-    errors = np.where(draws > 1, wider * np.sqrt(squares / (draws * more)), np.abs(means))
-    contributed, credited = map(np.diag, errors)
-    return Luck(DRAW, contributed, credited, rounds - 1)
+    standard_errors = np.sqrt(squares / (draws * degrees))
+    errors = np.where(draws > 1, wider * standard_errors, np.abs(means))
+    contributed, credited = errors
+    return Luck(
+        DRAW,
+        contributed=np.diag(contributed),
+        credited=np.diag(credited),
+        degrees=rounds - 1,
+    )
 
 
 def between(
     values: Array, kinds: Sequence[Luck], least: float = -math.inf, most: float = math.inf
 ) -> list[tuple[Between, ...]]:
-    """Return each value's intervals: one for each kind of luck, and of two, that of both.
+    """Return each value's intervals: one for each kind of luck, and where there are two, for both.
 
     Parameters
     ----------
@@ -97,20 +114,20 @@ def between(
     least, most : float
         What it can be.
     """
-    widths = {
-        kind.about: quantile(kind.degrees) * np.linalg.norm(kind.contributed, axis=0)
-        for kind in kinds
-    }
+    widths: dict[str, Array] = {}  # By what the luck is about, [n] each.
+    for kind in kinds:
+        errors = np.linalg.norm(kind.contributed, axis=0)
+        widths[kind.about] = quantile(kind.degrees) * errors
     if len(widths) > 1:
-        widths[BOTH] = np.sqrt(sum(own**2 for own in widths.values()))
-    ends = {
-        about: np.stack([values - own, values + own], axis=1).clip(least, most) + 0.0
-        for about, own in widths.items()
-    }
-    return [
-        tuple(Between(about, *own[i].tolist()) for about, own in ends.items())
-        for i in range(len(values))
-    ]
+        squares = [width**2 for width in widths.values()]
+        widths[BOTH] = np.sqrt(sum(squares))
+    intervals: list[tuple[Between, ...]] = [()] * len(values)
+    for about, width in widths.items():
+        lows = (values - width).clip(least, most) + 0.0
+        highs = (values + width).clip(least, most) + 0.0
+        for i, (low, high) in enumerate(zip(lows.tolist(), highs.tolist(), strict=True)):
+            intervals[i] += (Between(about, low, high),)
+    return intervals
 
 
 def told_apart(values: Array, lucks: Sequence[Luck]) -> NDArray[np.bool_]:
@@ -119,21 +136,22 @@ def told_apart(values: Array, lucks: Sequence[Luck]) -> NDArray[np.bool_]:
     for luck in lucks:
         z = luck.credited
         gram = z.T @ z
-        own = np.diag(gram)
-        squares += _range(len(values), luck.degrees) ** 2 / 2 * (own + own[:, None] - 2 * gram)
+        variances = np.diag(gram)
+        variances_of_differences = variances + variances[:, None] - 2 * gram  # [n, n]
+        squares += _range(len(values), luck.degrees) ** 2 / 2 * variances_of_differences
     apart: NDArray[np.bool_] = np.abs(values - values[:, None]) > np.sqrt(np.maximum(squares, 0.0))
     return apart
 
 
 def groups(values: Array, apart: NDArray[np.bool_]) -> list[list[int]]:
     """Return who is alike, as the module says: each member with a share is in one group."""
-    found: list[list[int]] = []
+    alike: list[list[int]] = []
     for i in sorted(np.flatnonzero(values > 0), key=lambda i: (-values[i], i)):
-        if found and not apart[i, found[-1]].any():
-            found[-1].append(int(i))
+        if alike and not apart[i, alike[-1]].any():
+            alike[-1].append(int(i))
         else:
-            found.append([int(i)])
-    return found
+            alike.append([int(i)])
+    return alike
 
 
 @lru_cache(maxsize=64)
@@ -147,16 +165,33 @@ def kinds_of_luck(records: RunRecords, is_drawn: bool, draws: Array | None = Non
     Where contributions are not split by held-out examples, and nobody was drawn, they are about
     other rounds. Fewer than five rounds tell nothing.
     """
-    found, rounds = list[Luck](), len(records.rounds)
-    if rounds < MIN_ROUNDS:
-        return found
-    if weights := records.block_weights:
-        parts = ((p.client_id, p.contribution, p.credited, p.by_block) for p in records.parts)
-        sums = block_sums(parts, list(records.members), len(weights))
-        over = 1.0 if draws is None else draws
-        found.append(of_blocks(EXAMPLES, [of / over for of in sums], weights))
-    if is_drawn or not weights:
-        about, equal = DRAW if is_drawn else ROUNDS, [1 / rounds] * rounds
-        sums_of_rounds = of_blocks(about, records.by_round, equal)
-        found.append(sums_of_rounds if draws is None else of_draws(records.by_round, draws))
-    return found
+    kinds: list[Luck] = []
+    if len(records.rounds) < MIN_ROUNDS:
+        return kinds
+    is_split = bool(records.block_weights)
+    if is_split:
+        kinds.append(_luck_of_examples(records, draws))
+    if draws is not None and (is_drawn or not is_split):
+        kinds.append(of_draws(records.by_round, draws))
+    elif is_drawn:
+        kinds.append(_luck_of_rounds(DRAW, records))
+    elif not is_split:
+        kinds.append(_luck_of_rounds(ROUNDS, records))
+    return kinds
+
+
+def _luck_of_examples(records: RunRecords, draws: Array | None) -> Luck:
+    """Return how sums over blocks of held-out examples, or their means per draw, may differ."""
+    weights = records.block_weights
+    parts = [(p.client_id, p.contribution, p.credited, p.by_block) for p in records.parts]
+    contributed, credited = block_sums(parts, list(records.members), len(weights))
+    if draws is not None:
+        contributed = contributed / draws
+        credited = credited / draws
+    return of_blocks(EXAMPLES, [contributed, credited], weights)
+
+
+def _luck_of_rounds(about: str, records: RunRecords) -> Luck:
+    """Return how sums over rounds, each of the same weight, may differ."""
+    rounds = len(records.rounds)
+    return of_blocks(about, records.by_round, [1 / rounds] * rounds)

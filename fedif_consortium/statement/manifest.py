@@ -38,7 +38,9 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 ENVELOPE = "manifest.intoto.json"
 OPERATOR = "the operator"
 SALT = "validation-salt.txt"  # Of secret data.
-ACCOUNT, TABLE, PAGE = "statement.json", "statement.csv", "statement.html"
+ACCOUNT = "statement.json"
+TABLE = "statement.csv"
+PAGE = "statement.html"
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _Known = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]  # Empty: it is not.
@@ -120,10 +122,10 @@ class Manifest(_Part):
             return None
         if self.agreed is None:
             raise ValueError("it has attempts at a run that has no name")
-        found = Attempts(name=self.agreed.name, attempts=tuple(self.attempts))
-        if (found.number, found.last.config) != (self.agreed.attempt, self.agreed.config):
+        attempts = Attempts(name=self.agreed.name, attempts=tuple(self.attempts))
+        if (attempts.number, attempts.last.config) != (self.agreed.attempt, self.agreed.config):
             raise ValueError("its last attempt is not the one that was agreed to")
-        return found
+        return attempts
 
     @property
     def signer(self) -> VerifyingKey:
@@ -161,7 +163,8 @@ class SignedStatement(_Part):
     @property
     def files(self) -> dict[str, str]:
         """SHA-256 of every file, the model's included, by its path below the run's folder."""
-        return {one.name: one.digest["sha256"] for one in self.subject} | self.predicate.files
+        (model,) = self.subject
+        return {model.name: model.digest["sha256"], **self.predicate.files}
 
 
 def statement_of(model: str, digest: str, manifest: Manifest) -> SignedStatement:
@@ -188,7 +191,7 @@ class SignedBy(NamedTuple):
     key: str
 
 
-class Signed(NamedTuple):
+class ReadStatement(NamedTuple):
     """What was read: the envelope, the statement in it, and whose signatures it has."""
 
     envelope: Envelope
@@ -196,7 +199,9 @@ class Signed(NamedTuple):
     signers: tuple[SignedBy, ...]
 
 
-def read_signed(folder: Path, members: Mapping[str, VerifyingKey] = MappingProxyType({})) -> Signed:
+def read_signed(
+    folder: Path, members: Mapping[str, VerifyingKey] = MappingProxyType({})
+) -> ReadStatement:
     """Read the envelope in a folder, and check that it is as the operator signed it.
 
     Parameters
@@ -217,14 +222,16 @@ def read_signed(folder: Path, members: Mapping[str, VerifyingKey] = MappingProxy
         statement = _read_statement(envelope.payload)
         keys = {**members, OPERATOR: statement.predicate.signer}
         signers = _signers(envelope, keys)
-        named = key_id(keys[OPERATOR]) in [one.keyid for one in envelope.signatures]
-        if not named or OPERATOR not in [signer.name for signer in signers]:
+        # Others find the operator's signature by the id beside it, so that it is to be right too.
+        key_ids = [signature.keyid for signature in envelope.signatures]
+        names = [signer.name for signer in signers]
+        if key_id(keys[OPERATOR]) not in key_ids or OPERATOR not in names:
             raise EvidenceError("the operator's signature is not there")
         if envelope.payload_type != PAYLOAD_TYPE or envelope.to_bytes() != content:
             raise EvidenceError("it is not written as fedif writes it")
     except (EvidenceError, ValueError, UnsupportedAlgorithm) as error:
         raise StatementError(f"{ENVELOPE} was changed: {printable(first_of(error))}") from error
-    return Signed(envelope, statement, signers)
+    return ReadStatement(envelope, statement, signers)
 
 
 def _signers(envelope: Envelope, keys: Mapping[str, VerifyingKey]) -> tuple[SignedBy, ...]:

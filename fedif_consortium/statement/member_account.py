@@ -38,8 +38,8 @@ class MemberAccount:
         Its page, by path below the statement's folder. The number is the member's position, not
         its id: members get to see these paths.
     asked, taken_part, refused, away, late : int
-        Rounds: in all, with an accepted reply, with a refused one, without any; and of those that
-        it took part in, with one that came after the round.
+        Rounds: in all, with an accepted reply, with a refused one, without any; and rounds that it
+        took part in with a reply that came after the round.
     signed : int
         Accepted replies that it signed.
     revoked_in : int, optional
@@ -53,14 +53,14 @@ class MemberAccount:
     contribution : float
         In nats of validation loss; negative: it raised the loss.
     credited : float
-        What of the contribution lies within the bounds; at most the contribution.
+        The part of the contribution that lies within the bounds; at most the contribution.
     left_out_harm : float
         By how much its updates raised the loss in the rounds that are left out, all of them
         together, in multiples of what the whole run lowered it by; 0: they did not.
     by_class : tuple of float
         The contribution in each class's loss, where that was attributed.
     equal_part : float
-        What it would be if each round's were shared equally among those who took part.
+        What the contribution would be if all who took part in a round had an equal part of it.
     other_rounds : float, optional
         The contribution without the decisive round, where there is one.
     per_draw : float, optional
@@ -131,13 +131,17 @@ class MemberAccount:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The interval of the contribution about every kind of luck."""
-        return (self.intervals[-1].low, self.intervals[-1].high) if self.intervals else None
+        if not self.intervals:
+            return None
+        return self.intervals[-1].low, self.intervals[-1].high
 
     @property
     def may_be_nothing(self) -> bool:
         """Whether the interval of what it contributed includes 0."""
-        ends = self.interval
-        return ends is not None and self.contribution != 0 and ends[0] <= 0 <= ends[1]
+        if self.interval is None or self.contribution == 0:
+            return False
+        low, high = self.interval
+        return low <= 0 <= high
 
     @property
     def replies(self) -> int:
@@ -149,7 +153,7 @@ class MemberAccount:
 class Rule:
     """``words`` say when it applies; ``advice`` is for the member and the operator alike.
 
-    ``reason`` says of a member that it does, with its figures; empty: as the words do.
+    ``reason`` says with a member's figures that the rule applies to it; empty: the words do.
     """
 
     level: Level
@@ -258,5 +262,5 @@ RULES: tuple[Rule, ...] = (
 def judged(member: MemberAccount) -> MemberAccount:
     """Return the member with the verdict of the first rule that applies."""
     rule = next(rule for rule in RULES if rule.applies(member))
-    verdict = Verdict(rule.level, (rule.reason or rule.words).format(member), rule.advice)
-    return replace(member, verdict=verdict)
+    reason = (rule.reason or rule.words).format(member)
+    return replace(member, verdict=Verdict(rule.level, reason, rule.advice))

@@ -33,22 +33,30 @@ def keep_statement(message: Message, context: Context) -> Message:
     Its last receipts come with it.
     """
     take_receipts(message.content, context)
-    refused = UNWANTED
-    if folder := NodeConfig.from_node_config(context.node_config).statement_dir:
-        try:
-            kept = write_statement(message.content, Path(folder).expanduser().absolute())
-            logger.info("a statement for this node: %s", kept)
-            refused = ""
-        except FedIFError as error:
-            logger.warning("a statement was not kept: %s", error)
-            refused = printable(str(error))
-    return Message(RecordDict({_RECORD: ConfigRecord({"refused": refused})}), reply_to=message)
+    answer = ConfigRecord({"refused": _why_not_kept(message.content, context)})
+    return Message(RecordDict({_RECORD: answer}), reply_to=message)
+
+
+def _why_not_kept(content: RecordDict, context: Context) -> str:
+    """Write this node's page where it has a folder for it; return why not, empty: it is there."""
+    folder = NodeConfig.from_node_config(context.node_config).statement_dir
+    if not folder:
+        return UNWANTED
+    try:
+        page = write_statement(content, Path(folder).expanduser().absolute())
+    except FedIFError as error:
+        logger.warning("a statement was not kept: %s", error)
+        return printable(str(error))
+    logger.info("a statement for this node: %s", page)
+    return ""
 
 
 def read_answer(content: RecordDict) -> str:
     """Return why a node did not keep its page; empty: it did."""
-    answer = content.config_records.get(_RECORD, ConfigRecord()).get("refused")
-    return printable(answer) if isinstance(answer, str) else "unreadable answer"
+    refused = content.config_records.get(_RECORD, ConfigRecord()).get("refused")
+    if not isinstance(refused, str):
+        return "unreadable answer"
+    return printable(refused)
 
 
 def write_statement(content: RecordDict, folder: Path) -> Path:
@@ -65,12 +73,14 @@ def write_statement(content: RecordDict, folder: Path) -> Path:
         If that many are there, or the disk takes no more.
     """
     record = content.config_records.get(_RECORD, ConfigRecord())
-    page, manifest = record.get("page"), record.get("manifest")
+    page = record.get("page")
+    manifest = record.get("manifest")
     if not (isinstance(page, bytes) and isinstance(manifest, bytes)):
         raise ReplyError("the message holds no page and manifest")
     if len(manifest) > MAX_PAGE_BYTES:
         raise ReplyError(f"the manifest has {len(manifest)} bytes; allowed: {MAX_PAGE_BYTES}")
-    if reason := refuse_page(page):
+    reason = refuse_page(page)
+    if reason:
         raise ReplyError(reason)
     make_folder(folder)
     if len(list(folder.glob("statement-*"))) >= MAX_STATEMENTS:

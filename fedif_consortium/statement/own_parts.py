@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -70,49 +71,54 @@ class OwnPart:
     sums: Sequence[float]
 
 
+# By client id: in how many rounds it took part, the sum of squares, and the sketch of the sum.
 Sums = dict[int, tuple[int, float, Tensor]]
 
 
 def sketch(updates: Tensor, seed: int) -> Tensor:
     """Return the signed random sketches of updates ``[m, d]``: ``[m, 256]``, in doubles."""
     generator = torch_generator("own-parts", seed)
-    found = torch.zeros(len(updates), SIZE, dtype=torch.float64)
+    sketches = torch.zeros(len(updates), SIZE, dtype=torch.float64)
     for start in range(0, updates.shape[1], _CHUNK):
         part = updates[:, start : start + _CHUNK].cpu().double()
         signs = 2.0 * torch.randint(0, 2, (part.shape[1],), generator=generator) - 1.0
         part = pad(part * signs, (0, -part.shape[1] % SIZE))
-        found += part.view(len(part), -1, SIZE).sum(dim=1)
-    return found
+        sketches += part.view(len(part), -1, SIZE).sum(dim=1)
+    return sketches
 
 
 def alike(parts: Mapping[int, OwnPart]) -> frozenset[int]:
     """Return the client ids of members whose own part is another's."""
-    ids = [client_id for client_id, own in parts.items() if own.rounds >= MIN_ROUNDS]
+    ids = [client_id for client_id, part in parts.items() if part.rounds >= MIN_ROUNDS]
     if len(ids) < 2:
         return frozenset()
-    found = likeness([parts[client_id] for client_id in ids])
-    np.fill_diagonal(found, -1.0)
-    return frozenset(i for i, most in zip(ids, found.max(axis=1), strict=True) if most > ALIKE)
+    cosines = likeness([parts[client_id] for client_id in ids])
+    np.fill_diagonal(cosines, -1.0)  # Everybody is like itself.
+    is_alike = cosines.max(axis=1) > ALIKE
+    return frozenset(compress(ids, is_alike))
 
 
 def likeness(parts: Sequence[OwnPart]) -> NDArray[np.float64]:
     """Return how alike members' own parts are without the noise in them, ``[n, n]``."""
-    rounds = np.array([own.rounds for own in parts], dtype=float)
-    squares = np.array([own.squares for own in parts])
-    sums = np.array([own.sums for own in parts])
+    rounds = np.array([part.rounds for part in parts], dtype=float)
+    squares = np.array([part.squares for part in parts])
+    sums = np.array([part.sums for part in parts])
     gram = sums @ sums.T
     whole = np.diag(gram)
-    # Two rounds at least: of one, nothing says what would stay.
-    stays = np.maximum(whole - squares, (1 - MOST_NOISE) * whole) * rounds / (rounds - 1)
-    found: NDArray[np.float64] = gram / np.maximum(np.sqrt(np.outer(stays, stays)), 1e-30)
-    return found
+    # Two rounds at least: in a single one, nothing says what would stay.
+    without_noise = np.maximum(whole - squares, (1 - MOST_NOISE) * whole)
+    stays = without_noise * rounds / (rounds - 1)
+    lengths = np.sqrt(np.outer(stays, stays))
+    cosines: NDArray[np.float64] = gram / np.maximum(lengths, 1e-30)
+    return cosines
 
 
 class OwnParts(Callback, Kept):
     """Sums up what each member's updates have of their own, and writes it at the run's end."""
 
     def __init__(self, folder: RunFolder, seed: int) -> None:
-        self.table, self._seed = folder.own_parts, seed
+        self.table = folder.own_parts
+        self._seed = seed
         self.sums: Sums = {}
         self._after: dict[int, Sums] = {}  # As they were after the last two rounds.
 
@@ -126,13 +132,20 @@ class OwnParts(Callback, Kept):
             return
         updates = step.updates.client_updates
         lengths = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).cpu()
-        units = sketch(updates, self._seed) / lengths.clamp_min(1e-30)[:, None]
-        for node, own in zip(step.nodes, units - units.mean(dim=0), strict=True):
-            rounds, squares, sums = self.sums.get(node.client_id, (0, 0.0, torch.zeros_like(own)))
-            self.sums[node.client_id] = rounds + 1, squares + float(own @ own), sums + own
+        directions = sketch(updates, self._seed) / lengths.clamp_min(1e-30)[:, None]  # [m, 256]
+        own_parts = directions - directions.mean(dim=0)
+        for node, own_part in zip(step.nodes, own_parts, strict=True):
+            nothing_yet = (0, 0.0, torch.zeros_like(own_part))
+            rounds, squares, sums = self.sums.get(node.client_id, nothing_yet)
+            self.sums[node.client_id] = (
+                rounds + 1,
+                squares + float(own_part @ own_part),
+                sums + own_part,
+            )
 
     def on_round(self, report: Round) -> None:
         """Remember the sums after this round, for a checkpoint."""
+        # A checkpoint may be of the last round, or of the one before.
         self._after = dict(list(self._after.items())[-1:])
         self._after[report.round] = dict(self.sums)
 
@@ -143,10 +156,11 @@ class OwnParts(Callback, Kept):
 
     def lines_now(self) -> list[dict[str, object]]:
         """Return the lines of the rounds so far; heads bind them."""
-        return [
-            dict(zip(self.table.columns, (client_id, *own, *sums.tolist()), strict=True))
-            for client_id, (*own, sums) in sorted(self.sums.items())
-        ]
+        lines = []
+        for client_id, (rounds, squares, sums) in sorted(self.sums.items()):
+            cells = (client_id, rounds, squares, *sums.tolist())
+            lines.append(dict(zip(self.table.columns, cells, strict=True)))
+        return lines
 
     def memory(self, last_round: int) -> dict[str, Any]:
         """Return the sums after a round."""
@@ -169,5 +183,5 @@ class OwnPartsOfRun(RunPart):
         """Return the callback, whose sums are in checkpoints."""
         if run.config.attribution == "off":
             return NOTHING
-        own = OwnParts(run.folder, run.config.seed)
-        return Built(callbacks=[own], kept={"own-parts": own})
+        own_parts = OwnParts(run.folder, run.config.seed)
+        return Built(callbacks=[own_parts], kept={"own-parts": own_parts})

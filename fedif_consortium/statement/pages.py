@@ -28,7 +28,8 @@ from fedif_flower.attribution.intervals import MIN_ROUNDS
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED
 from fedif_flower.server.summary import Scoring
 
-DASH, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+DASH = "\N{EN DASH}"
+MINUS = "\N{MINUS SIGN}"
 CREDIT_BOUNDS: Mapping[str, str] = {
     "length": "updates are credited however long they are",
     "borrowed": "members are credited for repeating the last global steps",
@@ -41,84 +42,120 @@ class Scale:
     """Maps values to places between ``start`` and ``end``; 0 is always on it."""
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
-        self.low, self.high = min(0.0, *values, 0.0), max(0.0, *values, 0.0)
-        self._start, self._end = start, end
+        self.low = min([0.0, *values])
+        self.high = max([0.0, *values])
+        self._start = start
+        self._end = end
 
     def __call__(self, value: float) -> float:
         """Return a value's place."""
+        share = 0.5  # The middle, where all values are 0.
         span = self.high - self.low
-        share = (value - self.low) / span if span else 0.5
+        if span:
+            share = (value - self.low) / span
         return round(self._start + share * (self._end - self._start), 2)
 
     def apart(self, values: Sequence[float], gap: float) -> list[float]:
         """Return the values whose labels do not run into those before them."""
-        kept: list[float] = []
+        labelled: list[float] = []
         for value in values:
-            if all(abs(self(value) - self(other)) >= gap for other in kept):
-                kept.append(value)
-        return kept
+            gaps = [abs(self(value) - self(other)) for other in labelled]
+            if min(gaps, default=gap) >= gap:
+                labelled.append(value)
+        return labelled
 
 
 def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, str]:
     """Return every page by its path below the statement's folder; ``records`` of what counts."""
-    members = account.members
-    values = [member.contribution for member in members]
-    run = records.folder
-    bounds = {name: float(records.config.get(f"credit.{name}", 0.0)) for name in CREDIT_BOUNDS}
-    told = {name: f"{v:g} times" if v else "any multiple of" for name, v in bounds.items()}
-    shared = {
-        "account": account,
-        "config": records.config,
-        "manifest": manifest,
-        "masking": run.masking.read() if run.masking.path.is_file() else None,
-        "scoring": Scoring.from_record(run.summary.read().get("scoring")),
-        "has_scores": any(member.weight_score is not None for member in members),
-        "bounds": told if any(bounds.values()) else {},
-        "open_games": open_games(records.config),
-        "key": fingerprint(manifest.signer),
-        "version": records.provenance.get("versions", {}).get("fedif-flower", ""),
-        "decimals": decimals_for(values),
-    }
-    ends = [end for member in members for end in member.interval or ()]
-    scale, losses = Scale([*values, *ends], 5, 145), records.losses
-    page = _templates().get_template("consortium.html.md")
-    loss_scale = Scale(losses, 128, 12)
-    pages = {PAGE: page.render(**shared, scale=scale, losses=losses, loss_scale=loss_scale)}
-    page, scale = _templates().get_template("member.html.md"), Scale(values, 40, 680)
-    ticks = "".join(f"M{scale(value)} 22V46" for value in values)
-    for member in members:
-        of_round = {part.round: part.contribution for part in records.parts_of[member.client_id]}
-        own = [of_round.get(row.round) for row in records.rounds]
-        own_scale = Scale([value for value in own if value is not None], 118, 12)
-        pages[member.page] = page.render(
-            **shared, member=member, scale=scale, ticks=ticks, own=own, own_scale=own_scale
+    shared = _shared_values(account, records, manifest)
+    pages = {PAGE: _render_consortium(account, records, shared)}
+    template = _templates().get_template("member.html.md")
+    contributions = [member.contribution for member in account.members]
+    scale = Scale(contributions, 40, 680)
+    ticks = "".join(f"M{scale(contribution)} 22V46" for contribution in contributions)
+    for member in account.members:
+        parts = records.parts_of[member.client_id]
+        contribution_in = {part.round: part.contribution for part in parts}
+        by_round = [contribution_in.get(row.round) for row in records.rounds]
+        pages[member.page] = template.render(
+            **shared,
+            member=member,
+            scale=scale,
+            ticks=ticks,
+            by_round=by_round,
+            round_scale=Scale(list(contribution_in.values()), 118, 12),
         )
     return pages
 
 
+def _render_consortium(account: Account, records: RunRecords, shared: Mapping[str, Any]) -> str:
+    """Return the page for the consortium."""
+    values = []
+    for member in account.members:
+        values.append(member.contribution)
+        if member.interval is not None:
+            values.extend(member.interval)
+    template = _templates().get_template("consortium.html.md")
+    return template.render(
+        **shared,
+        scale=Scale(values, 5, 145),
+        losses=records.losses,
+        loss_scale=Scale(records.losses, 128, 12),
+    )
+
+
+def _shared_values(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, Any]:
+    """Return what all pages show, by the names in the templates."""
+    run = records.folder
+    masking = run.masking.read() if run.masking.path.is_file() else None
+    return {
+        "account": account,
+        "config": records.config,
+        "manifest": manifest,
+        "masking": masking,
+        "scoring": Scoring.from_record(run.summary.read().get("scoring")),
+        "has_scores": any(member.weight_score is not None for member in account.members),
+        "bounds": _bounds_in_words(records.config),
+        "open_games": open_games(records.config),
+        "key": fingerprint(manifest.signer),
+        "version": records.provenance.get("versions", {}).get("fedif-flower", ""),
+        "decimals": decimals_for([member.contribution for member in account.members]),
+    }
+
+
+def _bounds_in_words(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return up to how much is credited, by what is bounded; empty: nothing is."""
+    bounds = {name: float(config.get(f"credit.{name}", 0.0)) for name in CREDIT_BOUNDS}
+    if not any(bounds.values()):
+        return {}
+    words = {}
+    for name, bound in bounds.items():
+        words[name] = f"{bound:g} times" if bound else "any multiple of"
+    return words
+
+
 def open_games(config: Mapping[str, Any]) -> list[str]:
-    """Return what can be farmed in a run, a sentence each without its full stop.
+    """Return the ways to be credited for nothing in a run, a sentence each without its full stop.
 
     Parameters
     ----------
     config : mapping
         The run's settings by their keys, as in ``config.json``.
     """
-    found = [
-        f"credit.{name} = 0: {words}"
-        for name, words in CREDIT_BOUNDS.items()
-        if not float(config.get(f"credit.{name}", 0.0))
-    ]
+    games = []
+    for name, words in CREDIT_BOUNDS.items():
+        if float(config.get(f"credit.{name}", 0.0)) == 0:
+            games.append(f"credit.{name} = 0: {words}")
     if not config.get("credit.secret-validation", False):
-        found.append(
+        games.append(
             "credit.secret-validation = false: contributions are measured on the data that weigh, "
             "and a member who knows these and trains on them is paid for it"
         )
     if weighs_by_length(config):
-        found.append(
+        games.append(
             f"{RELATIVE} = false: who sends longer updates, or repeats the last step, gains weight"
         )
-    return found
+    return games
 
 
 @lru_cache(maxsize=1)
@@ -134,15 +171,18 @@ def made_with() -> str:
 def decimals_for(values: Sequence[float]) -> int:
     """Return with how many decimals the largest of them has four digits."""
     largest = max(map(abs, values), default=0.0)
-    return min(max(3 - math.floor(math.log10(largest)), 2), 9) if largest else 2
+    if largest == 0:
+        return 2
+    decimals = 3 - math.floor(math.log10(largest))
+    return min(max(decimals, 2), 9)
 
 
 @lru_cache(maxsize=1)
 def _templates() -> Environment:
-    found = templates().overlay()
-    found.filters = found.filters | {
+    environment = templates().overlay()
+    environment.filters = environment.filters | {
         "nats": _nats,
-        "loss": lambda value: f"{value:.3f}" if value >= 0.1 else f"{value:.3g}",
+        "loss": _loss,
         "percent": lambda share: f"{100 * share:.1f} %",
         "money": lambda cents: f"{_grouped(cents // 100)}.{cents % 100:02}",
         "some": lambda value: value or DASH,
@@ -151,7 +191,7 @@ def _templates() -> Environment:
         "short": lambda value: f"{value:.2g}".replace("-", MINUS),
         "date": lambda text: text.replace("T", " ").replace("Z", " UTC"),
     }
-    found.globals = found.globals | {
+    environment.globals = environment.globals | {
         "verdict_rules": RULES,
         "counted": _COUNTED,
         "letters": LETTERS,
@@ -159,14 +199,23 @@ def _templates() -> Environment:
         "min_rounds": MIN_ROUNDS,
         "short_for": {EXAMPLES: "examples", DRAW: "draw", ROUNDS: "rounds", BOTH: "both"},
     }
-    return found
+    return environment
+
+
+def _loss(value: float) -> str:
+    """Return a loss with three decimals, a small one with three digits."""
+    if value >= 0.1:
+        return f"{value:.3f}"
+    return f"{value:.3g}"
 
 
 @pass_context
 def _nats(context: Context, value: float) -> str:
     """Return a contribution with its sign, a true minus, and as many decimals as the others."""
-    text = f"{abs(value):.{context['decimals']}f}"
-    return "0" if value == 0 else f"{MINUS if value < 0 else '+'}{text}"
+    if value == 0:
+        return "0"
+    sign = MINUS if value < 0 else "+"
+    return f"{sign}{abs(value):.{context['decimals']}f}"
 
 
 def _grouped(number: int) -> str:

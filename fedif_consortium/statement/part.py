@@ -22,6 +22,7 @@ from fedif_consortium.statement.client_part import ACTION
 from fedif_consortium.statement.manifest import ACCOUNT, ENVELOPE
 from fedif_consortium.statement.member_pages import UNWANTED, delivery, read_answer
 from fedif_consortium.statement.settings import CLIPPING, StatementSettings
+from fedif_consortium.statement.undelivered import write_undelivered
 from fedif_flower.errors import FedIFError
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.folder import RunFolder
@@ -74,22 +75,31 @@ class Stated(RunPart):
         Only where clients are real nodes, and contributions were attributed. Nothing that fails
         here fails the run: the log says what, and pages stay to be delivered.
         """
-        own, folder = run.config.section(StatementSettings), run.folder
+        folder = run.folder
         if folder.attribution.path.is_file() and not is_simulated(run.grid):
             try:
-                make_statement(
-                    *(folder.path, receipt_key()),
-                    budget_cents=parse_budget(own.budget) if own.budget else None,
-                    contact=own.contact,
-                    pay_by=own.pay_by or "sum",
-                    ties=own.ties or "apart",
-                    again=True,
-                )
-                folder.undelivered.write(_of_members(folder, "page"))
+                _state(folder, run.config.section(StatementSettings))
                 logger.info("Statement: %s", folder.statement)
             except FedIFError as error:
                 logger.error("the run has no statement: %s", error)
         deliver(run.grid, folder.path.parent)
+
+
+def _state(folder: RunFolder, settings: StatementSettings) -> None:
+    """Make a run's statement, and write down that every member is still to get its page."""
+    budget_cents = None
+    if settings.budget:
+        budget_cents = parse_budget(settings.budget)
+    make_statement(
+        folder.path,
+        receipt_key(),
+        budget_cents=budget_cents,
+        contact=settings.contact,
+        pay_by=settings.pay_by or "sum",
+        ties=settings.ties or "apart",
+        again=True,
+    )
+    folder.undelivered.write(_of_members(folder, "page"))
 
 
 def receipt_key() -> Ed25519PrivateKey:
@@ -110,34 +120,44 @@ def deliver(grid: Grid, output_dir: Path) -> None:
             logger.error("%s: statements cannot be delivered: %r", path.parent, error)
 
 
-def _of_members(run: RunFolder, what: str) -> dict[str, str]:
+def _of_members(run: RunFolder, column: str) -> dict[str, str]:
     """Return what a run's statement says of each member, by client id."""
     account = json.loads((run.statement / ACCOUNT).read_bytes())
-    return {str(member["client_id"]): member[what] for member in account["members"]}
+    return {str(member["client_id"]): member[column] for member in account["members"]}
 
 
 def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
     """Send one run's pages; return the nodes that did not answer."""
-    left, names = run.undelivered.read(), _of_members(run, "name")
-    envelope = (run.statement / ENVELOPE).read_bytes()
-    asked = (set(grid.get_node_ids()) & set(map(int, left))) - silent
-    messages = []
-    for node_id, receipts in last_receipts(run, sorted(asked)).items():
-        content = delivery((run.statement / left[str(node_id)]).read_bytes(), envelope)
-        content.update(receipts)
-        messages.append(Message(content, node_id, f"{MessageType.QUERY}.{ACTION}"))
-    answered = {
-        reply.metadata.src_node_id: read_answer(reply.content)
-        for reply in (grid.send_and_receive(messages, timeout=TIMEOUT) if messages else ())
-        if reply.metadata.src_node_id in asked and reply.has_content()
-    }
-    for node_id, refused in answered.items():
+    pages = run.undelivered.read()
+    names = _of_members(run, "name")
+    waiting = {int(node_id) for node_id in pages}
+    recipients = (waiting & set(grid.get_node_ids())) - silent
+    answers = _send_pages(grid, run, pages, recipients)
+    for node_id, refused in answers.items():
         if refused:
             logger.info("%s did not keep its statement: %s", names.get(str(node_id)), refused)
         if refused in ("", UNWANTED):
-            left.pop(str(node_id), None)
-    if left:
-        run.undelivered.write(left)
-    else:
-        run.undelivered.path.unlink()
-    return asked - answered.keys()
+            pages.pop(str(node_id), None)
+    write_undelivered(run, pages)
+    return recipients - answers.keys()
+
+
+def _send_pages(
+    grid: Grid, run: RunFolder, pages: Mapping[str, str], recipients: set[int]
+) -> dict[int, str]:
+    """Send some nodes their pages; return why each that answered did not keep it, or nothing."""
+    envelope = (run.statement / ENVELOPE).read_bytes()
+    messages = []
+    for node_id, receipts in last_receipts(run, sorted(recipients)).items():
+        page = (run.statement / pages[str(node_id)]).read_bytes()
+        content = delivery(page, envelope)
+        content.update(receipts)
+        messages.append(Message(content, node_id, f"{MessageType.QUERY}.{ACTION}"))
+    if not messages:
+        return {}
+    answers = {}
+    for reply in grid.send_and_receive(messages, timeout=TIMEOUT):
+        node_id = reply.metadata.src_node_id
+        if node_id in recipients and reply.has_content():
+            answers[node_id] = read_answer(reply.content)
+    return answers

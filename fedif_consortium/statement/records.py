@@ -30,7 +30,7 @@ ROUNDING = 1e-9  # Sums in another order, on another processor.
 SAME_LOSS = 1e-4  # Of it: one model's loss, measured twice.
 USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
-_Of = TypeVar("_Of", "Part", "Reply")
+_Line = TypeVar("_Line", "Part", "Reply")
 
 
 @dataclass(frozen=True)
@@ -138,31 +138,45 @@ class RunRecords:
 
     def judged(self) -> Completeness:
         """Return whether what was asked for in these rounds came."""
-        replies, attendance = map(vars, self.replies), _lines(self.folder.attendance)
+        replies = map(vars, self.replies)
+        attendance = _lines(self.folder.attendance)
         return completeness(self.lines, replies, attendance, self.names, self.config)
 
     @property
     def losses(self) -> list[float]:
         """The validation loss before the first round and after each, where it is finite."""
-        all_of_them = [self.rounds[0].loss_before, *(row.loss_after for row in self.rounds)]
-        return [loss for loss in all_of_them if math.isfinite(loss)] or [0.0]
+        losses = [self.rounds[0].loss_before, *(row.loss_after for row in self.rounds)]
+        return list(filter(math.isfinite, losses)) or [0.0]
+
+    @property
+    def decrease(self) -> float:
+        """By how much the loss fell in these rounds."""
+        return math.fsum(row.decrease for row in self.rounds)
+
+    @property
+    def remainder(self) -> float:
+        """How much of that is nobody's."""
+        return math.fsum(row.remainder for row in self.rounds)
 
     @property
     def block_weights(self) -> list[float]:
         """Each block's part of the held-out examples; empty: contributions are not split."""
-        is_split = all(part.by_block for part in self.parts)
-        return self.provenance.get(BLOCKS_KEY) or [] if is_split else []
+        if not all(part.by_block for part in self.parts):
+            return []
+        return self.provenance.get(BLOCKS_KEY) or []
 
     @property
     def own_parts(self) -> dict[int, OwnPart]:
         """What each member's updates have of their own."""
-        found: dict[int, OwnPart] = {}
+        own_parts: dict[int, OwnPart] = {}
         for line in _lines(self.folder.own_parts):
-            row = dict(line)
-            client_id, rounds = row.pop("client_id"), row.pop("rounds")
-            squares = row.pop("squares", 0.0)  # Earlier versions kept none.
-            found[client_id] = OwnPart(rounds, squares, list(row.values()))
-        return found
+            cells = dict(line)
+            client_id = cells.pop("client_id")
+            rounds = cells.pop("rounds")
+            squares = cells.pop("squares", 0.0)  # Earlier versions kept none.
+            sums = list(cells.values())  # Whatever their number is: the columns that are left.
+            own_parts[client_id] = OwnPart(rounds, squares, sums)
+        return own_parts
 
     @cached_property
     def signed(self) -> set[tuple[int, int]]:
@@ -177,12 +191,14 @@ class RunRecords:
     @cached_property
     def by_round(self) -> NDArray[np.float64]:
         """What members contributed to each round, and are credited with, ``[2, T, n]``."""
-        column = {client_id: i for i, client_id in enumerate(self.members)}
-        row = {of_round.round: t for t, of_round in enumerate(self.rounds)}
-        found = np.zeros((2, len(row), len(column)))
+        columns = {client_id: i for i, client_id in enumerate(self.members)}
+        rows = {row.round: t for t, row in enumerate(self.rounds)}
+        sums = np.zeros((2, len(rows), len(columns)))
         for part in self.parts:
-            found[:, row[part.round], column[part.client_id]] += part.contribution, part.credited
-        return found
+            place = (rows[part.round], columns[part.client_id])
+            sums[0][place] += part.contribution
+            sums[1][place] += part.credited
+        return sums
 
     def without(self, rounds: Collection[int]) -> RunRecords:
         """Return the records without what some rounds contributed; replies stay."""
@@ -226,23 +242,18 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         the error names the file.
     """
     folder = RunFolder(run_dir)
-    for file in (folder.summary, folder.attribution, folder.attributed_rounds, folder.clients):
-        if not file.path.is_file():
-            why = (
-                "it takes a run that came to its end with attribution = 'simpson', or in an app of "
-                "its own with PathAttribution beside RunWriter"
-            )
-            raise ConfigError(f"{str(file.path)!r} is missing: {why}")
-    rounds, replies = _parse(folder.attributed_rounds, RoundLoss), _parse(folder.clients, Reply)
-    split = {"by_class": "contribution_class_", "by_block": BLOCK_COLUMN}
-    parts = _parse(folder.attribution, Part, split)
+    _require_complete(folder)
+    rounds = _parse(folder.attributed_rounds, RoundLoss)
+    replies = _parse(folder.clients, Reply)
+    lists = {"by_class": "contribution_class_", "by_block": BLOCK_COLUMN}
+    parts = _parse(folder.attribution, Part, lists)
     if not rounds or [row.round for row in rounds] != list(range(1, len(rounds) + 1)):
         raise ConfigError(f"{folder.attributed_rounds.path}: its rounds are not 1, 2, 3 ...")
-    if len({(part.round, part.client_id) for part in parts}) < len(parts):  # Receipts have one.
+    # Receipts have one line for a client in a round.
+    if len({(part.round, part.client_id) for part in parts}) < len(parts):
         raise ConfigError(f"{folder.attribution.path}: a client is there twice in a round")
-    held = {part.client_id: part.partition_id for part in parts}
-    held |= {reply.client_id: reply.partition_id for reply in replies}
-    if not held:
+    members = _members(parts, replies)
+    if not members:
         raise ConfigError(f"{folder.clients.path}: nobody was asked in this run")
     return RunRecords(
         folder=folder,
@@ -251,43 +262,72 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         rounds=rounds,
         parts=parts,
         replies=replies,
-        members=dict(sorted(held.items(), key=lambda item: (item[1], item[0]))),
+        members=members,
         names=read_names(folder.names.path) if names is None else names,
         lines=_lines(folder.rounds),
     )
 
 
-def require_consistent(records: RunRecords) -> None:
-    """Raise StatementError unless no table was cut off, rounds add up, and credit is at most given.
+def _require_complete(folder: RunFolder) -> None:
+    """Raise ConfigError, naming the file, unless a run came to its end and was attributed."""
+    for file in (folder.summary, folder.attribution, folder.attributed_rounds, folder.clients):
+        if not file.path.is_file():
+            raise ConfigError(
+                f"{str(file.path)!r} is missing: it takes a run that came to its end with "
+                "attribution = 'simpson', or in an app of its own with PathAttribution beside "
+                "RunWriter"
+            )
 
-    That is, nobody is credited with more than it contributed, and each round begins at the loss
-    that the one before ended with: which rounds count, and what is paid, follows from these.
+
+def _members(parts: Iterable[Part], replies: Iterable[Reply]) -> dict[int, int]:
+    """Return members' partitions by client id, in the order of the partitions."""
+    partitions = {part.client_id: part.partition_id for part in parts}
+    partitions |= {reply.client_id: reply.partition_id for reply in replies}
+    in_order = sorted(partitions, key=lambda client_id: (partitions[client_id], client_id))
+    return {client_id: partitions[client_id] for client_id in in_order}
+
+
+def require_consistent(records: RunRecords) -> None:
+    """Raise StatementError unless a run's tables fit together, as far as they decide what is paid.
+
+    No table was cut off; each round adds up, and begins at the loss that the one before ended with;
+    nobody is credited with more than it contributed.
     """
-    run, attributed = records.folder, records.folder.attributed_rounds.path.name
+    _require_whole_tables(records)
+    _require_sums(records)
+    _require_chained(records.rounds, records.folder.attributed_rounds.path.name)
+    _require_bounded_credit(records)
+
+
+def _require_whole_tables(records: RunRecords) -> None:
+    """Raise StatementError where a table ends before another one."""
+    run = records.folder
+    rounds = len(records.rounds)
     last = max((part.round for part in records.parts), default=0)
-    told = [line["round"] for line in records.lines]
-    if last > len(records.rounds) or told != [*range(len(records.rounds) + 1)]:
+    rounds_counted = [line["round"] for line in records.lines]
+    if last > rounds or rounds_counted != list(range(rounds + 1)):
         raise StatementError(
-            f"{run.attribution.path.name} ends with round {last}, {attributed} with "
-            f"{len(records.rounds)}, {run.rounds.path.name} has {len(told) - 1}: was one cut off?"
+            f"{run.attribution.path.name} ends with round {last}, "
+            f"{run.attributed_rounds.path.name} with {rounds}, {run.rounds.path.name} has "
+            f"{len(rounds_counted) - 1}: was one cut off?"
         )
-    lines = Counter(reply.round for reply in records.replies)
+    lines_of_round = Counter(reply.round for reply in records.replies)
     for line in records.lines:
-        counted = sum(line[status] for status in ("accepted", "rejected", "failed", "late"))
-        if lines[line["round"]] != counted:
-            raise StatementError(f"clients.csv has not {counted} lines of round {line['round']}")
-    contributed, credited = records.by_round
-    for row, total in zip(records.rounds, map(math.fsum, contributed), strict=True):
+        due = line["accepted"] + line["rejected"] + line["failed"] + line["late"]
+        if lines_of_round[line["round"]] != due:
+            raise StatementError(f"clients.csv has not {due} lines of round {line['round']}")
+
+
+def _require_sums(records: RunRecords) -> None:
+    """Raise StatementError where a round's contributions, or its fall, do not add up."""
+    contributed, _ = records.by_round
+    for row, of_members in zip(records.rounds, contributed, strict=True):
         scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
-        off = max(abs(row.attributed - total), abs(row.decrease - row.attributed - row.remainder))
-        if off > 1e-6 * scale:
-            raise StatementError(f"{attributed}: round {row.round} does not add up")
-    _require_chained(records.rounds, attributed)
-    # Over the whole run: a step that was taken back has both with the other sign.
-    beyond = (credited - contributed).sum(axis=0) > ROUNDING * np.abs(contributed).sum(axis=0)
-    for client_id in compress(records.members, beyond):
-        name = run.attribution.path.name
-        raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
+        off_members = abs(row.attributed - math.fsum(of_members))
+        off_fall = abs(row.decrease - row.attributed - row.remainder)
+        if max(off_members, off_fall) > 1e-6 * scale:
+            name = records.folder.attributed_rounds.path.name
+            raise StatementError(f"{name}: round {row.round} does not add up")
 
 
 def _require_chained(rounds: Sequence[RoundLoss], name: str) -> None:
@@ -296,21 +336,35 @@ def _require_chained(rounds: Sequence[RoundLoss], name: str) -> None:
     Else a round could be given any fall and remainder that add up.
     """
     for row in rounds:
-        fall = row.loss_before - row.loss_after
-        expected = fall if math.isfinite(fall) else 0.0
+        expected = row.loss_before - row.loss_after
+        if not math.isfinite(expected):
+            expected = 0.0
         if not math.isclose(row.decrease, expected, rel_tol=ROUNDING, abs_tol=ROUNDING):
             raise StatementError(
                 f"{name}: round {row.round} has a fall of {row.decrease:.6g}, its losses one of "
                 f"{expected:.6g}"
             )
     for before, row in pairwise(rounds):
-        is_finite = math.isfinite(before.loss_after), math.isfinite(row.loss_before)
+        both_diverged = not (math.isfinite(before.loss_after) or math.isfinite(row.loss_before))
         is_same = math.isclose(before.loss_after, row.loss_before, rel_tol=SAME_LOSS)
-        if is_finite != (False, False) and not is_same:
+        if not is_same and not both_diverged:
             raise StatementError(
                 f"{name}: round {row.round} begins at a loss of {row.loss_before:.6g}, but round "
                 f"{before.round} ended at {before.loss_after:.6g}"
             )
+
+
+def _require_bounded_credit(records: RunRecords) -> None:
+    """Raise StatementError where a member is credited with more than it contributed.
+
+    That is over the whole run: a step that was taken back has both with the other sign.
+    """
+    contributed, credited = records.by_round
+    beyond = (credited - contributed).sum(axis=0)
+    rounding = ROUNDING * np.abs(contributed).sum(axis=0)
+    for client_id in compress(records.members, beyond > rounding):
+        name = records.folder.attribution.path.name
+        raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
 
 
 def read_names(path: Path) -> dict[int, str]:
@@ -324,7 +378,8 @@ def read_names(path: Path) -> dict[int, str]:
     """
     names: dict[int, str] = {}
     for number, row in enumerate(Table(path, ("client_id", "name")).read(""), start=2):
-        client_id, name = row.get("client_id", ""), row.get("name", "").strip()
+        client_id = row.get("client_id", "")
+        name = row.get("name", "").strip()
         is_name = None not in row and 0 < len(name) <= 80 and name.isprintable()
         if not is_name or not client_id.isdecimal() or int(client_id) in names:
             raise ConfigError(
@@ -336,17 +391,19 @@ def read_names(path: Path) -> dict[int, str]:
 
 
 def _parse(
-    table: Table, kind: type[_Row], split: Mapping[str, str] = MappingProxyType({})
+    table: Table, kind: type[_Row], lists: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[_Row, ...]:
-    """Return every line of a table as one of a kind; ``split`` says how columns of a list begin."""
+    """Return every line of a table as an object of a kind.
+
+    ``lists`` are its attributes that several columns make up, and how the columns' names begin.
+    """
     rows: list[dict[str, Any]] = []
-    for row in table.read():
-        there = {column: value for column, value in row.items() if value}
-        lists = {
-            name: [value for column, value in there.items() if str(column).startswith(start)]
-            for name, start in split.items()
-        }
-        rows.append(there | lists)
+    for line in table.read():
+        row: dict[str, Any] = {column: value for column, value in line.items() if value}
+        for name, start in lists.items():
+            columns = [column for column in row if str(column).startswith(start)]
+            row[name] = [row[column] for column in columns]
+        rows.append(row)
     try:
         return TypeAdapter(tuple[kind, ...]).validate_python(rows)  # type: ignore[valid-type]
     except ValidationError as error:
@@ -355,16 +412,17 @@ def _parse(
 
 
 def _lines(table: Table) -> list[Line]:
-    found = read_table(table.path, more=True)
+    content = read_table(table.path, more=True)
     # Others may be missing: columns were added from version to version.
-    if found.num_rows and (first := table.columns[0]) not in found.column_names:
+    first = table.columns[0]
+    if content.num_rows and first not in content.column_names:
         raise ConfigError(f"{table.path} has no column {first!r}")
-    return list(found.to_pylist())
+    return list(content.to_pylist())
 
 
-def by_member(lines: Iterable[_Of]) -> Mapping[int, list[_Of]]:
+def by_member(lines: Iterable[_Line]) -> Mapping[int, list[_Line]]:
     """Return each member's lines, by client id."""
-    found = defaultdict[int, list[_Of]](list)
+    lines_of = defaultdict[int, list[_Line]](list)
     for line in lines:
-        found[line.client_id].append(line)
-    return found
+        lines_of[line.client_id].append(line)
+    return lines_of

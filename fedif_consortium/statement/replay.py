@@ -70,21 +70,26 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
     """
     with importing_only(import_from), refused_as(StatementError, "the run cannot be recomputed"):
         records = read_run(run_dir)
-        return _compare(records, _attribute(_load(records, task), _kept_steps(records), records))
+        loaded = _load(records, task)
+        attributed = _attribute(loaded, _kept_steps(records), records)
+        return _compare(records, attributed)
 
 
 def _kept_steps(records: RunRecords) -> dict[int, Step]:
     """Return the steps that were kept, by round: of all rounds that have one."""
-    kept = files_of_rounds(records.folder.updates)
-    stayed = {
-        row["round"] for row in records.lines if row["round_failed"] or row["status"] == "kept"
-    }
-    if missing := {part.round for part in records.parts} - kept.keys() - stayed:
+    files = files_of_rounds(records.folder.updates)
+    # The model stayed as it was: such a round has no step.
+    without_step = set()
+    for line in records.lines:
+        if line["round_failed"] or line["status"] == "kept":
+            without_step.add(line["round"])
+    missing = {part.round for part in records.parts} - files.keys() - without_step
+    if missing:
         raise ConfigError(
             f"{str(records.folder.path)!r}: the updates of round {min(missing)} were not kept: run "
             "it with updates.keep = true"
         )
-    return {number: read_step(path) for number, path in kept.items()}
+    return {number: read_step(path) for number, path in files.items()}
 
 
 def _load(records: RunRecords, task: Task | None) -> LoadedTask:
@@ -101,13 +106,15 @@ def _load(records: RunRecords, task: Task | None) -> LoadedTask:
     if data_hash(tensors_in(loaded.validation_data)) != records.provenance["validation_sha256"]:
         raise StatementError("the validation set is not the one that the run had")
     salt = records.salt()
-    return replace(loaded, validation=paying_part(loaded, salt)) if salt else loaded
+    if not salt:
+        return loaded
+    return replace(loaded, validation=paying_part(loaded, salt))
 
 
 def _attribute(
     loaded: LoadedTask, steps: Mapping[int, Step], records: RunRecords
 ) -> list[RoundAttribution]:
-    """Attribute the steps as the run did; whether one was taken back is told by the records."""
+    """Attribute the steps as the run did; the records tell whether one was taken back."""
     # The models that were kept have the server optimizer's momentum in them.
     settings = loaded.config.replace(server_optimizer="off")
     credit = settings.section(CreditSettings)
@@ -122,21 +129,25 @@ def _attribute(
         bounds=credit.bounds(),
     )
     attribution.on_start(strategy)
-    contributed = {part.round for part in records.parts}
+    rounds_with_parts = {part.round for part in records.parts}
     last: Step | None = None
-    for number in (row.round for row in records.rounds):
+    for row in records.rounds:
+        number = row.round
+        has_parts = number in rounds_with_parts
         step = steps.get(number)
         if step is not None:
             _require_received(records, model, step)
-        if step is not None and not torch.equal(step.before.params, model.vectors.params):
-            model.advance(step.before)
+            if not torch.equal(step.before.params, model.vectors.params):
+                model.advance(step.before)
         attribution.finish_last_round(number)
         if step is not None:
             last = replace(step, before=model.vectors)
             model.advance(step.after)
             attribution.on_step(last)
-        if last is not None and (step is None) == (number in contributed):
-            # It was taken back: to the same model as another tensor, by which a model is known.
+        # A step without contributions, or contributions without a step: it was taken back.
+        was_taken_back = has_parts if step is None else not has_parts
+        if last is not None and was_taken_back:
+            # To the same model as another tensor, by which a model is known.
             model.advance(replace(last.before, params=last.before.params.clone()))
         if step is None:
             attribution.on_round(Round(number, status="failed"))
@@ -144,25 +155,30 @@ def _attribute(
     return attribution.rounds
 
 
-def _compare(records: RunRecords, found: list[RoundAttribution]) -> Replayed:
+def _compare(records: RunRecords, recomputed: list[RoundAttribution]) -> Replayed:
     """Raise StatementError for the first cell of either table that is not the recorded one."""
     folder = records.folder
-    clients = {
-        (of_round.server_round, line["client_id"]): line
-        for of_round in found
-        for line in attribution_lines(of_round)
-    }
-    rounds = {(of_round.server_round,): attributed_round_line(of_round) for of_round in found}
-    recorded = _keyed(folder.attribution, ("round", "client_id"))
-    _compare_table(records, folder.attribution, recorded, clients)
-    totals = _keyed(folder.attributed_rounds, ("round",))
-    _compare_table(records, folder.attributed_rounds, totals, rounds)
-    return Replayed(len(found), len(recorded))
+    lines_of_clients = {}
+    lines_of_rounds = {}
+    for attribution in recomputed:
+        number = attribution.server_round
+        lines_of_rounds[(number,)] = attributed_round_line(attribution)
+        for line in attribution_lines(attribution):
+            lines_of_clients[number, line["client_id"]] = line
+    recorded_clients = _keyed(folder.attribution, ("round", "client_id"))
+    _compare_table(records, folder.attribution, recorded_clients, lines_of_clients)
+    recorded_rounds = _keyed(folder.attributed_rounds, ("round",))
+    _compare_table(records, folder.attributed_rounds, recorded_rounds, lines_of_rounds)
+    return Replayed(len(recomputed), len(recorded_clients))
 
 
 def _keyed(table: Table, key: Sequence[str]) -> dict[tuple[int, ...], dict[str, str]]:
     """Return a table's lines by the whole numbers in some columns."""
-    return {tuple(int(row[name]) for name in key): row for row in table.read()}
+    keyed = {}
+    for row in table.read():
+        place = tuple(int(row[name]) for name in key)
+        keyed[place] = row
+    return keyed
 
 
 def _compare_table(
@@ -177,10 +193,12 @@ def _compare_table(
     """
     different = []
     for place in recorded.keys() | recomputed.keys():
-        told, line = recorded.get(place, {}), recomputed.get(place, {})
-        columns = list(dict.fromkeys([*told, *line]))
+        recorded_line = recorded.get(place, {})
+        line = recomputed.get(place, {})
+        columns = dict.fromkeys([*recorded_line, *line])
         for index, column in enumerate(columns):
-            was, now = told.get(column, ""), _text(line.get(column))
+            was = recorded_line.get(column, "")
+            now = _text(line.get(column))
             if was != now:
                 rank = -1 if column == "contribution" else index
                 different.append((place[0], rank, place, (column, was, now)))
@@ -199,20 +217,29 @@ def _difference(
 ) -> str:
     """Return which cell is another one, by how much and why that may be, in words."""
     column, was, now = cell
-    where = f"round {place[0]}" + (f", client {place[1]}" if len(place) > 1 else "")
-    try:
-        one, other = float(was), float(now)
-        most = f"{abs(one - other) / max(abs(one), abs(other), 1e-300):.1g}"
-    except ValueError:
-        most = "1"
+    where = f"round {place[0]}"
+    if len(place) > 1:
+        where += f", client {place[1]}"
     modules = hashes_here(records.provenance.get(MODULES, {}))
-    other_code = records.provenance["code_sha256"] != code_hash(modules)
-    version = "; this is another version of the code" if other_code else ""
+    version = ""
+    if records.provenance["code_sha256"] != code_hash(modules):
+        version = "; this is another version of the code"
     return (
         f"{table.path.name}: {where}: {column} = {was or 'nothing'} is recorded, the updates in "
-        f"{records.folder.updates.name}/ give {now or 'nothing'} (relative difference {most})"
-        f"{version}"
+        f"{records.folder.updates.name}/ give {now or 'nothing'} (relative difference "
+        f"{_relative_difference(was, now)}){version}"
     )
+
+
+def _relative_difference(was: str, now: str) -> str:
+    """Return by how much two cells differ, in parts of the larger; 1 where one is no number."""
+    try:
+        recorded = float(was)
+        recomputed = float(now)
+    except ValueError:
+        return "1"
+    larger = max(abs(recorded), abs(recomputed), 1e-300)
+    return f"{abs(recorded - recomputed) / larger:.1g}"
 
 
 def _require_received(records: RunRecords, model: GlobalModel, step: Step) -> None:
@@ -221,12 +248,12 @@ def _require_received(records: RunRecords, model: GlobalModel, step: Step) -> No
     Else updates could be replayed on a model at which they are worth something else.
     """
     number = step.updates.server_round
-    received = {
-        row["received"]
-        for row in records.folder.signatures.read()
-        if int(row["asked_in"]) == number
-    }
-    if received and received != {record_digest(model.layout.to_arrays(step.before)).hex()}:
+    signatures = records.folder.signatures.read()
+    received = {row["received"] for row in signatures if int(row["asked_in"]) == number}
+    if not received:
+        return
+    kept_model = record_digest(model.layout.to_arrays(step.before)).hex()
+    if received != {kept_model}:
         raise StatementError(
             f"round {number}: the model in {records.folder.updates.name}/ is not the one that "
             "members signed that they received"

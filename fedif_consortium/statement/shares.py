@@ -15,9 +15,9 @@ MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where
 def left_out_rounds(rounds: Sequence[RoundLoss]) -> tuple[int, ...]:
     r"""Return the rounds that count for nobody, so that the contributions of the others add up.
 
-    With :math:`\ell_0 \dots \ell_T` the losses, the fall of the run is that between its own ends,
-    :math:`F = \ell_0 - \ell_T`; that of the rounds K that count is :math:`F_K`, the sum of their
-    falls, and :math:`R_K` that of their remainders. Rounds count once
+    With :math:`\ell_0 \dots \ell_T` the losses, the run's fall is the one between its own ends,
+    :math:`F = \ell_0 - \ell_T`. The rounds K that count have :math:`F_K`, the sum of their falls,
+    and :math:`R_K`, the sum of their remainders. They count once
 
     .. math:: F_K > 0 \quad\text{and}\quad |R_K| \le F_K / 2.
 
@@ -37,16 +37,17 @@ def left_out_rounds(rounds: Sequence[RoundLoss]) -> tuple[int, ...]:
     losses = losses_of(rounds)
     if not fall_of(rounds) > 0:
         return ()
-    gone: set[int] = set()  # Places in ``rounds``.
+    left_out: set[int] = set()  # Places in ``rounds``.
     for place in range(len(rounds)):
-        if not (math.isfinite(losses[place]) and math.isfinite(losses[place + 1])):
-            gone.update(event_of(place, losses))
-    while len(gone) < len(rounds):
-        left = [place for place in range(len(rounds)) if place not in gone]
-        if _adds_up([rounds[place] for place in left]):
-            return tuple(rounds[place].round for place in sorted(gone))
-        worst = max(left, key=lambda place: abs(rounds[place].remainder))
-        gone.update(event_of(worst, losses))
+        is_finite = math.isfinite(losses[place]) and math.isfinite(losses[place + 1])
+        if not is_finite:
+            left_out.update(event_of(place, losses))
+    while len(left_out) < len(rounds):
+        counted = [place for place in range(len(rounds)) if place not in left_out]
+        if _adds_up([rounds[place] for place in counted]):
+            return tuple(rounds[place].round for place in sorted(left_out))
+        worst = max(counted, key=lambda place: abs(rounds[place].remainder))
+        left_out.update(event_of(worst, losses))
     return ()
 
 
@@ -91,7 +92,8 @@ def fall_of(rounds: Sequence[RoundLoss]) -> float:
     that is finite.
     """
     losses = losses_of(rounds)
-    return next((loss for loss in losses if math.isfinite(loss)), math.inf) - losses[-1]
+    first_finite = next(filter(math.isfinite, losses), math.inf)
+    return first_finite - losses[-1]
 
 
 def _adds_up(rounds: Sequence[RoundLoss]) -> bool:
@@ -120,12 +122,16 @@ def reason_against_shares(
     if not fall > 0:
         return "the validation loss did not fall: there is no gain to share"
     if not abs(remainder) <= MOST_REMAINDER * decrease:
-        part = f"{abs(remainder) / decrease:.0%} of it" if decrease > 0 else f"{remainder:.3g} nats"
+        part = f"{remainder:.3g} nats"
+        if decrease > 0:
+            part = f"{abs(remainder) / decrease:.0%} of it"
         return (
             "the contributions do not add up to the fall of the validation loss: the remainder is "
             f"{part}"
         )
-    return "" if any(value > 0 for value in contributions) else "nobody contributed"
+    if not any(value > 0 for value in contributions):
+        return "nobody contributed"
+    return ""
 
 
 def gain_shares(
@@ -136,17 +142,20 @@ def gain_shares(
     All are 0 if none is positive.
     """
     positive = [Fraction(max(value, 0.0)) for value in credits]
+    if not any(positive):
+        return [NOTHING] * len(positive)
     whole = max(sum(positive, NOTHING), Fraction(gained))
-    return [value / whole if any(positive) else NOTHING for value in positive]
+    return [value / whole for value in positive]
 
 
 def alike_shares(shares: Sequence[Fraction], groups: Iterable[Sequence[int]]) -> list[Fraction]:
     """Return the shares with each group's part of them divided equally among it."""
-    found = list(shares)
+    alike = list(shares)
     for group in groups:
-        part = sum((shares[i] for i in group), NOTHING) / len(group)
-        found = [part if i in group else own for i, own in enumerate(found)]
-    return found
+        equal_part = sum((shares[i] for i in group), NOTHING) / len(group)
+        for i in group:
+            alike[i] = equal_part
+    return alike
 
 
 def share_out(cents: int, shares: Sequence[Fraction]) -> list[int]:

@@ -21,19 +21,25 @@ from fedif_consortium.evidence.check_signatures import (
     check_signatures,
     read_signatures,
 )
-from fedif_consortium.evidence.dsse import read_envelope
+from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.held_receipts import HeldReceipts
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, fingerprint, key_id
 from fedif_consortium.evidence.names import holder_of, require_apart
 from fedif_consortium.page import MAX_PAGE_BYTES
 from fedif_consortium.statement.account import Account, settle
-from fedif_consortium.statement.bundle import account_json, contents, parse_budget, read_account
+from fedif_consortium.statement.bundle import (
+    account_json,
+    amount_text,
+    contents,
+    parse_budget,
+    read_account,
+)
 from fedif_consortium.statement.manifest import (
     ACCOUNT,
     ENVELOPE,
     OPERATOR,
     Manifest,
-    Signed,
+    ReadStatement,
     SignedStatement,
     file_hash,
     hashes_of,
@@ -55,7 +61,7 @@ class Verified:
 
     Attributes
     ----------
-    signed : Signed
+    signed : ReadStatement
         The statement, and whose signatures it has; those of nobody known were not checked.
     not_here : tuple of str
         Files whose hashes are signed but which are not there, and so were not checked.
@@ -66,10 +72,10 @@ class Verified:
     redone : tuple of int
         Rounds of which members have receipts twice: the run was resumed, and did them again.
     chosen : tuple of str
-        What of the pay the run config does not fix: the operator chose it with the statement.
+        What the run config does not say of the pay: the operator chose it with the statement.
     """
 
-    signed: Signed
+    signed: ReadStatement
     not_here: tuple[str, ...] = ()
     members: tuple[SignedMember, ...] = ()
     receipts: tuple[HeldReceipts, ...] = ()
@@ -123,48 +129,64 @@ def verify(
     """
     if _is_within_its_run(path):
         path = path.absolute().parent
-    is_page, run = path.is_file(), RunFolder(path)
+    run = RunFolder(path)
+    is_page = path.is_file()
     is_alone = _is_statement(path)
     if is_alone and (run.statement.exists() or run.results()):
         raise StatementError(f"{ENVELOPE} lies beside a run's records, and belongs below them")
     if (is_page or is_alone) and receipts:
-        what = "page" if is_page else "statement without its run"
-        raise ConfigError(f"{str(path)!r} is a {what}; receipts are checked against a run's folder")
+        kind = "page" if is_page else "statement without its run"
+        raise ConfigError(f"{str(path)!r} is a {kind}; receipts are checked against a run's folder")
     if not is_page and not is_alone and not run.statement.is_dir():
         raise ConfigError(f"{str(path)!r} is no run with a statement: `fedif statement` makes one")
-    found = Verified(read_signed(envelope_of(path).parent, members or {}))
-    if key and key.replace(" ", "") != found.key.replace(" ", ""):
-        raise StatementError(f"the statement is signed by another key: {found.key}")
+    signed = read_signed(envelope_of(path).parent, members or {})
+    verified = Verified(signed)
+    if key and key.replace(" ", "") != verified.key.replace(" ", ""):
+        raise StatementError(f"the statement is signed by another key: {verified.key}")
     if is_page:
-        digest = hashlib.sha256(read_file(path.parent, path.name)).hexdigest()
-        files = found.signed.statement.files.items()
-        if digest not in {own for name, own in files if name.endswith(".html")}:
-            raise StatementError(f"{path.name} is no page of this statement, or was changed")
-        return found
+        _check_page(path, signed.statement)
+        return verified
     if is_alone:
-        return replace(found, not_here=_check_alone(path, found.signed.statement))
+        return replace(verified, not_here=_check_alone(path, signed.statement))
     with refused_as(StatementError, "the records cannot be read"):
-        _require_same_attempts(run, found.manifest)
-        not_here = _check_files(run, found.signed.statement)
-        _check_run_config(run.provenance.read())
-        account = _check_account(run, found.manifest)
-        names = account.names, read_names(run.names.path)
-        for called in names:
-            _require_apart(called)
-        signed = read_signatures(run)
-        checked = check_signatures(run, signed, names, members)
-        declared = found.manifest.declared
-        held, redone = check_receipts(
-            run,
-            found.manifest.head,
-            signed,
-            receipts,
-            declared=declared,
-            names=names,
-            trusted=members is not None,
-        )
-        chosen = _check_terms(account, run.settings())
-        return Verified(found.signed, not_here, checked, held, redone, chosen)
+        return _verify_run(run, signed, members, receipts)
+
+
+def _verify_run(
+    run: RunFolder,
+    signed: ReadStatement,
+    members: Mapping[str, VerifyingKey] | None,
+    receipts: Sequence[Path],
+) -> Verified:
+    """Check a statement against the records of its run, see :func:`verify`."""
+    manifest = signed.statement.predicate
+    _require_same_attempts(run, manifest)
+    not_here = _check_files(run, signed.statement)
+    _check_run_config(run.provenance.read())
+    account = _check_account(run, manifest)
+    # What the statement calls members, and what the operator registered them as.
+    names = (account.names, read_names(run.names.path))
+    for names_of_members in names:
+        _require_apart(names_of_members)
+    signatures = read_signatures(run)
+    signing_members = check_signatures(run, signatures, names, members)
+    held, redone = check_receipts(
+        run,
+        manifest.head,
+        signatures,
+        receipts,
+        declared=manifest.declared,
+        names=names,
+        trusted=members is not None,
+    )
+    return Verified(
+        signed,
+        not_here=not_here,
+        members=signing_members,
+        receipts=held,
+        redone=redone,
+        chosen=_check_terms(account, run.settings()),
+    )
 
 
 def sign_statement(
@@ -224,33 +246,58 @@ def merge_signatures(
     """
     target = envelope_of(path)
     signed = read_signed(target.parent, members)
-    envelope, keys = signed.envelope, {**members, OPERATOR: signed.statement.predicate.signer}
-    added = {signer.name: False for signer in signed.signers if signer.name not in ("", OPERATOR)}
+    envelope = signed.envelope
+    keys = {**members, OPERATOR: signed.statement.predicate.signer}
+    is_new = {}  # By the member who signed.
+    for signer in signed.signers:
+        if signer.name not in ("", OPERATOR):
+            is_new[signer.name] = False
     for file in files:
         try:
-            other = read_envelope(read_whole(file, MAX_PAGE_BYTES), str(file))
-            if other.signed_bytes() != envelope.signed_bytes():
-                raise EvidenceError("it is of another statement")
-            for signature in other.signatures:
-                name = other.signer(signature, keys)
-                if not name:
-                    key = printable(signature.keyid, 64)
-                    raise EvidenceError(f"a signature with key {key!r}, which is no member's")
-                holder = holder_of(name)
-                if name != OPERATOR and holder not in added:
-                    envelope = envelope.with_signature(key_id(keys[name]), signature.sig)
-                    added[holder] = True
+            signatures = _read_signatures(file, envelope, keys)
         except (EvidenceError, OSError) as error:
             raise StatementError(f"{file}: {error}") from error
+        for name, signature in signatures:
+            holder = holder_of(name)
+            if name != OPERATOR and holder not in is_new:
+                envelope = envelope.with_signature(key_id(keys[name]), signature)
+                is_new[holder] = True
     write_atomically(target, envelope.to_bytes())
-    return added
+    return is_new
+
+
+def _read_signatures(
+    file: Path, envelope: Envelope, keys: Mapping[str, VerifyingKey]
+) -> list[tuple[str, bytes]]:
+    """Return whose signatures, by the names of their keys, another copy of an envelope has.
+
+    Raises
+    ------
+    EvidenceError
+        If it is no copy, or a signature is false or by none of the keys.
+    OSError
+        If the file cannot be read.
+    """
+    copy = read_envelope(read_whole(file, MAX_PAGE_BYTES), str(file))
+    if copy.signed_bytes() != envelope.signed_bytes():
+        raise EvidenceError("it is of another statement")
+    signatures = []
+    for signature in copy.signatures:
+        name = copy.signer(signature, keys)
+        if not name:
+            key = printable(signature.keyid, 64)
+            raise EvidenceError(f"a signature with key {key!r}, which is no member's")
+        signatures.append((name, signature.sig))
+    return signatures
 
 
 def envelope_of(path: Path) -> Path:
     """Return where the manifest of a run's folder, or beside a page, lies."""
     if path.is_file():
         return path.parent / ENVELOPE
-    return (path if _is_statement(path) else RunFolder(path).statement) / ENVELOPE
+    if _is_statement(path):
+        return path / ENVELOPE
+    return RunFolder(path).statement / ENVELOPE
 
 
 def _is_statement(path: Path) -> bool:
@@ -261,9 +308,17 @@ def _is_statement(path: Path) -> bool:
 def _is_within_its_run(path: Path) -> bool:
     """Return whether a statement's folder lies where its run left it."""
     run = RunFolder(path.absolute().parent)
-    return (
-        _is_statement(path) and path.absolute() == run.statement and run.provenance.path.is_file()
-    )
+    is_in_place = path.absolute() == run.statement
+    return _is_statement(path) and is_in_place and run.provenance.path.is_file()
+
+
+def _check_page(path: Path, statement: SignedStatement) -> None:
+    """Raise StatementError unless a file is one of a statement's pages, as it was signed."""
+    digest = hashlib.sha256(read_file(path.parent, path.name)).hexdigest()
+    files = statement.files.items()
+    digests_of_pages = [signed for name, signed in files if name.endswith(".html")]
+    if digest not in digests_of_pages:
+        raise StatementError(f"{path.name} is no page of this statement, or was changed")
 
 
 def _check_alone(folder: Path, statement: SignedStatement) -> tuple[str, ...]:
@@ -274,15 +329,19 @@ def _check_alone(folder: Path, statement: SignedStatement) -> tuple[str, ...]:
     StatementError
         Naming what is missing, was changed, or is no part of it.
     """
-    name = RunFolder(folder).statement.name
-    own = {path: digest for path, digest in statement.files.items() if path.startswith(f"{name}/")}
+    prefix = f"{RunFolder(folder).statement.name}/"
     _require_no_link(folder.rglob("*"), folder)
-    for path, digest in own.items():
-        _require_within(path)
-        _require_unchanged(folder / path.removeprefix(f"{name}/"), path, digest)
-    there = {f"{name}/{p.relative_to(folder).as_posix()}" for p in folder.rglob("*") if p.is_file()}
-    _require_known(there, {*own, f"{name}/{ENVELOPE}"})
-    return tuple(path for path in statement.files if path not in own)
+    files_here = {f"{prefix}{ENVELOPE}"}
+    not_here = []
+    for name, digest in statement.files.items():
+        if not name.startswith(prefix):
+            not_here.append(name)
+            continue
+        _require_within(name)
+        _require_unchanged(folder / name.removeprefix(prefix), name, digest)
+        files_here.add(name)
+    _require_known({f"{prefix}{name}" for name in _files_below(folder, folder)}, files_here)
+    return tuple(not_here)
 
 
 def _require_apart(names: Mapping[int, str]) -> None:
@@ -309,14 +368,22 @@ def _require_unchanged(path: Path, name: str, digest: str) -> None:
 
 def _require_no_link(paths: Iterable[Path], root: Path) -> None:
     """Raise StatementError for a link: what it leads to may change after it was checked."""
-    if links := sorted(path for path in paths if path.is_symlink()):
+    links = sorted(path for path in paths if path.is_symlink())
+    if links:
         raise StatementError(f"{links[0].relative_to(root).as_posix()} is a link")
 
 
-def _require_known(names: Set[str], known: Set[str]) -> None:
+def _require_known(names: Set[str], signed_names: Set[str]) -> None:
     """Raise StatementError for a file that the statement does not name."""
-    if unknown := sorted(names - known):
+    unknown = sorted(names - signed_names)
+    if unknown:
         raise StatementError(f"{unknown[0]} is no part of the statement")
+
+
+def _files_below(folder: Path, root: Path) -> list[str]:
+    """Return the files in a folder and the folders in it, by their paths below ``root``."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path.relative_to(root).as_posix() for path in files]
 
 
 def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
@@ -333,25 +400,30 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
             _require_unchanged(path, name, digest)
     folder = run.statement
     _require_no_link((folder, *folder.rglob("*")), run.path)
-    own = [p.relative_to(run.path).as_posix() for p in folder.rglob("*") if p.is_file()]
-    _require_known({*own, *run.results()}, {*statement.files, f"{folder.name}/{ENVELOPE}"})
+    names_here = _files_below(folder, run.path)
+    signed_names = {*statement.files, f"{folder.name}/{ENVELOPE}"}
+    _require_known({*names_here, *run.results()}, signed_names)
     return tuple(not_here)
 
 
 def _check_account(run: RunFolder, manifest: Manifest) -> Account:
     """Return the account, or raise StatementError: it, or a page, is not of the records."""
-    told = read_file(run.statement, ACCOUNT)
-    account = read_account(told)
+    text = read_file(run.statement, ACCOUNT)
+    account = read_account(text)
     records = read_run(run.path, account.names)
     for name, digest in hashes_of(records.provenance).items():
         if getattr(manifest, name) != digest:
             raise StatementError(f"{run.provenance.path.name} has another hash of the {name}")
-    records.salt()
+    records.salt()  # Raises StatementError if it is not the one that the run committed to.
     require_consistent(records)
-    again = settle(
-        *(records, account.budget_cents, account.pay_by, account.ties, account.first_round)
+    settled_again = settle(
+        records,
+        account.budget_cents,
+        account.pay_by,
+        account.ties,
+        account.first_round,
     )
-    _require_same(json.loads(told), json.loads(account_json(again)), ACCOUNT)
+    _require_same(json.loads(text), json.loads(account_json(settled_again)), ACCOUNT)
     # Another version may word or draw things differently.
     if manifest.made_with == made_with():
         for name, content in contents(account, records, manifest).items():
@@ -368,14 +440,16 @@ def _check_terms(account: Account, config: Mapping[str, Any]) -> tuple[str, ...]
     StatementError
         Naming what the run config says otherwise: members agreed to that.
     """
-    cents, budget = account.budget_cents, str(config.get("statement.budget", ""))
-    shared = "" if cents is None else f"{cents // 100}.{cents % 100:02}"
-    if budget and parse_budget(budget) != cents:
+    budget = str(config.get("statement.budget", ""))
+    shared_out = amount_text(account.budget_cents)
+    if budget and parse_budget(budget) != account.budget_cents:
         raise StatementError(
-            f"the statement shares out {shared or 'nothing'}; members agreed to a run with "
+            f"the statement shares out {shared_out or 'nothing'}; members agreed to a run with "
             f"statement.budget = {budget!r}"
         )
-    chosen = [f"budget {shared}"] if shared and not budget else []
+    chosen = []
+    if shared_out and not budget:
+        chosen.append(f"budget {shared_out}")
     for key, value in (("pay-by", account.pay_by), ("ties", account.ties)):
         agreed = str(config.get(f"statement.{key}", ""))
         if agreed and agreed != value:
@@ -397,14 +471,14 @@ def _require_same_attempts(run: RunFolder, manifest: Manifest) -> None:
     be read are named with the other files.
     """
     try:
-        found = read_attempts(run.provenance.read())
+        recorded = read_attempts(run.provenance.read())
     except (OSError, ConfigError, EvidenceError):
         return
     declared = manifest.declared
-    if found != declared:
+    if recorded != declared:
         raise StatementError(
             f"the manifest is of {_in_words(declared)}, and {run.provenance.path.name} is of "
-            f"{_in_words(found)}"
+            f"{_in_words(recorded)}"
         )
 
 
@@ -421,21 +495,26 @@ def _check_run_config(provenance: Mapping[str, Any]) -> None:
 def _in_words(attempts: Attempts | None) -> str:
     if attempts is None:
         return "a run whose attempts are not counted"
-    name, run = printable(attempts.name), attempts.last.run[:8]
-    return f"attempt {attempts.number} at run {name!r} (id {run})"
+    name = printable(attempts.name)
+    return f"attempt {attempts.number} at run {name!r} (id {attempts.last.run[:8]})"
 
 
-def _require_same(told: Any, found: Any, where: str) -> None:
+def _require_same(stated: Any, computed: Any, where: str) -> None:
     """Raise StatementError where two JSON values differ by more than rounding."""
-    if isinstance(told, dict) and isinstance(found, dict) and told.keys() == found.keys():
-        for key in told:
-            _require_same(told[key], found[key], f"{where}: {key}")
-    elif isinstance(told, list) and isinstance(found, list) and len(told) == len(found):
-        for i, (one, other) in enumerate(zip(told, found, strict=True)):
-            _require_same(one, other, f"{where}[{i}]")
-    else:
-        is_same = type(told) is type(found) and told == found
-        if not is_same and isinstance(told, float) and isinstance(found, float):
-            is_same = math.isclose(told, found, rel_tol=ROUNDING, abs_tol=1e-15)
-        if not is_same:
-            raise StatementError(f"{where} is {told!r:.80}, but the records give {found!r:.80}")
+    if isinstance(stated, dict) and isinstance(computed, dict) and stated.keys() == computed.keys():
+        for key in stated:
+            _require_same(stated[key], computed[key], f"{where}: {key}")
+    elif isinstance(stated, list) and isinstance(computed, list) and len(stated) == len(computed):
+        for i, (stated_item, computed_item) in enumerate(zip(stated, computed, strict=True)):
+            _require_same(stated_item, computed_item, f"{where}[{i}]")
+    elif not _is_same(stated, computed):
+        raise StatementError(f"{where} is {stated!r:.80}, but the records give {computed!r:.80}")
+
+
+def _is_same(stated: Any, computed: Any) -> bool:
+    """Return whether two JSON values are the same, floats up to rounding."""
+    if type(stated) is type(computed) and stated == computed:
+        return True
+    if isinstance(stated, float) and isinstance(computed, float):
+        return math.isclose(stated, computed, rel_tol=ROUNDING, abs_tol=1e-15)
+    return False
