@@ -89,7 +89,7 @@ endef
 
 # What a run needs, and what tests and pages need beside it.
 $(ready): pyproject.toml
-	$(call install,.)
+	$(call install,.[consortium])
 
 $(dev): pyproject.toml
 	$(call install,.[dev])

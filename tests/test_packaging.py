@@ -16,6 +16,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
+from fedif_consortium import extra as extra_of_consortium
 from fedif_consortium.parts import server_parts
 from fedif_flower.run import provenance
 from fedif_flower.run.config import RunConfig
@@ -25,7 +26,7 @@ from fedif_flower.run.provenance import package_hash
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "fedif_flower"
 PACKAGES = (PACKAGE, PROJECT / "fedif_consortium", PROJECT / "fedif_studies")
-OPTIONAL = ("pandas", "consortium")
+DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 
 
 @cache
@@ -46,26 +47,44 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_every_package_that_is_imported_is_declared_and_none_besides():
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-
-    def names(dependencies: list[str]) -> set[str]:
-        return {canonical(re.split(r"[\[<>=~! ]", d)[0]) for d in dependencies}
-
-    declared, extras = names(project["dependencies"]), project["optional-dependencies"]
-    optional = set.union(*(names(extras[extra]) for extra in OPTIONAL))
-    files = [path for package in PACKAGES for path in package.rglob("*.py")]
+def imported_by(*packages: Path) -> set[str]:
+    """Return the distributions that files of packages import, as package indexes compare names."""
+    files = [path for package in packages for path in package.rglob("*.py")]
     files = [path for path in files if "benchmarks" not in path.parts]  # In no wheel.
     tops = {name.split(".")[0] for path in files for name in imports(path)}
     # An example is in the checkout only, and one study is about it.
     here = {"quickstart", "time_series", *(package.name for package in PACKAGES)}
     outside = tops - set(sys.stdlib_module_names) - here
-    distributions = packages_distributions()
     # Ray comes with flwr[simulation], in the version that Flower wants.
-    needed = {canonical(distributions[top][0]) for top in outside - {"ray"}}
+    return {distribution_of(top) for top in outside - {"ray"}}
+
+
+def distribution_of(module: str) -> str:
+    """Return the distribution that brings a module."""
+    return canonical(packages_distributions()[module][0])
+
+
+def names(dependencies: list[str]) -> set[str]:
+    """Return the distributions that requirements name."""
+    return {canonical(re.split(r"[\[<>=~! ]", dependency)[0]) for dependency in dependencies}
+
+
+def test_what_is_installed_is_what_library_and_studies_import_and_no_more():
+    needed = imported_by(PACKAGE, PROJECT / "fedif_studies")
+    pandas = names(DECLARED["optional-dependencies"]["pandas"])
+    assert pandas <= needed
     # click is typer's; which one is said here.
-    assert (needed - optional) | {"click"} == declared
-    assert optional <= needed
+    needed |= {"click"}
+    assert needed - pandas == names(DECLARED["dependencies"]), "see dependencies in pyproject.toml"
+
+
+def test_the_extra_is_what_the_consortium_imports_beside_it():
+    extra = names(DECLARED["optional-dependencies"]["consortium"])
+    needed = imported_by(PROJECT / "fedif_consortium")
+    beside = needed - names(DECLARED["dependencies"])
+    assert beside == extra, "see optional-dependencies in pyproject.toml"
+    modules = {distribution_of(module) for module in extra_of_consortium.MODULES}
+    assert modules == extra, "see MODULES in fedif_consortium/extra.py"
 
 
 def test_no_module_of_one_operating_system_is_imported():

@@ -47,7 +47,7 @@ IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
 IMAGE_KEYS = tuple(name.replace("_", "-") for name in IMAGE_FIELDS)
 
 OWN_SETTINGS = "own-settings"
-_OFF = (False, 0, "", "off")  # Values with which a part that is not there is not missed.
+OFF = (False, 0, "", "off")  # Values with which a part that is not there is not missed.
 
 
 class CreditSettings(Settings, alias_generator=in_section("credit")):
@@ -249,7 +249,7 @@ class RunConfig(ClientConfig, StrategyConfig):
         if near := alike(key, known):
             raise ConfigError(unknown_key(key, near))
         usual = {k: v for kind in OWN_SECTIONS for k, v in kind.defaults().items()}
-        if value not in _OFF and value != usual.get(key):
+        if value not in OFF and value != usual.get(key):
             raise ConfigError(_not_heard(key, value))
 
     @property
