@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -162,3 +163,33 @@ def is_in(bundle: set[str], module: str) -> bool:
     if (PACKAGE.parent / path).with_suffix(".py").exists() or (PACKAGE.parent / path).is_dir():
         return bool(bundle & set(candidates[:2]))  # a module: its parent alone is not enough
     return bool(bundle & {*candidates, parent})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "installs"),
+    [
+        ("seed = 0\n", "seed = 0\nanother-setting = 1\n", False),
+        ("line-length = 100\n", "line-length = 99\n", False),
+        ('"filelock>=3.12",', '"filelock>=3.13",', True),
+        ("packages.find]\n", "packages.find]\nnamespaces = false\n", True),
+    ],
+)
+def test_make_installs_anew_where_that_would_change_something(before, after, installs, tmp_path):
+    manifest = (PROJECT / "pyproject.toml").read_text()
+    (tmp_path / "Makefile").symlink_to(PROJECT / "Makefile")
+    (tmp_path / "pyproject.toml").write_text(manifest)
+    assert "pip install" in steps_of_lint(tmp_path)
+    for stamp in re.findall(r"touch (\S+)", steps_of_lint(tmp_path)):
+        (tmp_path / stamp).parent.mkdir(exist_ok=True)
+        (tmp_path / stamp).touch()
+    assert "pip install" not in steps_of_lint(tmp_path)
+    assert manifest.count(before) == 1
+    (tmp_path / "pyproject.toml").write_text(manifest.replace(before, after))
+    assert ("pip install" in steps_of_lint(tmp_path)) == installs
+
+
+def steps_of_lint(folder: Path) -> str:
+    """Return what `make lint` would do in a folder."""
+    command = ["make", "--dry-run", "lint", "VENV=environment"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
