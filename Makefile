@@ -10,8 +10,11 @@ WORKERS ?= 2
 ARGS ?=
 
 python := $(VENV)/bin/python
-ready := $(VENV)/.ready
-dev := $(VENV)/.dev
+# A hash of what an installation depends on: these tables of pyproject.toml, not a run's settings.
+installation := $(shell awk '/^\[/ {wanted = /^\[(build-system|project|tool\.setuptools)/} wanted' \
+  pyproject.toml | cksum | cut -d ' ' -f 1)
+ready := $(VENV)/.ready-$(installation)
+dev := $(VENV)/.dev-$(installation)
 # A file's tests stay on one process: they share the federation that it starts.
 pytest = $(python) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 checks = $(python) -m ruff check . && $(python) -m ruff format --check . && \
@@ -84,13 +87,13 @@ define install
 	    "apt install python3-venv" >&2; exit 1; }
 	@echo 'Installing into $(VENV); PyTorch, Ray and Flower take a few minutes and 10 GB the first time.'
 	$(python) -m pip install --quiet --disable-pip-version-check --editable '$(1)'
-	@touch $@
+	@rm -f $(VENV)/.ready-* $(VENV)/.dev-* && touch $@
 endef
 
 # What a run needs, and what tests and pages need beside it.
-$(ready): pyproject.toml
-	$(call install,.)
+$(ready):
+	$(call install,.[consortium])
 
-$(dev): pyproject.toml
+$(dev):
 	$(call install,.[dev])
 	@touch $(ready)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from fedif_consortium.commands.every import add_commands
+from fedif_consortium.extra import needs_extra
 from fedif_flower.cli import Config, RunDir, cli, door, main, parse_config, require_directories
 from fedif_studies.lab.commands import Again, OutputDir, compare, finish, sweep
 from fedif_studies.paper.commands import paper, report
@@ -21,6 +22,7 @@ door.client_parts = "fedif_consortium.parts:client_parts"
 
 
 @cli.command()
+@needs_extra  # It says what statements would make of each bout.
 def arena(
     dataset: Annotated[str, typer.Option(help="digits, or any data set of images")] = "digits",
     data_dir: Annotated[str, typer.Option(help="where its files are")] = "",

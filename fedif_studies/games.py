@@ -4,7 +4,7 @@ Twenty members on digits, all of them in each of 30 rounds, with a budget: runs 
 itself, statements of their records. The players are members of the middle, by what they contribute
 when all are honest. A row has the share of the players, and what they have without the game, and
 their verdicts; of the one whose contribution another lowers, those of the victim.
-``--seeds 0`` measures nothing and prints the table.
+``--seeds 0`` measures nothing and prints the table. Statements need the extra ``consortium``.
 """
 
 from __future__ import annotations

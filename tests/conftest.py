@@ -60,6 +60,19 @@ def cache_home(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def quiet_flower():
+    """Leave out what Flower says of every round: a failing test shows its message, then the log.
+
+    Its warnings stay. Processes that tests start say all of it.
+    """
+    flower = logging.getLogger("flwr")
+    usual = flower.level
+    flower.setLevel(logging.WARNING)
+    yield
+    flower.setLevel(usual)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def no_pictures():
     """Let runs write empty pictures: to draw them takes longer than a small run itself."""
     plots = sys.modules.get("fedif_flower.run.plots")  # There where a test's module needs it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -16,6 +17,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
+from fedif_consortium import extra as extra_of_consortium
 from fedif_consortium.parts import server_parts
 from fedif_flower.run import provenance
 from fedif_flower.run.config import RunConfig
@@ -25,7 +27,7 @@ from fedif_flower.run.provenance import package_hash
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "fedif_flower"
 PACKAGES = (PACKAGE, PROJECT / "fedif_consortium", PROJECT / "fedif_studies")
-OPTIONAL = ("pandas", "consortium")
+DECLARED = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 
 
 @cache
@@ -46,26 +48,44 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_every_package_that_is_imported_is_declared_and_none_besides():
-    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
-
-    def names(dependencies: list[str]) -> set[str]:
-        return {canonical(re.split(r"[\[<>=~! ]", d)[0]) for d in dependencies}
-
-    declared, extras = names(project["dependencies"]), project["optional-dependencies"]
-    optional = set.union(*(names(extras[extra]) for extra in OPTIONAL))
-    files = [path for package in PACKAGES for path in package.rglob("*.py")]
+def imported_by(*packages: Path) -> set[str]:
+    """Return the distributions that files of packages import, as package indexes compare names."""
+    files = [path for package in packages for path in package.rglob("*.py")]
     files = [path for path in files if "benchmarks" not in path.parts]  # In no wheel.
     tops = {name.split(".")[0] for path in files for name in imports(path)}
     # An example is in the checkout only, and one study is about it.
     here = {"quickstart", "time_series", *(package.name for package in PACKAGES)}
     outside = tops - set(sys.stdlib_module_names) - here
-    distributions = packages_distributions()
     # Ray comes with flwr[simulation], in the version that Flower wants.
-    needed = {canonical(distributions[top][0]) for top in outside - {"ray"}}
+    return {distribution_of(top) for top in outside - {"ray"}}
+
+
+def distribution_of(module: str) -> str:
+    """Return the distribution that brings a module."""
+    return canonical(packages_distributions()[module][0])
+
+
+def names(dependencies: list[str]) -> set[str]:
+    """Return the distributions that requirements name."""
+    return {canonical(re.split(r"[\[<>=~! ]", dependency)[0]) for dependency in dependencies}
+
+
+def test_what_is_installed_is_what_library_and_studies_import_and_no_more():
+    needed = imported_by(PACKAGE, PROJECT / "fedif_studies")
+    pandas = names(DECLARED["optional-dependencies"]["pandas"])
+    assert pandas <= needed
     # click is typer's; which one is said here.
-    assert (needed - optional) | {"click"} == declared
-    assert optional <= needed
+    needed |= {"click"}
+    assert needed - pandas == names(DECLARED["dependencies"]), "see dependencies in pyproject.toml"
+
+
+def test_the_extra_is_what_the_consortium_imports_beside_it():
+    extra = names(DECLARED["optional-dependencies"]["consortium"])
+    needed = imported_by(PROJECT / "fedif_consortium")
+    beside = needed - names(DECLARED["dependencies"])
+    assert beside == extra, "see optional-dependencies in pyproject.toml"
+    modules = {distribution_of(module) for module in extra_of_consortium.MODULES}
+    assert modules == extra, "see MODULES in fedif_consortium/extra.py"
 
 
 def test_no_module_of_one_operating_system_is_imported():
@@ -143,3 +163,33 @@ def is_in(bundle: set[str], module: str) -> bool:
     if (PACKAGE.parent / path).with_suffix(".py").exists() or (PACKAGE.parent / path).is_dir():
         return bool(bundle & set(candidates[:2]))  # a module: its parent alone is not enough
     return bool(bundle & {*candidates, parent})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "installs"),
+    [
+        ("seed = 0\n", "seed = 0\nanother-setting = 1\n", False),
+        ("line-length = 100\n", "line-length = 99\n", False),
+        ('"filelock>=3.12",', '"filelock>=3.13",', True),
+        ("packages.find]\n", "packages.find]\nnamespaces = false\n", True),
+    ],
+)
+def test_make_installs_anew_where_that_would_change_something(before, after, installs, tmp_path):
+    manifest = (PROJECT / "pyproject.toml").read_text()
+    (tmp_path / "Makefile").symlink_to(PROJECT / "Makefile")
+    (tmp_path / "pyproject.toml").write_text(manifest)
+    assert "pip install" in steps_of_lint(tmp_path)
+    for stamp in re.findall(r"touch (\S+)", steps_of_lint(tmp_path)):
+        (tmp_path / stamp).parent.mkdir(exist_ok=True)
+        (tmp_path / stamp).touch()
+    assert "pip install" not in steps_of_lint(tmp_path)
+    assert manifest.count(before) == 1
+    (tmp_path / "pyproject.toml").write_text(manifest.replace(before, after))
+    assert ("pip install" in steps_of_lint(tmp_path)) == installs
+
+
+def steps_of_lint(folder: Path) -> str:
+    """Return what `make lint` would do in a folder."""
+    command = ["make", "--dry-run", "lint", "VENV=environment"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedif_consortium.extra import require_extra
 from fedif_flower.cli import Config
 
 if TYPE_CHECKING:
@@ -197,6 +198,7 @@ def keeper(
 ) -> None:
     """Keep the masks of a federation whose server sees no update; see also: fedif keeper log."""
     if context.invoked_subcommand is None:
+        require_extra("fedif keeper")
         from fedif_consortium.masking.keeper_service import read_keeper_config, serve
         from fedif_flower.run.logs import show_logs
 

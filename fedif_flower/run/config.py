@@ -48,7 +48,7 @@ IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
 IMAGE_KEYS = tuple(name.replace("_", "-") for name in IMAGE_FIELDS)
 
 OWN_SETTINGS = "own-settings"
-_OFF = (False, 0, "", "off")  # Values with which a part that is not there is not missed.
+OFF = (False, 0, "", "off")  # Values with which a part that is not there is not missed.
 
 
 class CreditSettings(Settings, alias_generator=in_section("credit")):
@@ -269,7 +269,7 @@ class RunConfig(ClientConfig, StrategyConfig):
         defaults: dict[str, Scalar] = {}
         for section in OWN_SECTIONS:
             defaults |= section.defaults()
-        if value not in _OFF and value != defaults.get(key):
+        if value not in OFF and value != defaults.get(key):
             raise ConfigError(_not_heard(key, value))
 
     @property

@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,8 +26,8 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.ray_grid import ray_grid
-from tests.integration.deployed import REPOSITORY, free_port, search_path
-from tests.integration.watch import MarkedProcesses, if_killed, kill_marked
+from tests.integration.deployed import REPOSITORY
+from tests.integration.shell import Shell, clone, open_shell
 
 pytestmark = pytest.mark.ray
 CLIENTS, ROUNDS = 6, 3
@@ -112,65 +110,11 @@ def test_a_client_that_kills_its_process_costs_its_own_reply_alone(on_ray):
     assert "actor died" in lost[0]["rejection"]
 
 
-class Shell(MarkedProcesses):
-    """Processes with a home of their own, in an activated environment."""
-
-    def flwr_run(self, app: Path, *options: str) -> str:
-        """Run the app in a folder by ``flwr run . --stream``; return what it printed."""
-        for _ in range(4):
-            result = subprocess.run(
-                ["flwr", "run", ".", "--stream", *options],
-                cwd=app,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=400,
-                check=False,
-            )
-            printed = result.stdout + result.stderr
-            if "start local SuperLink within" not in printed:  # Flower waits for 15 s.
-                break
-        assert result.returncode == 0, printed[-3000:]
-        return printed
-
-
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A user's shell with a home of its own; what it started must end."""
-    home = tmp_path / "home"
-    home.mkdir()
-    ours = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "XDG_", "RAY_"))}
-    ours.pop("PYTHONPATH", None)
-    marked = Shell(
-        {
-            **ours,
-            "PATH": search_path(),
-            "HOME": str(home),
-            # As the README says; all of it would be installed again otherwise.
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
-            "FLWR_LOCAL_CONTROL_API_PORT": str(free_port()),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-    )
-    with if_killed(kill_marked(marked.mark)):
-        yield marked
-        # The SuperLink that `flwr run` started would stay.
-        assert marked.terminate() == []
-
-
-def clone(folder: Path) -> Path:
-    """Copy the files of a clone that Flower reads."""
-    folder.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "server_app.py", "client_app.py"):
-        shutil.copy(REPOSITORY / name, folder)
-    unwanted = shutil.ignore_patterns("__pycache__")
-    for package in ("fedif_flower", "fedif_consortium"):
-        shutil.copytree(REPOSITORY / package, folder / package, ignore=unwanted)
-    return folder
+    """A user's shell in this environment; what it started must end."""
+    with open_shell(tmp_path / "home") as opened:
+        yield opened
 
 
 def test_flwr_run_in_a_clone_simulates_flowers_two_nodes(shell, tmp_path):
