@@ -25,7 +25,7 @@ from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.cases import HONEST, attack
 from fedif_studies.audit.federation import federate
 from fedif_studies.audit.findings import CEILING, pearson, spearman
-from fedif_studies.audit.members import AuditTask, Member
+from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import comfedsv, path, summed
 from fedif_studies.lab.commands import Again
@@ -46,7 +46,7 @@ def task_of(members: int) -> AuditTask:
     return AuditTask.of(num_clients=members, num_server_rounds=30)
 
 
-def people(members: int, case: str) -> list[Member]:
+def people(members: int, case: str) -> list[AuditMember]:
     """Return the members; in the second case half of them have wrong labels."""
     task = task_of(members)
     return task.members if case == HONEST else attack("label-noise", 0.5)(task, 0)

@@ -33,9 +33,9 @@ from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
-from fedif_studies.audit.cases import PLAYS, Play, each, playing
+from fedif_studies.audit.cases import PLAYS, Play, each, let_play
 from fedif_studies.audit.federation import Trainer, collude
-from fedif_studies.audit.members import AuditTask, Member
+from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.lab.commands import Again
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
@@ -46,7 +46,7 @@ STRATEGIES = ("fedavg", "fedif", "influence-descent")
 BUDGET = "1000"
 
 
-def _long(_: AuditTask, __: Member) -> Mapping[str, Any]:
+def _long(_: AuditTask, __: AuditMember) -> Mapping[str, Any]:
     return {"behaviour": HonestScaling(1.5)}
 
 
@@ -56,7 +56,7 @@ GAMES: Mapping[str, tuple[Play, int]] = {**PLAYS, "update times 1.5": (each(_lon
 class Members:
     """The members of a federation as one client app: what each sends, round by round."""
 
-    def __init__(self, task: AuditTask, members: Sequence[Member]) -> None:
+    def __init__(self, task: AuditTask, members: Sequence[AuditMember]) -> None:
         self._members, self._seed = members, task.config.seed
         self._app, model = task_app(), task.new_model(self._seed)
         self._trainers = [Trainer(task, member, model, self._seed) for member in members]
@@ -97,7 +97,9 @@ def task_of(epochs: int, seed: int) -> AuditTask:
     return AuditTask.of(**sizes, local_epochs=epochs, seed=seed)
 
 
-def account_of(task: AuditTask, members: Sequence[Member], strategy: str) -> tuple[Account, float]:
+def account_of(
+    task: AuditTask, members: Sequence[AuditMember], strategy: str
+) -> tuple[Account, float]:
     """Return the account of a federation's statement, and the accuracy that it ends with."""
     with TemporaryDirectory() as folder:
         own: dict[str, Scalar] = {
@@ -138,7 +140,7 @@ def measure(cell: Row) -> list[Row]:
     start = (MEMBERS - count) // 2
     players = sorted(own.client_id - FIRST_NODE_ID for own in ranked[start : start + count])
     task = task_of(epochs, seed)
-    members = playing(task, players, play)
+    members = let_play(task, players, play)
     after, accuracy = account_of(task, members, strategy)
     marked = [number for number, member in enumerate(members) if member.is_marked]
     playing_now = {own.client_id - FIRST_NODE_ID: own for own in after.members}

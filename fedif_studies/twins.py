@@ -18,9 +18,9 @@ import typer
 
 from fedif_consortium.statement.own_parts import ALIKE, OwnPart, likeness, sketch
 from fedif_flower.run.rows import read_rows
-from fedif_studies.audit.cases import HONEST, NoisyUpdate, Play, playing
+from fedif_studies.audit.cases import HONEST, NoisyUpdate, Play, let_play
 from fedif_studies.audit.federation import AuditStep, federate
-from fedif_studies.audit.members import AuditTask, Member
+from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.lab.commands import Again
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
@@ -33,7 +33,7 @@ ALPHAS, EPOCHS, NOISE = (0.1, 1.0, 10.0), (1, 5), (0.5, 1.0, 2.0)
 def hidden(noise: float) -> Play:
     """Let one appear as three, each with noise so many times as long as its update."""
 
-    def play(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+    def play(task: AuditTask, own: Sequence[AuditMember]) -> list[AuditMember]:
         count = len(task.members)
         ids = (own[0].identity, count, count + 1)
         return [replace(own[0], identity=i, behaviour=NoisyUpdate(noise)) for i in ids]
@@ -61,7 +61,7 @@ def measure(cell: Row) -> list[Row]:
     task = AuditTask.of(**sizes, local_epochs=epochs, seed=seed, dirichlet_alpha=alpha)
     members = list(task.members)
     if cell["case"] != HONEST:
-        members = playing(task, [seed % MEMBERS], hidden(float(str(cell["case"]).split()[-1])))
+        members = let_play(task, [seed % MEMBERS], hidden(float(str(cell["case"]).split()[-1])))
     _, steps = federate(task, members, seed=seed)
     found = likeness(own_parts(steps))
     np.fill_diagonal(found, -1.0)

@@ -31,15 +31,15 @@ from fedif_studies.attacks.lowered_scores import LowersAnother
 from fedif_studies.attacks.opposed import OpposedSteps, OpposedUpdates
 from fedif_studies.attacks.predicted_step import PredictedStep
 from fedif_studies.attacks.synthetic_batch import SyntheticBatch
-from fedif_studies.audit.members import AuditTask, Member
+from fedif_studies.audit.members import AuditMember, AuditTask
 
-Case = Callable[[AuditTask, int], list[Member]]
+Case = Callable[[AuditTask, int], list[AuditMember]]
 """Returns the members of a federation for a task and a seed."""
-Play = Callable[[AuditTask, Sequence[Member]], list[Member]]
+Play = Callable[[AuditTask, Sequence[AuditMember]], list[AuditMember]]
 """Takes those who play a game, and returns what they are instead: as many, or more."""
-Change = Callable[[AuditTask, Member], Mapping[str, Any]]
-"""Returns what of a player becomes another."""
-IDENTITIES = 5  # Of one owner.
+Change = Callable[[AuditTask, AuditMember], Mapping[str, Any]]
+"""Returns a player's new values, by the name of the field that they replace."""
+IDENTITIES = 5  # So many names that one owner appears under.
 
 
 @dataclass
@@ -54,65 +54,79 @@ class NoisyUpdate(Behaviour):
         return own.trained + gaussian_of_length(own.received, length, own.generator)
 
 
-def playing(task: AuditTask, players: Sequence[int], play: Play) -> list[Member]:
-    """Return a task's members, of whom some play; whom they add comes last.
+def let_play(task: AuditTask, players: Sequence[int], play: Play) -> list[AuditMember]:
+    """Return a task's members once some have played; members whom a game adds come last.
 
     All who play are marked, unless the game marks some of them.
     """
-    found = list(task.members)
-    own = play(task, [found[i] for i in players])
-    if not any(member.is_marked for member in own):
-        own = [replace(member, is_marked=True) for member in own]
-    for index, member in zip(players, own, strict=False):
-        found[index] = member
-    return found + own[len(players) :]
+    members = list(task.members)
+    after_play = play(task, [members[index] for index in players])
+    if not any(member.is_marked for member in after_play):
+        after_play = [replace(member, is_marked=True) for member in after_play]
+    # A game may return more than play: the first of them take the players' places.
+    for index, member in zip(players, after_play, strict=False):
+        members[index] = member
+    added = after_play[len(players) :]
+    return members + added
 
 
 def game(play: Play, count: int = 1) -> Case:
-    """Let ``count`` members play, from the seed's on."""
+    """Let ``count`` members play: the one with the seed's number, and those who follow it."""
 
-    def members(task: AuditTask, seed: int) -> list[Member]:
+    def members(task: AuditTask, seed: int) -> list[AuditMember]:
         m = task.config.num_clients
-        return playing(task, [(seed + i) % m for i in range(min(count, m))], play)
+        players = [(seed + i) % m for i in range(min(count, m))]
+        return let_play(task, players, play)
 
     return members
 
 
 def each(change: Change) -> Play:
     """Let every player change by itself."""
-    return lambda task, own: [replace(member, **change(task, member)) for member in own]
+
+    def play(task: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
+        return [replace(member, **change(task, member)) for member in players]
+
+    return play
 
 
 def sends(build: Callable[[], Behaviour], count: int = 1, *, alike: bool = False) -> Case:
-    """Let the players share one behaviour; ``alike``: and claim the mean of their examples."""
+    """Let the players share one behaviour; if ``alike``, each claims the mean of their examples."""
 
-    def play(_: AuditTask, own: Sequence[Member]) -> list[Member]:
-        behaviour, mean = build(), sum(member.claimed for member in own) / len(own)
-        return [
-            replace(member, behaviour=behaviour, claimed=mean if alike else member.claimed)
-            for member in own
-        ]
+    def play(_: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
+        behaviour = build()
+        acting = [replace(member, behaviour=behaviour) for member in players]
+        if not alike:
+            return acting
+        mean = sum(member.claimed for member in players) / len(players)
+        return [replace(member, claimed=mean) for member in acting]
 
     return game(play, count)
 
 
-def _claim(factor: float, task: AuditTask, member: Member) -> Mapping[str, Any]:
+def _claim(factor: float, task: AuditTask, member: AuditMember) -> Mapping[str, Any]:
     """Claim so many times the examples, at most ten times the median as strategies bound it."""
-    most = 10.0 * float(torch.tensor([one.claimed for one in task.members]).median())
+    claims = torch.tensor([other.claimed for other in task.members])
+    most = 10.0 * float(claims.median())
     return {"claimed": min(factor * member.claimed, most)}
 
 
 def _first_rounds(count: int, claim: float = 1.0, length: float = 1.0) -> Case:
     """Take part in the first rounds only, claim more there and send longer updates."""
-    own = {"rounds": count, "behaviour": HonestScaling(length)}
-    return game(each(lambda task, member: {**_claim(claim, task, member), **own}))
+    behaviour = HonestScaling(length)
+
+    def change(task: AuditTask, member: AuditMember) -> Mapping[str, Any]:
+        return {**_claim(claim, task, member), "rounds": count, "behaviour": behaviour}
+
+    return game(each(change))
 
 
-def _three_identities(task: AuditTask, own: Sequence[Member]) -> list[Member]:
+def _three_identities(task: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
     """Appear as three, each with all the data and noise of its own, half as long as its update."""
+    owner = players[0]
     count = len(task.members)
-    ids = (own[0].identity, count, count + 1)
-    return [replace(own[0], identity=identity, behaviour=NoisyUpdate()) for identity in ids]
+    identities = (owner.identity, count, count + 1)
+    return [replace(owner, identity=identity, behaviour=NoisyUpdate()) for identity in identities]
 
 
 @dataclass
@@ -130,10 +144,13 @@ class LongAndNoisy(NoisyUpdate):
 def _all_at_once(noise: float) -> Play:
     """Appear as three that claim twice their examples and send longer updates with noise."""
 
-    def play(task: AuditTask, own: Sequence[Member]) -> list[Member]:
-        found = _three_identities(task, own)
-        change = {**_claim(2.0, task, own[0]), "behaviour": LongAndNoisy(noise)}
-        return [replace(member, **change) for member in found]
+    def play(task: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
+        claim = _claim(2.0, task, players[0])
+        behaviour = LongAndNoisy(noise)
+        return [
+            replace(identity, behaviour=behaviour, **claim)
+            for identity in _three_identities(task, players)
+        ]
 
     return play
 
@@ -141,61 +158,70 @@ def _all_at_once(noise: float) -> Play:
 def _lowers(is_victim: bool) -> Play:
     """Let the first lower what the second is credited with, and mark one of the two."""
 
-    def play(_: AuditTask, own: Sequence[Member]) -> list[Member]:
+    def play(_: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
         behaviour = LowersAnother()
-        first = min(member.identity for member in own)  # As those in league are asked.
-        return [
-            replace(member, behaviour=behaviour, is_marked=(member.identity == first) != is_victim)
-            for member in own
-        ]
+        # Members in league are asked in the order of their identities: the first does the harm.
+        first = min(member.identity for member in players)
+        pair = []
+        for member in players:
+            lowers = member.identity == first
+            is_marked = not lowers if is_victim else lowers
+            pair.append(replace(member, behaviour=behaviour, is_marked=is_marked))
+        return pair
 
     return play
 
 
-def _synthetic(alone: bool, _: AuditTask, __: Member) -> Mapping[str, Any]:
-    """Train on a small synthetic batch that covers all labels, too or alone."""
+def _synthetic(alone: bool, _: AuditTask, __: AuditMember) -> Mapping[str, Any]:
+    """Train on a small synthetic batch that covers all labels, beside one's data or alone."""
     return {"behaviour": SyntheticBatch(alone=alone)}
 
 
-def _five_identities(_: AuditTask, own: Sequence[Member]) -> list[Member]:
-    """Appear as five, which send its update and share its examples."""
-    return [replace(own[0], claimed=own[0].claimed / IDENTITIES)] * IDENTITIES
+def _five_identities(_: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
+    """Appear as five, which send the owner's update and share its examples."""
+    owner = players[0]
+    identity = replace(owner, claimed=owner.claimed / IDENTITIES)
+    return [identity] * IDENTITIES
 
 
-def _copy(task: AuditTask, member: Member) -> Mapping[str, Any]:
+def _copy(task: AuditTask, member: AuditMember) -> Mapping[str, Any]:
     """Train on the neighbour's examples instead of one's own."""
     other = task.members[(member.identity + 1) % len(task.members)]
     return {"pixels": other.pixels, "labels": other.labels, "claimed": other.claimed}
 
 
-def _take_validation(task: AuditTask, _: Member) -> Mapping[str, Any]:
+def _take_validation(task: AuditTask, _: AuditMember) -> Mapping[str, Any]:
     """Train on the server's validation split, which data set and seed give away."""
-    pixels, labels = task.examples(task.dataset.test, task.test_rows[0])
+    validation_rows = task.test_rows[0]
+    pixels, labels = task.examples(task.dataset.test, validation_rows)
     return {"pixels": pixels, "labels": labels}
 
 
-def _mislabelled(build: Callable[[], Behaviour], task: AuditTask, member: Member) -> dict[str, Any]:
+def _mislabelled(
+    build: Callable[[], Behaviour], task: AuditTask, member: AuditMember
+) -> dict[str, Any]:
     """Have wrong labels alone, and a behaviour."""
-    drawn = torch_generator("audit-mislabelled", task.config.seed, member.identity)
-    labels = flip_labels(member.labels, len(task.dataset.classes), 1.0, drawn)
+    generator = torch_generator("audit-mislabelled", task.config.seed, member.identity)
+    labels = flip_labels(member.labels, len(task.dataset.classes), 1.0, generator)
     return {"labels": labels, "behaviour": build()}
 
 
-def _few_examples(_: AuditTask, member: Member, share: float = 0.1) -> Mapping[str, Any]:
-    """Hold the first share of one's part."""
+def _few_examples(_: AuditTask, member: AuditMember, share: float = 0.1) -> Mapping[str, Any]:
+    """Hold the first share of one's part, at least one example."""
     n = max(round(share * len(member.labels)), 1)
     return {"pixels": member.pixels[:n], "labels": member.labels[:n], "claimed": float(n)}
 
 
 def marked(change: Change, share: float = 0.3) -> Case:
     """Let a share of the members, drawn by the seed, change."""
-    return lambda task, seed: playing(task, task.marked(seed, share), each(change))
+    play = each(change)
+    return lambda task, seed: let_play(task, task.marked(seed, share), play)
 
 
 def attack(name: str, share: float = 0.3) -> Case:
     """Let a share of the members behave as a run config's ``attack`` says."""
 
-    def change(task: AuditTask, member: Member) -> Mapping[str, Any]:
+    def change(task: AuditTask, member: AuditMember) -> Mapping[str, Any]:
         config = task.config.replace(attack=name)
         acting = build_behaviour(config, partition_id=member.identity, seed=config.seed)
         return {"behaviour": acting}
@@ -217,31 +243,26 @@ THREATS: Mapping[str, Case] = {
     "few examples": marked(_few_examples),
     "backdoor": attack("pixel-trigger"),
 }
-# Who plays what, and how many: `fedif_studies.games` plays them in whole runs, too.
+# Which game is played, and by how many: `fedif_studies.games` plays them in whole runs, too.
 PLAYS: Mapping[str, tuple[Play, int]] = {
     LOWERS: (_lowers(is_victim=False), 2),
     LOWERED: (_lowers(is_victim=True), 2),
     SYNTHETIC: (each(partial(_synthetic, False)), 1),
     "a synthetic batch of all labels alone": (each(partial(_synthetic, True)), 1),
-    **{
-        f"three identities, claims twice, update times 1.5, noise {noise:g}": (
-            _all_at_once(noise),
-            1,
-        )
-        for noise in (0.5, 1.0)
-    },
+    "three identities, claims twice, update times 1.5, noise 0.5": (_all_at_once(0.5), 1),
+    "three identities, claims twice, update times 1.5, noise 1": (_all_at_once(1.0), 1),
 }
 MANIPULATIONS: Mapping[str, Case] = {
     "five identities": game(_five_identities),
     "a neighbour's data": game(each(_copy)),
-    **{
-        f"update times {factor:g}": sends(partial(HonestScaling, factor))
-        for factor in (10.0, 0.01, 1.5, 4.0)
-    },
-    **{
-        f"opposed updates, k = {factor:g}": sends(partial(OpposedUpdates, factor), 2, alike=True)
-        for factor in (1.0, 10.0, 100.0, 1000.0)
-    },
+    "update times 10": sends(partial(HonestScaling, 10.0)),
+    "update times 0.01": sends(partial(HonestScaling, 0.01)),
+    "update times 1.5": sends(partial(HonestScaling, 1.5)),
+    "update times 4": sends(partial(HonestScaling, 4.0)),
+    "opposed updates, k = 1": sends(partial(OpposedUpdates, 1.0), 2, alike=True),
+    "opposed updates, k = 10": sends(partial(OpposedUpdates, 10.0), 2, alike=True),
+    "opposed updates, k = 100": sends(partial(OpposedUpdates, 100.0), 2, alike=True),
+    "opposed updates, k = 1000": sends(partial(OpposedUpdates, 1000.0), 2, alike=True),
     "opposed updates, k = 100, one round in five": sends(
         partial(OpposedUpdates, 100.0, every=5), 2, alike=True
     ),
@@ -250,7 +271,9 @@ MANIPULATIONS: Mapping[str, Case] = {
     "opposed steps, k = 10": sends(OpposedSteps, 2, alike=True),
     "opposed steps, one against three, k = 10": sends(OpposedSteps, 4, alike=True),
     "harm for repair": sends(HarmForRepair, 2),
-    **{f"last step, k = {k:g}": sends(partial(RepeatStep, k)) for k in (1.0, 2.0, 4.0)},
+    "last step, k = 1": sends(partial(RepeatStep, 1.0)),
+    "last step, k = 2": sends(partial(RepeatStep, 2.0)),
+    "last step, k = 4": sends(partial(RepeatStep, 4.0)),
     "step before last, k = 2": sends(OlderStep),
     "fifth step back, k = 2": sends(partial(OlderStep, back=5)),
     "last step and noise": sends(NoisyStep),

@@ -26,7 +26,7 @@ from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.influence import Projections, project_updates
 from fedif_flower.valuation.shapley.exact import all_coalitions
-from fedif_studies.audit.members import AuditTask, Member
+from fedif_studies.audit.members import AuditMember, AuditTask
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,12 @@ class AuditStep:
     @cached_property
     def game(self) -> Tensor:
         """What each coalition gains ``[2**m]`` if its members' parts of the step are put in."""
-        parts = all_coalitions(len(self.rows)).to(self.rows) * self.coefficients.to(self.rows)
-        points = (self.start + part @ self.rows for part in parts)
-        found = [self.validation.means(point, None, ("loss",)) for point in points]
-        return -torch.cat(found).double()
+        masks = all_coalitions(len(self.rows)).to(self.rows)  # [2**m, m]
+        losses = []
+        for coefficients in masks * self.coefficients.to(self.rows):
+            point = self.start + coefficients @ self.rows
+            losses.append(self.validation.means(point, None, ("loss",)))
+        return -torch.cat(losses).double()
 
     @cached_property
     def projections(self) -> Projections:
@@ -93,22 +95,38 @@ def as_run(strategy: ScreenedStrategy) -> Rule:
     return rule
 
 
+def _fedavg(validation: Validation) -> Rule:
+    return as_run(FedAvg(setup=Setup(device=validation.device)))
+
+
+def _fedif(validation: Validation) -> Rule:
+    return as_run(FedIF(validation, setup=Setup(device=validation.device)))
+
+
+def _unbounded_fedif(validation: Validation) -> Rule:
+    return as_run(FedIF(validation, stages=(), setup=Setup(device=validation.device)))
+
+
+def _influence_descent(validation: Validation) -> Rule:
+    return as_run(InfluenceDescent(validation, setup=Setup(device=validation.device)))
+
+
 STRATEGIES: Mapping[str, Callable[[Validation], Rule]] = {
-    "FedAvg": lambda of: as_run(FedAvg(setup=Setup(device=of.device))),
-    "FedIF": lambda of: as_run(FedIF(of, setup=Setup(device=of.device))),
-    "influence descent": lambda of: as_run(InfluenceDescent(of, setup=Setup(device=of.device))),
+    "FedAvg": _fedavg,
+    "FedIF": _fedif,
+    "influence descent": _influence_descent,
 }
 # Without bounds, so that they differ by their weights alone.
 RULES: Mapping[str, Callable[[Validation], Rule]] = {
-    "FedAvg": STRATEGIES["FedAvg"],
-    "FedIF": lambda of: as_run(FedIF(of, stages=(), setup=Setup(device=of.device))),
+    "FedAvg": _fedavg,
+    "FedIF": _unbounded_fedif,
     "RFA": lambda _: RFA(),
 }
 
 
 def federate(
     task: AuditTask,
-    members: Sequence[Member],
+    members: Sequence[AuditMember],
     *,
     seed: int,
     rule: Rule | None = None,
@@ -120,7 +138,7 @@ def federate(
     ----------
     task : AuditTask
         Model, splits, rounds and local training.
-    members : sequence of Member
+    members : sequence of AuditMember
         Empty: nobody trains.
     seed : int
         The model's first parameters and the order of the members' examples.
@@ -130,82 +148,132 @@ def federate(
         How many members are drawn for a round, >= 1. Default: all.
     """
     model = task.new_model(seed)
-    params, past = vector_of(model), PastSteps()
+    params = vector_of(model)
+    if not members:
+        return params, []
+    past = PastSteps()
     trainers = [Trainer(task, member, model, seed) for member in members]
-    claimed = torch.tensor([member.claimed for member in members], dtype=torch.float64)
-    weigh, steps = rule or STRATEGIES["FedAvg"](task.server.validation), list[AuditStep]()
-    for server_round in range(1, task.config.num_server_rounds + 1) if trainers else ():
-        turn = numpy_generator("audit-drawn", seed, server_round).permutation(len(members))
-        drawn = tuple(
-            index
-            for index in sorted(turn[:per_round].tolist())
-            if server_round <= (members[index].rounds or server_round)
+    weigh = rule or _fedavg(task.server.validation)
+    steps: list[AuditStep] = []
+    for server_round in range(1, task.config.num_server_rounds + 1):
+        drawn = _draw(members, seed, server_round, per_round)
+        updates = _train(members, trainers, drawn, params, seed, server_round)
+        aggregation = weigh(updates)
+        weights = aggregation.weights.double().cpu()
+        coefficients = weights
+        if aggregation.applied is not None:
+            coefficients = aggregation.applied.double().cpu()
+        step = AuditStep(
+            updates,
+            weights,
+            coefficients,
+            validation=task.server.validation,
+            paying=task.paying,
+            past=past,
+            num_members=len(members),
         )
-        rows = torch.stack([trainers[index].update(params, server_round) for index in drawn])
-        acting = [members[index] for index in drawn]
-        collude(acting, params, rows, torch_generator("audit-collusion", seed, server_round))
-        updates = RoundUpdates(
-            server_round=server_round,
-            client_ids=drawn,
-            num_examples=claimed[list(drawn)],
-            model=ModelVectors(params, params.new_zeros(0)),
-            client_updates=rows,
-            squared_norms=rows.double().square().sum(dim=1),
-            buffer_updates=rows.new_zeros(len(drawn), 0),
-            counters=({},) * len(drawn),
-        )
-        found = weigh(updates)
-        weights = found.weights.double().cpu()
-        coefficients = weights if found.applied is None else found.applied.double().cpu()
-        judges = task.server.validation, task.paying
-        steps.append(AuditStep(updates, weights, coefficients, *judges, past, len(members)))
-        before, params = params, combine(params, rows, coefficients)
-        past = past.after(params - before)
+        steps.append(step)
+        received = params
+        params = combine(received, updates.client_updates, coefficients)
+        past = past.after(params - received)
     return params, steps
 
 
+def _draw(
+    members: Sequence[AuditMember], seed: int, server_round: int, per_round: int | None
+) -> list[int]:
+    """Return which members a round asks, in their order: those drawn who still take part."""
+    order = numpy_generator("audit-drawn", seed, server_round).permutation(len(members))
+    drawn = sorted(order[:per_round].tolist())
+    return [index for index in drawn if members[index].takes_part(server_round)]
+
+
+def _train(
+    members: Sequence[AuditMember],
+    trainers: Sequence[Trainer],
+    drawn: Sequence[int],
+    params: Tensor,
+    seed: int,
+    server_round: int,
+) -> RoundUpdates:
+    """Return the updates of those drawn, once those in league have agreed on theirs."""
+    rows = torch.stack([trainers[index].update(params, server_round) for index in drawn])
+    acting = [members[index] for index in drawn]
+    collude(acting, params, rows, torch_generator("audit-collusion", seed, server_round))
+    return RoundUpdates(
+        server_round=server_round,
+        client_ids=tuple(drawn),
+        num_examples=torch.tensor([member.claimed for member in acting], dtype=torch.float64),
+        model=ModelVectors(params, params.new_zeros(0)),
+        client_updates=rows,
+        squared_norms=rows.double().square().sum(dim=1),
+        buffer_updates=rows.new_zeros(len(drawn), 0),
+        counters=({},) * len(drawn),
+    )
+
+
 def collude(
-    members: Sequence[Member], received: Tensor, rows: Tensor, generator: torch.Generator
+    members: Sequence[AuditMember], received: Tensor, rows: Tensor, generator: torch.Generator
 ) -> None:
     """Replace the updates ``[m, d]`` of members in league, who share one behaviour, in place."""
-    leagues: dict[int, tuple[Colluder, list[int]]] = {}
+    leagues: dict[int, list[int]] = {}  # Rows of members, by the behaviour that they share.
     for index, member in enumerate(members):
-        if isinstance(acting := member.behaviour, Colluder):
-            leagues.setdefault(id(acting), (acting, []))[1].append(index)
-    for acting, own in leagues.values():
-        rows[own] = acting.collude(received, rows[own], generator)
+        if isinstance(member.behaviour, Colluder):
+            leagues.setdefault(id(member.behaviour), []).append(index)
+    for league in leagues.values():
+        behaviour = members[league[0]].behaviour
+        assert isinstance(behaviour, Colluder)
+        rows[league] = behaviour.collude(received, rows[league], generator)
 
 
 class Trainer:
     """A member's side: what it trains on, and what it sends."""
 
-    def __init__(self, task: AuditTask, member: Member, model: nn.Module, seed: int) -> None:
-        self._member, self._model, self._seed = member, model, seed
-        self._normalize, classes = task.transformed, len(task.dataset.classes)
+    def __init__(self, task: AuditTask, member: AuditMember, model: nn.Module, seed: int) -> None:
+        self._member = member
+        self._model = model
+        self._seed = seed
+        self._normalize = task.transformed
         self._training = task.config.part(TrainingConfig)
         self._memory: dict[str, Tensor] = {}
-        acting = member.behaviour
-        ids = (task.config.seed, member.identity)
-        labels = acting.poison_labels(member.labels, classes, torch_generator("audit-labels", *ids))
-        self.pixels, self.labels = acting.poison_examples(
-            member.pixels, labels, classes, torch_generator("audit-examples", *ids)
+        # Data are spoilt once, by the task's seed: they stay the same whatever the run's seed.
+        classes = len(task.dataset.classes)
+        label_generator = torch_generator("audit-labels", task.config.seed, member.identity)
+        labels = member.behaviour.poison_labels(member.labels, classes, label_generator)
+        example_generator = torch_generator("audit-examples", task.config.seed, member.identity)
+        self.pixels, self.labels = member.behaviour.poison_examples(
+            member.pixels, labels, classes, example_generator
         )
 
     def generator(self, server_round: int) -> torch.Generator:
         """Return what decides the order of its examples in a round."""
-        return torch_generator("audit-training", self._seed, self._member.identity, server_round)
+        return self._generator("audit-training", server_round)
 
     def update(self, params: Tensor, server_round: int) -> Tensor:
         """Return the member's update ``[d]`` of ``params`` [d]."""
+        behaviour = self._member.behaviour
         vector_to_parameters(params.clone(), self._model.parameters())
-        acting, ids = self._member.behaviour, (self._seed, self._member.identity, server_round)
-        drawn, model = torch_generator("audit-inputs", *ids), self._model
-        pixels = acting.poison_inputs(model, self.pixels, self.labels, self._normalize, drawn)
+        pixels = behaviour.poison_inputs(
+            self._model,
+            self.pixels,
+            self.labels,
+            self._normalize,
+            self._generator("audit-inputs", server_round),
+        )
+        inputs = self._normalize(pixels)
         generator = self.generator(server_round)
-        train_local(model, self._normalize(pixels), self.labels, self._training, generator)
-        drawn, trained = torch_generator("audit-update", *ids), vector_of(model)
-        own = ClientRound(params, trained, server_round, drawn, self._memory)
-        return acting.poison_update(own) - params
+        train_local(self._model, inputs, self.labels, self._training, generator)
+        client_round = ClientRound(
+            received=params,
+            trained=vector_of(self._model),
+            server_round=server_round,
+            generator=self._generator("audit-update", server_round),
+            memory=self._memory,
+        )
+        return behaviour.poison_update(client_round) - params
+
+    def _generator(self, purpose: str, server_round: int) -> torch.Generator:
+        return torch_generator(purpose, self._seed, self._member.identity, server_round)
 
 
 def vector_of(model: nn.Module) -> Tensor:

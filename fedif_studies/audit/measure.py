@@ -24,8 +24,10 @@ from fedif_studies.audit.valuations import ALL_COALITIONS, VALUATIONS
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import Row
 
-CONFIG, VALUES, RETRAINING = "config.json", "values.csv", "retraining.csv"
-MOST_MEMBERS = 12  # Of whom all coalitions are looked at.
+CONFIG = "config.json"
+VALUES = "values.csv"
+RETRAINING = "retraining.csv"
+MOST_MEMBERS = 12  # All coalitions of so many are still looked at.
 RETRAINING_SEEDS = 2
 _AT_ONCE = 256  # Coalitions side by side.
 
@@ -71,51 +73,72 @@ def measure(
     allowed = f"at most {MOST_MEMBERS}: all coalitions are looked at"
     require(count <= MOST_MEMBERS, "num-clients", count, allowed)
     make_folder(folder)
-    settings = json.dumps(task.config.identity(), indent=2, sort_keys=True) + "\n"
-    if not (folder / CONFIG).exists():
-        write_atomically(folder / CONFIG, settings)
-    elif (folder / CONFIG).read_text() != settings:
-        raise ConfigError(f"{folder} holds an audit of other settings; take another folder")
-    others = [(HONEST, rule) for rule in RULES if rule != "FedAvg" and HONEST in cases]
-    runs = [*((case, "FedAvg") for case in cases), *others]
-    wanted: list[Row] = [
-        {"case": case, "rule": rule, "seed": seed} for seed in range(seeds) for case, rule in runs
-    ]
-    complete = fill(folder / VALUES, wanted, partial(_values, task, valuations), again=again)
-    trained: list[Row] = [
-        {"case": case, "seed": seed} for seed in range(RETRAINING_SEEDS) for case in RETRAINED
-    ]
+    _require_same_settings(folder, task)
+    measure_values = partial(_values, task, valuations)
+    complete = fill(folder / VALUES, _cells(cases, seeds), measure_values, again=again)
     if retrain:
-        complete &= fill(folder / RETRAINING, trained, partial(_retrained, task), again=again)
+        measure_coalitions = partial(_retrained, task)
+        cells = _retrained_cells()
+        complete &= fill(folder / RETRAINING, cells, measure_coalitions, again=again)
     return complete
+
+
+def _require_same_settings(folder: Path, task: AuditTask) -> None:
+    """Note an audit's settings in its folder; raise ``ConfigError`` if it holds another's."""
+    settings = json.dumps(task.config.identity(), indent=2, sort_keys=True) + "\n"
+    path = folder / CONFIG
+    if not path.exists():
+        write_atomically(path, settings)
+    elif path.read_text() != settings:
+        raise ConfigError(f"{folder} holds an audit of other settings; take another folder")
+
+
+def _cells(cases: Sequence[str], seeds: int) -> list[Row]:
+    """Return the federations to value: all cases with FedAvg, the honest one with every rule."""
+    runs = [(case, "FedAvg") for case in cases]
+    if HONEST in cases:
+        runs += [(HONEST, rule) for rule in RULES if rule != "FedAvg"]
+    cells: list[Row] = []
+    for seed in range(seeds):
+        cells += [{"case": case, "rule": rule, "seed": seed} for case, rule in runs]
+    return cells
+
+
+def _retrained_cells() -> list[Row]:
+    """Return the federations of which all coalitions train from scratch."""
+    cells: list[Row] = []
+    for seed in range(RETRAINING_SEEDS):
+        cells += [{"case": case, "seed": seed} for case in RETRAINED]
+    return cells
 
 
 def _values(task: AuditTask, valuations: Sequence[str], cell: Row) -> list[Row]:
     """Return all valuations' values of one federation's members."""
-    case, rule, seed = cell.values()
-    members = CASES[case](task, seed)
+    seed = cell["seed"]
+    members = CASES[cell["case"]](task, seed)
+    rule = RULES[cell["rule"]](task.server.validation)
+    _, steps = federate(task, members, seed=seed, rule=rule)
+    # A game may add members: of more than these, nobody waits for all coalitions.
     left_out = ALL_COALITIONS if len(members) > MOST_MEMBERS else ()
-    _, steps = federate(task, members, seed=seed, rule=RULES[rule](task.server.validation))
-    return [
-        {"valuation": name, "member": index, "marked": int(member.is_marked), "value": value}
-        for name in valuations
-        if name not in left_out
-        for index, (member, value) in enumerate(
-            zip(members, VALUATIONS[name](steps).tolist(), strict=True)
-        )
-    ]
+    rows: list[Row] = []
+    for name in valuations:
+        if name in left_out:
+            continue
+        values = VALUATIONS[name](steps).tolist()
+        for index, (member, value) in enumerate(zip(members, values, strict=True)):
+            marked = int(member.is_marked)
+            rows.append({"valuation": name, "member": index, "marked": marked, "value": value})
+    return rows
 
 
 def _retrained(task: AuditTask, cell: Row) -> list[Row]:
     """Train all coalitions of a case, and return what they reach; bit i: member i."""
     # The same members misbehave with every seed: what differs is the training alone.
     members = CASES[cell["case"]](task, 0)
-    found = [
-        task.server.test.evaluate(params)
-        for masks in torch.split(all_coalitions(len(members)), _AT_ONCE)
-        for params in train_coalitions(task, members, masks, seed=cell["seed"])
-    ]
-    return [
-        {"coalition": index, "test_loss": one.loss, "test_accuracy": one.accuracy}
-        for index, one in enumerate(found)
-    ]
+    rows: list[Row] = []
+    for masks in torch.split(all_coalitions(len(members)), _AT_ONCE):
+        for params in train_coalitions(task, members, masks, seed=cell["seed"]):
+            reached = task.server.test.evaluate(params)
+            row = {"test_loss": reached.loss, "test_accuracy": reached.accuracy}
+            rows.append({"coalition": len(rows), **row})
+    return rows

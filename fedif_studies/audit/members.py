@@ -28,7 +28,7 @@ AUDITED = 'num-clients=10 num-server-rounds=10 local-epochs=1 fraction-train=1.0
 
 
 @dataclass(frozen=True)
-class Member:
+class AuditMember:
     """One member of a federation.
 
     Attributes
@@ -55,6 +55,10 @@ class Member:
     is_marked: bool = False
     rounds: int | None = None
 
+    def takes_part(self, server_round: int) -> bool:
+        """Return whether it takes part in a round, if it is drawn."""
+        return self.rounds is None or server_round <= self.rounds
+
 
 class AuditTask:
     """A data set, a model and the server's splits, divided among members.
@@ -77,10 +81,10 @@ class AuditTask:
 
     @classmethod
     def of(cls, **settings: Scalar) -> AuditTask:
-        """Return a task of one epoch on the CPU; keys of a run config, with underscores."""
-        own = {key.replace("_", "-"): value for key, value in settings.items()}
+        """Return a task of one epoch on the CPU; keys of a run config have underscores."""
+        keys = {key.replace("_", "-"): value for key, value in settings.items()}
         usual = {**RunConfig.defaults(), "local-epochs": 1, "device": "cpu"}
-        return cls(RunConfig.from_run_config({**usual, **own}))
+        return cls(RunConfig.from_run_config({**usual, **keys}))
 
     def new_model(self, seed: int) -> nn.Module:
         """Return the untrained model of a seed."""
@@ -89,7 +93,9 @@ class AuditTask:
     def transformed(self, pixels: Tensor) -> Tensor:
         """Return pixels ``[n, c, h, w]`` in [0, 1] as the model takes them."""
         transform = self.server.task.transform
-        return pixels if transform is None else transform(pixels)
+        if transform is None:
+            return pixels
+        return transform(pixels)
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -104,33 +110,37 @@ class AuditTask:
     def held_out(self, rows: NDArray[np.int64], seed: int) -> Validation:
         """Return test examples as a set to judge by, for the model of a seed."""
         pixels, labels = self.examples(self.dataset.test, np.sort(rows))
-        device = self.config.device
-        return Validation(self.new_model(seed), self.transformed(pixels), labels, device=device)
+        inputs = self.transformed(pixels)
+        return Validation(self.new_model(seed), inputs, labels, device=self.config.device)
 
     @cached_property
-    def members(self) -> list[Member]:
+    def members(self) -> list[AuditMember]:
         """Honest members, with parts drawn by Dirichlet from the config's seed."""
-        config, data = self.config, self.dataset
-        parts = dirichlet_partition(data, config.num_clients, config.dirichlet_alpha, config.seed)
-        return [
-            Member(index, *self.examples(data.train, part), claimed=float(len(part)))
-            for index, part in enumerate(parts)
-        ]
+        parts = dirichlet_partition(
+            self.dataset, self.config.num_clients, self.config.dirichlet_alpha, self.config.seed
+        )
+        members = []
+        for index, part in enumerate(parts):
+            pixels, labels = self.examples(self.dataset.train, part)
+            members.append(AuditMember(index, pixels, labels, claimed=float(len(part))))
+        return members
 
     @cached_property
     def test_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What data set and seed say are the rows of the validation split, and the others."""
+        """The rows of the validation split, and the others, as data set and seed say."""
         return split_test(len(self.dataset.test), self.config.seed)
 
     @cached_property
     def paying(self) -> Validation:
         """As many test examples as the validation split has, drawn by a salt that is no seed."""
-        (known, others), seed = self.test_rows, self.config.seed
-        order = numpy_generator("audit-salt", seed).permutation(len(others))
-        return self.held_out(others[order[: len(known)]], seed)
+        validation_rows, others = self.test_rows
+        order = numpy_generator("audit-salt", self.config.seed).permutation(len(others))
+        salted = others[order[: len(validation_rows)]]
+        return self.held_out(salted, self.config.seed)
 
     def marked(self, seed: int, share: float = 0.3) -> list[int]:
         """Return which members misbehave with this seed, at least one."""
         count = max(round(share * self.config.num_clients), 1)
-        drawn = numpy_generator("audit-marked", self.config.seed, seed)
-        return sorted(drawn.choice(self.config.num_clients, count, replace=False).tolist())
+        generator = numpy_generator("audit-marked", self.config.seed, seed)
+        marked = generator.choice(self.config.num_clients, count, replace=False)
+        return sorted(marked.tolist())

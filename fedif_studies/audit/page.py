@@ -10,12 +10,13 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.storage import write_atomically
 from fedif_studies.audit.cases import IDENTITIES
 from fedif_studies.audit.federation import RULES
-from fedif_studies.audit.findings import Finding, findings
+from fedif_studies.audit.findings import AuditFinding, findings
 from fedif_studies.audit.measure import RETRAINING, VALUES
 from fedif_studies.lab.table import pivot
 from fedif_studies.rows import put_derived
 
-FINDINGS, PAGE = "findings.csv", "audit.md"
+FINDINGS = "findings.csv"
+PAGE = "audit.md"
 _WORDS = {
     "in-run": (
         "Agreement within the run",
@@ -53,37 +54,47 @@ _WORDS = {
 def write_audit(folder: Path, config: RunConfig) -> Path:
     """Write findings and the page from what is measured in a folder; return the page's path."""
     values = read_rows(folder / VALUES)
-    found = findings(values, read_rows(folder / RETRAINING))
-    rows = [one._replace(value=round(one.value, 6))._asdict() for one in found]
+    all_findings = findings(values, read_rows(folder / RETRAINING))
+    rows = [finding.rounded()._asdict() for finding in all_findings]
     put_derived(folder / FINDINGS, rows)
+    seeds = {line["seed"] for line in values}
     lines = [
         f"# Audit of valuations: {config.dataset}",
         "",
         f"Written by `fedif audit`; the lines behind it: `{VALUES}`, `{RETRAINING}`, `{FINDINGS}`.",
         f"{config.num_clients} members, all of them in {config.num_server_rounds} rounds of "
         f"FedAvg, Dirichlet({config.dirichlet_alpha:g}) parts, model `{config.model}`, epochs: "
-        f"{config.local_epochs}, seeds: {len({line['seed'] for line in values})}.",
+        f"{config.local_epochs}, seeds: {len(seeds)}.",
         "All valuations look at the same rounds.",
         "",
     ]
     for start, (title, words) in _WORDS.items():
-        own = [line for line in found if line.question.startswith(start)]
-        if own:
-            lines += [f"## {title}", "", words, "", *_table(title, own), ""]
-    write_atomically(folder / PAGE, "\n".join(lines))
-    return folder / PAGE
+        answers = [finding for finding in all_findings if finding.question.startswith(start)]
+        if answers:
+            lines += [f"## {title}", "", words, "", *_table(title, answers), ""]
+    page = folder / PAGE
+    write_atomically(page, "\n".join(lines))
+    return page
 
 
-def _table(title: str, found: Sequence[Finding]) -> list[str]:
-    """Return a Markdown table: valuations down, questions and cases across, or the longer down."""
-    many = len({one.question for one in found}) > 1
+def _table(title: str, answers: Sequence[AuditFinding]) -> list[str]:
+    """Return a Markdown table: valuations down and cases across, or the cases down if more."""
+    questions = {finding.question for finding in answers}
 
-    def case(one: Finding) -> str:
-        return f"{one.case}, {one.question.rsplit(', ', 1)[-1]}" if many else one.case
+    def case_of(finding: AuditFinding) -> str:
+        if len(questions) == 1:
+            return finding.case
+        # Questions of one kind differ by their last word, the correlation.
+        correlation = finding.question.rsplit(", ", 1)[-1]
+        return f"{finding.case}, {correlation}"
 
-    values = [(one.valuation, case(one), one.value) for one in found]
-    head, (down, across) = "valuation", (len({v[i] for v in values}) for i in (0, 1))
-    if across > down:
-        head, values = "case", [(name, valuation, value) for valuation, name, value in values]
-    lines = (((line,), column, value) for line, column, value in values)
-    return pivot(title, [head], lines, lambda own: f"{own[0]:.3f}").to_markdown()
+    valuations = {finding.valuation for finding in answers}
+    cases = {case_of(finding) for finding in answers}
+    head = "valuation" if len(valuations) >= len(cases) else "case"
+    cells = []
+    for finding in answers:
+        line, column = finding.valuation, case_of(finding)
+        if head == "case":
+            line, column = column, line
+        cells.append(((line,), column, finding.value))
+    return pivot(title, [head], cells, lambda values: f"{values[0]:.3f}").to_markdown()

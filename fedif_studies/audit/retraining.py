@@ -12,11 +12,11 @@ from torch.nn import functional
 from fedif_flower.errors import ConfigError
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_studies.audit.federation import Trainer, vector_of
-from fedif_studies.audit.members import AuditTask, Member
+from fedif_studies.audit.members import AuditMember, AuditTask
 
 
 def train_coalitions(
-    task: AuditTask, members: Sequence[Member], masks: Tensor, *, seed: int
+    task: AuditTask, members: Sequence[AuditMember], masks: Tensor, *, seed: int
 ) -> Tensor:
     """Return the last parameters ``[c, d]`` of each coalition's own federation.
 
@@ -28,7 +28,7 @@ def train_coalitions(
     ----------
     task : AuditTask
         Model, rounds and local training.
-    members : sequence of Member
+    members : sequence of AuditMember
         The m members; what they do to inputs and updates from round to round is left out.
     masks : Tensor
         ``[c, m]``, bool: who takes part.
@@ -40,9 +40,9 @@ def train_coalitions(
     ConfigError
         If the model has buffers or dropout: then models cannot be trained side by side.
     """
-    model, config = task.new_model(seed), task.config.part(TrainingConfig)
-    dropping = (m for m in model.modules() if isinstance(m, nn.Dropout) and m.p)
-    if next(model.buffers(), None) is not None or next(dropping, None) is not None:
+    model = task.new_model(seed)
+    config = task.config.part(TrainingConfig)
+    if not _trains_side_by_side(model):
         raise ConfigError(
             f"model = {task.config.model!r} has buffers or dropout; allowed where coalitions are "
             "trained from scratch: a model without, such as 'mlp' or 'lenet5'"
@@ -56,30 +56,41 @@ def train_coalitions(
     for server_round in range(1, task.config.num_server_rounds + 1):
         steps = torch.zeros_like(params)
         for index, trainer in enumerate(trainers):
-            rows = masks[:, index].nonzero().squeeze(1)
-            received, inputs = params[rows], task.transformed(trainer.pixels)
-            own, velocity = received.clone(), torch.zeros_like(received)
-            batches = _batches(len(inputs), config, trainer.generator(server_round))
-            for chosen in batches if len(rows) else ():
-                found = gradients(own, inputs[chosen], trainer.labels[chosen])
-                velocity.mul_(config.momentum).add_(found)
-                own.add_(velocity, alpha=-config.learning_rate)
-            steps[rows] += weights[rows, index, None] * (own - received)
+            coalitions = masks[:, index].nonzero().squeeze(1)  # Those that it is in.
+            if not len(coalitions):
+                continue
+            inputs = task.transformed(trainer.pixels)
+            received = params[coalitions]
+            trained = received.clone()
+            velocity = torch.zeros_like(received)
+            for chosen in _batches(len(inputs), config, trainer.generator(server_round)):
+                gradient = gradients(trained, inputs[chosen], trainer.labels[chosen])
+                velocity.mul_(config.momentum).add_(gradient)
+                trained.add_(velocity, alpha=-config.learning_rate)
+            steps[coalitions] += weights[coalitions, index, None] * (trained - received)
         params += steps
     return params
 
 
+def _trains_side_by_side(model: nn.Module) -> bool:
+    """Return whether a batch of such models trains as each does alone: no buffers, no dropout."""
+    if list(model.buffers()):
+        return False
+    return not any(isinstance(module, nn.Dropout) and module.p for module in model.modules())
+
+
 def _gradients_of(model: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return the gradients ``[c, d]`` at parameters ``[c, d]``, all on the same examples."""
-    named = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
+    sizes = [parameter.numel() for parameter in parameters.values()]
 
-    def loss(flat: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        pieces = torch.split(flat, [old.numel() for old in named.values()])
-        own = {
-            name: piece.view_as(old)
-            for (name, old), piece in zip(named.items(), pieces, strict=True)
-        }
-        return functional.cross_entropy(functional_call(model, own, (inputs,)), labels)
+    def loss(vector: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        values = {}
+        pieces = torch.split(vector, sizes)
+        for (name, parameter), piece in zip(parameters.items(), pieces, strict=True):
+            values[name] = piece.view_as(parameter)
+        outputs = functional_call(model, values, (inputs,))
+        return functional.cross_entropy(outputs, labels)
 
     return vmap(grad(loss), in_dims=(0, None, None))
 

@@ -21,7 +21,9 @@ def main(
     data_dir: Annotated[str, typer.Option(help="image folder of CIFAR-10, for throughput")] = "",
 ) -> None:
     """Run them all; throughput where there are images."""
-    options = ["--write", *(["--full"] if full else [])]
+    options = ["--write"]
+    if full:
+        options.append("--full")
     failed = []
     for name in BENCHMARKS:
         command = [sys.executable, "-m", f"fedif_studies.benchmarks.{name}", *options]

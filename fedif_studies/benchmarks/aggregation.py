@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,7 @@ NUM_CLIENTS = 10
 
 
 @dataclass(frozen=True)
-class Case:
+class JudgedModel:
     """A model and the validation set it is judged on."""
 
     name: str
@@ -43,52 +44,54 @@ class Case:
     targets: Tensor
 
 
-def cases(full: bool) -> list[Case]:
+def judged_models(full: bool) -> list[JudgedModel]:
     """Return the models of the table; random images cost what real ones do."""
     generator = torch.Generator().manual_seed(0)
 
-    def images(count: int, *shape: int) -> tuple[Tensor, Tensor]:
+    def on_random_images(
+        title: str, model: nn.Module, count: int, shape: tuple[int, ...]
+    ) -> JudgedModel:
         inputs = torch.randn(count, *shape, generator=generator)
-        return inputs, torch.randint(10, (count,), generator=generator)
+        targets = torch.randint(10, (count,), generator=generator)
+        return JudgedModel(title, model, inputs, targets)
 
-    built = [
-        ("Fashion-MNIST CNN, d = 29,034", "cnn-batch-norm", (1, 28, 28), 2000),
-        ("CIFAR-10 CNN, d = 1,059,306", "cnn", (3, 32, 32), 2000),
-        *([("ResNet-18, d = 11.2 M", "resnet18", (3, 32, 32), 100)] if full else []),
-    ]
-    found = [
-        Case(title, build_model(name, shape, 10, seed=0), *images(count, *shape))
-        for title, name, shape, count in built
+    def built_in(title: str, name: str, count: int, shape: tuple[int, int, int]) -> JudgedModel:
+        return on_random_images(title, build_model(name, shape, 10, seed=0), count, shape)
+
+    models = [
+        built_in("Fashion-MNIST CNN, d = 29,034", "cnn-batch-norm", 2000, (1, 28, 28)),
+        built_in("CIFAR-10 CNN, d = 1,059,306", "cnn", 2000, (3, 32, 32)),
     ]
     if full:
         wide = nn.Sequential(nn.Linear(1000, 9000), nn.ReLU(), nn.Linear(9000, 10100))
-        found.append(Case("two layers, d = 100 M", wide, *images(100, 1000)))
-    return found
+        models.append(built_in("ResNet-18, d = 11.2 M", "resnet18", 100, (3, 32, 32)))
+        models.append(on_random_images("two layers, d = 100 M", wide, 100, (1000,)))
+    return models
 
 
 def replies_to(messages: list[Message], arrays: ArrayRecord) -> list[Message]:
-    """Return one honest reply per message: the model, a little moved."""
+    """Return one honest reply per message: the model with a little noise."""
     generator = np.random.default_rng(0)
     replies = []
     for message in messages:
-        moved = {}
+        trained = {}
         for name, array in arrays.items():
             values = array.numpy()
             if np.issubdtype(values.dtype, np.floating):
                 noise = generator.standard_normal(values.shape, dtype=np.float32)
                 values = values + np.float32(1e-3) * noise
-            moved[name] = pack_array(values)
+            trained[name] = pack_array(values)
         content = RecordDict()
-        content["arrays"] = ArrayRecord(moved)
+        content["arrays"] = ArrayRecord(trained)
         content["metrics"] = MetricRecord({"num-examples": 100})
         replies.append(Message(content, reply_to=message))
     return replies
 
 
-def measure(case: Case, times: int) -> list[Figure]:
+def measure(judged: JudgedModel, times: int) -> list[Figure]:
     """Return FedIF's seconds with its gradient ready and without, beside FedAvg's; memory."""
-    arrays = model_arrays(case.model)
-    validation = Validation(case.model, case.inputs, case.targets, device="cpu")
+    arrays = model_arrays(judged.model)
+    validation = Validation(judged.model, judged.inputs, judged.targets, device="cpu")
     grid = LocalGrid(lambda message, _: message, NUM_CLIENTS)
     ours = FedIF(validation, stages=(), fraction_evaluate=0.0, setup=Setup(device="cpu"))
     messages = list(ours.configure_train(1, arrays, ConfigRecord(), grid))
@@ -103,7 +106,8 @@ def measure(case: Case, times: int) -> list[Figure]:
 
     def begin_and_wait() -> None:
         begin()
-        if (pending := ours.valuation._begun) is not None:  # type: ignore[attr-defined]
+        pending = ours.valuation._begun  # type: ignore[attr-defined]
+        if pending is not None:
             pending.result()
 
     def aggregate() -> None:
@@ -115,20 +119,26 @@ def measure(case: Case, times: int) -> list[Figure]:
     share = (_memory("VmHWM") - before) / (NUM_CLIENTS * validation.num_params * 4)
     ready = repeat(aggregate, times, before=begin_and_wait)
     fedavg = repeat(lambda: flower.aggregate_train(1, replies), times).median
-    gradient = best_bare_gradient(case, max(times // 3, 1)).median
-    without = repeat(aggregate, times, before=begin)
-    of, bare = f"{case.name}: FedIF", "gradient + Flower FedAvg"
+    gradient = best_bare_gradient(judged, max(times // 3, 1)).median
+    without_overlap = repeat(aggregate, times, before=begin)
+    name = judged.name
     return [
-        beside(f"{of}, gradient ready / Flower FedAvg", ready, fedavg, "<= 2 from 1 M on"),
-        beside(f"{of}, no overlap / {bare}", without, gradient + fedavg, "<= 1.1"),
-        Figure(f"{case.name}: extra memory / (m x d floats)", share, 1.0, "", share, "<= 1.5"),
+        beside(f"{name}: FedIF, gradient ready / Flower FedAvg", ready, fedavg, "<= 2 from 1 M on"),
+        beside(
+            f"{name}: FedIF, no overlap / gradient + Flower FedAvg",
+            without_overlap,
+            gradient + fedavg,
+            "<= 1.1",
+        ),
+        Figure(f"{name}: extra memory / (m x d floats)", share, 1.0, "", share, "<= 1.5"),
     ]
 
 
-def best_bare_gradient(case: Case, times: int) -> Timing:
+def best_bare_gradient(judged: JudgedModel, times: int) -> Timing:
     """Return the seconds of PyTorch's own gradient over the data, in the best of several ways."""
-    model = copy.deepcopy(case.model).eval()
-    inputs, targets = case.inputs, case.targets
+    model = copy.deepcopy(judged.model).eval()
+    inputs = judged.inputs
+    targets = judged.targets
     if inputs.dim() == 4:
         model = model.to(memory_format=torch.channels_last)
         inputs = inputs.to(memory_format=torch.channels_last)
@@ -141,7 +151,7 @@ def best_bare_gradient(case: Case, times: int) -> Timing:
             torch._foreach_add_(total, torch.autograd.grad(loss, parameters))
 
     chunks = sorted({min(chunk, len(targets)) for chunk in (50, 100, 200, 1000)})
-    timings = [repeat(lambda chunk=chunk: gradient(chunk), times) for chunk in chunks]  # type: ignore[misc]
+    timings = [repeat(partial(gradient, chunk), times) for chunk in chunks]
     return min(timings, key=lambda timing: timing.median)
 
 
@@ -153,8 +163,12 @@ def _reset_peak_memory() -> int:
 
 
 def _memory(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+    """Return one of this process's sizes in bytes, by its name in ``/proc``, which has KiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, size = line.partition(":")
+        if name == field:
+            return int(size.split()[0]) * 1024
+    raise LookupError(field)
 
 
 def main(
@@ -165,7 +179,9 @@ def main(
 ) -> None:
     """Print the table."""
     torch.set_num_threads(threads)
-    figures = [figure for case in cases(full) for figure in measure(case, times)]
+    figures = []
+    for judged in judged_models(full):
+        figures += measure(judged, times)
     report("Aggregation, m = 10", "aggregation", figures, write=write, full=full)
 
 

@@ -30,9 +30,11 @@ from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
 from tests.rounds import a_round
 
-NUM_CLIENTS, CLASSES = 10, 10
-MEAN = STD = 0.5
-_LENGTH = 1e-3  # Of what an update adds to each parameter.
+NUM_CLIENTS = 10
+CLASSES = 10
+MEAN = 0.5
+STD = 0.5
+_LENGTH = 1e-3  # The standard deviation of what an update adds to each parameter.
 State = dict[str, Tensor]
 
 
@@ -40,7 +42,8 @@ class Images(Dataset[tuple[Tensor, int]]):
     """Images that are transformed one by one whenever they are asked for, as torchvision's are."""
 
     def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
-        self.pixels, self.labels = pixels, labels  # [n, c, h, w], [n]
+        self.pixels = pixels  # [n, c, h, w]
+        self.labels = labels  # [n]
         normalize = transforms.Normalize(MEAN, STD)
         self._transform = transforms.Compose([transforms.ToTensor(), normalize])
 
@@ -55,7 +58,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 
 @dataclass(frozen=True)
-class Case:
+class JudgedRound:
     """A model, ten clients' replies, and the images that the server judges them on."""
 
     model: nn.Module
@@ -72,20 +75,19 @@ class Case:
 
     def client_states(self) -> list[State]:
         """Return the clients' models as state dicts."""
-        params, buffers = self.updates.client_params(), self.updates.buffer_updates
-        buffers = self.updates.global_buffers + buffers
-        models = (
-            ModelVectors(*vectors, self.updates.model.counters)
-            for vectors in zip(params, buffers, strict=True)
-        )
-        return [dict(self.layout.to_arrays(model).to_torch_state_dict()) for model in models]
+        all_buffers = self.updates.global_buffers + self.updates.buffer_updates
+        states = []
+        for params, buffers in zip(self.updates.client_params(), all_buffers, strict=True):
+            vectors = ModelVectors(params, buffers, self.updates.model.counters)
+            states.append(dict(self.layout.to_arrays(vectors).to_torch_state_dict()))
+        return states
 
 
-def build_case(model_name: str, shape: tuple[int, int, int], num_validation: int) -> Case:
+def build_round(model_name: str, shape: tuple[int, int, int], num_validation: int) -> JudgedRound:
     """Return a model, ten updates of it and so many images."""
-    drawn = numpy_generator("benchmark-images", 0, *shape)
-    pixels = drawn.integers(0, 256, (num_validation, *shape), dtype=np.uint8)
-    images = Images(pixels, drawn.integers(CLASSES, size=num_validation))
+    image_generator = numpy_generator("benchmark-images", 0, *shape)
+    pixels = image_generator.integers(0, 256, (num_validation, *shape), dtype=np.uint8)
+    images = Images(pixels, image_generator.integers(CLASSES, size=num_validation))
     model = build_model(model_name, shape, CLASSES, seed=0)
     layout = ParameterLayout.from_arrays(model_arrays(model), trainable_names(model))
     vectors = layout.to_vectors(model_arrays(model))
@@ -98,26 +100,30 @@ def build_case(model_name: str, shape: tuple[int, int, int], num_validation: int
         buffer_updates=torch.zeros(NUM_CLIENTS, len(vectors.buffers)),
         names=layout,
     )
-    return Case(model, images, layout, round_updates)
+    return JudgedRound(model, images, layout, round_updates)
 
 
-def judge(case: Case, coalitions: Sequence[Sequence[bool]]) -> int:
+def judge(judged: JudgedRound, coalitions: Sequence[Sequence[bool]]) -> int:
     """Judge coalitions and what they leave out, one by one; return how many passes that took."""
-    model, states = copy.deepcopy(case.model), case.client_states()
+    model = copy.deepcopy(judged.model)
+    states = judged.client_states()
     passes = 0
     for mask in coalitions:
-        for chosen in (mask, [not member for member in mask]):
+        complement = [not is_in for is_in in mask]
+        for chosen in (mask, complement):
             members = [state for state, is_in in zip(states, chosen, strict=True) if is_in]
             if members:  # The empty one is the global model, known from the round before.
                 model.load_state_dict(_average(members))
-                _accuracy(model.eval(), case.images)
+                _accuracy(model.eval(), judged.images)
                 passes += 1
     return passes
 
 
 def _accuracy(model: nn.Module, images: Images) -> float:
     criterion = nn.CrossEntropyLoss()
-    loss, total, correct = 0.0, 0, 0.0
+    loss = 0.0  # The authors add it up, too: it is part of what their loop costs.
+    total = 0
+    correct = 0.0
     for inputs, labels in DataLoader(images, batch_size=128, shuffle=False):
         outputs = model(inputs)
         loss += criterion(outputs, labels).item()

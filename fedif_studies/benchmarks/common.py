@@ -45,9 +45,16 @@ class Figure:
 
 
 def beside(name: str, ours: Timing, peer: float, aim: str = "", unit: str = "ms") -> Figure:
-    """Return seconds of ours beside those of a peer, in thousandths."""
-    spread = f"{1e3 * ours.low:.3g} to {1e3 * ours.high:.3g} {unit}"
-    return Figure(name, 1e3 * ours.median, 1e3 * peer, unit, ours.median / peer, aim, spread)
+    """Return our seconds beside a peer's, in thousandths."""
+    return Figure(
+        name=name,
+        ours=1e3 * ours.median,
+        peer=1e3 * peer,
+        unit=unit,
+        ratio=ours.median / peer,
+        aim=aim,
+        spread=f"{1e3 * ours.low:.3g} to {1e3 * ours.high:.3g} {unit}",
+    )
 
 
 def alone(module: str, *options: str) -> Any:
@@ -67,14 +74,15 @@ def repeat(
     *,
     before: Callable[[], object] = lambda: None,
 ) -> Timing:
-    """Return the seconds that ``call`` takes without what comes ``before``; the first is no use."""
+    """Return the seconds that ``call`` takes, without ``before``; one more call warms up."""
     seconds = []
     for _ in range(times + 1):
         before()
         started = clock()
         call()
         seconds.append(clock() - started)
-    return Timing(statistics.median(seconds[1:]), min(seconds[1:]), max(seconds[1:]))
+    warm = seconds[1:]
+    return Timing(statistics.median(warm), min(warm), max(warm))
 
 
 def report(
@@ -88,17 +96,27 @@ def report(
 ) -> None:
     """Print a table, and write ``docs/results/bench-<name>.csv`` if ``write``.
 
-    A quick run (not ``full``) writes ``bench-quick-<name>.csv``: nothing to be quoted. ``seed`` is
-    that of models and data.
+    A quick run (not ``full``) writes ``bench-quick-<name>.csv``: nothing to be quoted. Models and
+    data are drawn by ``seed``.
     """
-    lines = []
-    for figure in figures:
-        ours, peer = (f"{v:.4g} {figure.unit}".strip() for v in (figure.ours, figure.peer))
-        remark = "; ".join(filter(None, (figure.spread, figure.note)))
-        lines.append([figure.name, ours, peer, f"{figure.ratio:.3g}", figure.aim, remark])
     heading = ["figure", "ours", "peer", "ratio", "aim", "range, note"]
+    lines = [_line(figure) for figure in figures]
     ResultTable(title, heading, lines, num_labels=1).print(Console())
     if write:
-        path = RESULTS / f"bench-{'' if full else 'quick-'}{name}.csv"
+        kind = "bench" if full else "bench-quick"
         origin = {"revision": revision(), "seed": seed, **machine()}
-        add_rows(path, [{**asdict(figure), **origin} for figure in figures], anew=True)
+        rows = [{**asdict(figure), **origin} for figure in figures]
+        add_rows(RESULTS / f"{kind}-{name}.csv", rows, anew=True)
+
+
+def _line(figure: Figure) -> list[str]:
+    """Return a figure as a line of the table."""
+    remarks = [remark for remark in (figure.spread, figure.note) if remark]
+    return [
+        figure.name,
+        f"{figure.ours:.4g} {figure.unit}".strip(),
+        f"{figure.peer:.4g} {figure.unit}".strip(),
+        f"{figure.ratio:.3g}",
+        figure.aim,
+        "; ".join(remarks),
+    ]

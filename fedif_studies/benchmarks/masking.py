@@ -25,15 +25,19 @@ from fedif_studies.benchmarks.common import Figure, alone, beside, repeat, repor
 SIZES = {"CIFAR-10 CNN, d = 1,059,306": 1_059_306, "ResNet-18, d = 11.2 M": 11_173_962}
 LARGEST = {"d = 100 M": 100_000_000}
 MEMORY = 1_059_306  # Parameters where peak memory is taken.
-MANY = (10, 1_000)  # Members.
+FEW_MEMBERS = 10
+MANY_MEMBERS = 1_000
+Call = Callable[[], object]
 
 
 def steps(name: str, length: int, times: int) -> list[Figure]:
     """Time each step of one member's update beside the same on a plain update."""
     rng = np.random.default_rng(0)
-    update, direction = (rng.standard_normal(length, np.float32) for _ in range(2))
+    update = rng.standard_normal(length, np.float32)
+    direction = rng.standard_normal(length, np.float32)
     update /= np.linalg.norm(update)
-    keeper, key = X25519PrivateKey.generate().public_key(), Ed25519PrivateKey.generate()
+    keeper = X25519PrivateKey.generate().public_key()
+    key = Ed25519PrivateKey.generate()
     seed = secrets.token_bytes(32)
 
     def masked() -> MaskedUpdate:
@@ -42,56 +46,65 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
     vector = masked().vector
     encoded, _ = encode_vector(direction)
     sketch = SignSketch(seed, KeeperPolicy().sketch_for(length), length)
-    total, plain = np.zeros(length, np.uint64), np.zeros(length, np.float32)
+    total = np.zeros(length, np.uint64)
+    plain_total = np.zeros(length, np.float32)
     weight = np.uint64(12345)
 
     def mask() -> NDArray[np.uint64]:
         return mask_of(seed, length)
 
-    plainly: dict[str, Callable[[], object]] = {
-        "a copy": update.copy,
-        "a product": lambda: np.dot(update, direction),
-        "of the plain sum": lambda: np.add(plain, update * np.float32(0.1), out=plain),
+    def add_plain() -> None:
+        np.add(plain_total, update * np.float32(0.1), out=plain_total)
+
+    def add_masked() -> None:
+        np.add(total, vector * weight, out=total)
+
+    def add_mask() -> None:
+        np.add(total, mask() * weight, out=total)
+
+    # Each step, and what it is compared with. Named as the table has them.
+    copy = ("a copy", update.copy)
+    product = ("a product", lambda: np.dot(update, direction))
+    plain_sum = ("of the plain sum", add_plain)
+    pairs: dict[str, tuple[Call, tuple[str, Call]]] = {
+        "member masks and seals": (masked, copy),
+        "server checks the digest": (lambda: digest(vector), copy),
+        "server's sketch of 256": (lambda: sketch.of(vector), copy),
+        "server's product": (lambda: products(encoded, [vector]), product),
+        "server's part of the sum": (add_masked, plain_sum),
+        "keeper makes a mask": (mask, copy),
+        "keeper's sketch of 256": (lambda: sketch.of(mask()), copy),
+        "keeper's product": (lambda: products(encoded, [mask()]), product),
+        "keeper's part of the sum": (add_mask, plain_sum),
     }
-    pairs: dict[str, tuple[Callable[[], object], str]] = {
-        "member masks and seals": (masked, "a copy"),
-        "server checks the digest": (lambda: digest(vector), "a copy"),
-        "server's sketch of 256": (lambda: sketch.of(vector), "a copy"),
-        "server's product": (lambda: products(encoded, [vector]), "a product"),
-        "server's part of the sum": (
-            lambda: np.add(total, vector * weight, out=total),
-            "of the plain sum",
-        ),
-        "keeper makes a mask": (mask, "a copy"),
-        "keeper's sketch of 256": (lambda: sketch.of(mask()), "a copy"),
-        "keeper's product": (lambda: products(encoded, [mask()]), "a product"),
-        "keeper's part of the sum": (
-            lambda: np.add(total, mask() * weight, out=total),
-            "of the plain sum",
-        ),
-    }
-    found = []
-    for step, (own, what) in pairs.items():
+    figures = []
+    for step, (call, (plain_name, plain_call)) in pairs.items():
         # CPU seconds, which other work on the machine hardly changes.
-        ours, theirs = (repeat(call, times, time.process_time) for call in (own, plainly[what]))
-        of = f"{name}: {step} / {what}"
-        found.append(beside(of, ours, theirs.median, unit="CPU ms"))
-    found.append(
-        Figure(f"{name}: upload / plain", 8e-6 * length, 4e-6 * length, "MB", 2.0, "<= 2.1")
-    )
-    return found
+        ours = repeat(call, times, time.process_time)
+        plain = repeat(plain_call, times, time.process_time)
+        title = f"{name}: {step} / {plain_name}"
+        figures.append(beside(title, ours, plain.median, unit="CPU ms"))
+    return figures
+
+
+def upload(name: str, length: int) -> Figure:
+    """Return what a member sends: eight bytes a parameter in place of four."""
+    title = f"{name}: upload / plain"
+    return Figure(title, 8e-6 * length, 4e-6 * length, "MB", 2.0, "<= 2.1")
 
 
 def many_members() -> list[Figure]:
     """Compare a keeper's round of many members with one of few."""
-    few, many = (alone("masked_keeper", str(members), str(MEMORY)) for members in MANY)
-    found = []
-    for what, peer in few.items():
-        unit, aim = ("MB", "flat") if what == "peak" else ("CPU s", "100")
-        title = "keeper's peak memory" if what == "peak" else f"keeper {what}"
+    few = alone("masked_keeper", str(FEW_MEMBERS), str(MEMORY))
+    many = alone("masked_keeper", str(MANY_MEMBERS), str(MEMORY))
+    figures = []
+    for step, peer in few.items():
+        title, unit, aim = f"keeper {step}", "CPU s", "100"
+        if step == "peak":
+            title, unit, aim = "keeper's peak memory", "MB", "flat"
         name = f"{title}, d = 1.06 M: 1,000 members / 10"
-        found.append(Figure(name, many[what], peer, unit, many[what] / peer, aim))
-    return found
+        figures.append(Figure(name, many[step], peer, unit, many[step] / peer, aim))
+    return figures
 
 
 def main(
@@ -99,9 +112,14 @@ def main(
     write: Annotated[bool, typer.Option(help="write docs/results")] = False,
 ) -> None:
     """Print the table."""
+    sizes = dict(SIZES)
+    if full:
+        sizes |= LARGEST
     figures = []
-    for name, length in (SIZES | (LARGEST if full else {})).items():
-        figures += steps(name, length, 3 if length > 50_000_000 else 9)
+    for name, length in sizes.items():
+        times = 3 if length > 50_000_000 else 9
+        figures += steps(name, length, times)
+        figures.append(upload(name, length))
     figures += many_members()
     report("Masked rounds", "masking", figures, write=write, full=full)
 

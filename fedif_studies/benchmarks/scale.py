@@ -12,9 +12,9 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from threading import Event, Thread
 from typing import Annotated
 
@@ -44,7 +44,7 @@ app = ClientApp()
 
 
 @dataclass(frozen=True)
-class Case:
+class Federation:
     """So many clients, so many of them in a round, a model of ``size`` parameters."""
 
     clients: int
@@ -55,7 +55,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Cost:
+class RoundCost:
     """Milliseconds of a round but the first, and peak bytes of all processes."""
 
     median: float
@@ -65,16 +65,18 @@ class Cost:
 
 
 @contextmanager
-def sampled_memory(found: list[int]) -> Iterator[None]:
+def sampled_memory(samples: list[int]) -> Iterator[None]:
     """Add the proportional memory of all processes together, five times a second, while entered.
 
-    Of PSS, pages that processes share count once; Ray's object store lies in such pages.
+    In PSS, pages that processes share count once; Ray's object store lies in such pages.
     """
-    stop, driver = Event(), psutil.Process()
+    stop = Event()
+    driver = psutil.Process()
 
     def sample() -> None:
         while not stop.wait(0.2):
-            found.append(sum(map(_pss, [driver, *driver.children(recursive=True)])))
+            everybody = [driver, *driver.children(recursive=True)]
+            samples.append(sum(_pss(process) for process in everybody))
 
     thread = Thread(target=sample, daemon=True)
     thread.start()
@@ -91,103 +93,136 @@ def _pss(process: psutil.Process) -> int:
     return 0
 
 
-def measure_alone(case: Case) -> Cost:
-    """Measure a case in a process of its own."""
-    return Cost(**alone("scale", "--case", json.dumps(asdict(case))))
+def measure_alone(federation: Federation) -> RoundCost:
+    """Measure a federation in a process of its own."""
+    return RoundCost(**alone("scale", "--case", json.dumps(asdict(federation))))
 
 
 @app.train()
 def lengthen(message: Message, _: Context) -> Message:
     """Return the model a thousandth longer."""
     sent = message.content.array_records["arrays"]
-    longer = {name: pack_array(a.numpy() * np.float32(1.001)) for name, a in sent.items()}
+    longer = {}
+    for name, array in sent.items():
+        longer[name] = pack_array(array.numpy() * np.float32(1.001))
     content = RecordDict()
     content["arrays"] = ArrayRecord(longer)
     content["metrics"] = MetricRecord({"num-examples": 1})
     return Message(content, reply_to=message)
 
 
-def measure(case: Case) -> Cost:
-    """Run one case in this process, whose peak memory it needs for itself."""
-    ends, memory = list[float](), list[int]()
+def measure(federation: Federation) -> RoundCost:
+    """Run one federation in this process, whose peak memory it needs for itself."""
+    ends: list[float] = []
+    memory: list[int] = []
 
-    def note(*_: object) -> None:
+    def note_end(*_: object) -> None:
         ends.append(time.perf_counter())
 
-    rounds = _recorded if case.recorded else _bare
-    with sampled_memory(memory), ray_grid(app, case.clients) as grid:
-        rounds(case, grid, note)
+    run_rounds = _run_recorded if federation.recorded else _run_bare
+    with sampled_memory(memory), ray_grid(app, federation.clients) as grid:
+        run_rounds(federation, grid, note_end)
     # Ray starts during the first round; before it the first model is evaluated.
-    found = [1e3 * (end - start) for start, end in itertools.pairwise(ends[1:])]
-    return Cost(statistics.median(found), min(found), max(found), max(memory))
+    milliseconds = [1e3 * (end - start) for start, end in itertools.pairwise(ends[1:])]
+    return RoundCost(
+        median=statistics.median(milliseconds),
+        low=min(milliseconds),
+        high=max(milliseconds),
+        peak=max(memory),
+    )
 
 
-def _bare(case: Case, grid: Grid, note: Callable[..., None]) -> None:
+def _run_bare(federation: Federation, grid: Grid, note_end: Callable[..., None]) -> None:
     """Run FedAvg's rounds without records."""
     strategy = FedAvg(
-        fraction_train=case.sampled / case.clients,
+        fraction_train=federation.sampled / federation.clients,
         fraction_evaluate=0.0,
         min_train_nodes=1,
-        min_available_nodes=case.clients,
+        min_available_nodes=federation.clients,
         setup=Setup(identify=identify_clients, device="cpu"),
     )
-    model = ArrayRecord({"weight": pack_array(np.zeros(case.size, dtype=np.float32))})
-    strategy.start(grid, model, num_rounds=case.rounds, evaluate_fn=note)
+    model = ArrayRecord({"weight": pack_array(np.zeros(federation.size, dtype=np.float32))})
+    strategy.start(grid, model, num_rounds=federation.rounds, evaluate_fn=note_end)
 
 
-def _recorded(case: Case, grid: Grid, note: Callable[..., None]) -> None:
+def _run_recorded(federation: Federation, grid: Grid, note_end: Callable[..., None]) -> None:
     """Run a whole federation of FedIF, whose clients lengthen the model."""
+    features = federation.size // 10
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.rand(100, case.size // 10, generator=generator)
-    data = inputs, torch.arange(100) % 10
+    inputs = torch.rand(100, features, generator=generator)
+    labels = torch.arange(100) % 10
     task = Task(
         name="scale",
-        model=lambda: nn.Linear(case.size // 10, 10),
-        client_data=lambda _: data,
-        validation_data=lambda _: data,
-        test_data=lambda _: data,
+        model=lambda: nn.Linear(features, 10),
+        client_data=lambda _: (inputs, labels),
+        validation_data=lambda _: (inputs, labels),
+        test_data=lambda _: (inputs, labels),
     )
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Scalar] = {
-            **{"task": OWN + task.name, "device": "cpu", "output-dir": folder},
-            **{"num-clients": case.clients, "fraction-train": case.sampled / case.clients},
-            **{"num-server-rounds": case.rounds, "checkpoint-every": 1},
+            "task": OWN + task.name,
+            "device": "cpu",
+            "output-dir": folder,
+            "num-clients": federation.clients,
+            "fraction-train": federation.sampled / federation.clients,
+            "num-server-rounds": federation.rounds,
+            "checkpoint-every": 1,
         }
-        run_federation(grid, RunConfig.from_run_config(settings), note, task=task)
+        run_federation(grid, RunConfig.from_run_config(settings), note_end, task=task)
 
 
 def figures_of(full: bool, rounds: int) -> list[Figure]:
-    """Measure every case, each beside the smallest of its kind."""
+    """Measure every federation, each beside the smallest of its kind."""
     figures = []
     counts = (100, 1_000, 10_000) if full else (100, 1_000)
-    grids = [(sampled, counts, "< 2.5", False) for sampled in (10, 100)]
+    for sampled in (10, 100):
+        smallest = Federation(counts[0], sampled, 10_000, rounds)
+        figures += _by_clients(smallest, counts, "< 2.5")
     if full:
-        grids += [(1_000, (10_000, MILLION), "<= 2", recorded) for recorded in (False, True)]
-    for sampled, counts, aim, recorded in grids:
-        costs = {n: measure_alone(Case(n, sampled, 10_000, rounds, recorded)) for n in counts}
-        least = costs[counts[0]]
-        for clients, cost in costs.items():
-            name = f"{clients:,} clients, {sampled:,} a round{', recorded' * recorded}"
-            spread = f"{cost.low:.0f} to {cost.high:.0f} ms"
-            ratio = cost.median / least.median
-            figures += [
-                Figure(f"{name}: round", cost.median, least.median, "ms", ratio, aim, spread),
-                _memory(name, cost, least.peak, "<= 2" if clients == MILLION else "flat"),
-            ]
+        for recorded in (False, True):
+            smallest = Federation(10_000, 1_000, 10_000, rounds, recorded)
+            figures += _by_clients(smallest, (10_000, MILLION), "<= 2")
     for millions in (1, 11, 100) if full else (1, 11):
-        size = millions * MILLION
-        cost = measure_alone(Case(10, 10, size, 4 if millions == 100 else rounds))
-        name, spread = f"10 clients, {millions} M parameters", f"{cost.low:.0f} to {cost.high:.0f}"
+        # A round of 100 million parameters takes so long that few have to do.
+        figures += _by_size(millions, rounds=4 if millions == 100 else rounds)
+    return figures
+
+
+def _by_clients(smallest: Federation, counts: Sequence[int], aim: str) -> list[Figure]:
+    """Measure federations of more and more clients, beside the first."""
+    costs = [measure_alone(replace(smallest, clients=clients)) for clients in counts]
+    least = costs[0]
+    figures = []
+    for clients, cost in zip(counts, costs, strict=True):
+        name = f"{clients:,} clients, {smallest.sampled:,} a round"
+        if smallest.recorded:
+            name += ", recorded"
+        spread = f"{cost.low:.0f} to {cost.high:.0f} ms"
+        ratio = cost.median / least.median
+        memory_aim = "<= 2" if clients == MILLION else "flat"
         figures += [
-            Figure(f"{name}: round", cost.median, 0.0, "ms", 0.0, "", spread),
-            _memory(f"{name}, beside m x d floats", cost, 40 * size, "<= 12 GB at 100 M"),
+            Figure(f"{name}: round", cost.median, least.median, "ms", ratio, aim, spread),
+            _memory(name, cost, least.peak, memory_aim),
         ]
     return figures
 
 
-def _memory(name: str, cost: Cost, peer: float, aim: str) -> Figure:
-    title, peak = f"{name}: peak memory", cost.peak
-    return Figure(title, peak / 1e9, peer / 1e9, "GB", peak / peer, aim)
+def _by_size(millions: int, rounds: int) -> list[Figure]:
+    """Measure ten clients with a model of so many million parameters."""
+    size = millions * MILLION
+    cost = measure_alone(Federation(10, 10, size, rounds))
+    name = f"10 clients, {millions} M parameters"
+    spread = f"{cost.low:.0f} to {cost.high:.0f}"
+    all_updates = 10 * size * 4  # Bytes of m x d floats.
+    return [
+        Figure(f"{name}: round", cost.median, 0.0, "ms", 0.0, "", spread),
+        _memory(f"{name}, beside m x d floats", cost, all_updates, "<= 12 GB at 100 M"),
+    ]
+
+
+def _memory(name: str, cost: RoundCost, peer: float, aim: str) -> Figure:
+    title = f"{name}: peak memory"
+    return Figure(title, cost.peak / 1e9, peer / 1e9, "GB", cost.peak / peer, aim)
 
 
 def main(
@@ -198,7 +233,8 @@ def main(
 ) -> None:
     """Print the table."""
     if case:
-        print(json.dumps(asdict(measure(Case(**json.loads(case))))))
+        federation = Federation(**json.loads(case))
+        print(json.dumps(asdict(measure(federation))))
         return
     title = "Scale: clients that do nothing"
     report(title, "scale", figures_of(full, rounds), write=write, full=full)

@@ -9,6 +9,7 @@ priority: they would have hosts of their own.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import statistics
@@ -22,25 +23,39 @@ from fedif_studies.rows import RESULTS, Row, add_rows, machine, revision
 from tests.integration.siege import Phase, Siege
 from tests.integration.strangers import ATTACKS
 
-QUIET = 0.5  # Of an attack's seconds: a span in which nobody attacks.
+MIB = 2**20
+QUIET = 0.5  # A span in which nobody attacks lasts this share of an attack's seconds.
 
 
 def row_of(attack: str, seconds: float, beside: Phase, quiet: list[Phase]) -> dict[str, object]:
     """Return one line: the rounds beside an attack and those around it."""
-    usual = statistics.mean([s for phase in quiet for s in phase.seconds] or [math.nan])
-    # A round that did not end is as long as the attack at least.
-    mean = statistics.mean(beside.seconds or [seconds])
+    usual = _mean_of_quiet(quiet)
+    if beside.seconds:
+        mean = statistics.mean(beside.seconds)
+        times = f"{mean / usual:.2f}"
+    else:
+        # A round that did not end is as long as the attack at least.
+        mean = seconds
+        times = f"> {mean / usual:.2f}"
     return {
         "attack": attack,
         "seconds": seconds,
         "rounds": len(beside.seconds),
         "round-seconds": round(mean, 2),
         "usual-round-seconds": round(usual, 2),
-        "times": f"{'' if beside.seconds else '> '}{mean / usual:.2f}",
-        "peak-mib": beside.peak >> 20,
-        "usual-peak-mib": quiet[0].peak >> 20,
+        "times": times,
+        "peak-mib": beside.peak // MIB,
+        "usual-peak-mib": quiet[0].peak // MIB,
         "attacker": json.dumps(beside.found[attack]),
     }
+
+
+def _mean_of_quiet(quiet: list[Phase]) -> float:
+    """Return the mean seconds of the rounds in which nobody attacked; NaN without any."""
+    seconds = list(itertools.chain.from_iterable(phase.seconds for phase in quiet))
+    if not seconds:
+        return math.nan
+    return statistics.mean(seconds)
 
 
 def main(
@@ -52,7 +67,7 @@ def main(
     """Measure, and print a line for each attack."""
     attacks = only.split(",") if only else list(ATTACKS)
     superlink = "Flower's" if flower else "behind nginx"
-    # The federation's own; when attackers knock is nobody's draw.
+    # The seed is the federation's own; when attackers knock is nobody's draw.
     origin = {"revision": revision(), "seed": 0, "processor": machine()["processor"]}
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, Siege(Path(name), guarded=not flower) as siege:
@@ -64,9 +79,11 @@ def main(
             rows.append({"superlink": superlink, **figures, **origin})
             print(rows[-1], flush=True)
     if write:
-        new = {(superlink, attack) for attack in attacks}
-        path = RESULTS / "siege.csv"
-        add_rows(path, rows, instead=lambda row: (row["superlink"], row["attack"]) in new)
+
+        def is_measured_again(row: Row) -> bool:
+            return row["superlink"] == superlink and row["attack"] in attacks
+
+        add_rows(RESULTS / "siege.csv", rows, instead=is_measured_again)
 
 
 if __name__ == "__main__":

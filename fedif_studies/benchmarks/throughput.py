@@ -13,6 +13,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated
 
@@ -33,7 +34,8 @@ from fedif_flower.tasks.data.partition import dirichlet_partition
 from fedif_flower.tasks.models import build_model
 from fedif_studies.benchmarks.common import Figure, alone, report
 
-CLIENTS, FLOOR = 100, "floor"
+CLIENTS = 100
+FLOOR = "floor"  # The contender that trains in bare processes.
 AIMS = {"fedavg": "<= 1.10", "fedif": "<= 1.10"}
 _model = build_model("cnn", (3, 32, 32), 10, seed=0)
 
@@ -42,45 +44,62 @@ class Workload:
     """What every contender trains: the same clients, examples and steps."""
 
     def __init__(self, data_dir: str, rounds: int, epochs: int) -> None:
-        self.data_dir, self.rounds = data_dir, rounds
+        self.data_dir = data_dir
+        self.rounds = rounds
         self.training = TrainingConfig(
             local_epochs=epochs, batch_size=16, learning_rate=0.001, momentum=0.9
         )
         self.dataset = load_dataset("image-folder", data_dir)
 
+    @property
+    def timed_rounds(self) -> range:
+        """The rounds that count: the first warms up; after the last, some evaluate or shut down."""
+        return range(2, self.rounds)
+
     @cached_property
     def partitions(self) -> list[Tensor]:
         """Which images each client has."""
-        return [torch.from_numpy(p) for p in dirichlet_partition(self.dataset, CLIENTS, 1.0, 0)]
+        parts = dirichlet_partition(self.dataset, CLIENTS, 1.0, 0)
+        return [torch.from_numpy(part) for part in parts]
 
     def config(self, strategy: str, output_dir: str) -> RunConfig:
         """Return our run config for it, without evaluation in the rounds that are timed."""
-        own: dict[str, Scalar] = {
-            **{"dataset": "image-folder", "data-dir": self.data_dir, "output-dir": output_dir},
-            **{"num-server-rounds": self.rounds, "num-clients": CLIENTS, "fraction-train": 0.1},
-            **{"local-epochs": self.training.local_epochs, "batch-size": self.training.batch_size},
-            **{"learning-rate": self.training.learning_rate, "momentum": self.training.momentum},
-            **{"model": "cnn", "strategy": strategy, "eval-every": self.rounds, "device": "cpu"},
+        settings: dict[str, Scalar] = {
+            "dataset": "image-folder",
+            "data-dir": self.data_dir,
+            "output-dir": output_dir,
+            "num-server-rounds": self.rounds,
+            "num-clients": CLIENTS,
+            "fraction-train": 0.1,
+            "local-epochs": self.training.local_epochs,
+            "batch-size": self.training.batch_size,
+            "learning-rate": self.training.learning_rate,
+            "momentum": self.training.momentum,
+            "model": "cnn",
+            "strategy": strategy,
+            "eval-every": self.rounds,
+            "device": "cpu",
         }
-        return RunConfig.from_run_config(RunConfig.defaults() | own)
+        return RunConfig.from_run_config(RunConfig.defaults() | settings)
 
     def sampled(self, server_round: int) -> list[int]:
         """Return the clients that our strategies draw in a round."""
         nodes = [ClientNode(i, i) for i in range(CLIENTS)]
-        drawn_by = numpy_generator("sample-clients", 0, server_round)
-        return [node.partition_id for node in sample_clients(nodes, CLIENTS // 10, drawn_by)]
+        generator = numpy_generator("sample-clients", 0, server_round)
+        sampled = sample_clients(nodes, CLIENTS // 10, generator)
+        return [node.partition_id for node in sampled]
 
     def steps(self, server_round: int) -> int:
         """Return the local steps of a round."""
-        batches = (
-            math.ceil(len(self.partitions[client]) / self.training.batch_size)
-            for client in self.sampled(server_round)
-        )
-        return self.training.local_epochs * sum(batches)
+        batches = 0
+        for client in self.sampled(server_round):
+            batches += math.ceil(len(self.partitions[client]) / self.training.batch_size)
+        return self.training.local_epochs * batches
 
     def examples(self, client: int) -> tuple[Tensor, Tensor]:
         """Return a client's normalised images ``[n, 3, 32, 32]`` and labels ``[n]``."""
-        data, chosen = self.dataset, self.partitions[client].numpy()
+        data = self.dataset
+        chosen = self.partitions[client].numpy()
         pixels = to_pixels(data.train.images[chosen], data.max_value)
         labels = torch.from_numpy(data.train.labels[chosen])
         return Normalization(data.mean, data.std)(pixels), labels
@@ -103,9 +122,11 @@ def run_floor(work: Workload) -> list[float]:
     seconds = []
     with processes.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
         for server_round in range(1, work.rounds + 1):
-            jobs = [(*work.examples(c), work.training) for c in work.sampled(server_round)]
-            for inputs, _, _ in jobs:
+            jobs = []
+            for client in work.sampled(server_round):
+                inputs, labels = work.examples(client)
                 inputs.share_memory_()  # type: ignore[no-untyped-call]
+                jobs.append((inputs, labels, work.training))
             started = time.perf_counter()
             pool.starmap(_train, jobs, chunksize=1)
             seconds.append(time.perf_counter() - started)
@@ -126,24 +147,38 @@ def main(
     """Print the table."""
     work = Workload(data_dir, rounds=8 if full else 5, epochs=5 if full else 1)
     if only:
-        seconds = run_floor(work) if only == FLOOR else run_ours(only, work)
-        # The first round warms up; after the last, some evaluate or shut down.
-        kept = range(2, work.rounds)
-        print(json.dumps([1e3 * seconds[t - 1] / work.steps(t) for t in kept]))
+        print(json.dumps(step_milliseconds(only, work)))
         return
-    options = ["--data-dir", data_dir, *(["--full"] if full else [])]
-    step_ms: dict[str, list[float]] = {FLOOR: [], **{name: [] for name in AIMS}}
+    options = ["--data-dir", data_dir]
+    if full:
+        options.append("--full")
+    contenders = (FLOOR, *AIMS)
+    step_ms: dict[str, list[float]] = {name: [] for name in contenders}
+    # In turns: what else the machine does then falls on all of them.
     for _ in range(3 if full else 1):
-        for name, found in step_ms.items():
-            found += alone("throughput", *options, "--only", name)
-    steps = statistics.fmean(map(work.steps, range(2, work.rounds)))
-    figures, peer = [], 1e-3 * steps * statistics.median(step_ms[FLOOR])
+        for name in contenders:
+            step_ms[name] += alone("throughput", *options, "--only", name)
+    figures = figures_of(step_ms, steps=statistics.fmean(map(work.steps, work.timed_rounds)))
+    report("Simulation throughput: CIFAR-10 CNN", "rounds", figures, write=write, full=full)
+
+
+def step_milliseconds(contender: str, work: Workload) -> list[float]:
+    """Run a contender; return the milliseconds of a local step in each round that is timed."""
+    seconds = run_floor(work) if contender == FLOOR else run_ours(contender, work)
+    return [1e3 * seconds[t - 1] / work.steps(t) for t in work.timed_rounds]
+
+
+def figures_of(step_ms: Mapping[str, Sequence[float]], steps: float) -> list[Figure]:
+    """Return the seconds of a round of so many steps, beside bare processes."""
+    peer = 1e-3 * steps * statistics.median(step_ms[FLOOR])
+    figures = []
     for name, aim in AIMS.items():
         seconds = [1e-3 * steps * ms for ms in step_ms[name]]
-        ours, spread = statistics.median(seconds), f"{min(seconds):.2f} to {max(seconds):.2f} s"
+        ours = statistics.median(seconds)
+        spread = f"{min(seconds):.2f} to {max(seconds):.2f} s"
         title = f"round of {steps:.0f} steps: {name} / {FLOOR}"
         figures.append(Figure(title, ours, peer, "s", ours / peer, aim, spread))
-    report("Simulation throughput: CIFAR-10 CNN", "rounds", figures, write=write, full=full)
+    return figures
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from fedif_flower.seeding import torch_generator
 from fedif_flower.valuation import InfluenceValuation
 from fedif_flower.valuation.shapley.permutation import random_permutations
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
-from fedif_studies.benchmarks.authors_loop import NUM_CLIENTS, Case, build_case, judge
+from fedif_studies.benchmarks.authors_loop import NUM_CLIENTS, JudgedRound, build_round, judge
 from fedif_studies.benchmarks.common import Figure, Timing, repeat, report
 
 NUM_SAMPLES = 50
@@ -30,19 +30,19 @@ MODELS = {
 }
 
 
-class Cost(NamedTuple):
+class ValuationCost(NamedTuple):
     """One round's valuation: CPU seconds of all cores together, and passes over the images."""
 
     cpu: Timing
     passes: int
 
 
-def once(call: Callable[[], int]) -> Cost:
-    """Return what a valuation costs; it returns how many passes it made."""
+def measure_once(call: Callable[[], int]) -> ValuationCost:
+    """Return what a valuation costs; ``call`` returns how many passes it made."""
     began = time.process_time()
     passes = call()
     spent = time.process_time() - began
-    return Cost(Timing(spent, spent, spent), passes)
+    return ValuationCost(Timing(spent, spent, spent), passes)
 
 
 def drawn_coalitions() -> Tensor:
@@ -52,38 +52,39 @@ def drawn_coalitions() -> Tensor:
     return random_permutations(len(sizes), NUM_CLIENTS, generator) < sizes[:, None]
 
 
-def measure_authors(case: Case, draws: int) -> Cost:
+def measure_authors(judged: JudgedRound, draws: int) -> ValuationCost:
     """Run the authors' loop; of fewer draws than all, the seconds are extrapolated."""
-    drawn = drawn_coalitions()[:draws].tolist()  # The first m draws have every size once.
-    cpu, passes = once(lambda: judge(case, drawn))
+    coalitions = drawn_coalitions()[:draws].tolist()  # The first m draws have every size once.
+    cpu, passes = measure_once(lambda: judge(judged, coalitions))
     spent = cpu.median * NUM_SAMPLES * (2 * NUM_CLIENTS - 1) / passes
-    return Cost(Timing(spent, spent, spent), passes)
+    return ValuationCost(Timing(spent, spent, spent), passes)
 
 
-def measure_shapley(case: Case, estimator: str) -> Cost:
+def measure_shapley(judged: JudgedRound, estimator: str) -> ValuationCost:
     """Return what this package's Shapley valuation costs."""
-    valuation = ShapleyValuation(case.validation(), estimator=estimator, num_samples=NUM_SAMPLES)
-    return once(lambda: valuation.score(case.updates).evaluations)
+    valuation = ShapleyValuation(judged.validation(), estimator=estimator, num_samples=NUM_SAMPLES)
+    return measure_once(lambda: valuation.score(judged.updates).evaluations)
 
 
-def measure_influence(case: Case) -> Cost:
+def measure_influence(judged: JudgedRound) -> ValuationCost:
     """Return what FedIF costs once the replies are here, its gradient included."""
-    valuation = InfluenceValuation(case.validation())
+    valuation = InfluenceValuation(judged.validation())
 
     def score() -> int:
         # Another model each time: the gradient at one that was judged before is remembered.
-        model = replace(case.updates.model, params=case.updates.global_params.clone())
-        return valuation.score(replace(case.updates, model=model)).evaluations
+        params = judged.updates.global_params.clone()
+        model = replace(judged.updates.model, params=params)
+        return valuation.score(replace(judged.updates, model=model)).evaluations
 
-    return Cost(repeat(score, 9, time.process_time), score())
+    return ValuationCost(repeat(score, 9, time.process_time), score())
 
 
-def compare(name: str, case: Case, quick: bool) -> Iterator[Figure]:
+def compare(name: str, judged: JudgedRound, quick: bool) -> Iterator[Figure]:
     """Measure every way of valuing the clients, the dearest last, and yield the figures."""
-    influence = measure_influence(case)
-    sampled = measure_shapley(case, "complementary")
-    exact = measure_shapley(case, "exact")
-    authors = measure_authors(case, _QUICK_DRAWS if quick else NUM_SAMPLES * NUM_CLIENTS)
+    influence = measure_influence(judged)
+    sampled = measure_shapley(judged, "complementary")
+    exact = measure_shapley(judged, "exact")
+    authors = measure_authors(judged, _QUICK_DRAWS if quick else NUM_SAMPLES * NUM_CLIENTS)
     for ours, title, aim, peer, peer_name in (
         (sampled, "AFedSV here", ">= 6", authors, "authors' loop"),
         (exact, "exact here", ">= 1", authors, "authors' loop"),
@@ -91,12 +92,19 @@ def compare(name: str, case: Case, quick: bool) -> Iterator[Figure]:
         (influence, "FedIF", "", sampled, "AFedSV here"),
         (influence, "FedIF", "", exact, "exact here"),
     ):
-        here, there = ours.cpu.median, peer.cpu.median
-        spread = f"{ours.cpu.low:.3g} to {ours.cpu.high:.3g} CPU s"
-        more = ", extrapolated" if quick and peer is authors else ""
-        note = f"passes: {ours.passes}, peer {peer.passes}{more}"
-        of = f"{name}: {title} / {peer_name}"
-        yield Figure(of, here, there, "CPU s", there / here, aim, spread, note)
+        note = f"passes: {ours.passes}, peer {peer.passes}"
+        if quick and peer is authors:
+            note += ", extrapolated"
+        yield Figure(
+            name=f"{name}: {title} / {peer_name}",
+            ours=ours.cpu.median,
+            peer=peer.cpu.median,
+            unit="CPU s",
+            ratio=peer.cpu.median / ours.cpu.median,
+            aim=aim,
+            spread=f"{ours.cpu.low:.3g} to {ours.cpu.high:.3g} CPU s",
+            note=note,
+        )
 
 
 def main(
@@ -105,13 +113,12 @@ def main(
 ) -> None:
     """Print the table."""
     torch.set_num_threads(1)
-    figures = [
-        figure
-        for name, of in MODELS.items()
-        for figure in compare(name, build_case(*of, 2000 if full else 200), not full)
-    ]
-    title = f"Valuation, m = {NUM_CLIENTS}"
-    report(title, "valuation", figures, write=write, full=full)
+    num_validation = 2000 if full else 200
+    figures: list[Figure] = []
+    for name, (model_name, shape) in MODELS.items():
+        judged = build_round(model_name, shape, num_validation)
+        figures += compare(name, judged, quick=not full)
+    report(f"Valuation, m = {NUM_CLIENTS}", "valuation", figures, write=write, full=full)
 
 
 if __name__ == "__main__":

@@ -23,14 +23,16 @@ def classifier_misfit(task: Task, data: Data) -> str:
     task : Task
         Needs ``num_classes``, and cross-entropy for its loss.
     data : Data
-        Whose first batch has to end in class labels ``[n]``.
+        Its first batch has to end in class labels ``[n]``.
     """
     if not task.num_classes:
         return "class labels (num_classes)"
     if task.batch_loss is not None or not _is_cross_entropy(task.loss):
         return "cross-entropy without weights or smoothing for its loss"
     first = next(iter(read_batches(data, None, 1)), None)
-    return "batches that end in class labels [n]" if class_labels(first) is None else ""
+    if class_labels(first) is None:
+        return "batches that end in class labels [n]"
+    return ""
 
 
 def labelled_batches(data: Any, device: torch.device) -> Iterator[Any]:
@@ -40,6 +42,8 @@ def labelled_batches(data: Any, device: torch.device) -> Iterator[Any]:
 
 
 def _is_cross_entropy(loss: LossFunction | None) -> bool:
+    if loss is None or loss is functional.cross_entropy:
+        return True
     if type(loss) is not nn.CrossEntropyLoss:
-        return loss is None or loss is functional.cross_entropy
+        return False
     return loss.weight is None and not loss.label_smoothing and loss.reduction == "mean"

@@ -23,9 +23,17 @@ from fedif_studies.local_methods.classifier import classifier_misfit
 from fedif_studies.local_methods.mixture import in_higher, noisy_of
 
 FIGURES = "dimension-and-level"
-PASS, FINE_TUNING, USUAL = "pass", "fine-tuning", "usual"
-_STAGE, _LEVEL = "stage", "level"
-_LABELS, _LOSSES, _DONE = "fedcorr-labels", "fedcorr-losses", "fedcorr-done"
+# The stages, as clients are told them.
+PASS = "pass"
+FINE_TUNING = "fine-tuning"
+USUAL = "usual"
+# What the server tells a client.
+_STAGE = "stage"
+_LEVEL = "level"
+# What a client keeps between its rounds.
+_LABELS = "fedcorr-labels"
+_LOSSES = "fedcorr-losses"
+_DONE = "fedcorr-done"
 _BATCH = 256
 _EPSILON = 1e-8
 
@@ -93,11 +101,15 @@ class FedCorr(CheckedFields, LocalMethod):
     def misfit(self, task: Task, data: Data) -> str:
         """Return that it needs a classifier, and labels in an order that stays."""
         missing = super().misfit(task, data) or classifier_misfit(task, data)
+        if missing:
+            return missing
         pair = tensor_pair(data)
-        if missing or pair is None:
-            return missing or "data as a pair of tensors (inputs, labels)"
-        mixes = self.mixup == 0 or pair[0].is_floating_point()
-        return "" if mixes else "inputs of float numbers, or FedCorr.mixup = 0"
+        if pair is None:
+            return "data as a pair of tensors (inputs, labels)"
+        inputs, _ = pair
+        if self.mixup and not inputs.is_floating_point():
+            return "inputs of float numbers, or FedCorr.mixup = 0"
+        return ""
 
     def guide(self) -> Guide:
         """Return what leads through the stages."""
@@ -107,24 +119,27 @@ class FedCorr(CheckedFields, LocalMethod):
         """Return the examples with the labels as they are now, corrected where it is time."""
         pair = tensor_pair(local.data)
         assert pair is not None  # misfit
-        inputs, given = pair
+        inputs, own_labels = pair
         labels = local.memory.get(_LABELS)
-        if labels is None or len(labels) != len(given):
-            local.memory[_LOSSES] = torch.zeros(len(given), dtype=torch.float64)
+        # Other data than last time: what is remembered of single examples is void.
+        if labels is None or len(labels) != len(own_labels):
+            local.memory[_LOSSES] = torch.zeros(len(own_labels), dtype=torch.float64)
             local.memory.pop(_DONE, None)
-            labels = given.cpu()
-        level, stage = float(local.told.get(_LEVEL, 0.0)), local.told.get(_STAGE)
+            labels = own_labels.cpu()
+        level = float(local.told.get(_LEVEL, 0.0))
+        stage = local.told.get(_STAGE)
         if level and stage != FINE_TUNING and _DONE not in local.memory:
-            rows = torch.arange(len(labels))
             if stage == PASS:
-                count = int(len(rows) * level * self.relabelled)
+                count = int(len(labels) * level * self.relabelled)
                 rows = local.memory[_LOSSES].argsort(descending=True)[:count]
             else:
+                # Once, after the fine-tuning, all labels that the model doubts may go.
+                rows = torch.arange(len(labels))
                 local.memory[_DONE] = torch.ones(1)
             probabilities = answers(local.model, inputs).softmax(dim=1)  # [n, C]
             labels = corrected(labels, probabilities, rows, self.confidence)
         local.memory[_LABELS] = labels
-        return inputs, labels.to(given)
+        return inputs, labels.to(own_labels)
 
     def term(self, local: LocalRound) -> LocalTerm:
         """Return what the passes add to a step: mixed examples, and the proximal term."""
@@ -148,12 +163,16 @@ class FedCorr(CheckedFields, LocalMethod):
         term.report[FIGURES] = torch.tensor([float(dimensions.mean()), level]).double()
 
 
-class _Member(NamedTuple):
-    """The sum of a member's dimensions, of how many passes, and its last noise level."""
+class _Reported(NamedTuple):
+    """What a member has reported: the sum of its dimensions, the passes, its last noise level."""
 
     dimensions: float = 0.0
     passes: int = 0
     level: float = 0.0
+
+    @property
+    def mean_dimension(self) -> float:
+        return self.dimensions / self.passes
 
 
 class FedCorrGuide(Guide):
@@ -163,9 +182,9 @@ class FedCorrGuide(Guide):
         super().__init__()
         self._method = method
         self._passed = 0  # Passes that are over.
-        self._asked: set[int] = set()  # In this one.
+        self._asked: set[int] = set()  # Members asked in this pass.
         self._passed_before: int | None = None  # The first round after the passes.
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, _Reported] = {}
 
     def turn(self, members: Sequence[int], server_round: int) -> Turn:
         """Return who was not asked in this pass; in the fine-tuning, clean members."""
@@ -200,13 +219,18 @@ class FedCorrGuide(Guide):
             return
         figures = reports[FIGURES].clamp_min(0.0).tolist()
         for client_id, (dimension, level) in zip(client_ids, figures, strict=True):
-            old = self._members.get(client_id, _Member())
-            new = old.dimensions + dimension, old.passes + 1, min(level, 1.0)
-            self._members[client_id] = _Member(*new)
+            before = self._members.get(client_id, _Reported())
+            self._members[client_id] = _Reported(
+                dimensions=before.dimensions + dimension,
+                passes=before.passes + 1,
+                level=min(level, 1.0),
+            )
 
     def level(self, client_id: int) -> float:
         """Return a client's noise level: 0 unless it is taken to be noisy."""
-        return self._members[client_id].level if client_id in self.noisy else 0.0
+        if client_id not in self.noisy:
+            return 0.0
+        return self._members[client_id].level
 
     def state_dict(self) -> dict[str, Any]:
         """Return where it is, and what is known of each member."""
@@ -214,24 +238,26 @@ class FedCorrGuide(Guide):
             "passed": self._passed,
             "asked": sorted(self._asked),
             "passed_before": self._passed_before,
-            "members": [[i, *member] for i, member in sorted(self._members.items())],
+            "members": [[i, *reported] for i, reported in sorted(self._members.items())],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         super().load_state_dict(state)
-        self._passed, self._asked = state["passed"], set(state["asked"])
+        self._passed = state["passed"]
+        self._asked = set(state["asked"])
         self._passed_before = state["passed_before"]
-        self._members = {i: _Member(*member) for i, *member in state["members"]}
+        self._members = {i: _Reported(*figures) for i, *figures in state["members"]}
 
     def _end_pass(self, server_round: int) -> None:
         """Split the members by the mean dimension of their answers."""
-        self._passed, self._asked = self._passed + 1, set()
+        self._passed += 1
+        self._asked = set()
         if self._passed >= self._method.passes:
             self._passed_before = server_round
         ids = sorted(self._members)
         if len(ids) >= 2:
-            means = [self._members[i].dimensions / self._members[i].passes for i in ids]
+            means = [self._members[i].mean_dimension for i in ids]
             figures = torch.tensor(means, dtype=torch.float64)[:, None]
             self.noisy = noisy_of(ids, figures, self._method.seed, fits=1)
 
@@ -239,7 +265,9 @@ class FedCorrGuide(Guide):
         if self._passed_before is None:
             return PASS
         since = server_round - self._passed_before
-        return FINE_TUNING if since < self._method.fine_tuning else USUAL
+        if since < self._method.fine_tuning:
+            return FINE_TUNING
+        return USUAL
 
 
 class _Mixed(LocalTerm):
@@ -247,16 +275,20 @@ class _Mixed(LocalTerm):
 
     def __init__(self, model: nn.Module, alpha: float) -> None:
         super().__init__()
-        self._model, self._beta = model, torch.distributions.Beta(alpha, alpha)
-        self._share, self._order = 1.0, torch.zeros(0, dtype=torch.long)
+        self._model = model
+        self._beta = torch.distributions.Beta(alpha, alpha)
+        # The last batch's lambda, and the order in which others are mixed in.
+        self._share = 1.0
+        self._order = torch.zeros(0, dtype=torch.long)
         self._handle: Any = None
         self.loss_fn = self._loss
 
     def __enter__(self) -> _Mixed:
         def mix(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            inputs = args[0]
             self._share = float(self._beta.sample())
-            self._order = torch.randperm(len(args[0])).to(args[0].device)
-            return (self._share * args[0] + (1 - self._share) * args[0][self._order],)
+            self._order = torch.randperm(len(inputs)).to(inputs.device)
+            return (self._share * inputs + (1 - self._share) * inputs[self._order],)
 
         self._handle = self._model.register_forward_pre_hook(mix)
         return self
@@ -265,16 +297,17 @@ class _Mixed(LocalTerm):
         self._handle.remove()
 
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        own = functional.cross_entropy(outputs, labels)
-        others = functional.cross_entropy(outputs, labels[self._order])
-        return self._share * own + (1 - self._share) * others
+        loss = functional.cross_entropy(outputs, labels)
+        loss_of_others = functional.cross_entropy(outputs, labels[self._order])
+        return self._share * loss + (1 - self._share) * loss_of_others
 
 
 @torch.no_grad()
 def answers(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return a model's outputs ``[n, C]``, on the CPU."""
     with module_mode(model, training=False):
-        return torch.cat([model(batch).float().cpu() for batch in torch.split(inputs, _BATCH)])
+        outputs = [model(batch).float().cpu() for batch in torch.split(inputs, _BATCH)]
+    return torch.cat(outputs)
 
 
 def corrected(labels: Tensor, probabilities: Tensor, rows: Tensor, confidence: float) -> Tensor:
@@ -293,9 +326,9 @@ def corrected(labels: Tensor, probabilities: Tensor, rows: Tensor, confidence: f
     """
     most, answer = probabilities[rows].max(dim=1)
     sure = most > confidence
-    found = labels.clone()
-    found[rows[sure]] = answer[sure]
-    return found
+    labels = labels.clone()
+    labels[rows[sure]] = answer[sure]
+    return labels
 
 
 def intrinsic_dimensions(points: Tensor, neighbours: int) -> Tensor:
@@ -304,8 +337,8 @@ def intrinsic_dimensions(points: Tensor, neighbours: int) -> Tensor:
     .. math:: \widehat{\mathrm{LID}}(x) = - \Bigl( \frac{1}{k} \sum_{i=1}^{k} \log
               \frac{r_i(x)}{r_k(x)} \Bigr)^{-1}
 
-    with :math:`r_i` the distance of the i-th nearest other point. It is 0 where that is at the same
-    place, and where there are fewer than three points.
+    with :math:`r_i` the distance of the i-th nearest other point. It is 0 where the k-th is at the
+    same place, and where there are fewer than three points.
 
     Parameters
     ----------
@@ -317,13 +350,14 @@ def intrinsic_dimensions(points: Tensor, neighbours: int) -> Tensor:
     k = min(neighbours, len(points) - 1)
     if k < 2:
         return torch.zeros(len(points), dtype=torch.float64)
-    wide, found = points.double(), []
-    for rows in torch.split(wide, _BATCH):
-        distances = torch.cdist(rows, wide, compute_mode="donot_use_mm_for_euclid_dist")
+    points = points.double()
+    dimensions = []
+    for rows in torch.split(points, _BATCH):
+        distances = torch.cdist(rows, points, compute_mode="donot_use_mm_for_euclid_dist")
         nearest = distances.topk(k + 1, largest=False).values[:, 1:]  # Without the point itself.
         logs = (nearest / (nearest[:, -1:] + _EPSILON)).log().sum(dim=1)  # < 0
-        found.append(-k / logs)
-    return torch.cat(found)
+        dimensions.append(-k / logs)
+    return torch.cat(dimensions)
 
 
 def noise_level(losses: Tensor, seed: int) -> float:
@@ -338,4 +372,5 @@ def noise_level(losses: Tensor, seed: int) -> float:
     """
     if len(losses) < 2:
         return 0.0
-    return sum(in_higher(losses[:, None], seed, fits=1)) / len(losses)
+    is_higher = in_higher(losses[:, None], seed, fits=1)
+    return sum(is_higher) / len(losses)

@@ -26,7 +26,8 @@ from fedif_studies.local_methods.mixture import noisy_of
 
 CLASS_LOSSES = "class-losses"
 _NONE = -1.0  # In a report: the client has no example of this class.
-_REPORT, _DISTILLATION = "report", "distillation"
+_REPORT = "report"
+_DISTILLATION = "distillation"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class FedNoRoGuide(Guide):
     def __init__(self, method: FedNoRo) -> None:
         super().__init__()
         self._method = method
-        self._split_after: int | None = None  # Which round.
+        self._split_after: int | None = None  # The round whose reports split the members.
         self.weighs = method.distance_aware
 
     def turn(self, members: Sequence[int], server_round: int) -> Turn:
@@ -116,7 +117,9 @@ class FedNoRoGuide(Guide):
 
     def expected(self, server_round: int) -> Mapping[str, int]:
         """Return C losses, where they are asked for."""
-        return {CLASS_LOSSES: self._method.num_classes} if self._measures(server_round) else {}
+        if not self._measures(server_round):
+            return {}
+        return {CLASS_LOSSES: self._method.num_classes}
 
     def take(
         self, server_round: int, client_ids: Sequence[int], reports: Mapping[str, Tensor]
@@ -126,8 +129,7 @@ class FedNoRoGuide(Guide):
             return
         losses = reports[CLASS_LOSSES].double()
         losses = torch.where(losses < 0, torch.nan, losses)
-        seed, classes = self._method.seed, losses.shape[1]
-        self.noisy = noisy_of(client_ids, losses, seed, classes=classes)
+        self.noisy = noisy_of(client_ids, losses, self._method.seed, classes=losses.shape[1])
         self._split_after = server_round
 
     def weighted(self, updates: RoundUpdates, weights: Tensor) -> Tensor:
@@ -240,8 +242,10 @@ def distillation_weight(since: int, ramp: int, largest: float) -> float:
     largest : float
         :math:`\lambda_{max}`.
     """
-    done = 1.0 if since >= ramp else (since - 1) / (ramp - 1)
-    return largest * math.exp(-5 * (1 - done) ** 2)
+    if since >= ramp:
+        return largest
+    ramped = (since - 1) / (ramp - 1)
+    return largest * math.exp(-5 * (1 - ramped) ** 2)
 
 
 def distance_aware(weights: Tensor, updates: Tensor, noisy: Tensor) -> Tensor:
@@ -265,10 +269,13 @@ def distance_aware(weights: Tensor, updates: Tensor, noisy: Tensor) -> Tensor:
     between = pairwise_squared_distances(updates).cpu().sqrt()  # [m, m]
     distances = torch.where(noisy, between[:, ~noisy].amin(dim=1), 0.0)  # [m]
     farthest = distances.max()
-    factors = torch.exp(-distances / farthest) if farthest > 0 else torch.ones_like(distances)
-    found = weights.double().cpu() * factors
-    total = found.sum()
-    return found * (weights.double().cpu().sum() / total) if total > 0 else weights
+    lowered = weights.double().cpu()
+    if farthest > 0:
+        lowered = lowered * torch.exp(-distances / farthest)
+    total = lowered.sum()
+    if not total > 0:
+        return weights
+    return lowered * (weights.double().cpu().sum() / total)
 
 
 def _batches(local: LocalRound) -> Iterator[Any]:

@@ -19,9 +19,9 @@ def on_one_scale(figures: Tensor, classes: int = 1) -> Tensor:
 
     .. math:: \bar x_{ic} = \frac{x_{ic} - \min_j x_{jc}}{\max_j x_{jc} - \min_j x_{jc}}
 
-    A missing figure counts as the column's least. What is more than ten times the column's median,
-    and more than log(classes), which guessing costs, counts as that: one absurd report must not
-    hide the others' differences.
+    A missing figure counts as the column's least. A figure above both ten times the column's median
+    and log(classes), which guessing costs, counts as the larger of the two: one absurd report must
+    not hide the others' differences.
 
     Parameters
     ----------
@@ -80,6 +80,9 @@ def in_higher(points: Tensor, seed: int, fits: int = _FITS) -> list[bool]:
     for number in range(fits):
         mixture = GaussianMixture(2, random_state=seed + number).fit(values)
         higher = mixture.means_.sum(axis=1).argmax()
-        votes[tuple((mixture.predict(values) == higher).tolist())] += 1
-    found = votes.most_common(1)[0][0]
-    return nobody if all(found) else list(found)
+        is_higher = mixture.predict(values) == higher
+        votes[tuple(is_higher.tolist())] += 1
+    split = votes.most_common(1)[0][0]
+    if all(split):
+        return nobody
+    return list(split)
