@@ -14,8 +14,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import require
-from fedif_flower.sections import CheckedFields
 from fedif_flower.seeding import derive_seed, torch_generator
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import class_labels, join, num_rows, take_rows, tensors_of
