@@ -129,8 +129,10 @@ class RoundUpdates:
 
     def shortened(self) -> RoundUpdates:
         """Return the round with updates that are as short as the factors say."""
-        factors, buffer_factors = self.shortening, self.buffer_shortening
-        updates, buffer_updates = self.client_updates, self.buffer_updates
+        factors = self.shortening
+        buffer_factors = self.buffer_shortening
+        updates = self.client_updates
+        buffer_updates = self.buffer_updates
         if bool((factors < 1).any()):
             updates = updates * factors[:, None].to(updates)
         if bool((buffer_factors < 1).any()):
@@ -152,9 +154,9 @@ class RoundUpdates:
         mixing : Tensor
             ``[n, m]``, float64: the weights of each mean, a row for each.
         """
-        own = mixing.cpu() * self.shortening
+        of_updates = mixing.cpu() * self.shortening  # [n, m]
         of_buffers = mixing.cpu() * self.buffer_shortening
-        updates = own.to(self.client_updates) @ self.client_updates  # [n, d]
+        updates = of_updates.to(self.client_updates) @ self.client_updates  # [n, d]
         return replace(
             self,
             client_updates=updates,
@@ -162,7 +164,7 @@ class RoundUpdates:
             buffer_updates=of_buffers.to(self.buffer_updates) @ self.buffer_updates,
             factors=None,
             buffer_factors=None,
-            mixing=own if self.mixing is None else own @ self.mixing,
+            mixing=of_updates if self.mixing is None else of_updates @ self.mixing,
             sent=None,
         )
 
@@ -226,16 +228,17 @@ class RoundUpdates:
 
     def state_updates(self) -> Tensor:
         """Return what changed of parameters, buffers and counters, ``[m, d + b + c]`` (new)."""
+        columns = [self.client_updates, self.buffer_updates]
+        if any(self.counters):
+            changes = torch.stack([self._counted(counters) for counters in self.counters])  # [m, c]
+            columns.append(changes.to(self.client_updates))
+        return torch.cat(columns, dim=1)
+
+    def _counted(self, counters: Mapping[str, Tensor]) -> Tensor:
+        """Return by how much one client's counters changed, ``[c]``."""
         before = self.model.counters
-        changes = [
-            [(value.double() - before[name].double()).flatten() for name, value in own.items()]
-            for own in self.counters
-        ]
-        # [m, c]
-        counted = torch.stack([torch.cat(c) for c in changes]) if any(changes) else None
-        parts = [self.client_updates, self.buffer_updates]
-        parts += [] if counted is None else [counted.to(self.client_updates)]
-        return torch.cat(parts, dim=1)
+        changes = [value.double() - before[name].double() for name, value in counters.items()]
+        return torch.cat([change.flatten() for change in changes])
 
 
 @dataclass(frozen=True)
@@ -338,7 +341,9 @@ def hold_within(combined: Tensor, global_values: Tensor, client_updates: Tensor)
     return combined.clamp(global_values + lowest.clamp_max(0), global_values + highest.clamp_min(0))
 
 
-def moved(updates: RoundUpdates, coefficients: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def move_model(
+    updates: RoundUpdates, coefficients: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the new parameters ``[d]`` and buffers ``[b]``, on the CPU.
 
     Parameters
@@ -361,16 +366,14 @@ def moved(updates: RoundUpdates, coefficients: Tensor, weights: Tensor) -> tuple
     if updates.sent is not None:
         before = updates.model
         sent = updates.sent
-        params = taken_over(
-            params, before.params, updates.client_updates, sent.params, coefficients
-        )
-        buffers = taken_over(buffers, before.buffers, updates.buffer_updates, sent.buffers, weights)
+        params = take_over(params, before.params, updates.client_updates, sent.params, coefficients)
+        buffers = take_over(buffers, before.buffers, updates.buffer_updates, sent.buffers, weights)
     if not (all_finite(params) and all_finite(buffers)):
         raise ValuationError("the aggregated model is not finite")
     return params, buffers
 
 
-def taken_over(
+def take_over(
     combined: Tensor, before: Tensor, updates: Tensor, sent: Tensor, coefficients: Tensor
 ) -> Tensor:
     r"""Return the one model that counts as it was sent, bit for bit; else ``combined``.

@@ -38,19 +38,24 @@ class PastSteps:
 
     def __init__(self, steps: Sequence[Tensor] = ()) -> None:
         self.steps = tuple(steps)[:REMEMBERED]
-        basis = orthonormal(self.steps, _NEW)
-        self.basis = basis.to(self.steps[0]) if self.steps else basis
+        self.basis = orthonormal(self.steps, _NEW)
+        if self.steps:
+            self.basis = self.basis.to(self.steps[0])
 
     def after(self, step: Tensor) -> PastSteps:
         """Return the last steps after one more ``[d]``; one of length 0 changes nothing."""
-        return PastSteps((step, *self.steps)) if bool(step.any()) else self
+        if not bool(step.any()):
+            return self
+        return PastSteps((step, *self.steps))
 
     def shares(self, updates: Tensor) -> Tensor:
         """Return the coordinates of updates ``[m, d]`` in the basis: ``[m, k]``, float64, CPU."""
         if not len(self.basis):
             return torch.zeros(len(updates), 0, dtype=torch.float64)
-        found = [-project_updates(updates, unit.to(updates.device)).inner for unit in self.basis]
-        return torch.stack(found, dim=1).cpu()
+        coordinates = [
+            -project_updates(updates, unit.to(updates.device)).inner for unit in self.basis
+        ]
+        return torch.stack(coordinates, dim=1).cpu()
 
 
 @dataclass(frozen=True)
@@ -175,22 +180,24 @@ class CreditBounds:
             span (see :class:`PastSteps`); k = 0: there was none
             yet.
         """
-        gram, weights, shares = gram.double(), weights.double(), shares.double()
+        gram = gram.double()
+        weights = weights.double()
+        shares = shares.double()
         shortened = torch.where(weights != 0, applied.double() / weights, 1.0).abs()
         if bool((applied.abs() > 1.000001 * weights.abs()).any()):
             # A stage weighed the round anew: coefficients say nothing of lengths.
             shortened = torch.ones_like(weights)
         lengths = gram.diagonal().clamp_min(0.0).sqrt() * shortened  # [m]
-        usual = self._usual(client_ids, examples, lengths)
-        length = torch.where(lengths > 0, lengths / usual, 0.0)
+        usual_length = self._usual(client_ids, examples, lengths)
+        length = torch.where(lengths > 0, lengths / usual_length, 0.0)
         weight = self._mean_weights(client_ids, examples, weights)
         borrowed = torch.linalg.vector_norm(shares, dim=1)  # [m]
-        own = own_lengths(gram, shares)
-        ratios = torch.where(borrowed > 0, borrowed / own.clamp_min(1e-300), 0.0)
+        own_length = own_lengths(gram, shares)
+        ratios = torch.where(borrowed > 0, borrowed / own_length.clamp_min(1e-300), 0.0)
         usual_ratio = max(_median(ratios), _LEAST_USUAL)
-        beyond = torch.zeros_like(own)
+        beyond = torch.zeros_like(own_length)
         if self.borrowed:
-            allowed = self.borrowed * usual_ratio * own
+            allowed = self.borrowed * usual_ratio * own_length
             beyond = (1 - allowed / borrowed.clamp_min(1e-300)).clamp_min(0.0)
         return Credit(
             kept=_kept(length, self.length) * _kept(weight, self.weight),
@@ -206,20 +213,21 @@ class CreditBounds:
         moving = lengths > 0
         if not bool(moving.any()):
             return torch.ones_like(lengths)
-        scale, table = float(lengths[moving].median()), self._clients
-        ids = [i for i, own in zip(client_ids, moving.tolist(), strict=True) if own]
-        added = np.array([math.log(own / scale) for own in lengths[moving].tolist()])
+        table = self._clients
+        scale = float(lengths[moving].median())
+        ids = [i for i, moves in zip(client_ids, moving.tolist(), strict=True) if moves]
+        logarithms = np.array([math.log(length / scale) for length in lengths[moving].tolist()])
         table.write(
             ids,
-            logarithms=table.read(ids, "logarithms") + added,
+            logarithms=table.read(ids, "logarithms") + logarithms,
             moved=table.read(ids, "moved") + 1,
             examples=examples[moving].cpu(),
         )
         moved = torch.tensor(table.column("moved"))
-        known = moved > 0
-        means = torch.tensor(table.column("logarithms"))[known] / moved[known]
-        of_known = torch.tensor(table.column("examples"))[known]
-        return scale * usual_lengths(of_known, means.exp(), examples)
+        has_moved = moved > 0
+        means = torch.tensor(table.column("logarithms"))[has_moved] / moved[has_moved]
+        their_examples = torch.tensor(table.column("examples"))[has_moved]
+        return scale * usual_lengths(their_examples, means.exp(), examples)
 
     def _mean_weights(self, client_ids: Sequence[int], examples: Tensor, weights: Tensor) -> Tensor:
         """Return each participant's mean weight so far, in shares of the median member: ``[m]``."""
@@ -264,12 +272,17 @@ def usual_lengths(examples: Tensor, lengths: Tensor, asked: Tensor) -> Tensor:
     ----------
     Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968.
     """
-    x, y = examples.double().log(), lengths.double().log()
-    some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MOST_COMPARED]
-    first, second = some[torch.triu_indices(len(some), len(some), 1)]
-    run, rise = x[second] - x[first], y[second] - y[first]
+    x = examples.double().log()  # [k]
+    y = lengths.double().log()  # [k]
+    shuffled = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    compared = shuffled[:MOST_COMPARED]
+    first, second = compared[torch.triu_indices(len(compared), len(compared), 1)]
+    run = x[second] - x[first]  # By pair.
+    rise = y[second] - y[first]
     slopes = (rise / run)[run.abs() > 1e-9]
-    alpha = min(max(_median(slopes), 0.0), 1.0) if len(x) >= 5 and len(slopes) else 0.0
+    alpha = 0.0
+    if len(x) >= 5 and len(slopes):
+        alpha = min(max(_median(slopes), 0.0), 1.0)
     return (_median(y - alpha * x) + alpha * asked.double().log()).exp()
 
 
@@ -295,21 +308,22 @@ def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
     squared = residual.diagonal().clamp_min(0.0)
     m = len(squared)
     # What is left of borrowed steps alone is rounding.
-    nothing = squared <= 1e-9 * gram.diagonal()
+    is_nothing = squared <= 1e-9 * gram.diagonal()
     if m < ENOUGH_MEMBERS:
-        return torch.where(nothing, 0.0, squared.sqrt())
+        return torch.where(is_nothing, 0.0, squared.sqrt())
     likeness = cosines(residual)
-    likeness[nothing] = likeness[:, nothing] = 0.0
-    own = torch.zeros(m, dtype=torch.float64)
-    for i in (~nothing).nonzero().squeeze(1).tolist():
+    likeness[is_nothing] = 0.0
+    likeness[:, is_nothing] = 0.0
+    lengths = torch.zeros(m, dtype=torch.float64)
+    for i in (~is_nothing).nonzero().squeeze(1).tolist():
         alike = likeness[i].abs()
         alike[i] = math.inf
         others = alike.argsort(stable=True)[: m - 1 - int(COALITION * m)]
         matrix = likeness[others][:, others] + _RIDGE * torch.eye(len(others)).double()
         target = likeness[others, i]
         explained = float(target @ torch.linalg.solve(matrix, target))
-        own[i] = squared[i].sqrt() * math.sqrt(min(max(explained, 0.0), 1.0))
-    return own
+        lengths[i] = squared[i].sqrt() * math.sqrt(min(max(explained, 0.0), 1.0))
+    return lengths
 
 
 def opposition(gram: Tensor) -> Tensor:
@@ -326,11 +340,13 @@ def opposition(gram: Tensor) -> Tensor:
     gram : Tensor
         ``[m, m]``: the updates' products with each other.
     """
-    m, against = len(gram), -cosines(gram.double())
+    m = len(gram)
+    against = -cosines(gram.double())  # [m, m]
     others = torch.zeros_like(against)  # [i, j]: how far j is turned against those beside i.
     if m > 2:
         rows = against.clone().fill_diagonal_(torch.inf)  # Oneself comes last.
-        rank, middle = rows.argsort(dim=1).argsort(dim=1), (m - 3) // 2
+        rank = rows.argsort(dim=1).argsort(dim=1)
+        middle = (m - 3) // 2
         values = rows.sort(dim=1).values
         others = torch.where(rank > middle, values[:, [middle]], values[:, [middle + 1]]).T
     excess = (against - others.clamp_min(0.0)).fill_diagonal_(0.0)

@@ -46,7 +46,9 @@ def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
 
 def ends_of(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the ends ``[n, 2]`` of 95 % intervals of sums over blocks; see :func:`half_widths`."""
-    totals, widths = by_block.sum(axis=0), half_widths(by_block, weights)
+    totals = by_block.sum(axis=0)  # [n]
+    widths = half_widths(by_block, weights)  # [n]
+    # Adding 0 turns -0 into 0.
     return np.stack([totals - widths, totals + widths], axis=1) + 0.0
 
 
@@ -68,15 +70,21 @@ def block_sums(
     blocks : int
         b.
     """
-    column = {client_id: i for i, client_id in enumerate(members)}
-    values = np.zeros((2, blocks, len(column)))
+    place = {client_id: column for column, client_id in enumerate(members)}
+    contributed_sums = np.zeros((blocks, len(place)))
+    credited_sums = np.zeros((blocks, len(place)))
     for client_id, contribution, credited, by_block in parts:
-        kept, lost = credited / contribution if contribution else -1.0, 0.0
-        if not 0 <= kept <= 1:  # Of what is nearly 0 it would be a multiple without limit.
-            kept, lost = 1.0, (credited - contribution) / blocks
-        own = np.array(by_block)
-        values[:, :, column[client_id]] += own, kept * own + lost
-    return values[0], values[1]
+        contributed_by_block = np.array(by_block)  # [b]
+        share = credited / contribution if contribution else -1.0
+        if 0 <= share <= 1:
+            credited_by_block = share * contributed_by_block
+        else:
+            # Of what is nearly 0 the share would be a multiple without limit.
+            credited_by_block = contributed_by_block + (credited - contribution) / blocks
+        column = place[client_id]
+        contributed_sums[:, column] += contributed_by_block
+        credited_sums[:, column] += credited_by_block
+    return contributed_sums, credited_sums
 
 
 def deviations(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -99,10 +107,12 @@ def deviations(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> N
     ----------
     Tukey, 1958; Busing, Meijer and van der Leeden, "Delete-m Jackknife for Unequal m", 1999.
     """
-    own, total = weights[:, None], by_block.sum(axis=0)
-    moved = (total - by_block) / (1 - own) - total
-    found: NDArray[np.float64] = np.sqrt((1 - own) / own / len(weights)) * moved
-    return found
+    shares = weights[:, None]  # W [b, 1]
+    total = by_block.sum(axis=0)  # c [n]
+    change_without = (total - by_block) / (1 - shares) - total  # c_(k) - c [b, n]
+    scales = np.sqrt((1 - shares) / shares / len(weights))  # [b, 1]
+    scaled: NDArray[np.float64] = scales * change_without
+    return scaled
 
 
 def half_widths(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -128,11 +138,13 @@ def share_half_widths(
     weights : NDArray
         ``[b]``.
     """
-    moved = share_deviations(
-        *(credited.sum(axis=0), contributed.sum(axis=0)),
-        *(deviations(credited, weights), deviations(contributed, weights)),
+    changes = share_deviations(
+        credited.sum(axis=0),
+        contributed.sum(axis=0),
+        deviations(credited, weights),
+        deviations(contributed, weights),
     )
-    return _half_widths(moved)
+    return _half_widths(changes)
 
 
 def share_deviations(
@@ -158,14 +170,20 @@ def share_deviations(
         ``[k, n]``: their deviations.
     """
     is_paid = credited > 0
-    paid, moved = credited * is_paid, of_credited * is_paid
-    beyond = contributed.sum() > paid.sum()
-    gained = contributed.sum() if beyond else paid.sum()
-    whole = (of_contributed if beyond else moved).sum(axis=1)  # [k]
-    found: NDArray[np.float64] = (moved - (paid / gained) * whole[:, None]) / gained
-    return found
+    paid = credited * is_paid  # [n]
+    paid_changes = of_credited * is_paid  # [k, n]
+    # D is what was gained, or what is paid where that is more.
+    if contributed.sum() > paid.sum():
+        gained = contributed.sum()
+        gained_changes = of_contributed.sum(axis=1)  # [k]
+    else:
+        gained = paid.sum()
+        gained_changes = paid_changes.sum(axis=1)  # [k]
+    shares = paid / gained  # [n]
+    changes: NDArray[np.float64] = (paid_changes - shares * gained_changes[:, None]) / gained
+    return changes
 
 
-def _half_widths(moved: NDArray[np.float64]) -> NDArray[np.float64]:
-    errors: NDArray[np.float64] = np.linalg.norm(moved, axis=0)
-    return quantile(len(moved) - 1) * errors
+def _half_widths(changes: NDArray[np.float64]) -> NDArray[np.float64]:
+    errors: NDArray[np.float64] = np.linalg.norm(changes, axis=0)
+    return quantile(len(changes) - 1) * errors

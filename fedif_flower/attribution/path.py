@@ -99,10 +99,11 @@ def path_attribution(
     """
     quadrature = find_refinements(rule)[-1]
     step = combine(torch.zeros_like(global_params), client_updates, coefficients)  # [d]
-    found = [
-        slopes(client_updates, gradient(global_params + node * step)) for node in quadrature.nodes
-    ]
-    return contributions(torch.stack(found), coefficients, quadrature)
+    at_nodes = []
+    for node in quadrature.nodes:
+        gradient_there = gradient(global_params + node * step)
+        at_nodes.append(slopes(client_updates, gradient_there))
+    return contributions(torch.stack(at_nodes), coefficients, quadrature)
 
 
 def slopes(client_updates: Tensor, gradient: Tensor, squared_norms: Tensor | None = None) -> Tensor:
@@ -141,9 +142,11 @@ def block_contributions(
     contributed : Tensor
         ``[m]``: c_i.
     """
-    at_middle = slopes.double().cpu() * coefficients.double().cpu()  # [b, m]
-    shares = weights.double().cpu()[:, None]
-    return shares * (contributed.double().cpu() + at_middle - (shares * at_middle).sum(dim=0)) + 0.0
+    at_middle = slopes.double().cpu() * coefficients.double().cpu()  # h [b, m]
+    shares = weights.double().cpu()[:, None]  # W [b, 1]
+    mean_at_middle = (shares * at_middle).sum(dim=0)  # [m]
+    # Adding 0 turns -0 into 0.
+    return shares * (contributed.double().cpu() + at_middle - mean_at_middle) + 0.0
 
 
 def contributions(slopes: Tensor, coefficients: Tensor, quadrature: Quadrature) -> Tensor:
@@ -174,10 +177,12 @@ def find_refinements(rule: str) -> tuple[Quadrature, ...]:
     """
     if rule not in (*QUADRATURES, ADAPTIVE):
         raise ValuationError(f"rule = {rule!r}; allowed: {', '.join((*QUADRATURES, ADAPTIVE))}")
-    return _REFINEMENTS if rule == ADAPTIVE else (QUADRATURES[rule],)
+    if rule == ADAPTIVE:
+        return _REFINEMENTS
+    return (QUADRATURES[rule],)
 
 
-def is_settled(found: Tensor, coarser: Tensor | None, decrease: float) -> bool:
+def is_settled(contributed: Tensor, coarser: Tensor | None, decrease: float) -> bool:
     """Tell whether contributions ``[m]`` need no finer rule.
 
     They do not where they add up to the measured decrease of the loss, or differ little from what
@@ -185,12 +190,14 @@ def is_settled(found: Tensor, coarser: Tensor | None, decrease: float) -> bool:
 
     Parameters
     ----------
-    found, coarser : Tensor
+    contributed, coarser : Tensor
         ``[m]``: by this rule, and by the one before, if there was one.
     decrease : float
         Of the loss, as measured.
     """
-    allowed = TOLERANCE * float(found.abs().sum())
-    if abs(decrease - float(found.sum())) <= allowed:
+    allowed = TOLERANCE * float(contributed.abs().sum())
+    if abs(decrease - float(contributed.sum())) <= allowed:
         return True
-    return coarser is not None and float((found - coarser).abs().sum()) <= allowed
+    if coarser is None:
+        return False
+    return float((contributed - coarser).abs().sum()) <= allowed

@@ -126,17 +126,17 @@ class Quarantine(Callback):
         while self._judged < len(rounds) and rounds[self._judged].server_round <= server_round - 2:
             self._take_in(rounds[self._judged], num_nodes=len(nodes))
             self._judged += 1
-        until = {i: member.until_round for i, member in self._members.items()}
-        return [n for n in nodes if until.get(n.client_id, 0) <= server_round]
+        until = {client_id: member.until_round for client_id, member in self._members.items()}
+        return [node for node in nodes if until.get(node.client_id, 0) <= server_round]
 
-    def _take_in(self, found: RoundAttribution, num_nodes: int) -> None:
+    def _take_in(self, attributed: RoundAttribution, num_nodes: int) -> None:
         """Note what a round's members are worth, and decide about each of them."""
-        worths = relative_worths(found)
-        bad = bad_of(worths)
+        worths = relative_worths(attributed)
+        bad = far_worse(worths)
         for client_id, worth in worths.items():
             member = self._members.setdefault(client_id, _Member())
             # What was on its way when the quarantine began is no news.
-            if found.server_round >= member.until_round:
+            if attributed.server_round >= member.until_round:
                 member.worths.append(worth)
                 member.bad.append(client_id in bad)
         means = {
@@ -150,56 +150,82 @@ class Quarantine(Callback):
         median = float(np.median(everyone))
         spread = 1.4826 * float(np.median(np.abs(everyone - median)))
         turn = math.ceil(num_nodes / max(len(worths), 1))
-        for client in found.clients:
-            if client.client_id not in worths.keys() & means.keys():
+        for client in attributed.clients:
+            client_id = client.client_id
+            if client_id not in worths or client_id not in means:
                 continue
-            member, mean = self._members[client.client_id], means[client.client_id]
-            upper = upper_bound(member.worths)
-            count, rounds = sum(member.bad), len(member.bad)
-            if upper < 0 and mean < median - UNUSUAL * spread:
-                reason = (
-                    f"worth {mean:.2f} on average of {len(member.worths)} rounds, at most "
-                    f"{upper:.2f} at {CONFIDENCE:.0%} confidence; usual is {median:.2f}"
-                )
-            elif count >= LEAST_BAD and (chance := chance_of(count, rounds)) < CHANCE:
-                reason = (
-                    f"{count} of its last {rounds} rounds were far worse than others'; an honest "
-                    f"member has so many by a chance of {chance:.1g}"
-                )
-            else:
+            member = self._members[client_id]
+            reason = _bad_on_average(member, means[client_id], median, spread)
+            reason = reason or _bad_too_often(member)
+            if not reason:
                 continue
-            first = found.server_round + 2
+            first = attributed.server_round + 2
             until = first + turn * member.pause
             pause = min(2 * member.pause, LONGEST_PAUSE)
-            self._members[client.client_id] = _Member(pause=pause, until_round=until)
-            self._tell(Decision(first, until, client.partition_id, client.client_id, reason))
+            self._members[client_id] = _Member(pause=pause, until_round=until)
+            self._tell(Decision(first, until, client.partition_id, client_id, reason))
 
     def _tell(self, decision: Decision) -> None:
-        client_id, nodes = decision.client_id, self._nodes
-        who = nodes.labels([client_id])[client_id] if nodes else "a member"
+        """Log a decision, and tell whoever listens."""
+        who = "a member"
+        if self._nodes is not None:
+            who = self._nodes.labels([decision.client_id])[decision.client_id]
         logger.info("%s is left out until round %d: %s", who, decision.until_round, decision.reason)
         self.decisions.append(decision)
         if self._on_decision is not None:
             self._on_decision(decision)
 
 
-def relative_worths(found: RoundAttribution) -> dict[int, float]:
+def _bad_on_average(member: _Member, mean: float, median: float, spread: float) -> str:
+    """Return why a member is left out for the mean of its worths; empty: it is not."""
+    upper = upper_bound(member.worths)
+    if upper >= 0 or mean >= median - UNUSUAL * spread:
+        return ""
+    return (
+        f"worth {mean:.2f} on average of {len(member.worths)} rounds, at most "
+        f"{upper:.2f} at {CONFIDENCE:.0%} confidence; usual is {median:.2f}"
+    )
+
+
+def _bad_too_often(member: _Member) -> str:
+    """Return why a member is left out for its bad rounds; empty: it is not."""
+    count = sum(member.bad)
+    rounds = len(member.bad)
+    if count < LEAST_BAD:
+        return ""
+    chance = chance_of(count, rounds)
+    if chance >= CHANCE:
+        return ""
+    return (
+        f"{count} of its last {rounds} rounds were far worse than others'; an honest "
+        f"member has so many by a chance of {chance:.1g}"
+    )
+
+
+def relative_worths(attributed: RoundAttribution) -> dict[int, float]:
     """Return what a unit of each client's update was worth, relative to the round's others."""
     units = {
-        c.client_id: c.contribution / c.coefficient for c in found.clients if c.coefficient > 0
+        client.client_id: client.contribution / client.coefficient
+        for client in attributed.clients
+        if client.coefficient > 0
     }
-    scale = float(np.mean(np.abs(list(units.values())))) if units else 0.0
-    return {client_id: unit / scale for client_id, unit in units.items()} if scale else {}
+    if not units:
+        return {}
+    scale = float(np.mean(np.abs(list(units.values()))))
+    if not scale:
+        return {}
+    return {client_id: unit / scale for client_id, unit in units.items()}
 
 
-def bad_of(worths: Mapping[int, float]) -> set[int]:
+def far_worse(worths: Mapping[int, float]) -> set[int]:
     """Return the clients whose update of a round was far worse than others', and harmful."""
     if len(worths) < LEAST_MEMBERS:
         return set()
     everyone = np.array(list(worths.values()))
     median = float(np.median(everyone))
     spread = 1.4826 * float(np.median((everyone - median)[everyone >= median]))
-    return {i for i, worth in worths.items() if worth < min(0.0, median - UNUSUAL * spread)}
+    least_usual = min(0.0, median - UNUSUAL * spread)
+    return {client_id for client_id, worth in worths.items() if worth < least_usual}
 
 
 def chance_of(count: int, rounds: int) -> float:

@@ -40,20 +40,20 @@ class Bucketing(Stage):
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return a round of groups, and the matrix ``[groups, m]`` that made them."""
-        m, generator = updates.num_clients, updates.generator("bucketing")
-        order = torch.randperm(m, generator=generator).tolist()
-        groups = [sorted(order[k : k + self.size]) for k in range(0, m, self.size)]
+        m = updates.num_clients
+        order = torch.randperm(m, generator=updates.generator("bucketing")).tolist()
+        groups = [sorted(order[start : start + self.size]) for start in range(0, m, self.size)]
         mixing = torch.zeros(len(groups), m, dtype=torch.float64)
         for row, group in enumerate(groups):
             mixing[row, group] = 1 / len(group)
-        counters = updates.counters
+        counters = []
+        if updates.counters:
+            for group in groups:
+                of_group = [updates.counters[member] for member in group]
+                counters.append(largest_counters(of_group, torch.ones(len(group))))
         return replace(
             updates.mixed(mixing),
             client_ids=tuple(updates.client_ids[group[0]] for group in groups),
             num_examples=(mixing > 0).double() @ updates.num_examples,
-            counters=[
-                largest_counters([counters[i] for i in group], torch.ones(len(group)))
-                for group in groups
-                if counters
-            ],
+            counters=counters,
         )

@@ -62,11 +62,16 @@ class Clip(Stage):
         self, server_round: int, client_ids: Sequence[int], squared_norms: Tensor
     ) -> Tensor:
         """Return what to multiply updates of squared lengths ``[m]`` by, and remember these."""
-        norms: list[float] = squared_norms.double().sqrt().tolist()
-        sent = {i: (server_round, norm) for i, norm in zip(client_ids, norms, strict=True)}
         oldest = server_round - ROUNDS_REMEMBERED
-        self._seen = {i: last for i, last in self._seen.items() if last[0] > oldest} | sent
-        lengths = torch.tensor([norm for _, norm in self._seen.values()], dtype=torch.float64)
+        self._seen = {
+            client_id: (last_round, length)
+            for client_id, (last_round, length) in self._seen.items()
+            if last_round > oldest
+        }
+        norms: list[float] = squared_norms.double().sqrt().tolist()
+        for client_id, norm in zip(client_ids, norms, strict=True):
+            self._seen[client_id] = (server_round, norm)
+        lengths = torch.tensor([length for _, length in self._seen.values()], dtype=torch.float64)
         return clipping_factors(squared_norms, self.multiple * usual_length(lengths))
 
     def state_dict(self) -> dict[str, Any]:
@@ -75,7 +80,10 @@ class Clip(Stage):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._seen = {i: (int(t), float(norm)) for i, (t, norm) in state["seen"].items()}
+        self._seen = {
+            client_id: (int(last_round), float(length))
+            for client_id, (last_round, length) in state["seen"].items()
+        }
 
 
 @dataclass(eq=False)
@@ -90,7 +98,7 @@ class MaxLength(Stage):
         L > 0, in the parameters' own unit.
     """
 
-    needs_lengths_alone = True  # In masked rounds members shorten their updates themselves.
+    needs_lengths_alone = True  # Where nobody sees updates, members shorten their own.
 
     max_length: Annotated[float, Setting("longer updates are shortened to it", gt=0)]
 

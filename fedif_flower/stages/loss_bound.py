@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from torch import Tensor
 
@@ -35,8 +35,8 @@ class LossBound(Stage):
     - the step itself, and its half, quarter, eighth and sixteenth;
     - the step by the weights that four steps of influence descent lead to (see
       :func:`~fedif_flower.valuation.descent.descend_weights`) from the mean of the strategy's own
-      and the shares of the examples, with the sum of the strategy's own. Where updates are
-      masked, or a weight is negative, there is no such step.
+      and the shares of the examples, with the sum of the strategy's own. Where nobody sees
+      updates, or a weight is negative, there is no such step.
 
     The model never stays where it was: honest training with a high learning rate loses for a
     while, and a bound that waits for a step without loss may wait for ever. With a server
@@ -84,7 +84,8 @@ class LossBound(Stage):
         ValuationError
             If no step leads to a finite validation loss.
         """
-        validation, updates = self.validation, proposal.updates
+        validation = self.validation
+        updates = proposal.updates
         if validation is None:
             return proposal.move(proposal.coefficients)
         if not math.isfinite(self._first):
@@ -93,21 +94,34 @@ class LossBound(Stage):
         if not math.isfinite(self._first):
             # Where no loss was ever finite there is nothing to keep.
             return proposal.move(proposal.coefficients)
-        found = _tried(validation, proposal, proposal.coefficients)
-        if not found or found[0][0] > self._least + self.tolerance * abs(self._first):
-            if proposal.optimizer is not None:
-                proposal.optimizer.restart()
-                found = _tried(validation, proposal, proposal.coefficients)  # It leads elsewhere.
-            for halving in range(1, HALVINGS + 1):
-                found += _tried(validation, proposal, 0.5**halving * proposal.coefficients)
-            if (other := _reweighted(validation, proposal, self.descent_steps)) is not None:
-                found += _tried(validation, proposal, other)
-            if not found:
-                raise ValuationError("no step leads to a finite validation loss")
+        whole = _try_step(validation, proposal, proposal.coefficients)
+        if whole is not None and whole.loss <= self._least + self.tolerance * abs(self._first):
+            taken = whole
+        else:
+            taken = self._best_other(validation, proposal, whole)
             self._held += 1
-        loss, step = min(found, key=lambda candidate: candidate[0])
-        self._least = min(self._least, loss)
-        return step
+        self._least = min(self._least, taken.loss)
+        return taken.step
+
+    def _best_other(
+        self, validation: Validation, proposal: Proposal, whole: _Candidate | None
+    ) -> _Candidate:
+        """Return the step of least loss among the whole one, shares of it, and another."""
+        coefficients = proposal.coefficients
+        if proposal.optimizer is not None:
+            # Begun anew, it leads elsewhere.
+            proposal.optimizer.restart()
+            whole = _try_step(validation, proposal, coefficients)
+        shares = [0.5**halving for halving in range(1, HALVINGS + 1)]
+        candidates = [whole]
+        candidates += [_try_step(validation, proposal, share * coefficients) for share in shares]
+        other = _reweighted(validation, proposal, self.descent_steps)
+        if other is not None:
+            candidates.append(_try_step(validation, proposal, other))
+        finite = [candidate for candidate in candidates if candidate is not None]
+        if not finite:
+            raise ValuationError("no step leads to a finite validation loss")
+        return min(finite, key=lambda candidate: candidate.loss)
 
     def remark(self) -> str:
         """Say in how many rounds the bound held, and whether that is bad."""
@@ -128,30 +142,42 @@ class LossBound(Stage):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._first, self._least, self._held = state["first"], state["least"], state["held"]
+        self._first = state["first"]
+        self._least = state["least"]
+        self._held = state["held"]
 
 
-def _tried(
+class _Candidate(NamedTuple):
+    """A step that could be taken, and the validation loss that it leads to."""
+
+    loss: float
+    step: Destination
+
+
+def _try_step(
     validation: Validation, proposal: Proposal, coefficients: Tensor
-) -> list[tuple[float, Destination]]:
-    """Return a step behind its loss; nothing where model or loss are not finite."""
+) -> _Candidate | None:
+    """Return a step and its loss; ``None`` where model or loss are not finite."""
     updates = proposal.updates
     try:
         step = proposal.move(coefficients)
     except ValuationError:
-        return []
+        return None
     params = step.params
     if proposal.optimizer is not None:
         params = proposal.optimizer.lead(updates.global_params.cpu(), params)
     loss = validation.loss(params, updates.split_buffers(step.buffers))
-    return [(loss, step)] if math.isfinite(loss) else []
+    return _Candidate(loss, step) if math.isfinite(loss) else None
 
 
 def _reweighted(validation: Validation, proposal: Proposal, steps: int) -> Tensor | None:
     """Return coefficients ``[m]`` by weights that descend the loss, if there are any."""
-    updates, weights = proposal.updates, proposal.weights
+    updates = proposal.updates
+    weights = proposal.weights
+    if not steps or updates.unseen is not None:
+        return None
     total = float(weights.sum())
-    if not steps or updates.unseen is not None or bool((weights < 0).any()) or not total > 0:
+    if not total > 0 or bool((weights < 0).any()):
         return None
     # Half by examples: who has no weight would keep none, though it may be all that helps.
     examples = updates.num_examples.to(weights)

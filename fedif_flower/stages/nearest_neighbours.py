@@ -30,7 +30,8 @@ class NearestNeighbours(Stage):
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with mixed updates, and the matrix that mixed them."""
-        m, shortened = updates.num_clients, updates.shortened().client_updates
+        m = updates.num_clients
+        shortened = updates.shortened().client_updates  # [m, d]
         left_out = min(round(self.malicious_fraction * m), m - 1)
         return updates.mixed(neighbour_mixing(shortened, left_out))
 
@@ -61,6 +62,6 @@ def neighbour_mixing(updates: Tensor, num_malicious: int) -> Tensor:
     Allouah et al., 2023 (Fixing by mixing), algorithm 2.
     """
     distances = pairwise_squared_distances(updates)  # [m, m]
-    kept = len(distances) - num_malicious
-    nearest = distances.argsort(dim=1, stable=True)[:, :kept]  # [m, kept]
-    return torch.zeros_like(distances).scatter_(1, nearest, 1.0 / kept)
+    num_neighbours = len(distances) - num_malicious
+    nearest = distances.argsort(dim=1, stable=True)[:, :num_neighbours]  # [m, m - f]
+    return torch.zeros_like(distances).scatter_(1, nearest, 1.0 / num_neighbours)

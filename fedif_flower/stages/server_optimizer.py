@@ -50,7 +50,9 @@ class FedAvgM(ServerOptimizer):
     @property
     def shares(self) -> list[float]:
         r"""What each round's step counts for, :math:`\eta \beta^{t-s}`, the newest first."""
-        num_steps = self._memory.num_steps if self.momentum else min(self._memory.num_steps, 1)
+        num_steps = self._memory.num_steps
+        if not self.momentum:
+            num_steps = min(num_steps, 1)  # Earlier ones are not carried on.
         return [self.learning_rate * self.momentum**age for age in range(num_steps)]
 
 
@@ -88,7 +90,8 @@ class FedAdam(ServerOptimizer):
     tau: Tau = 1e-3
 
     def _stepped(self, before: Tensor, after: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        step, state = after - before, self._memory.state
+        step = after - before  # [d]
+        state = self._memory.state
         mean = state.get("mean", torch.zeros_like(before))
         square = state.get("square", torch.full_like(before, self.tau**2))
         mean = self.beta1 * mean + (1 - self.beta1) * step

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import CheckpointError, ConfigError, ValuationError
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters, moved
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters, move_model
 from fedif_flower.valuation.validation import Validation
 
 
@@ -73,12 +73,12 @@ class Stage(CheckedFields):
 
     def why_updates_are_read(self) -> str:
         """Return why lengths and products of updates are not enough; empty if they are."""
-        own = any(
-            getattr(type(self), name) is not getattr(Stage, name)
-            for name in ("arrive", "before", "choose")
-        )
-        blind = self.needs_lengths_alone or not own
-        return "" if blind else f"{type(self).__name__} looks at each update"
+        if self.needs_lengths_alone:
+            return ""
+        for hook in ("arrive", "before", "choose"):
+            if _overrides(self, hook):
+                return f"{type(self).__name__} looks at each update"
+        return ""
 
     def arrive(self, update: Tensor, squared_norm: float) -> float:  # noqa: ARG002
         """Change an update ``[d]`` in place as it arrives, and return its squared norm."""
@@ -112,6 +112,11 @@ class Stage(CheckedFields):
         """Take over what :meth:`state_dict` returned."""
 
 
+def _overrides(stage: Stage, hook: str) -> bool:
+    """Tell whether a stage has a method of its own in place of one that does nothing."""
+    return getattr(type(stage), hook) is not getattr(Stage, hook)
+
+
 class _Memory(NamedTuple):
     """What an optimizer remembers of the steps so far, and how many they are."""
 
@@ -135,7 +140,8 @@ class ServerOptimizer(Stage):
     """
 
     keeps_coefficients = False  # Whether a sum of updates times coefficients stays one.
-    _memory = _before = _Memory()  # Of this model, and of the one before it.
+    _memory = _Memory()
+    _memory_before = _Memory()  # Of the model before this one.
 
     def __init__(self, make: Callable[[list[Tensor]], Optimizer]) -> None:
         self._make = make
@@ -161,7 +167,8 @@ class ServerOptimizer(Stage):
     def advance(self, before: Tensor, after: Tensor) -> Tensor:
         """Return what :meth:`lead` does, and let the optimizer remember the step."""
         params, state = self._stepped(before, after)
-        self._before, self._memory = self._memory, _Memory(state, self._memory.num_steps + 1)
+        self._memory_before = self._memory
+        self._memory = _Memory(state, self._memory.num_steps + 1)
         return params
 
     def restart(self) -> None:
@@ -170,7 +177,7 @@ class ServerOptimizer(Stage):
 
     def take_back(self) -> None:
         """Forget the last step: the model that it made is taken back."""
-        self._memory = self._before
+        self._memory = self._memory_before
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
@@ -193,12 +200,15 @@ class ServerOptimizer(Stage):
 def _says_whose(before: RoundUpdates, after: RoundUpdates) -> bool:
     """Return whether a round says of which clients' updates its rows are made."""
     if after.mixing is not before.mixing:
-        clients = before.num_clients if before.mixing is None else before.mixing.shape[1]
-        rows = after.num_clients, clients
-        return after.mixing is not None and tuple(after.mixing.shape) == rows
-    rows_before, rows_after = before.client_updates, after.client_updates
-    is_same = rows_after is rows_before or torch.equal(rows_after, rows_before)
-    return is_same and after.client_ids == before.client_ids
+        if after.mixing is None:
+            return False
+        num_clients = before.num_clients if before.mixing is None else before.mixing.shape[1]
+        return tuple(after.mixing.shape) == (after.num_clients, num_clients)
+    if after.client_ids != before.client_ids:
+        return False
+    if after.client_updates is before.client_updates:
+        return True
+    return torch.equal(after.client_updates, before.client_updates)
 
 
 class Stages:
@@ -233,10 +243,9 @@ class Stages:
             if not isinstance(stage, Stage):
                 raise ConfigError(f"stages: {stage!r}; allowed: stages, such as Clip(2.0)")
         self._stages = tuple(stages)
-        self._arriving, self._before, choosing = (
-            [stage for stage in stages if getattr(type(stage), hook) is not getattr(Stage, hook)]
-            for hook in ("arrive", "before", "choose")
-        )
+        self._arriving = [stage for stage in stages if _overrides(stage, "arrive")]
+        self._before = [stage for stage in stages if _overrides(stage, "before")]
+        choosing = [stage for stage in stages if _overrides(stage, "choose")]
         if len(choosing) > 1:
             raise ConfigError(f"stages: {choosing}; allowed: one that chooses where a round leads")
         optimizers = [stage for stage in stages if isinstance(stage, ServerOptimizer)]
@@ -261,7 +270,11 @@ class Stages:
 
     def why_updates_are_read(self) -> str:
         """Return the first reason why updates have to be seen, if there is one."""
-        return next(filter(None, (stage.why_updates_are_read() for stage in self)), "")
+        for stage in self:
+            reason = stage.why_updates_are_read()
+            if reason:
+                return reason
+        return ""
 
     def _arrive(self, update: Tensor, squared_norm: float) -> float:
         """Change an update ``[d]`` in place as it arrives, and return its squared norm."""
@@ -304,17 +317,19 @@ class Stages:
             leads where no coefficients do.
         """
         for_buffers = weights * updates.buffer_shortening
-        known: list[Destination] = []
+        reached: list[Destination] = []
 
         def move(coefficients: Tensor) -> Destination:
-            known.append(Destination(*moved(updates, coefficients, for_buffers), coefficients))
-            return known[-1]
+            params, buffers = move_model(updates, coefficients, for_buffers)
+            destination = Destination(params, buffers, coefficients)
+            reached.append(destination)
+            return destination
 
         proposal = Proposal(updates, weights, move, self.optimizer)
         if self.choosing is None:
             return move(proposal.coefficients)
         chosen = self.choosing.choose(proposal)
-        if not any(chosen is destination for destination in known):
+        if not any(chosen is destination for destination in reached):
             raise ValuationError(
                 f"stage {type(self.choosing).__name__} leads where no coefficients of the updates "
                 "do: return what proposal.move(coefficients) returns"
@@ -330,7 +345,9 @@ class Stages:
             factors = updates.unseen.cut(weights.cpu() * updates.shortening)
             aggregation = replace(aggregation, weights=weights * factors.to(weights))
         step = self.settle(updates, aggregation.weights)
-        params = step.params if aggregation.noise is None else step.params + aggregation.noise
+        params = step.params
+        if aggregation.noise is not None:
+            params = params + aggregation.noise
         counters = largest_counters(updates.counters, aggregation.weights)
         vectors = ModelVectors(params, step.buffers, counters)
         return vectors, replace(aggregation, applied=step.coefficients)
@@ -348,7 +365,8 @@ class Stages:
             If it is the state of other stages.
         """
         saved = state["stages"]
-        if [name for name, _ in saved] != [type(stage).__name__ for stage in self]:
-            raise CheckpointError(f"stages: {self}; saved: {[name for name, _ in saved]}")
-        for stage, (_, own) in zip(self, saved, strict=True):
-            stage.load_state_dict(own)
+        saved_names = [name for name, _ in saved]
+        if saved_names != [type(stage).__name__ for stage in self]:
+            raise CheckpointError(f"stages: {self}; saved: {saved_names}")
+        for stage, (_, stage_state) in zip(self, saved, strict=True):
+            stage.load_state_dict(stage_state)

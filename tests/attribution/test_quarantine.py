@@ -9,7 +9,7 @@ from fedif_flower.attribution.quarantine import (
     FIRST_PAUSE,
     LEAST_LOOKS,
     Quarantine,
-    bad_of,
+    far_worse,
     relative_worths,
     upper_bound,
 )
@@ -95,12 +95,12 @@ def test_who_is_a_little_below_zero_where_everybody_is_stays():
 def test_bad_rounds_are_those_far_below_the_half_above_the_median():
     # Median 0.2; above it 0, 0.1 and 0.2 away: 1.4826 * 0.1, five times that is 0.74.
     honest = {0: 0.2, 1: 0.3, 2: 0.4}
-    assert bad_of(honest | {3: -0.53, 4: -0.55}) == {4}
+    assert far_worse(honest | {3: -0.53, 4: -0.55}) == {4}
     # Attackers below the median do not widen what is usual.
-    assert bad_of(honest | {3: -9.0, 4: -0.55}) == {3, 4}
+    assert far_worse(honest | {3: -9.0, 4: -0.55}) == {3, 4}
     # Worse than others, and no harm.
-    assert bad_of({0: 2.0, 1: 2.0, 2: 2.0, 3: 2.1, 4: 0.1}) == set()
-    assert bad_of(honest | {3: -9.0}) == set()  # Too few.
+    assert far_worse({0: 2.0, 1: 2.0, 2: 2.0, 3: 2.1, 4: 0.1}) == set()
+    assert far_worse(honest | {3: -9.0}) == set()  # Too few.
 
 
 @pytest.mark.parametrize(("bad_of_eight", "first"), [(2, 20), (4, 8)])

@@ -17,7 +17,7 @@ from fedif_flower.aggregators import Flame, Krum, Median
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.round import Aggregation, ModelVectors, combine, moved
+from fedif_flower.round import Aggregation, ModelVectors, combine, move_model
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, LossBound, MaxLength, Stage
 from fedif_flower.strategies import RobustRule, ScoredStrategy, Setup, SFedAvg
@@ -149,7 +149,7 @@ def test_one_that_counts_whole_is_what_was_sent_and_any_other_sum_is_combined(be
     )
     coefficients = torch.zeros(len(sent), dtype=torch.float64)
     coefficients[-1] = 1.0 if whole else 0.5
-    params, _ = moved(updates, coefficients, coefficients)
+    params, _ = move_model(updates, coefficients, coefficients)
     combined = combine(start, updates.client_updates, coefficients)
     assert torch.equal(params, models[-1] if whole else combined)
 
