@@ -41,8 +41,8 @@ def auto_bant_weights(
               g = \nabla \ell_b\Big(w_{t-1} + \sum_i p_i u_i\Big)
 
     from :math:`p_i = 1 / m` on, one step for each batch b of trial data, with u_i client i's
-    update. Those p are kept at which a batch had the least loss; of them, what is less than
-    :math:`c / m` becomes 0.
+    update. The p at which a batch had the least loss are the weights; those of them that are less
+    than :math:`c / m` become 0.
 
     Parameters
     ----------
@@ -76,12 +76,14 @@ def auto_bant_weights(
     """
     m = len(client_updates)
     weights = torch.full((m,), 1.0 / m, dtype=torch.float64)
-    best, least_loss = weights, math.inf
+    best = weights
+    least_loss = math.inf
     for loss_gradient in batches:
         params = combine(global_params, client_updates, weights)
         loss, gradient = loss_gradient(params, weights)
         if loss < least_loss:
-            best, least_loss = weights, loss
+            best = weights
+            least_loss = loss
         slopes = inner_products(client_updates, gradient.to(client_updates.device)).inner.cpu()
         stepped = (weights.log() - step_size * slopes).softmax(0)  # [m]
         weights = (1 - momentum) * weights + momentum * stepped
@@ -163,22 +165,22 @@ class AutoBant(ScreenedStrategy):
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]`` of the least trial loss on the way."""
         shortened = updates.shortened()
-        trial = self.trial
-        found = auto_bant_weights(
+        weights = auto_bant_weights(
             updates.global_params,
             shortened.client_updates,
             self._batches(shortened),
-            step_size=trial.step_size,
-            momentum=trial.momentum,
-            least=trial.least,
+            step_size=self.trial.step_size,
+            momentum=self.trial.momentum,
+            least=self.trial.least,
         )
-        return Aggregation(weights=found, scores=found, evaluations=trial.steps)
+        return Aggregation(weights=weights, scores=weights, evaluations=self.trial.steps)
 
     @cached_property
     def _trial_data(self) -> Validation:
-        count = self.trial.examples
+        if not self.trial.examples:
+            return self.validation
         generator = torch_generator("auto-bant-trial", self.seed)
-        return self.validation.sample(count, generator) if count else self.validation
+        return self.validation.sample(self.trial.examples, generator)
 
     def _batches(self, updates: RoundUpdates) -> Iterator[LossGradient]:
         """Yield the loss and gradient of a batch of its own for each step."""

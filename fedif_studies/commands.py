@@ -49,12 +49,14 @@ def arena(
     from fedif_studies.lab.cells import find_data
 
     _, data = find_data(dataset, data_dir)
-    wanted = bouts(data, range(seeds), strategies, attacks, shares)
-    complete = play(output, wanted, setup(dataset, data_dir), jobs, again=again)
-    console, path = Console(), page or output.with_suffix(".md")
-    write_tables(path, read_rows(output))
-    worst_cases(read_rows(output), data).print(console)
-    console.print(f"Page: {path.absolute()}", soft_wrap=True, highlight=False)
+    all_bouts = bouts(data, range(seeds), strategies, attacks, shares)
+    complete = play(output, all_bouts, setup(dataset, data_dir), jobs, again=again)
+    rows = read_rows(output)
+    page = page or output.with_suffix(".md")
+    write_tables(page, rows)
+    console = Console()
+    worst_cases(rows, data).print(console)
+    console.print(f"Page: {page.absolute()}", soft_wrap=True, highlight=False)
     finish(complete)
 
 
@@ -81,10 +83,12 @@ def audit(
     parsed = parse_config([AUDITED, *(config or [])], {})
     for case in cases or ():
         require(case in CASES, "case", case, ", ".join(CASES))
-    task, folder = AuditTask(parsed), output_dir.expanduser().absolute()
-    wanted = cases or tuple(CASES)
-    complete = measure(task, folder, cases=wanted, seeds=seeds, retrain=retrain, again=again)
-    Console().print(f"Audit: {write_audit(folder, task.config)}", soft_wrap=True)
+    task = AuditTask(parsed)
+    folder = output_dir.expanduser().absolute()
+    chosen = cases or tuple(CASES)
+    complete = measure(task, folder, cases=chosen, seeds=seeds, retrain=retrain, again=again)
+    page = write_audit(folder, task.config)
+    Console().print(f"Audit: {page}", soft_wrap=True)
     finish(complete)
 
 
@@ -99,13 +103,16 @@ def unlearn(
     require_directories([run_dir])
     from fedif_studies.backdoors.unlearning import unlearn_run
 
-    done, console = unlearn_run(run_dir, small=small), Console(highlight=False, soft_wrap=True)
-    for found in done.found:
-        mask = f"the mask of class {found.label} covers {found.share:.2f} of the median one"
-        console.print(f"{'A trigger' if found.is_trigger else 'No more triggers'}: {mask}")
-    if done.path is None:
+    unlearned = unlearn_run(run_dir, small=small)
+    console = Console(highlight=False, soft_wrap=True)
+    for trigger in unlearned.found:
+        verdict = "A trigger" if trigger.is_trigger else "No more triggers"
+        mask = f"the mask of class {trigger.label} covers {trigger.share:.2f} of the median one"
+        console.print(f"{verdict}: {mask}")
+    if unlearned.path is None:
         console.print("The model was left as it is.")
         return
-    for split, (before, after) in (("validation", done.validation), ("test", done.test)):
+    for split, accuracies in (("validation", unlearned.validation), ("test", unlearned.test)):
+        before, after = accuracies
         console.print(f"Accuracy on the {split} split: {before:.1%} before, {after:.1%} after")
-    console.print(f"Model: {done.path.absolute()}")
+    console.print(f"Model: {unlearned.path.absolute()}")

@@ -40,70 +40,93 @@ from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "coverage.csv"
-MEMBERS, ROUNDS = 10, 12
+MEMBERS = 10
+ROUNDS = 12
 MOST_OTHERS = 3000  # Examples of the rest that are looked at.
-LEAST_OTHERS = 0.9  # Of the held-out set: a smaller rest says nothing.
+LEAST_OTHERS = 0.9  # As a share of the held-out set: a smaller rest says nothing.
 # Small enough for a draw in half a minute of one core.
 OF_DATA: Mapping[str, Mapping[str, Scalar]] = {
     "digits": {},
     "fashion-mnist": {"model": "mlp", "learning_rate": 0.01},
 }
 RULES = ("FedAvg", "FedIF", "influence descent")
-KEY = ("data", "strategy", "examples", "draw")
-FIGURES = ("others", "members", "covered", "shares_covered", "half_width", "error", "share_half")
 
 
 def by_block(steps: Sequence[AuditStep], blocks: Sequence[Validation], weights: Tensor) -> Tensor:
     """Return members' contributions to the held-out loss by block of its examples, ``[b, m]``."""
-    found = torch.zeros(len(blocks), MEMBERS, dtype=torch.float64)
+    contributions = torch.zeros(len(blocks), MEMBERS, dtype=torch.float64)
     for step in steps:
         middle = step.start + step.taken / 2
         along = torch.stack([slopes(step.rows, block.gradient(middle)) for block in blocks])
-        found += block_contributions(along, step.coefficients, weights, path("simpson")(step))
-    return found
+        whole = path("simpson")(step)
+        contributions += block_contributions(along, step.coefficients, weights, whole)
+    return contributions
 
 
 @cache
 def task_of(data: str, data_dir: str) -> AuditTask:
     """Return the members and their data."""
-    own = {"dataset": data, "num_clients": MEMBERS, "num_server_rounds": ROUNDS, **OF_DATA[data]}
-    return AuditTask.of(**own, **({"data_dir": data_dir} if data_dir else {}))
+    settings: dict[str, Scalar] = {
+        "dataset": data,
+        "num_clients": MEMBERS,
+        "num_server_rounds": ROUNDS,
+        **OF_DATA[data],
+    }
+    if data_dir:
+        settings["data_dir"] = data_dir
+    return AuditTask.of(**settings)
 
 
 def measure(data_dir: str, cell: Row) -> list[Row]:
     """Return the figures of one draw; none where too few examples are left beside it."""
-    data, strategy, examples, draw = cell.values()
-    task = task_of(data, data_dir)
+    examples = cell["examples"]
+    draw = cell["draw"]
+    task = task_of(cell["data"], data_dir)
     order = numpy_generator("coverage", draw).permutation(len(task.dataset.test))
     rest = order[examples : examples + MOST_OTHERS]
     if len(rest) < LEAST_OTHERS * examples:
         return []
-    held_out, others = task.held_out(order[:examples], draw), task.held_out(rest, draw)
-    _, steps = federate(task, task.members, seed=draw, rule=STRATEGIES[strategy](held_out))
+    held_out = task.held_out(order[:examples], draw)
+    others = task.held_out(rest, draw)
+    rule = STRATEGIES[cell["strategy"]](held_out)
+    _, steps = federate(task, task.members, seed=draw, rule=rule)
     steps = [replace(step, validation=held_out) for step in steps]
-    elsewhere = summed(path("simpson"))([replace(step, validation=others) for step in steps])
+    steps_elsewhere = [replace(step, validation=others) for step in steps]
+    elsewhere = summed(path("simpson"))(steps_elsewhere)
     blocks = block_validations(held_out)
-    weights = block_weights(blocks)
-    found = by_block(steps, blocks, weights)
-    contributions, parts = found.numpy(), weights.numpy()
-    widths = half_widths(contributions, parts)
-    share_widths = share_half_widths(contributions, contributions, parts)
-    values = found.sum(dim=0)
-    errors = (values - elsewhere).abs().numpy()
-    ours, theirs = (
-        own.clamp_min(0) / max(float(own.clamp_min(0).sum()), float(own.sum()))
-        for own in (values, elsewhere)
+    block_shares = block_weights(blocks)
+    contributions = by_block(steps, blocks, block_shares)
+    widths = half_widths(contributions.numpy(), block_shares.numpy())
+    share_widths = share_half_widths(
+        contributions.numpy(), contributions.numpy(), block_shares.numpy()
     )
-    covered = int((errors <= widths).sum())
-    shares_covered = int(((ours - theirs).abs().numpy() <= share_widths).sum())
-    means = [f"{own.mean():.5g}" for own in (widths, errors, share_widths)]
-    figures = [len(rest), MEMBERS, covered, shares_covered, *means]
-    return [{"seed": draw, **dict(zip(FIGURES, figures, strict=True))}]
+    values = contributions.sum(dim=0)
+    errors = (values - elsewhere).abs().numpy()
+    share_errors = (shares_of(values) - shares_of(elsewhere)).abs().numpy()
+    row = {
+        "seed": draw,
+        "others": len(rest),
+        "members": MEMBERS,
+        "covered": int((errors <= widths).sum()),
+        "shares_covered": int((share_errors <= share_widths).sum()),
+        "half_width": f"{widths.mean():.5g}",
+        "error": f"{errors.mean():.5g}",
+        "share_half": f"{share_widths.mean():.5g}",
+    }
+    return [row]
+
+
+def shares_of(values: Tensor) -> Tensor:
+    """Return members' shares ``[m]`` of what is positive, as a statement divides it."""
+    positive = values.clamp_min(0)
+    return positive / max(float(positive.sum()), float(values.sum()))
 
 
 def attainable(examples: int, others: int) -> float:
     """Return what a perfect interval covers, whose target is measured on so many others."""
-    return 2 * float(norm.cdf(norm.ppf(0.975) / math.sqrt(1 + examples / others))) - 1
+    # The target's own error widens the difference by the root of 1 + n / others.
+    normal = norm.ppf(0.975) / math.sqrt(1 + examples / others)
+    return 2 * float(norm.cdf(normal)) - 1
 
 
 def main(
@@ -115,9 +138,9 @@ def main(
 ) -> None:
     """Measure what the rows lack, and print a table of all."""
     points = product(data.split(","), range(draws), map(int, sizes.split(",")), RULES)
-    cells: list[Row] = [
-        dict(zip(KEY, (name, rule, size, draw), strict=True)) for name, draw, size, rule in points
-    ]
+    cells: list[Row] = []
+    for name, draw, size, rule in points:
+        cells.append({"data": name, "strategy": rule, "examples": size, "draw": draw})
     fill(CSV, cells, partial(measure, data_dir), again=again)
     typer.echo("\n".join(table().to_markdown()))
 
@@ -129,12 +152,19 @@ def table() -> ResultTable:
         groups[row["data"], row["strategy"], int(row["examples"])].append(row)
     lines = []
     for (name, rule, size), rows in sorted(groups.items()):
-        others, covered, shares = (
-            mean(float(row[figure]) for row in rows)
-            for figure in ("others", "covered", "shares_covered")
-        )
-        found = (covered / MEMBERS, shares / MEMBERS, attainable(size, int(others)))
-        lines.append([name, rule, str(size), str(len(rows)), *(f"{share:.0%}" for share in found)])
+        covered = mean(float(row["covered"]) for row in rows) / MEMBERS
+        shares_covered = mean(float(row["shares_covered"]) for row in rows) / MEMBERS
+        others = mean(float(row["others"]) for row in rows)
+        line = [
+            name,
+            rule,
+            str(size),
+            str(len(rows)),
+            f"{covered:.0%}",
+            f"{shares_covered:.0%}",
+            f"{attainable(size, int(others)):.0%}",
+        ]
+        lines.append(line)
     heading = ["data", "rule", "held out", "draws", "covered", "shares covered", "attainable"]
     return ResultTable("Coverage", heading, lines, num_labels=2)
 

@@ -36,8 +36,9 @@ from fedif_studies.rows import RESULTS, Row
 CSV = RESULTS / "drawn.csv"
 FEDERATIONS = ((100, 10), (12, 4))  # Members, and how many are drawn for a round.
 CASES = (HONEST, "label noise")
-FEW = 12  # Members of whom all coalitions are looked at.
-COALITIONS, AT_ONCE = 2048, 256
+FEW = 12  # All coalitions of so many members are looked at.
+COALITIONS = 2048  # Random ones of more members.
+AT_ONCE = 256
 
 
 @cache
@@ -49,37 +50,48 @@ def task_of(members: int) -> AuditTask:
 def people(members: int, case: str) -> list[AuditMember]:
     """Return the members; in the second case half of them have wrong labels."""
     task = task_of(members)
-    return task.members if case == HONEST else attack("label-noise", 0.5)(task, 0)
+    if case == HONEST:
+        return task.members
+    return attack("label-noise", 0.5)(task, 0)
 
 
 def slopes(masks: Tensor, utilities: Tensor) -> Tensor:
     """Return what a member adds to a coalition ``[n]``: least squares on ``masks`` [c, n]."""
     design = torch.cat([torch.ones(len(masks), 1), masks], dim=1).double()
-    found: Tensor = torch.linalg.lstsq(design, utilities[:, None]).solution
-    return found[1:, 0]
+    solution: Tensor = torch.linalg.lstsq(design, utilities[:, None]).solution
+    return solution[1:, 0]  # Without the intercept.
 
 
 @cache
 def retrained(members: int, case: str, seed: int) -> Tensor:
     """Return the members' Banzhaf values ``[n]``: by how much each lowers the test loss."""
-    generator = torch_generator("drawn-coalitions", members, seed)
-    random = torch.rand(COALITIONS, members, generator=generator) < 0.5
-    masks = all_coalitions(members) if members <= FEW else random
-    task, own = task_of(members), people(members, case)
-    trained = (train_coalitions(task, own, some, seed=seed) for some in torch.split(masks, AT_ONCE))
-    losses = [task.server.test.evaluate(params).loss for some in trained for params in some]
+    if members <= FEW:
+        masks = all_coalitions(members)
+    else:
+        generator = torch_generator("drawn-coalitions", members, seed)
+        masks = torch.rand(COALITIONS, members, generator=generator) < 0.5
+    task = task_of(members)
+    federation = people(members, case)
+    losses = []
+    for at_once in torch.split(masks, AT_ONCE):
+        trained = train_coalitions(task, federation, at_once, seed=seed)
+        losses += [task.server.test.evaluate(params).loss for params in trained]
     return slopes(masks, -torch.tensor(losses, dtype=torch.float64))
 
 
 def measure(cell: Row) -> list[Row]:
     """Run a federation; return how each valuation of it agrees with retraining."""
-    members, drawn, case, seed = cell.values()
-    own, truth = people(members, case), retrained(members, case, 0)
-    _, steps = federate(task_of(members), own, seed=seed, per_round=drawn)
+    members = cell["members"]
+    case = cell["case"]
+    federation = people(members, case)
+    truth = retrained(members, case, 0)
+    task = task_of(members)
+    _, steps = federate(task, federation, seed=cell["seed"], per_round=cell["drawn"])
     added_up = summed(path("simpson"))(steps)
     turns = summed(lambda step: torch.ones(len(step.rows), dtype=torch.float64))(steps)
+    claimed = [member.claimed for member in federation]
     values = {
-        "number of examples (control)": torch.tensor([m.claimed for m in own]).double(),
+        "number of examples (control)": torch.tensor(claimed).double(),
         "times drawn (control)": turns,
         "sum of path attribution": added_up,
         "its mean per draw": added_up / turns.clamp_min(1.0),
@@ -87,27 +99,28 @@ def measure(cell: Row) -> list[Row]:
     }
     if members <= FEW:
         values["ComFedSV, completed"] = comfedsv(steps)
-    return [
-        {
+    rows: list[Row] = []
+    for name, valuation in values.items():
+        row = {
             "valuation": name,
-            **{of.__name__: f"{of(found, truth):.4f}" for of in (pearson, spearman)},
+            "pearson": f"{pearson(valuation, truth):.4f}",
+            "spearman": f"{spearman(valuation, truth):.4f}",
         }
-        for name, found in values.items()
-    ]
+        rows.append(row)
+    return rows
 
 
 def table() -> ResultTable:
     """Return by valuation the mean and range of Pearson's correlation over seeds."""
-    values = (
-        ((r["valuation"],), f"{r['drawn']} of {r['members']}, {r['case']}", float(r["pearson"]))
-        for r in read_rows(CSV)
-    )
-    return pivot(
-        "Agreement with retraining",
-        ["valuation"],
-        values,
-        lambda own: f"{mean(own):.2f} ({min(own):.2f}, {max(own):.2f})",
-    )
+    values = []
+    for row in read_rows(CSV):
+        column = f"{row['drawn']} of {row['members']}, {row['case']}"
+        values.append(((row["valuation"],), column, float(row["pearson"])))
+    return pivot("Agreement with retraining", ["valuation"], values, _shown)
+
+
+def _shown(of_seeds: list[float]) -> str:
+    return f"{mean(of_seeds):.2f} ({min(of_seeds):.2f}, {max(of_seeds):.2f})"
 
 
 def main(
@@ -115,10 +128,9 @@ def main(
     again: Again = False,
 ) -> None:
     """Measure what is missing, and print the table."""
-    cells: list[Row] = [
-        {"members": members, "drawn": drawn, "case": case, "seed": seed}
-        for (members, drawn), case, seed in product(FEDERATIONS, CASES, range(seeds))
-    ]
+    cells: list[Row] = []
+    for (members, drawn), case, seed in product(FEDERATIONS, CASES, range(seeds)):
+        cells.append({"members": members, "drawn": drawn, "case": case, "seed": seed})
     fill(CSV, cells, measure, again=again)
     print(*table().to_markdown(), sep="\n")
 

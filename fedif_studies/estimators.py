@@ -1,15 +1,15 @@
-"""By how much Shapley values err that are estimated, ``python -m fedif_studies.estimators``.
+"""By how much estimated Shapley values err, ``python -m fedif_studies.estimators``.
 
 Federations of ten members on digits, eight rounds, honest or with three who misbehave. In each
 round the accuracy of all 1,024 coalitions is known, and with it the exact values. Every estimator
-then draws from that table, at its default of 50 samples, again and again. Errors are told in shares
-of what lies between the highest and the lowest exact value of a round: that is how min-max sees
-them. A line of ``docs/results/estimators.csv`` is a federation's mean over rounds and draws.
+then draws from that table, at its default of 50 samples, again and again. Errors are shares of the
+distance between the highest and the lowest exact value of a round: so does min-max see them. A line
+of ``docs/results/estimators.csv`` is a federation's mean over rounds and draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from statistics import mean
@@ -33,7 +33,9 @@ from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "estimators.csv"
-MEMBERS, ROUNDS, SAMPLES = 10, 8, 50
+MEMBERS = 10
+ROUNDS = 8
+SAMPLES = 50
 CASES = {HONEST: "", "label noise": "label-noise", "sign flip": "sign-flip"}
 
 
@@ -66,11 +68,11 @@ def judge(table: Tensor, estimator: str, draws: int) -> Mapping[str, float]:
     for draw in range(draws):
         utility = CoalitionMemo(lookup(table))
         generator = torch_generator("estimators", draw)
-        found = ESTIMATORS[estimator](utility, MEMBERS, num_samples=SAMPLES, generator=generator)
-        figures["error"].append(float((found.values - exact).abs().mean()) / spread)
-        figures["resolution"].append(found.resolution / spread)
-        estimated = float(found.values.max() - found.values.min())
-        figures["alike"].append(float(estimated <= found.resolution))
+        scores = ESTIMATORS[estimator](utility, MEMBERS, num_samples=SAMPLES, generator=generator)
+        figures["error"].append(float((scores.values - exact).abs().mean()) / spread)
+        figures["resolution"].append(scores.resolution / spread)
+        estimated_spread = float(scores.values.max() - scores.values.min())
+        figures["alike"].append(float(estimated_spread <= scores.resolution))
         figures["coalitions"].append(utility.evaluations)
     return {name: mean(values) for name, values in figures.items()}
 
@@ -81,10 +83,10 @@ def measure(cell: Row) -> list[Row]:
     rows: list[Row] = []
     for estimator in ESTIMATORS:
         of_rounds = [judge(table, estimator, cell["draws"]) for table in tables]
-        means = {
-            name: f"{mean(figures[name] for figures in of_rounds):.4g}" for name in of_rounds[0]
-        }
-        rows.append({"estimator": estimator, "samples": SAMPLES, **means})
+        row: dict[str, object] = {"estimator": estimator, "samples": SAMPLES}
+        for name in of_rounds[0]:
+            row[name] = f"{mean(figures[name] for figures in of_rounds):.4g}"
+        rows.append(row)
     return rows
 
 
@@ -95,14 +97,20 @@ def table() -> ResultTable:
         by_estimator.setdefault(row["estimator"], []).append(row)
     lines = []
     for estimator, rows in by_estimator.items():
-        error, resolution, alike, asked = (
-            mean(float(row[name]) for row in rows)
-            for name in ("error", "resolution", "alike", "coalitions")
-        )
-        figures = [f"{error:.1%}", f"{resolution:.0%}", f"{alike:.1%}", f"{asked:.0f}"]
-        lines.append([estimator, *figures])
+        line = [
+            estimator,
+            f"{_mean_of(rows, 'error'):.1%}",
+            f"{_mean_of(rows, 'resolution'):.0%}",
+            f"{_mean_of(rows, 'alike'):.1%}",
+            f"{_mean_of(rows, 'coalitions'):.0f}",
+        ]
+        lines.append(line)
     heading = ["estimator", "error", "counts as none", "rounds without a difference", "coalitions"]
     return ResultTable("Errors of estimators", heading, lines, num_labels=1)
+
+
+def _mean_of(rows: Sequence[Mapping[str, str]], column: str) -> float:
+    return mean(float(row[column]) for row in rows)
 
 
 def main(

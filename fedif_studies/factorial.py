@@ -23,7 +23,6 @@ from fedif_flower.tables import ResultTable
 from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.cells import find_data
 from fedif_studies.lab.commands import Again
-from fedif_studies.lab.measurements import SPLITS
 from fedif_studies.lab.run import federated, fill, last_ten
 from fedif_studies.lab.table import MeanStd, pivot
 from fedif_studies.rows import RESULTS, Row, put_tables
@@ -32,20 +31,29 @@ OUTPUT = RESULTS / "factorial.csv"
 PAGE = RESULTS / "factorial.md"
 BASELINE = "fedavg"
 WEIGHTS = (
-    *(BASELINE, "fedif", "influence-descent", "afedsv", "autobant"),
-    *("fltrust", "rfa", "median", "trimmed-mean"),
+    BASELINE,
+    "fedif",
+    "influence-descent",
+    "afedsv",
+    "autobant",
+    "fltrust",
+    "rfa",
+    "median",
+    "trimmed-mean",
 )
-# What has effects: of ten updates the trimmed mean leaves two, so that it is the median bit by bit,
-# and the same tests would count twice.
-COMPARED = WEIGHTS[1:-1]
-# By bounds, whose weights run with them. "length": Clip alone, since the median leaves no step to
-# choose; "own": the loss bound tries shares of the step alone, not influence descent's weights.
+WITHOUT_STEP = ("median", "trimmed-mean")  # They leave the loss bound no step to choose.
+# The rules whose effects are tested: of ten updates the trimmed mean leaves two, so that it is the
+# median bit by bit, and the same tests would count twice.
+COMPARED = tuple(name for name in WEIGHTS if name not in (BASELINE, "trimmed-mean"))
+# The weights that run with each bound. "length": Clip alone; "own": the loss bound tries shares of
+# the step alone, not influence descent's weights.
 BOUNDS: Mapping[str, Sequence[str]] = {
     "none": WEIGHTS,
-    "length": (BASELINE, "median", "trimmed-mean"),
+    "length": (BASELINE, *WITHOUT_STEP),
     "own": (BASELINE, "fedif"),
-    "full": WEIGHTS[:-2],
+    "full": tuple(name for name in WEIGHTS if name not in WITHOUT_STEP),
 }
+QUOTED = (BASELINE, "fedif", "influence-descent")
 MOMENTUM = (0.0, 0.5)
 ATTACKS: Mapping[str, Mapping[str, Scalar]] = {
     "none": {"attack": "none"},
@@ -62,7 +70,7 @@ DATA: Mapping[str, Mapping[str, Scalar]] = {
 }
 
 
-class Cell(NamedTuple):
+class FactorialCell(NamedTuple):
     """One federation. Its fields are the columns by which its row is found."""
 
     data: str
@@ -73,12 +81,12 @@ class Cell(NamedTuple):
     bounds: str
     momentum: float
 
-    def control(self) -> Cell:
-        """Return it with FedAvg's weights: what it is to be compared with."""
+    def control(self) -> FactorialCell:
+        """Return the cell that it is compared with: the same with FedAvg's weights."""
         return self._replace(weights=BASELINE)
 
 
-def momentum(beta: float) -> dict[str, Scalar]:
+def momentum_settings(beta: float) -> dict[str, Scalar]:
     """Return the keys by which the model moves along a running mean of steps; 0: it does not."""
     if not beta:
         return {"server-optimizer": "off"}
@@ -86,12 +94,12 @@ def momentum(beta: float) -> dict[str, Scalar]:
     return {"server-optimizer": "fedavgm", **rates}
 
 
-def cells(data: Sequence[str], seeds: int) -> Iterator[Cell]:
+def cells(data: Sequence[str], seeds: int) -> Iterator[FactorialCell]:
     """Yield the cells, whole tables of one seed after the other."""
     for seed, name in product(range(seeds), data):
-        for (attack, share), momentum, bounds in product(conditions(), MOMENTUM, BOUNDS):
+        for (attack, share), beta, bounds in product(conditions(), MOMENTUM, BOUNDS):
             for weights in BOUNDS[bounds]:
-                yield Cell(name, seed, attack, share, weights, bounds, momentum)
+                yield FactorialCell(name, seed, attack, share, weights, bounds, beta)
 
 
 def conditions() -> list[tuple[str, float]]:
@@ -99,20 +107,23 @@ def conditions() -> list[tuple[str, float]]:
     return [("none", 0.0), *product(list(ATTACKS)[1:], SHARES)]
 
 
-def _is_quoted(cell: Cell) -> bool:
+def _is_quoted(cell: FactorialCell) -> bool:
     """Tell whether README quotes a cell: these are measured first, with all seeds."""
-    named = cell.weights in (BASELINE, "fedif", "influence-descent") and cell.momentum == 0
-    return named and cell.share == max(SHARES) and cell.attack in ("sign flip", "PoisonedFL")
+    if cell.weights not in QUOTED or cell.momentum:
+        return False
+    return cell.share == max(SHARES) and cell.attack in ("sign flip", "PoisonedFL")
 
 
 def measure(data_dir: str, row: Row) -> list[Row]:
     """Run a cell's federation; return its accuracies in percent, over the last ten rounds."""
-    cell = Cell(**row)
-    found, _ = find_data(cell.data, data_dir if cell.data != "digits" else "")
+    cell = FactorialCell(**row)
+    data_settings, _ = find_data(cell.data, data_dir if cell.data != "digits" else "")
     settings: dict[str, Scalar] = {
-        **{"num-server-rounds": 40, "num-clients": 50, "fraction-train": 0.2},
+        "num-server-rounds": 40,
+        "num-clients": 50,
+        "fraction-train": 0.2,
         **DATA[cell.data],
-        **found,
+        **data_settings,
         **ATTACKS[cell.attack],
         "malicious-fraction": cell.share,
         "assumed-malicious-fraction": max(SHARES),
@@ -120,24 +131,36 @@ def measure(data_dir: str, row: Row) -> list[Row]:
         "rule.weights": cell.weights,
         "rule.bounds": cell.bounds,
         "update-clipping": 0.0,
-        **momentum(cell.momentum),
+        **momentum_settings(cell.momentum),
         "seed": cell.seed,
     }
     with federated(settings) as run:
-        test, validation = (last_ten(run, f"{split}_accuracy") for split in SPLITS)
-    figures = (statistics.mean(test), test[-1], min(test), statistics.mean(validation))
-    names = ("last-ten", "last", "least-of-ten", "validation-last-ten")
-    return [{n: f"{100 * figure:.2f}" for n, figure in zip(names, figures, strict=True)}]
+        test = last_ten(run, "test_accuracy")
+        validation = last_ten(run, "validation_accuracy")
+    figures = {
+        "last-ten": statistics.mean(test),
+        "last": test[-1],
+        "least-of-ten": min(test),
+        "validation-last-ten": statistics.mean(validation),
+    }
+    return [{name: f"{100 * figure:.2f}" for name, figure in figures.items()}]
 
 
-def read(path: Path = OUTPUT) -> dict[Cell, float]:
+def read(path: Path = OUTPUT) -> dict[FactorialCell, float]:
     """Return the mean accuracy of the last ten rounds, in percent, of each cell that has a row."""
-    found = {}
+    accuracies = {}
     for row in read_rows(path):
-        data, seed, attack, share, weights, bounds, beta = (row[name] for name in Cell._fields)
-        cell = Cell(data, int(seed), attack, float(share), weights, bounds, float(beta))
-        found[cell] = float(row["last-ten"])
-    return found
+        cell = FactorialCell(
+            data=row["data"],
+            seed=int(row["seed"]),
+            attack=row["attack"],
+            share=float(row["share"]),
+            weights=row["weights"],
+            bounds=row["bounds"],
+            momentum=float(row["momentum"]),
+        )
+        accuracies[cell] = float(row["last-ten"])
+    return accuracies
 
 
 class Effect(NamedTuple):
@@ -153,20 +176,21 @@ class Effect(NamedTuple):
     p: float
 
 
-def effects(found: Mapping[Cell, float], data: str) -> dict[Cell, Effect]:
+def effects(accuracies: Mapping[FactorialCell, float], data: str) -> dict[FactorialCell, Effect]:
     """Return the effect of each rule's weights, by its cell with seed 0."""
-    differences: dict[Cell, list[float]] = {}
-    for cell, accuracy in found.items():
-        if cell.data == data and cell.weights in COMPARED and cell.control() in found:
-            gain = round(accuracy - found[cell.control()], 2)  # Rows have as many places.
-            differences.setdefault(cell._replace(seed=0), []).append(gain)
-    raw = {cell: _paired(gains) for cell, gains in differences.items()}
-    ordered = sorted((cell for cell in raw if raw[cell].seeds > 1), key=lambda cell: raw[cell].p)
+    gains: dict[FactorialCell, list[float]] = {}
+    for cell, accuracy in accuracies.items():
+        if cell.data == data and cell.weights in COMPARED and cell.control() in accuracies:
+            gain = round(accuracy - accuracies[cell.control()], 2)  # Rows have as many places.
+            gains.setdefault(cell._replace(seed=0), []).append(gain)
+    measured = {cell: _paired(of_seeds) for cell, of_seeds in gains.items()}
+    tested = [cell for cell, effect in measured.items() if effect.seeds > 1]
+    tested.sort(key=lambda cell: measured[cell].p)
     largest = 0.0
-    for rank, cell in enumerate(ordered):  # Holm 1979: the k-th smallest of n times n - k + 1.
-        largest = max(largest, min(1.0, raw[cell].p * (len(ordered) - rank)))
-        raw[cell] = raw[cell]._replace(p=largest)
-    return raw
+    for rank, cell in enumerate(tested):  # Holm 1979: the k-th smallest of n times n - k + 1.
+        largest = max(largest, min(1.0, measured[cell].p * (len(tested) - rank)))
+        measured[cell] = measured[cell]._replace(p=largest)
+    return measured
 
 
 def _paired(gains: Sequence[float]) -> Effect:
@@ -175,60 +199,62 @@ def _paired(gains: Sequence[float]) -> Effect:
         return Effect(1, mean, 0.0, 1.0)
     if len(set(gains)) == 1:  # Alike by rounding: nothing is known of their spread.
         return Effect(len(gains), mean, 0.0, 1.0)
-    found = stats.ttest_1samp(gains, 0.0)
-    return Effect(len(gains), mean, found.confidence_interval().high - mean, found.pvalue)
+    test = stats.ttest_1samp(gains, 0.0)
+    return Effect(len(gains), mean, test.confidence_interval().high - mean, test.pvalue)
 
 
-def means_table(found: Mapping[Cell, float], data: str) -> ResultTable:
+def means_table(accuracies: Mapping[FactorialCell, float], data: str) -> ResultTable:
     """Return the table "what is due to what": means ± deviations over seeds, in percent.
 
     Without server momentum; a line is of the seeds that have all of its cells.
     """
-    wanted = [
-        (weights, bounds)
-        for weights in (BASELINE, "fedif", "influence-descent")
-        for bounds in BOUNDS
-        if weights in BOUNDS[bounds]
-    ]
+    seeds = sorted({cell.seed for cell in accuracies})
     values = []
     for attack, share in conditions():
+        cells_by_seed = [_quoted_cells(data, seed, attack, share) for seed in seeds]
+        complete = [row for row in cells_by_seed if all(cell in accuracies for cell in row)]
         name = f"{attack}, {share:.0%}" if share else attack
-        rows = [
-            [Cell(data, seed, attack, share, *one, 0.0) for one in wanted]
-            for seed in sorted({cell.seed for cell in found})
-        ]
-        rows = [row for row in rows if all(cell in found for cell in row)]
-        values += [
-            ((name, str(len(rows))), f"{cell.weights}, {cell.bounds}", found[cell])
-            for row in rows
-            for cell in row
-        ]
-    title, names = f"{data}: means", ["attack", "seeds"]
-    return pivot(title, names, values, lambda own: MeanStd.of(own).shown(".1f"))
+        line = (name, str(len(complete)))
+        for row in complete:
+            values += [(line, f"{cell.weights}, {cell.bounds}", accuracies[cell]) for cell in row]
+    return pivot(f"{data}: means", ["attack", "seeds"], values, _mean_shown)
 
 
-def effects_table(found: Mapping[Cell, float], data: str) -> ResultTable:
+def _mean_shown(of_seeds: list[float]) -> str:
+    return MeanStd.of(of_seeds).shown(".1f")
+
+
+def _quoted_cells(data: str, seed: int, attack: str, share: float) -> list[FactorialCell]:
+    """Return the cells of a line of means: three rules with each bound that they run with."""
+    row = []
+    for weights, bounds in product(QUOTED, BOUNDS):
+        if weights in BOUNDS[bounds]:
+            row.append(FactorialCell(data, seed, attack, share, weights, bounds, 0.0))
+    return row
+
+
+def effects_table(accuracies: Mapping[FactorialCell, float], data: str) -> ResultTable:
     """Return the table of effects at the largest share: points beside FedAvg's, all else alike."""
-    measured = effects(found, data)
+    measured = effects(accuracies, data)
     columns = [(attack, share) for attack, share in conditions() if share in (0, max(SHARES))]
-    wanted = (
-        Cell(data, 0, *column, *line)
-        for *line, column in product(COMPARED, BOUNDS, MOMENTUM, columns)
-    )
-    values = (
-        ((cell.weights, cell.bounds, f"{cell.momentum:g}"), cell.attack, measured[cell])
-        for cell in wanted
-        if cell in measured
-    )
+    values = []
+    for weights, bounds, beta in product(COMPARED, BOUNDS, MOMENTUM):
+        line = (weights, bounds, f"{beta:g}")
+        for attack, share in columns:
+            cell = FactorialCell(data, 0, attack, share, weights, bounds, beta)
+            if cell in measured:
+                values.append((line, attack, measured[cell]))
     names = ["weights", "bounds", "momentum"]
-    return pivot(f"{data}: effects", names, values, lambda own: _shown(own[0]))
+    return pivot(f"{data}: effects", names, values, lambda effects: _shown(effects[0]))
 
 
 def _shown(effect: Effect) -> str:
     if effect.seeds < 2:
         return f"{effect.mean:+.1f}"
     text = f"{effect.mean:+.1f}±{effect.half:.1f}"
-    return f"**{text}**" if effect.p < 0.05 else text
+    if effect.p < 0.05:
+        return f"**{text}**"
+    return text
 
 
 def main(
@@ -240,16 +266,16 @@ def main(
     again: Again = False,
 ) -> None:
     """Measure what the rows lack, or write their tables into its page."""
-    found = read(output)
     if table:
+        accuracies = read(output)
         tables = {}
         for name in DATA:
-            tables[f"{name} means"] = means_table(found, name)
-            tables[f"{name} effects"] = effects_table(found, name)
-        put_tables(PAGE, {name: one.to_markdown() for name, one in tables.items()})
+            tables[f"{name} means"] = means_table(accuracies, name).to_markdown()
+            tables[f"{name} effects"] = effects_table(accuracies, name).to_markdown()
+        put_tables(PAGE, tables)
         return
-    wanted = sorted(cells(data.split(","), seeds), key=lambda cell: not _is_quoted(cell))
-    rows = [cell._asdict() for cell in wanted]
+    quoted_first = sorted(cells(data.split(","), seeds), key=lambda cell: not _is_quoted(cell))
+    rows = [cell._asdict() for cell in quoted_first]
     if not fill(output, rows, partial(measure, data_dir), again=again):
         raise typer.Exit(1)
 

@@ -3,13 +3,14 @@
 Twenty members on digits, all of them in each of 30 rounds, with a budget: runs of the package
 itself, statements of their records. The players are members of the middle, by what they contribute
 when all are honest. A row has the share of the players, and what they have without the game, and
-their verdicts; of the one whose contribution another lowers, those of the victim.
+their verdicts; in the game in which one lowers another's contribution, those of the victim.
 ``--seeds 0`` measures nothing and prints the table. Statements need the extra ``consortium``.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
@@ -22,6 +23,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 
 from fedif_consortium.parts import server_parts
 from fedif_consortium.statement.account import Account, settle
+from fedif_consortium.statement.member_account import MemberAccount
 from fedif_consortium.statement.records import read_run
 from fedif_flower.attacks.scaling import HonestScaling
 from fedif_flower.client.app import task_app
@@ -41,7 +43,8 @@ from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "games-statements.csv"
-MEMBERS, ROUNDS = 20, 30
+MEMBERS = 20
+ROUNDS = 30
 STRATEGIES = ("fedavg", "fedif", "influence-descent")
 BUDGET = "1000"
 
@@ -53,14 +56,18 @@ def _long(_: AuditTask, __: AuditMember) -> Mapping[str, Any]:
 GAMES: Mapping[str, tuple[Play, int]] = {**PLAYS, "update times 1.5": (each(_long), 1)}
 
 
-class Members:
+class MembersApp:
     """The members of a federation as one client app: what each sends, round by round."""
 
     def __init__(self, task: AuditTask, members: Sequence[AuditMember]) -> None:
-        self._members, self._seed = members, task.config.seed
-        self._app, model = task_app(), task.new_model(self._seed)
+        self._members = members
+        self._seed = task.config.seed
+        self._app = task_app()
+        model = task.new_model(self._seed)
         self._trainers = [Trainer(task, member, model, self._seed) for member in members]
-        self._round, self._sent = 0, torch.zeros(0, 0)
+        # The last round that was trained, and what all send in it, [m, d].
+        self._round = 0
+        self._sent = torch.zeros(0, 0)
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message as one of the members."""
@@ -68,11 +75,13 @@ class Members:
             return self._app(message, context)
         arrays = message.content.array_records["arrays"].to_torch_state_dict()
         received = torch.cat([array.flatten() for array in arrays.values()])
-        self._train(received, int(str(message.content.config_records["config"]["server-round"])))
+        server_round = int(str(message.content.config_records["config"]["server-round"]))
+        self._train(received, server_round)
         number = context.node_id - FIRST_NODE_ID
-        parts = torch.split(self._sent[number], [array.numel() for array in arrays.values()])
-        own = zip(arrays.items(), parts, strict=True)
-        sent = {name: part.view_as(array) for (name, array), part in own}
+        pieces = torch.split(self._sent[number], [array.numel() for array in arrays.values()])
+        sent = {}
+        for (name, array), piece in zip(arrays.items(), pieces, strict=True):
+            sent[name] = piece.view_as(array)
         claimed = int(self._members[number].claimed)
         content = RecordDict()
         content["arrays"] = ArrayRecord(sent)
@@ -87,7 +96,8 @@ class Members:
         rows = torch.stack(updates)  # [m, d]
         generator = torch_generator("audit-collusion", self._seed, server_round)
         collude(self._members, received, rows, generator)
-        self._round, self._sent = server_round, received + rows
+        self._round = server_round
+        self._sent = received + rows
 
 
 @cache
@@ -102,7 +112,7 @@ def account_of(
 ) -> tuple[Account, float]:
     """Return the account of a federation's statement, and the accuracy that it ends with."""
     with TemporaryDirectory() as folder:
-        own: dict[str, Scalar] = {
+        settings: dict[str, Scalar] = {
             "strategy": strategy,
             "num-clients": len(members),
             "num-server-rounds": ROUNDS,
@@ -117,8 +127,8 @@ def account_of(
             "output-dir": folder,
             "run-name": "run",
         }
-        config = RunConfig.from_run_config({**RunConfig.defaults(), **own}, server_parts())
-        grid = LocalGrid(Members(task, members), len(members))
+        config = RunConfig.from_run_config({**RunConfig.defaults(), **settings}, server_parts())
+        grid = LocalGrid(MembersApp(task, members), len(members))
         run_dir = run_federation(grid, config, parts=server_parts())
         last = RunFolder(run_dir).rounds.read()[-1]
         return settle(read_run(run_dir)), float(last["test_accuracy"])
@@ -133,30 +143,42 @@ def honest(epochs: int, strategy: str, seed: int) -> tuple[Account, float]:
 
 def measure(cell: Row) -> list[Row]:
     """Return who has which share, and which verdict, in one federation."""
-    epochs, strategy, seed = int(cell["epochs"]), str(cell["strategy"]), int(cell["seed"])
+    epochs = int(cell["epochs"])
+    strategy = str(cell["strategy"])
+    seed = int(cell["seed"])
     play, count = GAMES[str(cell["game"])]
     before, _ = honest(epochs, strategy, seed)
-    ranked = sorted(before.members, key=lambda member: member.contribution)
-    start = (MEMBERS - count) // 2
-    players = sorted(own.client_id - FIRST_NODE_ID for own in ranked[start : start + count])
     task = task_of(epochs, seed)
-    members = let_play(task, players, play)
+    members = let_play(task, middle_members(before, count), play)
     after, accuracy = account_of(task, members, strategy)
     marked = [number for number, member in enumerate(members) if member.is_marked]
-    playing_now = {own.client_id - FIRST_NODE_ID: own for own in after.members}
-    honest_then = {own.client_id - FIRST_NODE_ID: own for own in before.members}
-    share = sum(playing_now[number].share for number in marked)
+    accounts_after = by_number(after)
+    accounts_before = by_number(before)
+    share = sum(accounts_after[number].share for number in marked)
     # Whom the players add was not there.
-    honest_share = sum(honest_then[n].share for n in marked if n in honest_then)
-    return [
-        {
-            "share": f"{share:.6g}",
-            "honest_share": f"{honest_share:.6g}",
-            "verdicts": " ".join(playing_now[number].verdict.level for number in marked),
-            "paid": f"{sum(own.share for own in after.members):.6g}",
-            "test_accuracy": f"{accuracy:.6g}",
-        }
-    ]
+    were_there = [number for number in marked if number in accounts_before]
+    honest_share = sum(accounts_before[number].share for number in were_there)
+    row = {
+        "share": f"{share:.6g}",
+        "honest_share": f"{honest_share:.6g}",
+        "verdicts": " ".join(accounts_after[number].verdict.level for number in marked),
+        "paid": f"{sum(account.share for account in after.members):.6g}",
+        "test_accuracy": f"{accuracy:.6g}",
+    }
+    return [row]
+
+
+def middle_members(account: Account, count: int) -> list[int]:
+    """Return the numbers of ``count`` members in the middle, by what they contribute."""
+    ranked = sorted(account.members, key=lambda member: member.contribution)
+    start = (MEMBERS - count) // 2
+    middle = ranked[start : start + count]
+    return sorted(member.client_id - FIRST_NODE_ID for member in middle)
+
+
+def by_number(account: Account) -> dict[int, MemberAccount]:
+    """Return members' accounts by their number in the federation."""
+    return {member.client_id - FIRST_NODE_ID: member for member in account.members}
 
 
 def gain(row: Mapping[str, str]) -> float:
@@ -166,22 +188,26 @@ def gain(row: Mapping[str, str]) -> float:
 
 def table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
     """Return mean gains with their ranges over seeds, and in how many seeds all are accepted."""
+    by_cell: dict[tuple[str, str, str], list[Mapping[str, str]]] = defaultdict(list)
+    for row in rows:
+        by_cell[row["game"], row["epochs"], row["strategy"]].append(row)
     runs = sorted({(row["epochs"], row["strategy"]) for row in rows})
     lines = []
     for game in GAMES:
-        line = [game]
-        for run in runs:
-            own = [r for r in rows if r["game"] == game and (r["epochs"], r["strategy"]) == run]
-            gains = [gain(row) for row in own]
-            accepted = sum("accept" in row["verdicts"] for row in own)
-            told = "-"
-            if own:
-                mean = statistics.fmean(gains)
-                told = f"{mean:.2f} ({min(gains):.2f}\N{EN DASH}{max(gains):.2f}), {accepted}"
-            line.append(told)
-        lines.append(line)
+        cells = [_shown(by_cell[game, epochs, strategy]) for epochs, strategy in runs]
+        lines.append([game, *cells])
     heading = ["game", *(f"{strategy}, E = {epochs}" for epochs, strategy in runs)]
     return ResultTable("Games in statements", heading, lines, num_labels=1)
+
+
+def _shown(of_seeds: Sequence[Mapping[str, str]]) -> str:
+    """Return the mean gain, its range, and how many statements accept all players."""
+    if not of_seeds:
+        return "-"
+    gains = [gain(row) for row in of_seeds]
+    accepted = [row for row in of_seeds if "accept" in row["verdicts"]]
+    spread = f"{min(gains):.2f}\N{EN DASH}{max(gains):.2f}"
+    return f"{statistics.fmean(gains):.2f} ({spread}), {len(accepted)}"
 
 
 def main(
@@ -192,8 +218,9 @@ def main(
 ) -> None:
     """Play what is missing, and print the table."""
     runs = product(map(int, epochs.split(",")), strategies.split(","), range(seeds), GAMES)
-    names = ("epochs", "strategy", "seed", "game")
-    cells: list[Row] = [dict(zip(names, run, strict=True)) for run in runs]
+    cells: list[Row] = []
+    for num_epochs, strategy, seed, game in runs:
+        cells.append({"epochs": num_epochs, "strategy": strategy, "seed": seed, "game": game})
     if cells:
         fill(CSV, cells, measure, again=again)
     print(*table(read_rows(CSV)).to_markdown(), sep="\n")

@@ -41,7 +41,7 @@ class OracleExclusion(ScreenedStrategy):
         assert self.current is not None  # A round is weighed.
         # Those asked in earlier rounds too, whose replies have come only now.
         nodes = [question.node for question in self.current.asked.values()]
-        bad = {node.client_id for node in nodes if self.is_malicious(node)}
-        is_honest = torch.tensor([client_id not in bad for client_id in updates.client_ids])
+        malicious = {node.client_id for node in nodes if self.is_malicious(node)}
+        is_honest = torch.tensor([client_id not in malicious for client_id in updates.client_ids])
         examples = torch.where(is_honest, updates.num_examples, 0.0)
         return Aggregation(weights=examples / examples.sum().clamp_min(1e-300))

@@ -6,6 +6,7 @@ A study may be stopped at any time: what is there is not measured again.
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import platform
 import subprocess
@@ -33,7 +34,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"  # of a check
 _CPUS = Path("/proc/cpuinfo")  # of Linux
 
 Row = Mapping[str, Any]
-ORIGIN = ("revision", "seed")  # Without which no row of a measurement is written.
+ORIGIN = ("revision", "seed")  # No row of a measurement is written without them.
 NO_SEED = "none"  # In the place of a seed where nothing is drawn by one.
 
 
@@ -61,7 +62,7 @@ def add_rows(
     anew : bool
         They take the place of those that are there.
     instead : callable
-        They take the place of those of which this is true.
+        They take the place of those for which this is true.
 
     Raises
     ------
@@ -88,12 +89,7 @@ def put_derived(path: Path, rows: Sequence[Row]) -> None:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """Return rows as the text of a CSV file."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return _lines(rows, _columns_of(rows), with_head=True)
 
 
 def _require_origin(path: Path, row: Row) -> None:
@@ -111,23 +107,34 @@ def _write(path: Path, rows: Sequence[Row], leaves: Callable[[Row], bool]) -> No
     make_folder(path.parent)
     lock = cache_root() / "locks" / content_key(str(path.resolve()), 16)
     with exclusive_lock(lock):
-        there = read_rows(path)
-        before: list[Row] = [row for row in there if not leaves(row)]
+        old_rows = read_rows(path)
+        staying: list[Row] = [row for row in old_rows if not leaves(row)]
         text = ""
-        if path.exists() and (before or not there):
+        # Where all rows leave, their columns leave with them.
+        if path.exists() and (staying or not old_rows):
             text = path.read_text()
         head = next(csv.reader([text.partition("\n")[0]]), [])
-        columns = list(dict.fromkeys([*head, *(key for row in rows for key in row)]))
-        if columns == head and len(before) == len(there):
-            before = []  # The text has them.
+        columns = list(dict.fromkeys([*head, *_columns_of(rows)]))
+        if columns == head and len(staying) == len(old_rows):
+            # The text has the old rows as they are to stay.
+            write_atomically(path, text + _lines(rows, columns, with_head=not text))
         else:
-            text = ""
-        added = StringIO()
-        writer = csv.DictWriter(added, columns, restval="", lineterminator="\n")
-        if not text:
-            writer.writeheader()
-        writer.writerows([*before, *rows])
-        write_atomically(path, text + added.getvalue())
+            write_atomically(path, _lines([*staying, *rows], columns, with_head=True))
+
+
+def _columns_of(rows: Sequence[Row]) -> list[str]:
+    """Return the columns of rows, in the order of their coming."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(rows)))
+
+
+def _lines(rows: Sequence[Row], columns: Sequence[str], *, with_head: bool) -> str:
+    """Return rows as lines of a CSV file."""
+    text = StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    if with_head:
+        writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
@@ -142,24 +149,21 @@ def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
     """
     text = page.read_text()
     for name, lines in tables.items():
-        begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
-        head, _, rest = text.partition(begin)
-        _, ended, tail = rest.partition(end)
-        if ended:
-            text = head + begin + "".join(f"{line}\n" for line in lines) + end + tail
+        begin = f"<!-- begin: {name} -->\n"
+        end = f"<!-- end: {name} -->"
+        before, _, rest = text.partition(begin)
+        _, end_mark, after = rest.partition(end)
+        if end_mark:
+            table = "".join(f"{line}\n" for line in lines)
+            text = before + begin + table + end + after
     write_atomically(page, text)
 
 
 def machine() -> dict[str, str]:
     """Return what a figure must be read with; no host names, no paths."""
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in (_CPUS.read_text().splitlines() if _CPUS.exists() else ())
-        if line.startswith("model name")
-    ]
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "processor": names[0] if names else platform.machine(),
+        "processor": _processor(),
         "cores": str(os.cpu_count()),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "",
         "threads": str(torch.get_num_threads()),
@@ -169,13 +173,24 @@ def machine() -> dict[str, str]:
     }
 
 
+def _processor() -> str:
+    """Return what the CPU is called; where the system does not say, its architecture."""
+    if _CPUS.exists():
+        for line in _CPUS.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
 def revision() -> str:
     """Return the revision that is checked out; outside a checkout, the package's version.
 
     Where the code differs from the revision, ``-changed`` follows it.
     """
     number, changed = _checked_out()
-    return f"{number}-changed" if changed else number
+    if changed:
+        return f"{number}-changed"
+    return number
 
 
 def committed_revision() -> str:

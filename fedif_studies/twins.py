@@ -26,17 +26,22 @@ from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "twins-noise.csv"
-MEMBERS, ROUNDS = 20, 30
-ALPHAS, EPOCHS, NOISE = (0.1, 1.0, 10.0), (1, 5), (0.5, 1.0, 2.0)
+MEMBERS = 20
+ROUNDS = 30
+ALPHAS = (0.1, 1.0, 10.0)
+EPOCHS = (1, 5)
+NOISE = (0.5, 1.0, 2.0)
 
 
 def hidden(noise: float) -> Play:
     """Let one appear as three, each with noise so many times as long as its update."""
 
-    def play(task: AuditTask, own: Sequence[AuditMember]) -> list[AuditMember]:
+    def play(task: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
+        owner = players[0]
         count = len(task.members)
-        ids = (own[0].identity, count, count + 1)
-        return [replace(own[0], identity=i, behaviour=NoisyUpdate(noise)) for i in ids]
+        identities = (owner.identity, count, count + 1)
+        behaviour = NoisyUpdate(noise)
+        return [replace(owner, identity=identity, behaviour=behaviour) for identity in identities]
 
     return play
 
@@ -51,24 +56,31 @@ def own_parts(steps: Sequence[AuditStep]) -> list[OwnPart]:
     parts = torch.stack(rounds)  # [T, m, 256]
     squares = parts.square().sum(dim=(0, 2)).tolist()
     sums = parts.sum(dim=0).tolist()
-    return [OwnPart(len(parts), squares[i], own) for i, own in enumerate(sums)]
+    of_members = zip(squares, sums, strict=True)
+    return [OwnPart(len(parts), square, total) for square, total in of_members]
 
 
 def measure(cell: Row) -> list[Row]:
     """Return how alike each member is to another, in one federation."""
     sizes = {"num_clients": MEMBERS, "num_server_rounds": ROUNDS}
-    alpha, epochs, seed = float(cell["alpha"]), int(cell["epochs"]), int(cell["seed"])
-    task = AuditTask.of(**sizes, local_epochs=epochs, seed=seed, dirichlet_alpha=alpha)
+    seed = int(cell["seed"])
+    task = AuditTask.of(
+        **sizes,
+        local_epochs=int(cell["epochs"]),
+        seed=seed,
+        dirichlet_alpha=float(cell["alpha"]),
+    )
     members = list(task.members)
     if cell["case"] != HONEST:
-        members = let_play(task, [seed % MEMBERS], hidden(float(str(cell["case"]).split()[-1])))
+        noise = float(str(cell["case"]).split()[-1])
+        members = let_play(task, [seed % MEMBERS], hidden(noise))
     _, steps = federate(task, members, seed=seed)
-    found = likeness(own_parts(steps))
-    np.fill_diagonal(found, -1.0)
-    return [
-        {"marked": int(member.is_marked), "likeness": f"{most:.4f}"}
-        for member, most in zip(members, found.max(axis=1), strict=True)
-    ]
+    alike = likeness(own_parts(steps))  # [m, m]
+    np.fill_diagonal(alike, -1.0)  # Everybody is like themselves.
+    rows: list[Row] = []
+    for member, most in zip(members, alike.max(axis=1), strict=True):
+        rows.append({"marked": int(member.is_marked), "likeness": f"{most:.4f}"})
+    return rows
 
 
 def main(
@@ -77,17 +89,20 @@ def main(
 ) -> None:
     """Measure what is missing, and print who lies above the statement's bound."""
     cases = [HONEST, *(f"three identities, noise {noise:g}" for noise in NOISE)]
-    names = ("seed", "epochs", "alpha", "case")
-    runs = product(range(seeds), EPOCHS, ALPHAS, cases)
-    cells: list[Row] = [dict(zip(names, run, strict=True)) for run in runs]
+    cells: list[Row] = []
+    for seed, epochs, alpha, case in product(range(seeds), EPOCHS, ALPHAS, cases):
+        cells.append({"seed": seed, "epochs": epochs, "alpha": alpha, "case": case})
     if cells:
         fill(CSV, cells, measure, again=again)
     rows = read_rows(CSV)
-    for case, marked in [(HONEST, "0"), *((case, "1") for case in cases[1:])]:
-        own = [float(r["likeness"]) for r in rows if (r["case"], r["marked"]) == (case, marked)]
-        if own:
-            above = sum(value > ALIKE for value in own)
-            print(f"{case}: {min(own):.3f} to {max(own):.3f}, {above} of {len(own)} above {ALIKE}")
+    for case in cases:
+        marked = "0" if case == HONEST else "1"
+        of_case = [row for row in rows if row["case"] == case and row["marked"] == marked]
+        values = [float(row["likeness"]) for row in of_case]
+        if values:
+            spread = f"{min(values):.3f} to {max(values):.3f}"
+            above = [value for value in values if value > ALIKE]
+            print(f"{case}: {spread}, {len(above)} of {len(values)} above {ALIKE}")
 
 
 if __name__ == "__main__":

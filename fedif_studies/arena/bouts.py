@@ -71,16 +71,27 @@ SHARES = (0.1, 0.2, 0.4)
 # Chosen in advance: all attacks at one share, and these at the others too.
 MIDDLE = 0.2
 AT_EVERY_SHARE = (
-    *("label noise", "sign flip", "ALIE", "Min-Max", "PoisonedFL", "trust then harm"),
-    *("pixel trigger", "Neurotoxin", "descending backdoor"),
+    "label noise",
+    "sign flip",
+    "ALIE",
+    "Min-Max",
+    "PoisonedFL",
+    "trust then harm",
+    "pixel trigger",
+    "Neurotoxin",
+    "descending backdoor",
 )
 _DIGITS: Mapping[str, Scalar] = MappingProxyType(
     {"num-server-rounds": 40, "num-clients": 50, "fraction-train": 0.2}
 )
 _IMAGES: Mapping[str, Scalar] = MappingProxyType(
     {
-        **{"num-server-rounds": 30, "num-clients": 100, "fraction-train": 0.1},
-        **{"model": "lenet5", "local-epochs": 1, "learning-rate": 0.01},
+        "num-server-rounds": 30,
+        "num-clients": 100,
+        "fraction-train": 0.1,
+        "model": "lenet5",
+        "local-epochs": 1,
+        "learning-rate": 0.01,
     }
 )
 
@@ -90,8 +101,9 @@ def setup(dataset: str = DIGITS, data_dir: str = "") -> dict[str, Scalar]:
 
     Rules that expect a share of malicious clients are told the largest of ``SHARES``.
     """
-    own = _DIGITS if dataset == DIGITS else _IMAGES
-    return {"assumed-malicious-fraction": max(SHARES), **own, **find_data(dataset, data_dir)[0]}
+    sizes = _DIGITS if dataset == DIGITS else _IMAGES
+    data_settings, _ = find_data(dataset, data_dir)
+    return {"assumed-malicious-fraction": max(SHARES), **sizes, **data_settings}
 
 
 def bouts(
@@ -116,37 +128,36 @@ def bouts(
     ConfigError
         If a name is not known, or a share is no number above 0 and below 1.
     """
-    named = _named(rules, RULES, STRATEGIES, "strategies")
+    rule_names = _names(rules, RULES, STRATEGIES, "strategies")
+    attack_names = _names(attacks, ATTACKS, REGISTERED_ATTACKS, "attacks")
     points = [(CLEAN, 0.0)]
-    points += product(
-        _named(attacks, ATTACKS, REGISTERED_ATTACKS, "attacks"),
-        _shares(shares) if shares else SHARES,
-    )
+    points += product(attack_names, _shares(shares) if shares else SHARES)
     if not attacks and not shares:
-        always = (CLEAN, *AT_EVERY_SHARE)
-        points = [(a, share) for a, share in points if share == MIDDLE or a in always]
-    return [
-        {"data": data, "seed": seed, "attack": a, "share": share, "rule": rule, "bounds": bounds}
-        for seed, (a, share), rule in product(seeds, points, named)
-        for bounds in bounds_of(_weights(rule))
-    ]
+        at_all_shares = (CLEAN, *AT_EVERY_SHARE)
+        points = [point for point in points if point[0] in at_all_shares or point[1] == MIDDLE]
+    rows: list[Row] = []
+    for seed, (attack, share), rule in product(seeds, points, rule_names):
+        condition = {"data": data, "seed": seed, "attack": attack, "share": share, "rule": rule}
+        rows += [{**condition, "bounds": bounds} for bounds in bounds_of(_weights(rule))]
+    return rows
 
 
 def play(
     path: Path,
-    wanted: Sequence[Row],
+    all_bouts: Sequence[Row],
     common: Mapping[str, Scalar],
     jobs: int,
     *,
     again: bool = False,
 ) -> bool:
-    """Play the bouts of which the file has no row; see :func:`~fedif_studies.lab.run.fill`."""
-    return fill(path, wanted, partial(measure, dict(common)), jobs=jobs, again=again)
+    """Play the bouts without a row in the file; see :func:`~fedif_studies.lab.run.fill`."""
+    return fill(path, all_bouts, partial(measure, dict(common)), jobs=jobs, again=again)
 
 
 def measure(common: Mapping[str, Scalar], bout: Row) -> list[Row]:
     """Return a bout's figures. Contributions are by Simpson's rule where there are any."""
-    rule, attack = bout["rule"], bout["attack"]
+    rule = bout["rule"]
+    attack = bout["attack"]
     attributed = can_be_attributed(_weights(rule))
     settings: dict[str, Scalar] = {
         **common,
@@ -165,19 +176,23 @@ def measure(common: Mapping[str, Scalar], bout: Row) -> list[Row]:
 
 
 def _weights(rule: str) -> str:
-    return str(RULES.get(rule, {"rule.weights": rule})["rule.weights"])
+    """Return a rule's name in a run config."""
+    if rule not in RULES:
+        return rule
+    return str(RULES[rule]["rule.weights"])
 
 
-def _named(names: str, known: Iterable[str], registered: Registry, what: str) -> list[str]:
-    allowed = list(known)
-    chosen = [name.strip() for name in names.split(",") if name.strip()] or allowed
-    for name in chosen:
-        if name == CLEAN or (name not in allowed and name not in registered):
+def _names(text: str, of_arena: Iterable[str], registered: Registry, option: str) -> list[str]:
+    """Return the names of a list divided by commas, or all of the arena's if it is empty."""
+    arena_names = list(of_arena)
+    names = [name.strip() for name in text.split(",") if name.strip()] or arena_names
+    for name in names:
+        if name == CLEAN or (name not in arena_names and name not in registered):
             also = f"and the names of `fedif list`, {registered.also} among them"
-            raise ConfigError(f"{what} = {name!r}; allowed: {', '.join(allowed)}, {also}")
-        if name not in allowed and registered.is_own(name):
+            raise ConfigError(f"{option} = {name!r}; allowed: {', '.join(arena_names)}, {also}")
+        if name not in arena_names and registered.is_own(name):
             registered.load(name)  # One that cannot be imported is said before anything runs.
-    return chosen
+    return names
 
 
 def _shares(text: str) -> list[float]:

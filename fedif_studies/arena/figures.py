@@ -11,7 +11,7 @@ from fedif_consortium.statement.shares import fall_of, left_out_rounds, reason_a
 from fedif_flower.run.folder import RunFolder
 from fedif_studies.rows import Row
 
-_OF_ROUND = ("loss_before", "loss_after", "decrease", "attributed", "remainder")
+_LOSSES = ("loss_before", "loss_after", "decrease", "attributed", "remainder")
 
 
 def read_figures(folder: RunFolder) -> Row:
@@ -20,28 +20,28 @@ def read_figures(folder: RunFolder) -> Row:
     Shares are of 1; accuracy is the mean of the last ten rounds; a malicious client's
     contribution is in an honest one's, before credit's bounds.
     """
-    summary, replies = folder.summary.read(), folder.clients.read()
+    summary = folder.summary.read()
+    replies = folder.clients.read()
     malicious = {row["client_id"]: row["malicious"] == "1" for row in replies}
     contributions = by_client(folder.attribution.read(), "contribution")
-    paid = _paid(folder)
     figures = {
         "accuracy": summary["test_accuracy_last_ten"],
         "attack-success": summary["attack_success"],
         "malicious-weight": summary["malicious_weight_share"],
         "weight-auc": low_means_auc(by_client(replies, "weight"), malicious),
         "attribution-auc": low_means_auc(contributions, malicious),
-        "attackers-gain": attackers_gain(paid, malicious),
+        "attackers-gain": attackers_gain(_paid(folder), malicious),
         "aggregation-seconds": summary["aggregation_seconds_per_round"],
     }
-    return {k: "" if value is None else f"{value:.6g}" for k, value in figures.items()}
+    return {name: "" if value is None else f"{value:.6g}" for name, value in figures.items()}
 
 
 def _paid(folder: RunFolder) -> dict[str, list[float]]:
     """Return by client what its statement counts; empty: it gives nobody a share."""
-    rounds = [
-        RoundLoss(int(row["round"]), *(float(row[column]) for column in _OF_ROUND))
-        for row in folder.attributed_rounds.read()
-    ]
+    rounds = []
+    for row in folder.attributed_rounds.read():
+        losses = [float(row[column]) for column in _LOSSES]
+        rounds.append(RoundLoss(int(row["round"]), *losses))
     if not rounds:
         return {}
     left_out = left_out_rounds(rounds)
@@ -54,16 +54,18 @@ def _paid(folder: RunFolder) -> dict[str, list[float]]:
         math.fsum(row.remainder for row in used),
         list(map(math.fsum, contributions.values())),
     )
-    return {} if reason else contributions
+    if reason:
+        return {}
+    return contributions
 
 
 def by_client(rows: Iterable[Mapping[str, str]], column: str) -> dict[str, list[float]]:
     """Return the finite values of a column by client; a client without any is left out."""
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for row in rows:
         if row[column] and math.isfinite(float(row[column])):
-            found.setdefault(row["client_id"], []).append(float(row[column]))
-    return found
+            values.setdefault(row["client_id"], []).append(float(row[column]))
+    return values
 
 
 def low_means_auc(
@@ -84,7 +86,7 @@ def low_means_auc(
     # Imported here: it takes a second, of every client and command line.
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(kinds, [-fmean(own) for own in values.values()]))
+    return float(roc_auc_score(kinds, [-fmean(of_client) for of_client in values.values()]))
 
 
 def attackers_gain(
@@ -92,8 +94,8 @@ def attackers_gain(
 ) -> float | None:
     """Return malicious clients' mean contribution, as a multiple of honest clients' mean.
 
-    A client's is the sum over its rounds, and 0 where that is negative. A statement pays less: what
-    of it lies within the bounds of credit.
+    A client's is the sum over its rounds, and 0 where the sum is negative. A statement pays less:
+    the part that lies within the bounds of credit.
 
     Parameters
     ----------
@@ -102,8 +104,10 @@ def attackers_gain(
         no honest client contributed anything.
     """
     sums: dict[bool, list[float]] = {True: [], False: []}
-    for client, own in contributions.items():
-        sums[malicious[client]].append(max(math.fsum(own), 0.0))
-    if not all(sums.values()) or not any(sums[False]):
+    for client, of_rounds in contributions.items():
+        sums[malicious[client]].append(max(math.fsum(of_rounds), 0.0))
+    attackers = sums[True]
+    honest = sums[False]
+    if not attackers or not any(honest):
         return None
-    return fmean(sums[True]) / fmean(sums[False])
+    return fmean(attackers) / fmean(honest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,63 +14,79 @@ from fedif_studies.rows import put_tables
 
 Point = tuple[str, str]
 """An attack and its share of malicious clients."""
-Found = Mapping[tuple[str, str], Mapping[Point, MeanStd]]
+ByPoint = Mapping[Point, MeanStd]
+ByRule = Mapping[tuple[str, str], ByPoint]
 """By rule and bounds: a figure's mean and deviation over seeds under each attack."""
 
 
-def over_seeds(rows: Iterable[Mapping[str, str]], data: str, figure: str) -> Found:
+def over_seeds(rows: Iterable[Mapping[str, str]], data: str, figure: str) -> ByRule:
     """Return a figure of a data set's bouts in percent, in the order of the rows."""
     values: dict[tuple[str, str], dict[Point, list[float]]] = {}
     for row in rows:
         if row["data"] == data and row[figure]:
-            own = values.setdefault((row["rule"], row["bounds"]), {})
-            own.setdefault((row["attack"], row["share"]), []).append(100 * float(row[figure]))
-    return {
-        rule: {point: MeanStd.of(found) for point, found in own.items()}
-        for rule, own in values.items()
-    }
+            of_rule = values.setdefault((row["rule"], row["bounds"]), {})
+            of_seeds = of_rule.setdefault((row["attack"], row["share"]), [])
+            of_seeds.append(100 * float(row[figure]))
+    means = {}
+    for rule, of_rule in values.items():
+        means[rule] = {point: MeanStd.of(of_seeds) for point, of_seeds in of_rule.items()}
+    return means
 
 
 def worst_cases(rows: Sequence[Mapping[str, str]], data: str) -> ResultTable:
     """Return a line per rule and bounds: without attack, and at its worst over the attacks."""
-    accuracy, success = (over_seeds(rows, data, f) for f in ("accuracy", "attack-success"))
-    shares = sorted({share for own in accuracy.values() for _, share in own if float(share)})
+    accuracy = over_seeds(rows, data, "accuracy")
+    success = over_seeds(rows, data, "attack-success")
+    points = itertools.chain.from_iterable(accuracy.values())
+    shares = sorted({share for _attack, share in points if float(share)})
     heading = ["rule", "bounds", "no attack"]
     heading += [f"worst at {float(share):.0%}, by" for share in shares]
     heading += [f"backdoor at {float(share):.0%}" for share in shares]
     lines = []
-    for rule, own in accuracy.items():
-        clean = [found for (attack, _), found in own.items() if attack == CLEAN]
-        line = [*rule, clean[0].shown(".1f") if clean else "-"]
-        line += [_extreme(own, share, min) for share in shares]
-        line += [_extreme(success.get(rule, {}), share, max) for share in shares]
+    for rule, accuracies in accuracy.items():
+        successes = success.get(rule, {})
+        line = [*rule, _without_attack(accuracies)]
+        line += [_extreme(accuracies, share, min) for share in shares]
+        line += [_extreme(successes, share, max) for share in shares]
         lines.append(line)
     title = f"{data}: test accuracy and a backdoor's success, %"
     return ResultTable(title, heading, lines, num_labels=2)
 
 
-def _extreme(own: Mapping[Point, MeanStd], share: str, choose: Callable[..., Point]) -> str:
-    points = [(attack, s) for attack, s in own if s == share and attack != CLEAN]
+def _without_attack(figures: ByPoint) -> str:
+    """Return the figure where nobody attacks, or a dash."""
+    for (attack, _share), figure in figures.items():
+        if attack == CLEAN:
+            return figure.shown(".1f")
+    return "-"
+
+
+def _extreme(figures: ByPoint, share: str, choose: Callable[..., Point]) -> str:
+    """Return the least or the largest figure at a share of malicious clients, with the attack."""
+    points = [point for point in figures if point[0] != CLEAN and point[1] == share]
     if not points:
         return "-"
-    point = choose(points, key=lambda one: own[one].mean)
-    return f"{own[point].shown('.1f')}, {point[0]}"
+    extreme = choose(points, key=lambda point: figures[point].mean)
+    attack, _ = extreme
+    return f"{figures[extreme].shown('.1f')}, {attack}"
 
 
 def every_attack(rows: Sequence[Mapping[str, str]], data: str, figure: str) -> ResultTable:
     """Return a line per attack and share, with a figure of each rule and bounds."""
-    values = (
-        ((_condition(row),), f"{row['rule']}, {row['bounds']}", 100 * float(row[figure]))
-        for row in rows
-        if row["data"] == data and row[figure]
-    )
+    values = []
+    for row in rows:
+        if row["data"] == data and row[figure]:
+            line = (_condition(row),)
+            column = f"{row['rule']}, {row['bounds']}"
+            values.append((line, column, 100 * float(row[figure])))
     title = f"{data}: {figure}, %"
-    return pivot(title, ["attack"], values, lambda own: MeanStd.of(own).shown(".1f"))
+    return pivot(title, ["attack"], values, lambda of_seeds: MeanStd.of(of_seeds).shown(".1f"))
 
 
 def _condition(row: Mapping[str, str]) -> str:
-    clean = row["attack"] == CLEAN
-    return "no attack" if clean else f"{row['attack']}, {float(row['share']):.0%}"
+    if row["attack"] == CLEAN:
+        return "no attack"
+    return f"{row['attack']}, {float(row['share']):.0%}"
 
 
 def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
@@ -81,9 +98,9 @@ def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
             tables[f"{data} {figure}"] = every_attack(rows, data, figure)
     if not page.exists():
         make_folder(page.parent)
-        marked = (
-            f"## {table.title}\n\n<!-- begin: {name} -->\n<!-- end: {name} -->\n"
-            for name, table in tables.items()
-        )
-        write_atomically(page, "\n".join(["# Arena\n", *marked]))
+        sections = ["# Arena\n"]
+        for name, table in tables.items():
+            marks = f"<!-- begin: {name} -->\n<!-- end: {name} -->\n"
+            sections.append(f"## {table.title}\n\n{marks}")
+        write_atomically(page, "\n".join(sections))
     put_tables(page, {name: table.to_markdown() for name, table in tables.items()})

@@ -51,8 +51,11 @@ class AlternatingStep(Behaviour):
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the last step further in odd rounds, the trained parameters in even ones."""
+        # Asked in even rounds too: it remembers the model that this round's step starts from.
         step = last_step(own)
-        return own.received + self.factor * step if own.server_round % 2 else own.trained
+        if own.server_round % 2:
+            return own.received + self.factor * step
+        return own.trained
 
 
 @dataclass
@@ -134,15 +137,16 @@ class SharedNoise(Colluder):
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the updates ``[k, d]``, all the same."""
-        before, self._received = self._received, received.clone()
-        step = self.factor * (received - (received if before is None else before))
+        before = received if self._received is None else self._received
+        self._received = received.clone()
+        step = self.factor * (received - before)
         noise = gaussian_of_length(received, step.norm(), generator)
         return (step + noise).expand_as(updates)
 
 
 @dataclass
 class MoreOfLastSteps(Behaviour):
-    r"""Sends ``factor`` times what its update has of the last three steps, and the rest as it is.
+    r"""Sends its update's part along the last three steps ``factor`` times, the rest as it is.
 
     :math:`u \leftarrow u + (c - 1) \sum_k \langle u, e_k \rangle e_k` with :math:`e_k` the basis of
     these steps.
@@ -153,15 +157,16 @@ class MoreOfLastSteps(Behaviour):
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the parameters with more of the last steps."""
         received = own.received
-        known = own.memory.get("received", received[None]).to(received)  # [k, d], the newest first.
-        if known[0].ne(received).any():
-            known = torch.cat([received[None], known])[: REMEMBERED + 1]
-        own.memory["received"] = known.clone()
-        if len(known) == 1:
+        models = own.memory.get("received", received[None]).to(received)  # [k, d], newest first.
+        if models[0].ne(received).any():
+            models = torch.cat([received[None], models])[: REMEMBERED + 1]
+        own.memory["received"] = models.clone()
+        if len(models) == 1:
             return own.trained
-        past = PastSteps(tuple(known[:-1] - known[1:]))
+        past = PastSteps(tuple(models[:-1] - models[1:]))
         shares = past.shares((own.trained - received)[None]).to(received)  # [1, k]
-        return own.trained + (self.factor - 1) * (shares @ past.basis)[0]
+        along_steps = (shares @ past.basis)[0]
+        return own.trained + (self.factor - 1) * along_steps
 
 
 class GradientAndLastStep(Behaviour):
@@ -179,13 +184,13 @@ class GradientAndLastStep(Behaviour):
     ) -> Tensor:
         """Remember the gradient at the received model; the pixels stay as they are."""
         loss = cross_entropy(model(normalize(pixels)), labels)
-        found = torch.autograd.grad(loss, list(model.parameters()))
-        self._gradient = parameters_to_vector(found)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        self._gradient = parameters_to_vector(gradients)
         return pixels
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters, both steps further."""
         gradient = self._gradient.to(own.received)
         length = (own.trained - own.received).norm() / gradient.norm().clamp_min(1e-30)
-        found: Tensor = own.received - length * gradient + last_step(own)
-        return found
+        sent: Tensor = own.received - length * gradient + last_step(own)
+        return sent

@@ -20,8 +20,10 @@ def harm_and_repair(own: ClientRound, harm: Tensor) -> Tensor:
     if own.server_round % 2:
         own.memory[_SENT] = harm
         return own.received + harm
-    sent = own.memory.get(_SENT)
-    return own.trained if sent is None else own.received - sent.to(own.received)
+    harm_before = own.memory.get(_SENT)
+    if harm_before is None:
+        return own.trained
+    return own.received - harm_before.to(own.received)
 
 
 @dataclass
@@ -64,7 +66,9 @@ class HarmForRepair(Colluder):
             return updates
         sent = updates.clone()
         if self._harm is None:
-            sent[-1] = self._harm = -self.factor * updates[-1]
+            self._harm = -self.factor * updates[-1]
+            sent[-1] = self._harm
         else:
-            sent[0], self._harm = sent[0] - self._harm, None
+            sent[0] -= self._harm
+            self._harm = None
         return sent

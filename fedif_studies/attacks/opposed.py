@@ -37,6 +37,7 @@ class OpposedUpdates(Colluder):
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the updates ``[k, d]``: as they are where nobody is there to take away."""
+        # Asked in every round: it may remember the model.
         direction = self.direction(received, updates)
         self._rounds += 1
         if len(updates) < 2 or self._rounds % self.every:
@@ -59,5 +60,6 @@ class OpposedSteps(OpposedUpdates):
 
     def direction(self, received: Tensor, updates: Tensor) -> Tensor:
         """Return the last global step, ``[d]``."""
-        before, self._received = self._received, received.clone()
-        return torch.zeros_like(received) if before is None else received - before
+        before = received if self._received is None else self._received
+        self._received = received.clone()
+        return received - before

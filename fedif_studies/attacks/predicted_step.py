@@ -11,7 +11,8 @@ from torch import Tensor
 from fedif_flower.attacks.behaviour import Behaviour, ClientRound
 from fedif_flower.settings import Setting
 
-_MODELS, _ROUNDS = "models", "rounds"
+_MODELS = "models"
+_ROUNDS = "rounds"
 
 
 @dataclass
@@ -53,8 +54,10 @@ class PredictedStep(Behaviour):
         last = steps[-1]
         predicted = last + curvature_product(moves[:-1], steps.diff(dim=0), moves[-1])
         length = predicted.norm()
-        shorter = (last.norm() / length).clamp_max(1.0) if length > 0 else 1.0
-        return own.received + (self.factor * shorter * predicted).to(own.received)
+        factor = self.factor
+        if length > 0:
+            factor = factor * (last.norm() / length).clamp_max(1.0)
+        return own.received + (factor * predicted).to(own.received)
 
     def _remember(self, own: ClientRound) -> tuple[Tensor, Tensor]:
         """Return the models received so far ``[k, d]`` and their rounds ``[k]``, in float64."""
@@ -63,7 +66,8 @@ class PredictedStep(Behaviour):
         if _MODELS in own.memory:
             models = torch.cat([own.memory[_MODELS], models])[-self.window - 2 :]
             rounds = torch.cat([own.memory[_ROUNDS], rounds])[-self.window - 2 :]
-        own.memory[_MODELS], own.memory[_ROUNDS] = models, rounds
+        own.memory[_MODELS] = models
+        own.memory[_ROUNDS] = rounds
         return models.double(), rounds.double()
 
 
@@ -106,7 +110,7 @@ def curvature_product(moves: Tensor, changes: Tensor, vector: Tensor) -> Tensor:
     upper = torch.cat([-products.diagonal().diag(), below.T], dim=1)
     lower = torch.cat([below, sigma * (moves @ moves.T)], dim=1)
     middle = torch.cat([upper, lower])  # [2k, 2k]
-    known = torch.cat([changes, sigma * moves])  # [2k, d]
+    pairs = torch.cat([changes, sigma * moves])  # [2k, d]
     # Pairs that depend on each other leave it singular.
-    parts: Tensor = torch.linalg.pinv(middle, hermitian=True) @ (known @ vector)  # [2k]
-    return sigma * vector - parts @ known
+    parts: Tensor = torch.linalg.pinv(middle, hermitian=True) @ (pairs @ vector)  # [2k]
+    return sigma * vector - parts @ pairs

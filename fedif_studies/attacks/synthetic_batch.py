@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fedif_flower.attacks.behaviour import Behaviour, Normalize
 from fedif_flower.settings import Setting
 
-_BOUND = 4.0  # Of what stands for a pixel before the sigmoid.
+_BOUND = 4.0  # The largest size of a latent, which stands for a pixel before the sigmoid.
 
 
 @dataclass
@@ -45,18 +45,19 @@ class SyntheticBatch(Behaviour):
     steps: Annotated[int, Setting("how often they are moved in a round", ge=0)] = 10
     rate: Annotated[float, Setting("how far a latent is moved at most", gt=0)] = 0.2
     alone: bool = False
+    _count = 0  # Examples of the batch.
 
     def poison_examples(
         self, pixels: Tensor, labels: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         """Return the examples, those of the batch last."""
-        made = []
+        examples = []
         for label in range(num_classes):
-            own = pixels[labels == label]
-            mean = (own if len(own) else pixels).mean(dim=0)
+            of_class = pixels[labels == label]
+            mean = (of_class if len(of_class) else pixels).mean(dim=0)
             noise = torch.rand(self.per_class, *mean.shape, generator=generator).to(pixels)
-            made.append(0.7 * mean + 0.3 * noise)
-        batch = torch.cat(made).to(pixels)
+            examples.append(0.7 * mean + 0.3 * noise)
+        batch = torch.cat(examples).to(pixels)
         targets = torch.arange(num_classes, device=labels.device).repeat_interleave(self.per_class)
         self._count = len(batch)
         if self.alone:
@@ -72,7 +73,8 @@ class SyntheticBatch(Behaviour):
         generator: torch.Generator,
     ) -> Tensor:
         """Return the pixels, those of the batch optimised on the received model."""
-        batch, targets = pixels[-self._count :], labels[-self._count :]
+        batch = pixels[-self._count :]
+        targets = labels[-self._count :]
         latent = torch.logit(batch, eps=1e-3).clamp(-_BOUND, _BOUND)
         was_training = model.training
         model.eval()
@@ -80,10 +82,8 @@ class SyntheticBatch(Behaviour):
             latent.requires_grad_(True)
             loss = cross_entropy(model(normalize(latent.sigmoid())), targets, reduction="sum")
             (slope,) = torch.autograd.grad(loss, latent)
-            largest = slope.abs().flatten(1).amax(dim=1).clamp_min(1e-30)
-            moved = slope / largest.view(-1, *(1 for _ in slope.shape[1:]))
-            latent = (latent.detach() - self.rate * moved).clamp(-_BOUND, _BOUND)
+            largest = slope.abs().amax(dim=(1, 2, 3), keepdim=True).clamp_min(1e-30)
+            move = self.rate * (slope / largest)
+            latent = (latent.detach() - move).clamp(-_BOUND, _BOUND)
         model.train(was_training)
         return torch.cat([pixels[: -self._count], latent.detach().sigmoid()])
-
-    _count = 0  # Of the batch.

@@ -37,4 +37,7 @@ class TrustThenHarm(Colluder):
         """Return the updates ``[k, d]``, all the same."""
         harms = self._rounds % (self.earning + 1) == self.earning
         self._rounds += 1
-        return ((-1 if harms else 1) * self.factor * updates.mean(dim=0)).expand_as(updates)
+        sent = self.factor * updates.mean(dim=0)
+        if harms:
+            sent = -sent
+        return sent.expand_as(updates)

@@ -13,11 +13,15 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.tasks.batches import tensor_pair
 from fedif_flower.valuation.validation import Validation
 
-_ENOUGH = 0.95  # Of a batch that is to get the class.
+_ENOUGH = 0.95  # The share of a batch that has to get the class.
 _BATCH = 32
 _STEP = 0.1  # Adam's.
-_PENALTY, _DEARER, _CHEAPER = 0.01, 1.2, 1 / 1.3
-_LEAST_PENALTY, _MOST_PENALTY = 1e-4, 10.0
+# The penalty on a mask's size: at first, what multiplies it, its bounds.
+_PENALTY = 0.01
+_DEARER = 1.2
+_CHEAPER = 1 / 1.3
+_LEAST_PENALTY = 1e-4
+_MOST_PENALTY = 10.0
 
 
 class Triggers(NamedTuple):
@@ -31,10 +35,23 @@ class Triggers(NamedTuple):
         """How many pixels each mask covers, ``[C]``."""
         return self.masks.flatten(1).sum(dim=1)
 
+    @property
+    def smallest(self) -> int:
+        """The class with the smallest mask: if any has a backdoor, this one."""
+        return int(self.sizes.argmin())
+
+    def share_of_median(self, label: int) -> float:
+        """Return the size of a class's mask over the median one's."""
+        return float(self.sizes[label] / self.sizes.median())
+
     def stamp(self, inputs: Tensor, label: int) -> Tensor:
         r"""Return images ``[n, c, h, w]`` with a class's patch, :math:`(1 - m) x + m p`."""
         mask, pattern = self.masks[label], self.patterns[label]
         return (1 - mask) * inputs + mask * pattern
+
+    def stamp_all(self, inputs: Tensor) -> Tensor:
+        """Return images ``[n, c, h, w]`` with the patch of every class, ``[C, n, c, h, w]``."""
+        return (1 - self.masks)[:, None] * inputs + (self.masks * self.patterns)[:, None]
 
 
 def held_out_images(validation: Validation, who: str) -> tuple[Tensor, Tensor]:
@@ -45,13 +62,18 @@ def held_out_images(validation: Validation, who: str) -> tuple[Tensor, Tensor]:
     ConfigError
         Naming ``who`` needs them, if it is not of images with classes.
     """
-    contents = [batch.content for batch in validation.batches]  # Loaders give lists.
-    pairs = [tensor_pair(tuple(part) if isinstance(part, list) else part) for part in contents]
-    if "accuracy" not in validation.metrics or not all(p and p[0].dim() == 4 for p in pairs):
-        raise ConfigError(
-            f"{who} needs a validation set of images [n, channels, height, width] with classes"
-        )
-    inputs, targets = zip(*filter(None, pairs), strict=True)
+    inputs = []
+    targets = []
+    for batch in validation.batches:
+        # Loaders give lists.
+        content = tuple(batch.content) if isinstance(batch.content, list) else batch.content
+        pair = tensor_pair(content)
+        if "accuracy" not in validation.metrics or pair is None or pair[0].dim() != 4:
+            raise ConfigError(
+                f"{who} needs a validation set of images [n, channels, height, width] with classes"
+            )
+        inputs.append(pair[0])
+        targets.append(pair[1])
     return torch.cat(inputs), torch.cat(targets)
 
 
@@ -69,9 +91,9 @@ def invert_triggers(
               + \lambda \lVert m \rVert_1
 
     by Adam on the logits of m and p, 32 images a step. :math:`\lambda` is raised where 95 % of
-    these get the class, else lowered; the smallest mask with which so many did is returned, or the
-    last one. p stays in the range that the channel has in ``inputs``. A class with a much smaller
-    mask than others has a backdoor, or is one for which little is needed.
+    these get the class, else lowered. The smallest mask with which so many did is returned; where
+    none did, the last one. p stays in the range that the channel has in ``inputs``. A class with a
+    much smaller mask than others has a backdoor, or is one for which little is needed.
 
     Parameters
     ----------
@@ -91,40 +113,40 @@ def invert_triggers(
     Wang et al., "Neural Cleanse: Identifying and Mitigating Backdoor Attacks in Neural Networks",
     IEEE S&P 2019, section IV.
     """
-    lowest, highest = (
-        bound(inputs.transpose(0, 1).flatten(1), dim=1)[:, None, None]
-        for bound in (torch.amin, torch.amax)
-    )  # [c, 1, 1]
+    by_channel = inputs.transpose(0, 1).flatten(1)
+    lowest = by_channel.amin(dim=1)[:, None, None]  # [c, 1, 1]
+    highest = by_channel.amax(dim=1)[:, None, None]
     channels, height, width = inputs.shape[1:]
     logits = inputs.new_zeros(num_classes, 1 + channels, height, width)
     logits.requires_grad_()
     adam = torch.optim.Adam([logits], _STEP, betas=(0.5, 0.9))
-    found, sizes = logits.detach().clone(), logits.new_full((num_classes,), torch.inf)
+    best_logits = logits.detach().clone()
+    best_sizes = logits.new_full((num_classes,), torch.inf)
     penalty = logits.new_full((num_classes,), _PENALTY)
     labels = torch.arange(num_classes, device=inputs.device).repeat_interleave(_BATCH)  # [C b]
 
-    def patches(of: Tensor) -> Triggers:
-        shares = of.sigmoid()
-        return Triggers(shares[:, :1], lowest + (highest - lowest) * shares[:, 1:])
+    def patches(logits: Tensor) -> Triggers:
+        shares = logits.sigmoid()
+        return Triggers(masks=shares[:, :1], patterns=lowest + (highest - lowest) * shares[:, 1:])
 
     for _ in range(steps):
         rows = torch.randint(len(inputs), (_BATCH,), generator=generator).to(inputs.device)
         with torch.enable_grad():
-            masks, patterns = patches(logits)
-            # [C, b, c, h, w]
-            stamped = (1 - masks)[:, None] * inputs[rows] + (masks * patterns)[:, None]
-            answers = model(stamped.flatten(0, 1))  # [C b, C]
+            triggers = patches(logits)
+            answers = model(triggers.stamp_all(inputs[rows]).flatten(0, 1))  # [C b, C]
             losses = functional.cross_entropy(answers, labels, reduction="none")
-            covered = Triggers(masks, patterns).sizes  # [C]
-            total = losses.sum() / _BATCH + penalty @ covered
+            sizes = triggers.sizes  # [C]
+            total = losses.sum() / _BATCH + penalty @ sizes
             (logits.grad,) = torch.autograd.grad(total, logits)
-        taken = (answers.detach().argmax(dim=1) == labels).view(num_classes, _BATCH)
-        works = taken.to(logits).mean(dim=1) >= _ENOUGH  # [C]
-        smaller = works & (covered.detach() < sizes)
-        sizes = torch.where(smaller, covered.detach(), sizes)
-        kept = smaller | sizes.isinf()
-        found[kept] = logits.detach()[kept]
+        sizes = sizes.detach()
+        gets_class = (answers.detach().argmax(dim=1) == labels).view(num_classes, _BATCH)
+        works = gets_class.to(logits).mean(dim=1) >= _ENOUGH  # [C]
+        is_smaller = works & (sizes < best_sizes)
+        best_sizes = torch.where(is_smaller, sizes, best_sizes)
+        # Until a mask works, the last one stands for it.
+        is_best = is_smaller | best_sizes.isinf()
+        best_logits[is_best] = logits.detach()[is_best]
         penalty = torch.where(works, penalty * _DEARER, penalty * _CHEAPER)
         penalty = penalty.clamp(_LEAST_PENALTY, _MOST_PENALTY)
         adam.step()
-    return patches(found)
+    return patches(best_logits)

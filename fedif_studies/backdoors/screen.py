@@ -17,9 +17,9 @@ from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Stage
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.validation import Validation
-from fedif_studies.backdoors.inversion import held_out_images, invert_triggers
+from fedif_studies.backdoors.inversion import Triggers, held_out_images, invert_triggers
 
-_LONG = 3.0  # Times the usual length: longer updates are looked at as if of this length.
+_LONG = 3.0  # Updates of more usual lengths than these are looked at as if they had as many.
 logger = logging.getLogger(__name__)
 
 
@@ -39,9 +39,9 @@ class TriggerScreen(Stage):
 
     Left out are updates with :math:`s_i > \rho`; where the mask is less than the share ``small`` of
     the median mask, so that there is a trigger, all with :math:`s_i > \max(\bar s, 0)` too. The
-    mean of the updates that are kept takes the place of each that is not, so that its weight goes
-    to them. No majority of honest clients is needed. The update with the least :math:`s_i` is
-    always kept.
+    mean of the updates that stay takes the place of each that is left out, so that its weight goes
+    to them. No majority of honest clients is needed. The update with the least :math:`s_i` always
+    stays.
 
     Parameters
     ----------
@@ -69,7 +69,8 @@ class TriggerScreen(Stage):
         float, Setting("a mask of less than this share of the median one is a trigger", ge=0)
     ] = 0.5
     steps: Annotated[int, Setting("of an inversion", ge=1)] = 100
-    _rounds = _left_out = 0
+    _rounds = 0  # Rounds in which updates were left out.
+    _left_out = 0
 
     def begin(self, validation: Validation | None) -> None:
         """Take the strategy's validation set, unless another was given."""
@@ -84,22 +85,25 @@ class TriggerScreen(Stage):
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with the mean of the others in place of what strengthens a trigger."""
         shares = updates.num_examples / updates.num_examples.sum()  # [m], float64
-        influences, size = self._influences(updates.shortened(), shares)
-        kept = ~strengthening(influences, shares, self.rise, is_certain=size < self.small)
-        if bool(kept.all()):
+        influences, mask_share = self._influences(updates.shortened(), shares)
+        is_certain = mask_share < self.small
+        left_out = strengthening(influences, shares, self.rise, is_certain=is_certain)
+        if not bool(left_out.any()):
             return updates
         self._rounds += 1
-        self._left_out += int((~kept).sum())
-        ids = [updates.client_ids[k] for k in (~kept).nonzero().flatten().tolist()]
+        self._left_out += int(left_out.sum())
+        ids = [updates.client_ids[index] for index in left_out.nonzero().flatten().tolist()]
         logger.debug("round %d: a trigger comes from clients %s", updates.server_round, ids)
+        shares_of_others = shares * ~left_out
         mixing = torch.eye(updates.num_clients, dtype=torch.float64)
-        mixing[~kept] = shares * kept / (shares * kept).sum()
+        mixing[left_out] = shares_of_others / shares_of_others.sum()
         return updates.mixed(mixing)
 
     def _influences(self, updates: RoundUpdates, weights: Tensor) -> tuple[Tensor, float]:
-        """Return how much each update raises the loss of what carries the trigger, ``[m]``."""
-        validation = self.validation
-        assert validation is not None  # begin
+        """Return how much each update raises the loss of images with the trigger, ``[m]``.
+
+        Beside it, the size of the trigger's mask as a share of the median one.
+        """
         norms = updates.squared_norms.sqrt()
         factors = clipping_factors(updates.squared_norms, _LONG * usual_length(norms))  # [m]
         weights = weights * factors
@@ -107,21 +111,28 @@ class TriggerScreen(Stage):
         combined = combine_buffers(updates.global_buffers, updates.buffer_updates, weights)
         buffers = {**updates.named_buffers, **updates.split_buffers(combined)}
         self._model.load(params, buffers)
-        num_classes = self._model.module(self._inputs[:2]).shape[1]
-        generator = updates.generator("trigger-inversion")
         triggers = invert_triggers(
-            self._model.module, self._inputs, num_classes, steps=self.steps, generator=generator
+            self._model.module,
+            self._inputs,
+            num_classes=self._model.module(self._inputs[:2]).shape[1],
+            steps=self.steps,
+            generator=updates.generator("trigger-inversion"),
         )
-        sizes = triggers.sizes
-        label = int(sizes.argmin())
-        carrying = [
-            (triggers.stamp(inputs[targets != label], label), targets[targets != label])
-            for inputs, targets in (batch.content for batch in validation.batches)
-            if bool((targets != label).any())
-        ]
-        gradient = validation.part(carrying).loss_and_gradient(params, buffers).gradient
+        label = triggers.smallest
+        gradient = self._with_trigger(triggers, label).loss_and_gradient(params, buffers).gradient
         inner = updates.client_updates @ gradient.to(updates.client_updates)
-        return inner.double().cpu() * factors, float(sizes[label] / sizes.median())
+        return inner.double().cpu() * factors, triggers.share_of_median(label)
+
+    def _with_trigger(self, triggers: Triggers, label: int) -> Validation:
+        """Return the validation images of the other classes with the trigger of a class."""
+        assert self.validation is not None  # begin
+        stamped = []
+        for batch in self.validation.batches:
+            inputs, targets = batch.content
+            others = targets != label
+            if bool(others.any()):
+                stamped.append((triggers.stamp(inputs[others], label), targets[others]))
+        return self.validation.part(stamped)
 
     def remark(self) -> str:
         """Say in how many rounds updates were left out."""
@@ -138,7 +149,8 @@ class TriggerScreen(Stage):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._rounds, self._left_out = state["rounds"], state["left_out"]
+        self._rounds = state["rounds"]
+        self._left_out = state["left_out"]
 
 
 def strengthening(influences: Tensor, shares: Tensor, rise: float, *, is_certain: bool) -> Tensor:
@@ -161,8 +173,10 @@ def strengthening(influences: Tensor, shares: Tensor, rise: float, *, is_certain
     """
     if not bool(influences.isfinite().all()):
         return torch.zeros(len(influences), dtype=torch.bool)
-    mean = float(shares @ influences)
-    bound = min(rise, max(mean, 0.0)) if is_certain else rise
-    found = influences > bound
-    found[influences.argmin()] = False
-    return found
+    bound = rise
+    if is_certain:
+        mean = float(shares @ influences)
+        bound = min(rise, max(mean, 0.0))
+    left_out = influences > bound
+    left_out[influences.argmin()] = False
+    return left_out

@@ -25,7 +25,7 @@ from fedif_studies.backdoors.inversion import Triggers, held_out_images, invert_
 
 
 class FoundTrigger(NamedTuple):
-    """The class with the smallest inverted mask, that mask's share of the median one, a verdict."""
+    """The class with the smallest inverted mask, this mask's share of the median one, a verdict."""
 
     label: int
     share: float
@@ -97,28 +97,35 @@ def unlearn_triggers(
     """
     require(0.0 < small < 1.0, "small", small, "> 0 and < 1")
     model.eval()
-    given = copy.deepcopy(model).requires_grad_(False)
-    answers = torch.cat([given(part).softmax(dim=1) for part in torch.split(inputs, 256)])  # [n, C]
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(trained, learning_rate, momentum)
-    found: list[FoundTrigger] = []
-    known: list[tuple[Triggers, int]] = []
+    answers = _answers(model, inputs)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(parameters, learning_rate, momentum)
+    verdicts: list[FoundTrigger] = []
+    to_unlearn: list[tuple[Triggers, int]] = []
     for _ in range(passes):
         triggers = invert_triggers(model, inputs, answers.shape[1], generator=generator)
-        label = int(triggers.sizes.argmin())
-        share = float(triggers.sizes[label] / triggers.sizes.median())
-        found.append(FoundTrigger(label, share, is_trigger=share < small))
-        if not found[-1].is_trigger:
+        label = triggers.smallest
+        share = triggers.share_of_median(label)
+        verdicts.append(FoundTrigger(label, share, is_trigger=share < small))
+        if not share < small:
             break
-        known.append((triggers, label))
+        to_unlearn.append((triggers, label))
         for rows in _batches(len(targets), batch_size, steps, generator):
-            drawn, of = known[int(torch.randint(len(known), (), generator=generator))]
+            draw = int(torch.randint(len(to_unlearn), (), generator=generator))
+            drawn_triggers, drawn_label = to_unlearn[draw]
             optimizer.zero_grad()
-            loss = functional.cross_entropy(model(inputs[rows]), answers[rows])
-            stamped = model(drawn.stamp(inputs[rows], of))
-            torch.autograd.backward(loss + functional.cross_entropy(stamped, targets[rows]))
+            clean_loss = functional.cross_entropy(model(inputs[rows]), answers[rows])
+            stamped = drawn_triggers.stamp(inputs[rows], drawn_label)
+            stamped_loss = functional.cross_entropy(model(stamped), targets[rows])
+            torch.autograd.backward(clean_loss + stamped_loss)
             optimizer.step()
-    return found
+    return verdicts
+
+
+def _answers(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a model's softmax ``[n, C]``, which holds the rest in place while it unlearns."""
+    frozen = copy.deepcopy(model).requires_grad_(False)
+    return torch.cat([frozen(batch).softmax(dim=1) for batch in torch.split(inputs, 256)])
 
 
 def _batches(
@@ -167,35 +174,40 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
         with classes, or its app's own.
     """
     folder = RunFolder(run_dir)
-    if not all(path.is_file() for path in (folder.summary.path, folder.config.path, folder.model)):
+    needed = (folder.summary.path, folder.config.path, folder.model)
+    if not all(path.is_file() for path in needed):
         raise ConfigError(f"{str(run_dir)!r} holds no complete run with its model")
     config = RunConfig.of_records(folder.config.read())
     loaded = load_task(config)
-    images = held_out_images(loaded.validation, "unlearning")
+    inputs, targets = held_out_images(loaded.validation, "unlearning")
     model = loaded.model.to(loaded.validation.device)
     with refused_as(ConfigError, f"{folder.model} holds no model of this run"):
         require_plain_archive(folder.model)
         arrays = torch.load(folder.model, weights_only=True, map_location="cpu")
         model.load_state_dict(arrays)
-    splits = (loaded.validation, loaded.test)
-    before = [_accuracy(split, model) for split in splits]
+    validation_before = _accuracy(loaded.validation, model)
+    test_before = _accuracy(loaded.test, model)
     training = config.part(TrainingConfig)
-    found = unlearn_triggers(
+    triggers = unlearn_triggers(
         model,
-        *images,
+        inputs,
+        targets,
         small=small,
         batch_size=training.batch_size,
         learning_rate=training.learning_rate,
         momentum=training.momentum,
         generator=torch_generator("trigger-unlearning", config.seed),
     )
-    after = [_accuracy(split, model) for split in splits]
     path = None
-    if found[0].is_trigger:
+    if triggers[0].is_trigger:
         path = folder.path / "model-unlearned.pt"
         write_tensors(path, {name: array.cpu() for name, array in model.state_dict().items()})
-    validation, test = zip(before, after, strict=True)
-    return Unlearned(found, validation, test, path)
+    return Unlearned(
+        triggers,
+        validation=(validation_before, _accuracy(loaded.validation, model)),
+        test=(test_before, _accuracy(loaded.test, model)),
+        path=path,
+    )
 
 
 def _accuracy(split: Validation, model: nn.Module) -> float:

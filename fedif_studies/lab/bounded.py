@@ -27,25 +27,30 @@ def rule(
     ``length`` is a :class:`Clip`; ``own`` also a :class:`LossBound` that tries shares of the step;
     ``full`` one that tries other weights too.
     """
+    stages: list[Stage] = []
+    if bounds != "none":
+        stages.append(Clip(2.0))
+    if bounds == "own":
+        stages.append(LossBound(parts.validation, descent_steps=0))
+    elif bounds == "full":
+        stages.append(LossBound(parts.validation, descent_steps=DESCENT_STEPS))
     base = parts.base.copy()
-    first: list[Stage] = [] if bounds == "none" else [Clip(2.0)]
-    if bounds in ("own", "full"):
-        steps = DESCENT_STEPS if bounds == "full" else 0
-        first.append(LossBound(parts.validation, descent_steps=steps))
-    base["stages"] = [*first, *(base["stages"] or ())]
-    return build_named(_known(weights), replace(parts, base=base))
+    base["stages"] = [*stages, *(base["stages"] or ())]
+    return build_named(_configured_name(weights), replace(parts, base=base))
 
 
 def bounds_of(weights: str) -> tuple[str, str]:
     """Return no bounds, and the most that go with a rule: without weights there is no step."""
-    return ("none", "full" if can_be_attributed(weights) else "length")
+    if can_be_attributed(weights):
+        return ("none", "full")
+    return ("none", "length")
 
 
 def can_be_attributed(weights: str) -> bool:
     """Tell whether a rule gives updates coefficients."""
-    return gives_coefficients(_known(weights))
+    return gives_coefficients(_configured_name(weights))
 
 
-def _known(weights: str) -> str:
-    """Return by what name a run config knows a rule."""
+def _configured_name(weights: str) -> str:
+    """Return the name by which a run config knows a rule."""
     return NAMES.get(weights, weights)

@@ -54,7 +54,8 @@ class Cell:
         """Raise ConfigError if a module is another one than when the cell was made."""
         now = modules_of(self.config)
         for name in sorted(self.modules.keys() | now.keys()):
-            before, after = self.modules.get(name, "none"), now.get(name, "none")
+            before = self.modules.get(name, "none")
+            after = now.get(name, "none")
             if before != after:
                 raise ConfigError(
                     f"{name} was edited: its SHA-256 was {before[:12]} and is {after[:12]} now; "
@@ -63,9 +64,13 @@ class Cell:
 
     def label(self) -> None:
         """Write into its directory what a report cannot derive from the settings."""
-        content = {"group": self.group, "name": self.name, "data": self.data}
-        content["revision"] = revision()
-        content["processor"] = machine()["processor"]
+        content = {
+            "group": self.group,
+            "name": self.name,
+            "data": self.data,
+            "revision": revision(),
+            "processor": machine()["processor"],
+        }
         JsonFile(self.config.run_dir / LABEL).write(content)
 
 
@@ -95,8 +100,8 @@ def make_cell(
         If a setting is not allowed, or the data set cannot be read.
     """
     folder = (output_dir / group).absolute()
-    own = {"output-dir": str(folder), "run-name": AUTO, "resume": AUTO}
-    config = settled(RunConfig.from_run_config({**settings, **own}).completed())
+    place = {"output-dir": str(folder), "run-name": AUTO, "resume": AUTO}
+    config = settled(RunConfig.from_run_config({**settings, **place}).completed())
     modules = modules_of(config)
     content = f"{config.digest()} {fingerprint(config)}"
     if modules:
@@ -111,15 +116,19 @@ def find_result(cell: Cell) -> Path | None:
     if RunFolder(cell.config.run_dir).is_complete():
         return cell.config.run_dir
     output_dir = cell.config.run_dir.parent.parent
-    same = sorted(output_dir.glob(f"*/*-{cell.digest}"))
-    return next((run_dir for run_dir in same if RunFolder(run_dir).is_complete()), None)
+    for run_dir in sorted(output_dir.glob(f"*/*-{cell.digest}")):
+        if RunFolder(run_dir).is_complete():
+            return run_dir
+    return None
 
 
 def is_of_other_code(cell: Cell) -> bool:
     """Tell whether a cell's complete result was measured by other code than there is now."""
     run_dir = find_result(cell)
-    provenance = RunFolder(run_dir).provenance if run_dir is not None else None
-    if provenance is None or not provenance.path.is_file():
+    if run_dir is None:
+        return False
+    provenance = RunFolder(run_dir).provenance
+    if not provenance.path.is_file():
         return False
     return provenance.read().get(CODE) != code_hash(cell.modules)
 
@@ -138,11 +147,21 @@ def find_data(dataset: str, data_dir: str) -> tuple[dict[str, Scalar], str]:
     CIFAR-10 as folders of images, ``train/<class>/`` and ``test/<class>/`` in ``data_dir`` or in
     its ``cifar10``, is taken where it lies there; it is called JPEG if that is what the files are.
     """
-    place = Path(data_dir).expanduser().absolute() if data_dir else Path()
-    for folder in (place, place / "cifar10") if dataset == "cifar10" and data_dir else ():
-        if (folder / "train" / "airplane").is_dir():
-            first = next((folder / "train" / "airplane").iterdir(), Path())
-            kind = "JPEG" if first.suffix.lower() in (".jpg", ".jpeg") else "image folder"
-            return {"dataset": "image-folder", "data-dir": str(folder)}, f"CIFAR-10 ({kind})"
-    where = str(place) if data_dir else ""
-    return {"dataset": dataset, "data-dir": where}, _TITLES.get(dataset, dataset)
+    title = _TITLES.get(dataset, dataset)
+    if not data_dir:
+        return {"dataset": dataset, "data-dir": ""}, title
+    place = Path(data_dir).expanduser().absolute()
+    if dataset == "cifar10":
+        for folder in (place, place / "cifar10"):
+            if (folder / "train" / "airplane").is_dir():
+                settings: dict[str, Scalar] = {"dataset": "image-folder", "data-dir": str(folder)}
+                return settings, f"CIFAR-10 ({_kind_of_images(folder)})"
+    return {"dataset": dataset, "data-dir": str(place)}, title
+
+
+def _kind_of_images(folder: Path) -> str:
+    """Return what a folder of CIFAR-10's images is called: JPEG if its files are."""
+    image = next((folder / "train" / "airplane").iterdir(), Path())
+    if image.suffix.lower() in (".jpg", ".jpeg"):
+        return "JPEG"
+    return "image folder"

@@ -37,11 +37,13 @@ def sweep(
     from fedif_studies.lab.run import run_cells
     from fedif_studies.lab.spec import read_sweep, swept_keys
 
-    wanted = read_sweep(spec, RunConfig.defaults(), output_dir)
-    complete = run_cells(wanted, jobs, again=again)
-    found = dict.fromkeys(run_dir for cell in wanted if (run_dir := find_result(cell)))
-    if measured := [one for run_dir in found if (one := read_measurement(run_dir))]:
-        name = wanted[0].group
+    cells = read_sweep(spec, RunConfig.defaults(), output_dir)
+    complete = run_cells(cells, jobs, again=again)
+    run_dirs = dict.fromkeys(find_result(cell) for cell in cells)  # Cells may share a result.
+    measurements = [read_measurement(run_dir) for run_dir in run_dirs if run_dir is not None]
+    measured = [measurement for measurement in measurements if measurement is not None]
+    if measured:
+        name = cells[0].group
         report_sweep(name, measured, output_dir / name, Console(), swept_keys(spec))
     finish(complete)
 
@@ -61,9 +63,13 @@ def compare(
     from fedif_studies.lab.table import write_table
 
     runs = [load(run_dir) for run_dir in run_dirs]
-    table, picture = beside(runs), output_dir / "accuracy.png"
-    measured = zip(names_of(runs), map(read_measurement, run_dirs), strict=True)
-    series = {name: [found] for name, found in measured if found is not None}
+    table = beside(runs)
+    picture = output_dir / "accuracy.png"
+    series = {}
+    for name, run_dir in zip(names_of(runs), run_dirs, strict=True):
+        measurement = read_measurement(run_dir)
+        if measurement is not None:
+            series[name] = [measurement]
     plot_curves(series, picture, table.title)
     write_table(table, output_dir, Console(), [], [picture])
 

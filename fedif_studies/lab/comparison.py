@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -39,28 +40,44 @@ def compare(runs: Sequence[Run]) -> ResultTable:
     ConfigError
         If one is unfinished or never evaluated its model, or they have different metrics.
     """
-    measured = []
-    for run in runs:
-        found = read_measurement(run.folder.path) if run.summary else None
-        if found is None:
-            raise ConfigError(f"{run.name} {_why_not(run)}: it cannot be compared")
-        measured.append(found)
-    if len({m.metric for m in measured}) > 1:
-        metrics = ", ".join(f"{r.name}: {m.metric}" for r, m in zip(runs, measured, strict=True))
-        raise ConfigError(f"the runs are measured by different metrics: {metrics}")
-    differ = varying(measured)
-    if len({m.config.get("seed") for m in measured}) > 1:
-        differ.append("seed")
-    bounds = [_bounds(one.config) for one in measured]
-    bounded = ["bounds"] if len(set(bounds)) > 1 else []
-    heading = ["run", *differ, *bounded, *ACCURACIES.values(), "detection AUC", "s"]
+    measurements = _comparable(runs)
+    # What differs, by the column's name: each run's value.
+    columns: dict[str, list[str]] = {}
+    for key in varying(measurements):
+        columns[key] = [str(measurement.config.get(key, "")) for measurement in measurements]
+    seeds = [measurement.config.get("seed", "") for measurement in measurements]
+    if len(set(seeds)) > 1:
+        columns["seed"] = [str(seed) for seed in seeds]
+    bounds = [_bounds(measurement.config) for measurement in measurements]
+    if len(set(bounds)) > 1:
+        columns["bounds"] = bounds
     lines = []
-    for name, one, bound in zip(names_of(runs), measured, bounds, strict=True):
-        settings = [str(one.config.get(key, "")) for key in differ] + [bound] * len(bounded)
-        seconds = f"{one.figures.get('seconds', math.nan):.1f}"
-        lines.append([name, *settings, *_figures([one]), seconds])
-    title = f"test {measured[0].metric}" + (", %" if measured[0].metric == ACCURACY else "")
-    return ResultTable(title, heading, lines, num_labels=1 + len(differ) + len(bounded))
+    for index, (name, measurement) in enumerate(zip(names_of(runs), measurements, strict=True)):
+        differing = [values[index] for values in columns.values()]
+        seconds = f"{measurement.figures.get('seconds', math.nan):.1f}"
+        lines.append([name, *differing, *_figures([measurement]), seconds])
+    heading = ["run", *columns, *ACCURACIES.values(), "detection AUC", "s"]
+    metric = measurements[0].metric
+    title = f"test {metric}"
+    if metric == ACCURACY:
+        title += ", %"
+    return ResultTable(title, heading, lines, num_labels=1 + len(columns))
+
+
+def _comparable(runs: Sequence[Run]) -> list[Measurement]:
+    """Return what runs measured, or refuse those that cannot stand beside each other."""
+    measurements = []
+    for run in runs:
+        measurement = read_measurement(run.folder.path) if run.summary else None
+        if measurement is None:
+            raise ConfigError(f"{run.name} {_why_not(run)}: it cannot be compared")
+        measurements.append(measurement)
+    metrics = [measurement.metric for measurement in measurements]
+    if len(set(metrics)) > 1:
+        named = zip(runs, metrics, strict=True)
+        by_run = ", ".join(f"{run.name}: {metric}" for run, metric in named)
+        raise ConfigError(f"the runs are measured by different metrics: {by_run}")
+    return measurements
 
 
 def _why_not(run: Run) -> str:
@@ -73,16 +90,21 @@ def _why_not(run: Run) -> str:
 def names_of(runs: Sequence[Run]) -> list[str]:
     """Return what runs are called beside each other: by their paths where names are the same."""
     names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.folder.path) for run in runs]
+    if len(set(names)) < len(names):
+        return [str(run.folder.path) for run in runs]
+    return names
 
 
 def _bounds(settings: Mapping[str, Any]) -> str:
     """Return the bounds that a run had on its updates, and whether they are its strategy's own."""
     if STAGES_KEY in settings:  # Of an app of its own.
         return str(settings[STAGES_KEY])
-    strategy, clipping = str(settings["strategy"]), float(settings.get("update-clipping", 0.0))
+    strategy = str(settings["strategy"])
+    clipping = float(settings.get("update-clipping", 0.0))
     stages = " + ".join(map(repr, configured_bounds(strategy, clipping))) or "none"
-    return stages + (", by default" if clipping == default_clipping(strategy) else "")
+    if clipping == default_clipping(strategy):
+        stages += ", by default"
+    return stages
 
 
 def report_sweep(
@@ -108,39 +130,55 @@ def report_sweep(
         The keys that were varied; others that differ follow from them.
     """
     axes = [key for key in varying(measurements) if key in swept]
-    points: dict[tuple[Scalar, ...], list[Measurement]] = {}
-    for one in sorted(measurements, key=lambda m: m.seed):
-        points.setdefault(tuple(one.config.get(axis, "") for axis in axes), []).append(one)
-    heading = [*axes, "seeds", *ACCURACIES.values(), "detection AUC"]
-    lines = [[*map(str, p), str(len(found)), *_figures(found)] for p, found in points.items()]
-    series = {", ".join(map(str, p)) or "all runs": found for p, found in points.items()}
+    combinations: dict[tuple[Scalar, ...], list[Measurement]] = {}
+    for measurement in sorted(measurements, key=lambda measurement: measurement.seed):
+        values = tuple(measurement.config.get(axis, "") for axis in axes)
+        combinations.setdefault(values, []).append(measurement)
+    lines = []
+    series = {}
+    rows = []
+    for values, of_seeds in combinations.items():
+        labels = [str(value) for value in values]
+        lines.append([*labels, str(len(of_seeds)), *_figures(of_seeds)])
+        series[", ".join(labels) or "all runs"] = of_seeds
+        rows += [to_row(measurement) for measurement in of_seeds]
     picture = folder / "accuracy.png"
-    drawn = plot_curves(series, picture, name)
+    pictures = [picture] if plot_curves(series, picture, name) else []
     about = " ".join(dict.fromkeys(map(_about, measurements)))
+    heading = [*axes, "seeds", *ACCURACIES.values(), "detection AUC"]
     table = ResultTable(name, heading, lines, num_labels=len(axes))
-    write_table(table, folder, console, [about], [picture] * drawn)
-    rows = [to_row(one) for found in points.values() for one in found]
+    write_table(table, folder, console, [about], pictures)
     add_rows(folder / "results.csv", rows, anew=True)
 
 
 def varying(measurements: Sequence[Measurement]) -> list[str]:
     """Return the settings, the seed aside, in which those runs differ that have them."""
-    keys = dict.fromkeys(key for m in measurements for key in m.config)
+    configs = [measurement.config for measurement in measurements]
+    keys = dict.fromkeys(itertools.chain.from_iterable(configs))
     ignored = {*PATHS, "seed", STAGES_KEY}
-    return [key for key in keys if key not in ignored and len(_values(key, measurements)) > 1]
+    return [key for key in keys if key not in ignored and _varies(key, configs)]
 
 
-def _values(key: str, measurements: Sequence[Measurement]) -> set[str]:
-    """Return a setting's values; a section's key counts where the section was chosen."""
-    return {repr(m.config.get(key)) for m in measurements if "." not in key or key in m.config}
+def _varies(key: str, configs: Sequence[Mapping[str, Scalar]]) -> bool:
+    """Return whether a setting differs; a section's key counts where the section was chosen."""
+    if "." in key:
+        configs = [config for config in configs if key in config]
+    return len({repr(config.get(key)) for config in configs}) > 1
 
 
-def _figures(found: Sequence[Measurement]) -> list[str]:
+def _figures(measurements: Sequence[Measurement]) -> list[str]:
     """Return the accuracies of runs, in percent, and how well weights tell malicious clients."""
-    scale, form = (100, ".2f") if found[0].metric == ACCURACY else (1, ".4g")
-    means = (MeanStd.of([scale * m.figures[f"test-{n}"] for m in found]) for n in ACCURACIES)
-    aucs = [m.figures["detection-auc"] for m in found if "detection-auc" in m.figures]
-    return [*(m.shown(form) for m in means), MeanStd.of(aucs).shown(".3f") if aucs else "-"]
+    in_percent = measurements[0].metric == ACCURACY
+    scale = 100 if in_percent else 1
+    form = ".2f" if in_percent else ".4g"
+    figures = []
+    for name in ACCURACIES:
+        values = [scale * measurement.figures[f"test-{name}"] for measurement in measurements]
+        figures.append(MeanStd.of(values).shown(form))
+    all_figures = [measurement.figures for measurement in measurements]
+    aucs = [named["detection-auc"] for named in all_figures if "detection-auc" in named]
+    figures.append(MeanStd.of(aucs).shown(".3f") if aucs else "-")
+    return figures
 
 
 def _about(measurement: Measurement) -> str:

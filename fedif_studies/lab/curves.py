@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,28 +41,33 @@ def plot_curves(
     """
     figure = new_figure(height=4.5)
     axes = figure.subplots()
-    metric = next((m.metric for found in series.values() for m in found), ACCURACY)
-    scale = 100 if metric == ACCURACY else 1
+    runs = list(itertools.chain.from_iterable(series.values()))
+    metric = runs[0].metric if runs else ACCURACY
+    in_percent = metric == ACCURACY
+    scale = 100 if in_percent else 1
     for index, (name, measurements) in enumerate(series.items()):
-        curves = [
-            dict(curve) for m in measurements if m.metric == metric and (curve := m.curve(split))
-        ]
+        curves = [dict(run.curve(split)) for run in measurements if run.metric == metric]
+        curves = [curve for curve in curves if curve]
         if not curves:
             continue
+        # Runs need not be evaluated in the same rounds.
         rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
         values = [[scale * curve[round_] for curve in curves] for round_ in rounds]
+        means = [statistics.fmean(of_seeds) for of_seeds in values]
         colour = f"C{index}"
-        axes.plot(rounds, [statistics.fmean(v) for v in values], color=colour, label=name)
+        axes.plot(rounds, means, color=colour, label=name)
         if len(curves) > 1:
-            low, high = [min(v) for v in values], [max(v) for v in values]
+            low = [min(of_seeds) for of_seeds in values]
+            high = [max(of_seeds) for of_seeds in values]
             axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
     if not axes.lines:
         return False
-    axes.set(
-        xlabel="round", ylabel=f"{split} {metric}" + (", %" if scale == 100 else ""), title=title
-    )
+    label = f"{split} {metric}"
+    if in_percent:
+        label += ", %"
+    axes.set(xlabel="round", ylabel=label, title=title)
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right" if scale == 100 else "best")
+    axes.legend(loc="lower right" if in_percent else "best")
     make_folder(path.parent)
     save_figure(figure, path)
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,12 +28,16 @@ ACCURACIES: Mapping[str, str] = MappingProxyType(
     {"last": "last round", "last-ten": "mean of last ten", "best": "best round"}
 )
 SPLITS = ("test", "validation")
-_OF_SPLITS = tuple(f"{split}-{name}" for split in SPLITS for name in ACCURACIES)
+_OF_SPLITS = tuple(f"{split}-{name}" for split, name in itertools.product(SPLITS, ACCURACIES))
 # As summary.json names them, with underscores.
 _OF_SUMMARY = (
-    *("seconds", "train-seconds-per-client", "train-seconds-total"),
-    *("aggregation-seconds-per-round", "evaluations-per-round"),
-    *("malicious-weight-share", "detection-auc"),
+    "seconds",
+    "train-seconds-per-client",
+    "train-seconds-total",
+    "aggregation-seconds-per-round",
+    "evaluations-per-round",
+    "malicious-weight-share",
+    "detection-auc",
 )
 _NO_SETTINGS = {
     "data",
@@ -66,7 +71,7 @@ class Measurement:
     run_dir : Path, optional
         Where its rounds are; ``None`` if only its row was kept.
     metric : str
-        What accuracies are of: ``"accuracy"``, or the task's own.
+        The metric that accuracies are in: ``"accuracy"``, or the task's own.
     higher_is_better : bool
         Its direction.
     revision : str
@@ -104,20 +109,23 @@ class Measurement:
 
     def curve(self, split: str) -> list[tuple[int, float]]:
         """Return (round, metric) for every evaluated round; split: "test" or "validation"."""
-        return _curve(self.run_dir, split, self.metric) if self.run_dir else []
+        if self.run_dir is None:
+            return []
+        rows: Sequence[Mapping[str, str]] = RunFolder(self.run_dir).rounds.read()
+        column = f"{split}_{metric_key(self.metric)}"
+        return [(int(row["round"]), float(row[column])) for row in rows if row.get(column)]
 
 
 def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
     """Return every complete run with a run config in or under the directories, each only once."""
-    found = {
-        path.parent.resolve()
-        for directory in directories
-        for path in directory.rglob(RunFolder(directory).summary.path.name)
-        if RunFolder(path.parent).is_complete()
-        and not _is_own_app_s(RunFolder(path.parent).summary.read())
-    }
-    read = (read_measurement(run_dir) for run_dir in sorted(found))
-    return [measurement for measurement in read if measurement is not None]
+    run_dirs = set()
+    for directory in directories:
+        for path in directory.rglob(RunFolder(directory).summary.path.name):
+            folder = RunFolder(path.parent)
+            if folder.is_complete() and not _is_of_own_app(folder.summary.read()):
+                run_dirs.add(path.parent.resolve())
+    measurements = [read_measurement(run_dir) for run_dir in sorted(run_dirs)]
+    return [measurement for measurement in measurements if measurement is not None]
 
 
 def read_measurement(run_dir: Path) -> Measurement | None:
@@ -133,51 +141,70 @@ def read_measurement(run_dir: Path) -> Measurement | None:
 
 
 def _measurement(run_dir: Path) -> Measurement | None:
-    summary = RunFolder(run_dir).summary.read()
-    metric, higher_is_better = ACCURACY, True
-    if summary.get("test_accuracy") is None and (own := summary.get("metrics")):
-        metric = next(iter(own))
-        higher_is_better = own[metric]["higher_is_better"]
-    figures = {name: summary.get(name.replace("-", "_")) for name in _OF_SUMMARY}
-    rows = [row for row in RunFolder(run_dir).rounds.read() if int(row["round"])]
+    folder = RunFolder(run_dir)
+    summary = folder.summary.read()
+    metric, higher_is_better = _metric_of(summary)
+    figures = {}
+    for name in _OF_SUMMARY:
+        value = summary.get(name.replace("-", "_"))
+        if value is not None:
+            figures[name] = float(value)
+    rows = [row for row in folder.rounds.read() if int(row["round"])]
     for split in SPLITS:
         column = f"{split}_{metric_key(metric)}"
         values = [float(row[column]) for row in rows if row.get(column)]
         if not values:
             return None
-        best = max(values) if higher_is_better else min(values)
-        of_last = statistics.fmean(map(float, of_last_ten(rows, column)))
-        of_split = (values[-1], of_last, best)
-        figures |= {f"{split}-{n}": v for n, v in zip(ACCURACIES, of_split, strict=True)}
-    label = JsonFile(run_dir / LABEL).read() if (run_dir / LABEL).exists() else {}
-    own = _is_own_app_s(summary)
-    config = RunFolder(run_dir).settings() if own else summary["config"]
+        figures[f"{split}-last"] = values[-1]
+        figures[f"{split}-last-ten"] = statistics.fmean(map(float, of_last_ten(rows, column)))
+        figures[f"{split}-best"] = max(values) if higher_is_better else min(values)
+    label = {}
+    if (run_dir / LABEL).exists():
+        label = JsonFile(run_dir / LABEL).read()
+    config = folder.settings() if _is_of_own_app(summary) else summary["config"]
     machine = summary.get("machine", {})
-    parts = [f"{machine['cores']} cores"] if machine.get("cores") else []
-    parts += [str(machine[key]) for key in ("processor", "gpu") if machine.get(key)]
-    parts += [f"{key} {machine[key]}" for key in ("python", "torch", "flwr") if machine.get(key)]
     return Measurement(
         config=config,
         data=label.get("data") or subject_of(config),
-        figures={name: float(value) for name, value in figures.items() if value is not None},
-        machine=", ".join(parts),
+        figures=figures,
+        machine=_words_for(machine),
         run_dir=run_dir,
         metric=metric,
         higher_is_better=higher_is_better,
-        revision=label.get("revision") or _code_of(RunFolder(run_dir)),
+        revision=label.get("revision") or _code_of(folder),
         processor=label.get("processor") or str(machine.get("processor") or ""),
         gpu=_gpu_used(machine),
     )
 
 
+def _metric_of(summary: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return the metric that a run is measured by, and whether higher is better."""
+    metrics = summary.get("metrics")
+    if summary.get("test_accuracy") is not None or not metrics:
+        return ACCURACY, True
+    metric = next(iter(metrics))
+    return metric, metrics[metric]["higher_is_better"]
+
+
+def _words_for(machine: Mapping[str, Any]) -> str:
+    """Return a machine in words: ``"2 cores, x86_64, python 3.11.7, ..."``."""
+    words = []
+    if machine.get("cores"):
+        words.append(f"{machine['cores']} cores")
+    words += [str(machine[key]) for key in ("processor", "gpu") if machine.get(key)]
+    words += [f"{key} {machine[key]}" for key in ("python", "torch", "flwr") if machine.get(key)]
+    return ", ".join(words)
+
+
 def _gpu_used(machine: Mapping[str, Any]) -> str:
     """Return the GPU that a run was computed on; empty: there was none, or it was left alone."""
     device = str(machine.get("device") or "")
-    on_gpu = device == AUTO or device.startswith("cuda")
-    return str(machine.get("gpu") or "") if on_gpu else ""
+    if device != AUTO and not device.startswith("cuda"):
+        return ""
+    return str(machine.get("gpu") or "")
 
 
-def _is_own_app_s(summary: Mapping[str, Any]) -> bool:
+def _is_of_own_app(summary: Mapping[str, Any]) -> bool:
     """Tell whether a run's summary is of an app of its own, which has no run config."""
     return "config" not in summary and "title" in summary
 
@@ -205,15 +232,18 @@ def to_row(measurement: Measurement) -> dict[str, str]:
     row["revision"] = measurement.revision
     if measurement.reconstructed:
         row["reconstructed"] = measurement.reconstructed
-    settings = {k: v for k, v in measurement.config.items() if k not in PATHS}
-    return row | {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
+    for key, setting in measurement.config.items():
+        if key not in PATHS:
+            row[key] = setting if isinstance(setting, str) else json.dumps(setting)
+    return row
 
 
 def from_row(row: Mapping[str, str]) -> Measurement:
     """Read what :func:`to_row` wrote; cells of other columns are taken for settings."""
     names = (*_OF_SPLITS, *_OF_SUMMARY)
+    settings = {key: text for key, text in row.items() if text and key not in _NO_SETTINGS}
     return Measurement(
-        config={k: _setting(v) for k, v in row.items() if k not in _NO_SETTINGS and v},
+        config={key: _setting(text) for key, text in settings.items()},
         data=row["data"],
         figures={name: float(row[name]) for name in names if row[name]},
         machine=row["machine"],
@@ -228,8 +258,8 @@ def from_row(row: Mapping[str, str]) -> Measurement:
 
 def _processor_in(machine: str) -> str:
     """Return the processor in a machine's words, ``"2 cores, x86_64, python 3.11.7, ..."``."""
-    parts = [part for part in machine.split(", ") if not part.endswith(" cores")]
-    return parts[0] if parts else ""
+    words = [word for word in machine.split(", ") if not word.endswith(" cores")]
+    return words[0] if words else ""
 
 
 def _setting(text: str) -> Scalar:
@@ -238,9 +268,3 @@ def _setting(text: str) -> Scalar:
     except json.JSONDecodeError:
         return text
     return value
-
-
-def _curve(run_dir: Path, split: str, metric: str) -> list[tuple[int, float]]:
-    column = f"{split}_{metric_key(metric)}"
-    rows: Sequence[Mapping[str, str]] = RunFolder(run_dir).rounds.read()
-    return [(int(row["round"]), float(row[column])) for row in rows if row.get(column)]

@@ -69,12 +69,12 @@ def federated(settings: Mapping[str, Scalar]) -> Iterator[RunFolder]:
     settings : mapping
         What differs from the defaults of a run config; the CPU, and no checkpoints.
     """
+    usual: dict[str, Scalar] = {"device": "cpu", "checkpoint-every": 0, "run-name": "run"}
     with TemporaryDirectory() as folder:
-        usual: dict[str, Scalar] = {"device": "cpu", "checkpoint-every": 0, "run-name": "run"}
-        config = RunConfig.from_run_config(
-            {**RunConfig.defaults(), **usual, **settings, "output-dir": folder}
-        )
-        yield RunFolder(run_federation(LocalGrid(task_app(), config.num_clients), config))
+        every_setting = {**RunConfig.defaults(), **usual, **settings, "output-dir": folder}
+        config = RunConfig.from_run_config(every_setting)
+        grid = LocalGrid(task_app(), config.num_clients)
+        yield RunFolder(run_federation(grid, config))
 
 
 def last_ten(run: RunFolder, column: str = "test_accuracy") -> list[float]:
@@ -83,19 +83,21 @@ def last_ten(run: RunFolder, column: str = "test_accuracy") -> list[float]:
 
 
 def missing(path: Path, cells: Sequence[Row]) -> list[Row]:
-    """Return the cells of which a file has no row: one with the same values in their columns."""
+    """Return the cells without a row in a file: none has the same values in their columns."""
     if not cells:
         return []
-    known = {_place(row, cells[0]) for row in read_rows(path)}
-    return [cell for cell in cells if _place(cell, cells[0]) not in known]
+    columns = list(cells[0])
+    measured = {_place(row, columns) for row in read_rows(path)}
+    return [cell for cell in cells if _place(cell, columns) not in measured]
 
 
 def _place(row: Row, columns: Iterable[str]) -> tuple[object, ...]:
     """Return a row's values in the columns of cells."""
-    return tuple(_value(row.get(key)) for key in columns)
+    return tuple(_comparable(row.get(column)) for column in columns)
 
 
-def _value(value: object) -> object:
+def _comparable(value: object) -> object:
+    """Return what a value and its text in a file have in common: ``1`` and ``"1.0"``."""
     try:
         return float(str(value))
     except ValueError:
@@ -105,7 +107,7 @@ def _value(value: object) -> object:
 def fill(
     path: Path, cells: Sequence[Row], measure: Measure, *, jobs: int = 1, again: bool = False
 ) -> bool:
-    """Measure the cells of which a file has no row, and add theirs; return whether all are there.
+    """Measure the cells without a row in a file, and add theirs; return whether all are there.
 
     Every row names the revision and the processor that it is from, and its seed. A signal ends it,
     and what is running then is begun anew later; an error ends its own cell only.
@@ -138,21 +140,21 @@ def fill(
     elif cells and not todo:
         typer.echo(f"nothing is measured: {path} has all; --again measures them again")
         return True
-    own = {"revision": committed_revision(), "processor": machine()["processor"]}
-    rows = _WaitingRows(path, again=again)
+    origin = {"revision": committed_revision(), "processor": machine()["processor"]}
+    waiting = _WaitingRows(path, again=again)
 
-    def keep(cell: Row, found: Sequence[Row]) -> None:
-        rows.add(cell, [{**cell, **row, **own} for row in found])
+    def keep(cell: Row, rows: Sequence[Row]) -> None:
+        waiting.add(cell, [{**cell, **row, **origin} for row in rows])
 
-    def name(cell: Row) -> str:
+    def name_of(cell: Row) -> str:
         return ", ".join(map(str, cell.values()))
 
     try:
-        with _what_stays(again=again):
-            none_failed = _carry_out(todo, measure, keep, name, jobs)
+        with _stopped_says_what_stays(again=again):
+            none_failed = _carry_out(todo, measure, keep, name_of, jobs)
     finally:
-        all_written = rows.write()
-        rows.tell_of_unwritten()
+        all_written = waiting.write()
+        waiting.tell_of_unwritten()
     return none_failed and all_written
 
 
@@ -190,8 +192,13 @@ class _WaitingRows:
         return True
 
     def _put(self, cell: Row, rows: list[Row]) -> None:
-        place = _place(cell, cell)
-        add_rows(self._path, rows, instead=lambda row: self._again and _place(row, cell) == place)
+        columns = list(cell)
+        place = _place(cell, columns)
+
+        def is_replaced(row: Row) -> bool:
+            return self._again and _place(row, columns) == place
+
+        add_rows(self._path, rows, instead=is_replaced)
 
     def tell_of_unwritten(self) -> None:
         """Print what could not be written, so that it is not lost."""
@@ -218,30 +225,48 @@ def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
     GridInterrupted
         If a signal asked for an end; the same call goes on from there, or ``again`` begins anew.
     """
-    wanted = distinct(cells)
-    todo = [cell for cell in wanted if again or find_result(cell) is None]
-    if len(todo) < len(wanted):
-        way = "" if todo else "; --again runs them again"
-        typer.echo(f"{len(wanted) - len(todo)} of {len(wanted)} cells are complete already{way}")
-        if of_other_code := sum(is_of_other_code(cell) for cell in wanted):
-            typer.echo(f"{of_other_code} of these were measured by another version of the library")
+    cells = distinct(cells)
+    todo = [cell for cell in cells if again or find_result(cell) is None]
+    if len(todo) < len(cells):
+        _tell_of_complete(cells, len(cells) - len(todo))
     call = partial(run_anew, began=time.time()) if again else run_cell
-    with _what_stays(again=again):
-        complete = _carry_out(
-            todo, call, lambda *_: None, lambda cell: cell.name, jobs, _write_failure
+    with _stopped_says_what_stays(again=again):
+        none_failed = _carry_out(
+            todo,
+            call,
+            keep=lambda *_: None,  # A run's folder is kept by the run itself.
+            name_of=lambda cell: cell.name,
+            jobs=jobs,
+            note_failure=_write_failure,
         )
-    for cell in wanted:
-        run_dir = find_result(cell)
-        if run_dir is None:
-            complete = False
-            continue
-        try:
-            require_last_round(run_dir)
-        except FedIFError as error:
-            complete = False
-            typer.echo(f"failed: {cell.name}: {error}", err=True)
-            _write_failure(cell, error)
-    return complete
+    # Asked of every cell, so that no failure stays unwritten.
+    are_complete = [_has_last_round(cell) for cell in cells]
+    return none_failed and all(are_complete)
+
+
+def _tell_of_complete(cells: Sequence[Cell], num_complete: int) -> None:
+    """Print how many cells are complete, and how many of these other code measured."""
+    line = f"{num_complete} of {len(cells)} cells are complete already"
+    if num_complete == len(cells):
+        line += "; --again runs them again"
+    typer.echo(line)
+    of_other_code = sum(is_of_other_code(cell) for cell in cells)
+    if of_other_code:
+        typer.echo(f"{of_other_code} of these were measured by another version of the library")
+
+
+def _has_last_round(cell: Cell) -> bool:
+    """Return whether a cell has a result to its last round; print and write what it lacks."""
+    run_dir = find_result(cell)
+    if run_dir is None:
+        return False
+    try:
+        require_last_round(run_dir)
+    except FedIFError as error:
+        typer.echo(f"failed: {cell.name}: {error}", err=True)
+        _write_failure(cell, error)
+        return False
+    return True
 
 
 @contextmanager
@@ -270,15 +295,15 @@ def claims(output_dir: Path) -> Path:
 
 def _write_failure(cell: Cell, error: FedIFError) -> None:
     """Add a row with the reason to those of the cell's group; a full disk leaves the line alone."""
-    found = machine()
+    here = machine()
     row = {
         "cell": cell.name,
         "reason": " ".join(str(error).split()),
         "seed": cell.config.seed,
         "device": cell.config.device,
         "revision": revision(),
-        "processor": found["processor"],
-        "date": found["date"],
+        "processor": here["processor"],
+        "date": here["date"],
     }
     try:
         add_rows(cell.config.run_dir.parent / FAILURES, [row])
@@ -333,7 +358,7 @@ def _run(cell: Cell) -> None:
 
 
 @contextmanager
-def _what_stays(*, again: bool) -> Iterator[None]:
+def _stopped_says_what_stays(*, again: bool) -> Iterator[None]:
     """Let a grid that is stopped while it measures again say that the same command does not go on.
 
     It would begin with all cells.
@@ -343,8 +368,8 @@ def _what_stays(*, again: bool) -> Iterator[None]:
     except GridInterrupted:
         if not again:
             raise
-        told = "stopped: cells that were not measured again are as they were"
-        raise GridInterrupted(told) from None
+        what_stays = "stopped: cells that were not measured again are as they were"
+        raise GridInterrupted(what_stays) from None
 
 
 class CellProgress:
@@ -363,22 +388,25 @@ class CellProgress:
     def __init__(
         self, name: str, num_rounds: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._name, self._num_rounds, self._clock = name, num_rounds, clock
-        self._told = clock()
-        self._first: tuple[int, float] | None = None  # A run may go on, and begin at any round.
+        self._name = name
+        self._num_rounds = num_rounds
+        self._clock = clock
+        self._last_line = clock()
+        # The first round that it saw, and when: a run that goes on begins at any.
+        self._first: tuple[int, float] | None = None
 
     def __call__(self, row: Round) -> None:
         """Take in a round that is done."""
         now = self._clock()
         if self._first is None:
-            self._first = row.round, now
+            self._first = (row.round, now)
             return
-        if now - self._told < SECONDS_BETWEEN_LINES or row.round == self._num_rounds:
+        if now - self._last_line < SECONDS_BETWEEN_LINES or row.round == self._num_rounds:
             return
-        self._told = now
+        self._last_line = now
         first_round, began = self._first
-        of_a_round = (now - began) / (row.round - first_round)
-        left = of_a_round * (self._num_rounds - row.round)
+        seconds_per_round = (now - began) / (row.round - first_round)
+        left = seconds_per_round * (self._num_rounds - row.round)
         typer.echo(f"{self._name}: round {row.round} of {self._num_rounds}, until {_time_in(left)}")
 
 
@@ -391,62 +419,67 @@ def _carry_out(
     todo: Sequence[C],
     call: Callable[[C], R],
     keep: Callable[[C, R], None],
-    name: Callable[[C], str],
+    name_of: Callable[[C], str],
     jobs: int,
-    fail: Callable[[C, FedIFError], None] = lambda *_: None,
+    note_failure: Callable[[C, FedIFError], None] = lambda *_: None,
 ) -> bool:
     """Call for each cell, keep what comes of it, and return whether none failed."""
-    began, done, failed = time.monotonic(), 0, 0
+    began = time.monotonic()
+    done = 0
+    failed = 0
     try:
         with ended_as_interrupted():
-            for cell, found in _called(todo, call, jobs):
+            for cell, outcome in _call_each(todo, call, jobs):
                 done += 1
-                if isinstance(found, CellTakenError):
-                    typer.echo(f"left out: {name(cell)}: {found}")
+                if isinstance(outcome, CellTakenError):
+                    typer.echo(f"left out: {name_of(cell)}: {outcome}")
                     continue
-                if isinstance(found, FedIFError):
+                if isinstance(outcome, FedIFError):
                     failed += 1
-                    typer.echo(f"failed: {name(cell)}: {found}", err=True)
-                    fail(cell, found)
+                    typer.echo(f"failed: {name_of(cell)}: {outcome}", err=True)
+                    note_failure(cell, outcome)
                     continue
-                keep(cell, found)
-                left = (time.monotonic() - began) / done * (len(todo) - done)
-                typer.echo(f"[{done}/{len(todo)}, until {_time_in(left)}] {name(cell)}")
+                keep(cell, outcome)
+                seconds_left = (time.monotonic() - began) / done * (len(todo) - done)
+                place = f"[{done}/{len(todo)}, until {_time_in(seconds_left)}]"
+                typer.echo(f"{place} {name_of(cell)}")
     except KeyboardInterrupt:
         left = len(todo) - done
         raise GridInterrupted(f"stopped: {left} cells are left; the same command goes on") from None
     return not failed
 
 
-def _called(
+def _call_each(
     todo: Sequence[C], call: Callable[[C], R], jobs: int
 ) -> Iterator[tuple[C, R | FedIFError]]:
-    """Yield each cell as it is done."""
+    """Yield each cell as it is done, with what came of it."""
     if jobs == 1:
         with torch_threads(1):  # Models as small as these are slower on more.
             for cell in todo:
-                yield cell, _quietly(call, cell)
+                yield cell, _call_quietly(call, cell)
         return
     running: dict[Future[R | FedIFError], tuple[ProcessPoolExecutor, C]] = {}
     waiting = iter(todo)
+
+    def begin(process: ProcessPoolExecutor, cell: C) -> None:
+        running[process.submit(_call_quietly, call, cell)] = (process, cell)
+
     try:
         for cell in islice(waiting, jobs):
-            process = _new_process()
-            running[process.submit(_quietly, call, cell)] = process, cell
+            begin(_new_process(), cell)
         while running:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 process, cell = running.pop(future)
-                killed = future.exception()  # A process, such as for want of memory.
-                found = FedIFError(repr(killed)) if killed else future.result()
+                outcome = _outcome_of(future)
+                has_failed = isinstance(outcome, FedIFError)
                 following = next(waiting, None)
-                if following is None or isinstance(found, FedIFError):
+                if following is None or has_failed:
                     process.shutdown(wait=False)
                 if following is not None:
                     # An error may have spoiled its process, as one of a GPU does.
-                    process = _new_process() if isinstance(found, FedIFError) else process
-                    running[process.submit(_quietly, call, following)] = process, following
-                yield cell, found
+                    begin(_new_process() if has_failed else process, following)
+                yield cell, outcome
     finally:
         for process, _ in running.values():
             process.shutdown(wait=False, cancel_futures=True)
@@ -454,12 +487,20 @@ def _called(
             child.terminate()
 
 
+def _outcome_of(future: Future[R | FedIFError]) -> R | FedIFError:
+    """Return what a call came to; where its process was killed, such as for memory, an error."""
+    killed = future.exception()
+    if killed:
+        return FedIFError(repr(killed))
+    return future.result()
+
+
 def _new_process() -> ProcessPoolExecutor:
     """Return a process of its own: where it is killed no other cell fails."""
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare)
 
 
-def _quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:
+def _call_quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:
     logging.disable(logging.WARNING)
     try:
         return call(cell)

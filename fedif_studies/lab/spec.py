@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,15 @@ from fedif_flower.sections import section_names
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, make_cell
 
-_OF_CELLS = {
-    **dict.fromkeys(("output-dir", "run-name", "resume"), "each cell has its own"),
+# Keys that no sweep may name, and why.
+_REFUSED = {
+    "output-dir": "each cell has its own",
+    "run-name": "each cell has its own",
+    "resume": "each cell has its own",
     "overwrite": "--again measures cells again that are complete",
 }
+Point = dict[str, Scalar]
+"""A cell's own settings: its seed, and its place on every axis."""
 
 
 def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> list[Cell]:
@@ -41,49 +46,80 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
         If the file cannot be read, or a key, an axis or a value is not allowed.
     """
     spec = read_toml(path)
-    name, seeds = spec.pop("name", path.stem), spec.pop("seeds", None)
-    is_name = isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*", name)
-    require(bool(is_name), "name", name, "letters, digits, '-', '_', '.'")
-    if seeds is not None:
-        is_count = type(seeds) is int and seeds > 0 and "seed" not in spec
-        require(is_count, "seeds", seeds, "an integer >= 1, without seed beside it")
-        spec["seed"] = list(range(seeds))
+    name = _pop_name(spec, path)
+    _replace_seeds(spec)
     if not spec:
         raise ConfigError(f"sweep {str(path)!r} is empty; allowed: keys of a run config, and lists")
     spec, grids = _parts(spec)
-    if taken := sorted(_OF_CELLS.keys() & set(spec).union(*grids)):
-        raise ConfigError(f"{taken[0]} in {str(path)!r}: {_OF_CELLS[taken[0]]}")
+    for key in sorted(set(spec).union(*grids)):
+        if key in _REFUSED:
+            raise ConfigError(f"{key} in {str(path)!r}: {_REFUSED[key]}")
     axes = {key: _axis(key, value) for key, value in spec.items() if isinstance(value, list)}
-    # Whole grids of one seed after the other: what is complete can be compared at any time.
-    all_seeds = axes.pop("seed", [spec.get("seed", defaults["seed"])])
-    fixed = {**defaults, **{key: value for key, value in spec.items() if key not in axes}}
-    cells: dict[tuple[tuple[str, Scalar], ...], Cell] = {}
+    seeds = axes.pop("seed", [spec.get("seed", defaults["seed"])])
+    fixed = {key: value for key, value in spec.items() if key not in axes}
+    fixed = {**defaults, **fixed}
+    cells: list[Cell] = []
+    places = set()
     used: set[str] = set()
-    for seed, grid in product(all_seeds, grids):
-        own = {k: _axis(k, v if isinstance(v, list) else [v]) for k, v in grid.items()}
-        points = {**axes, **own}
-        for values in product(*points.values()):
-            point = {"seed": seed, **dict(zip(points, values, strict=True))}
-            place, cell = tuple(point.items()), _cell_name(point)
-            if place in cells:
-                raise ConfigError(f"{str(path)!r} names the cell {cell!r} twice")
-            settings = {**fixed, **point}
-            # What is fixed for one strategy or attack is said once for all cells.
-            others = {key for key in fixed.keys() - point.keys() if not chosen(key, settings)}
-            used |= spec.keys() - others
-            kept = {key: value for key, value in settings.items() if key not in others}
-            cells[place] = make_cell(name, cell, kept, output_dir)
-    if unused := [key for key in spec if key not in used]:
-        raise ConfigError(f"{unused[0]} in {str(path)!r}; allowed: keys that some cell takes")
-    return list(cells.values())
+    for point in _points(seeds, axes, grids):
+        cell_name = _cell_name(point)
+        place = tuple(point.items())
+        if place in places:
+            raise ConfigError(f"{str(path)!r} names the cell {cell_name!r} twice")
+        places.add(place)
+        settings = {**fixed, **point}
+        # What is fixed for one strategy or attack is said once for all cells.
+        others = {key for key in fixed.keys() - point.keys() if not chosen(key, settings)}
+        used |= spec.keys() - others
+        settings = {key: value for key, value in settings.items() if key not in others}
+        cells.append(make_cell(name, cell_name, settings, output_dir))
+    for key in spec:
+        if key not in used:
+            raise ConfigError(f"{key} in {str(path)!r}; allowed: keys that some cell takes")
+    return cells
+
+
+def _pop_name(spec: dict[str, Any], path: Path) -> str:
+    """Take a sweep's name out of its file; without one it has the file's."""
+    name = spec.pop("name", path.stem)
+    is_name = isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*", name)
+    require(bool(is_name), "name", name, "letters, digits, '-', '_', '.'")
+    return str(name)
+
+
+def _replace_seeds(spec: dict[str, Any]) -> None:
+    """Put the axis ``seed`` in the place of ``seeds``, how many there are."""
+    seeds = spec.pop("seeds", None)
+    if seeds is None:
+        return
+    is_count = type(seeds) is int and seeds > 0 and "seed" not in spec
+    require(is_count, "seeds", seeds, "an integer >= 1, without seed beside it")
+    spec["seed"] = list(range(seeds))
+
+
+def _points(
+    seeds: Sequence[Scalar],
+    axes: Mapping[str, Sequence[Scalar]],
+    grids: Sequence[Mapping[str, Any]],
+) -> Iterator[Point]:
+    """Yield whole grids, one seed after the other: what is complete can be compared at any time."""
+    for seed, grid in product(seeds, grids):
+        grid_axes = dict(axes)
+        for key, value in grid.items():
+            grid_axes[key] = _axis(key, value if isinstance(value, list) else [value])
+        for values in product(*grid_axes.values()):
+            yield {"seed": seed, **dict(zip(grid_axes, values, strict=True))}
 
 
 def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table with sections' keys in full, as Flower does: ``[fedif] gamma`` is one key."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        inner = value if isinstance(value, dict) else None
-        flat |= {key: value} if inner is None else {f"{key}.{k}": v for k, v in inner.items()}
+        if not isinstance(value, dict):
+            flat[key] = value
+            continue
+        for name, setting in value.items():
+            flat[f"{key}.{name}"] = setting
     return flat
 
 
@@ -101,14 +137,15 @@ def chosen(key: str, settings: Mapping[str, Scalar]) -> bool:
 def swept_keys(path: Path) -> set[str]:
     """Return the keys that a sweep varies: its axes, and those of its tables."""
     spec, grids = _parts(read_toml(path))
-    return {key for key, value in spec.items() if isinstance(value, list)}.union(*grids)
+    axes = {key for key, value in spec.items() if isinstance(value, list)}
+    return axes.union(*grids)
 
 
 def _parts(spec: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return what stands above the tables of cells, and these; without any, one that is empty."""
     grids = spec.pop("cells", [{}])
     are_tables = isinstance(grids, list) and all(isinstance(grid, dict) for grid in grids)
-    if not are_tables or any(grid.keys() & {"seed", "seeds"} for grid in grids):
+    if not are_tables or any("seed" in grid or "seeds" in grid for grid in grids):
         raise ConfigError("cells: allowed: tables [[cells]] of run-config keys; seeds above them")
     return flatten(spec), [flatten(grid) for grid in grids]
 

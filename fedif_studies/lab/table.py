@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,12 +27,15 @@ class MeanStd:
     @classmethod
     def of(cls, values: Sequence[float]) -> MeanStd:
         """Return mean and standard deviation of one or more values."""
-        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+        std = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), std)
 
     def shown(self, form: str) -> str:
         """Return both as text, each in a format such as ``".2f"``."""
-        text = format(self.mean, form)
-        return text if self.std is None else f"{text}±{format(self.std, form)}"
+        mean = format(self.mean, form)
+        if self.std is None:
+            return mean
+        return f"{mean}±{format(self.std, form)}"
 
 
 def pivot(
@@ -53,14 +57,15 @@ def pivot(
     shown : callable
         Returns what is shown of those; where there are none, it is a dash.
     """
-    found: dict[tuple[str, ...], dict[str, list[T]]] = {}
+    by_line: dict[tuple[str, ...], dict[str, list[T]]] = {}
     for line, column, value in values:
-        found.setdefault(tuple(line), {}).setdefault(column, []).append(value)
-    columns = list(dict.fromkeys(column for own in found.values() for column in own))
-    lines = [
-        [*line, *(shown(own[column]) if column in own else "-" for column in columns)]
-        for line, own in found.items()
-    ]
+        by_column = by_line.setdefault(tuple(line), {})
+        by_column.setdefault(column, []).append(value)
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(by_line.values())))
+    lines = []
+    for line_names, by_column in by_line.items():
+        cells = [shown(by_column[name]) if name in by_column else "-" for name in columns]
+        lines.append([*line_names, *cells])
     return ResultTable(title, [*names, *columns], lines, num_labels=len(names))
 
 
@@ -68,14 +73,15 @@ def write_table(
     table: ResultTable,
     folder: Path,
     console: Console,
-    said: Sequence[str],
+    remarks: Sequence[str],
     pictures: Sequence[Path] = (),
 ) -> None:
-    """Print a table and what is to be said of it; write both and its pictures, ``table.md``."""
+    """Print a table and remarks on it; write both, and its pictures, into ``table.md``."""
     make_folder(folder)
+    page = folder / "table.md"
     shown = [f"![{picture.stem}]({picture.name})" for picture in pictures]
-    paragraphs = [f"# {table.title}", "\n".join(table.to_markdown()), *said, *shown]
-    write_atomically(folder / "table.md", "\n\n".join(paragraphs) + "\n")
+    paragraphs = [f"# {table.title}", "\n".join(table.to_markdown()), *remarks, *shown]
+    write_atomically(page, "\n\n".join(paragraphs) + "\n")
     table.print(console)
-    for line in (*said, f"Report: {(folder / 'table.md').absolute()}"):
+    for line in (*remarks, f"Report: {page.absolute()}"):
         console.print(line, highlight=False, soft_wrap=True)

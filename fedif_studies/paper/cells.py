@@ -16,11 +16,18 @@ from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, find_data, make_cell
 from fedif_studies.lab.measurements import PATHS, Measurement
 from fedif_studies.lab.table import MeanStd
-from fedif_studies.paper.tables import Settings, Table, Variant
+from fedif_studies.paper.tables import PaperTable, Settings, Variant
 
 # Free in a table: what changes neither protocol nor method.
-_FREE = {*PATHS, "seed", "num-server-rounds", "device", "threads-per-client"}
-_FREE |= {"max-failed-rounds", "min-valid-replies"}
+_FREE = {
+    *PATHS,
+    "seed",
+    "num-server-rounds",
+    "device",
+    "threads-per-client",
+    "max-failed-rounds",
+    "min-valid-replies",
+}
 _MOST_SHOWN = 3  # Settings in which a run differs from a cell.
 
 Place = tuple[Variant, Variant, int]
@@ -33,13 +40,13 @@ def cell_name(row: Variant, column: Variant, seed: int) -> str:
 
 
 def select(
-    table: Table, methods: Sequence[str] = (), patterns: Sequence[str] = (), seeds: int = 1
+    table: PaperTable, methods: Sequence[str] = (), patterns: Sequence[str] = (), seeds: int = 1
 ) -> list[Place]:
     """Return the (row, column, seed) that were asked for: seed by seed, row by row.
 
     Parameters
     ----------
-    table : Table
+    table : PaperTable
         The table.
     methods : sequence of str
         Rows, in this order; empty: all.
@@ -57,20 +64,26 @@ def select(
     for name in methods:
         require(name in rows, "methods", name, f"in table {table.name!r}: {', '.join(rows)}")
 
-    def fits(row: Variant, column: Variant, seed: int) -> bool:
-        names = (cell_name(row, column, seed), f"{column.key}_{row.key}", column.key)
-        return not patterns or any(fnmatchcase(name, p) for name in names for p in patterns)
-
-    places = product(range(seeds), (rows[name] for name in methods or rows), table.columns)
-    chosen = [(row, column, seed) for seed, row, column in places if fits(row, column, seed)]
+    chosen_rows = [rows[name] for name in methods or rows]
+    chosen = []
+    for seed, row, column in product(range(seeds), chosen_rows, table.columns):
+        if not patterns or _fits((row, column, seed), patterns):
+            chosen.append((row, column, seed))
     example = cell_name(table.rows[0], table.columns[0], 0)
     allowed = f"a cell's name in table {table.name!r}, such as {example!r}"
     require(bool(chosen), "cells", ", ".join(patterns), allowed)
     return chosen
 
 
+def _fits(place: Place, patterns: Sequence[str]) -> bool:
+    """Return whether a cell, with its seed or without, or its column has one of the patterns."""
+    row, column, seed = place
+    names = (cell_name(row, column, seed), f"{column.key}_{row.key}", column.key)
+    return any(fnmatchcase(name, pattern) for name, pattern in product(names, patterns))
+
+
 def table_cells(
-    chosen: Iterable[tuple[Table, Sequence[Place]]],
+    chosen: Iterable[tuple[PaperTable, Sequence[Place]]],
     defaults: Settings,
     output_dir: Path,
     rounds: int | None = None,
@@ -81,7 +94,7 @@ def table_cells(
     Parameters
     ----------
     chosen : iterable of tuple
-        Tables, and what :func:`select` returned of each.
+        Tables, and the cells that :func:`select` chose of each.
     defaults : Mapping[str, Scalar]
         A complete run config, for everything that the table leaves open.
     output_dir : Path
@@ -91,14 +104,17 @@ def table_cells(
     data_dir : str
         Where the data sets are.
     """
+    places = []
+    for table, places_of_table in chosen:
+        places += [(table, *place) for place in places_of_table]
+    places.sort(key=lambda place: place[3])  # Seed by seed; else they stay in order.
     cells = []
-    places = [(table, *place) for table, found in chosen for place in found]
-    for table, row, column, seed in sorted(places, key=lambda place: place[3]):
+    for table, row, column, seed in places:
         settings = {**defaults, **table.settings(row, column), "seed": seed}
         settings["num-server-rounds"] = rounds or table.rounds
-        found, data = find_data(str(settings["dataset"]), data_dir)
+        data_settings, data = find_data(str(settings["dataset"]), data_dir)
         name = cell_name(row, column, seed)
-        cells.append(make_cell(table.name, name, settings | found, output_dir, data))
+        cells.append(make_cell(table.name, name, settings | data_settings, output_dir, data))
     return cells
 
 
@@ -115,7 +131,7 @@ class TableCell:
     paper : MeanStd, optional
         The paper's value and standard deviation.
     gpu : str
-        What GPU measured it, which has a row of its own; empty: a CPU.
+        The GPU that measured it, which has a row of its own; empty: a CPU.
     """
 
     row: Variant
@@ -132,16 +148,21 @@ class TableCell:
     @property
     def title(self) -> str:
         """What its row is called."""
-        return f"{self.row.title} ({self.gpu})" if self.gpu else self.row.title
+        if not self.gpu:
+            return self.row.title
+        return f"{self.row.title} ({self.gpu})"
 
     def mean(self, name: str, scale: int = 1) -> MeanStd | None:
         """Return a figure over seeds, times ``scale``; ``None`` where nobody has it."""
-        values = [scale * m.figures[name] for m in self.measurements if name in m.figures]
-        return MeanStd.of(values) if values else None
+        figures = [measurement.figures for measurement in self.measurements]
+        values = [scale * named[name] for named in figures if name in named]
+        if not values:
+            return None
+        return MeanStd.of(values)
 
 
 def fill_table(
-    table: Table,
+    table: PaperTable,
     measurements: Iterable[Measurement],
     defaults: Settings,
     rounds: int | None = None,
@@ -153,7 +174,7 @@ def fill_table(
 
     Parameters
     ----------
-    table : Table
+    table : PaperTable
         The table.
     measurements : iterable of Measurement
         Any runs; those with other settings than a cell's are left out.
@@ -168,86 +189,92 @@ def fill_table(
     length = rounds or table.rounds
     # Seconds are those of a round.
     compared = table.is_timed or length == table.rounds
-    fitting = [m for m in measurements if m.rounds == length]
+    fitting = [measurement for measurement in measurements if measurement.rounds == length]
     cells = []
-    for column in table.columns:
-        for row in table.rows:
-            wanted = _wanted(table, row, column, defaults, changed)
-            of_cell = [m for m in fitting if not _differences(m, wanted)]
-            printed = table.paper.get(row.key, {}).get(column.key)
-            paper = MeanStd(*printed) if printed and compared else None
-            # GPUs sum in another order, and take other times.
-            for gpu in ["", *sorted({m.gpu for m in of_cell} - {""})]:
-                of_seed = {m.seed: m for m in of_cell if m.gpu == gpu}
-                found = tuple(of_seed[seed] for seed in sorted(of_seed))
-                cells.append(TableCell(row, column, found, paper, gpu))
+    for column, row in product(table.columns, table.rows):
+        settings = _settings_of(table, row, column, defaults, changed)
+        of_cell = [run for run in fitting if not _differences(run, settings)]
+        paper = table.printed(row, column) if compared else None
+        # GPUs sum in another order, and take other times.
+        gpus = sorted({run.gpu for run in of_cell if run.gpu})
+        for gpu in ["", *gpus]:
+            # Later ones win: a new result stands last.
+            by_seed = {run.seed: run for run in of_cell if run.gpu == gpu}
+            of_seeds = tuple(by_seed[seed] for seed in sorted(by_seed))
+            cells.append(TableCell(row, column, of_seeds, paper, gpu))
     return cells
 
 
 def measured_or_missing(cells: Sequence[TableCell]) -> list[TableCell]:
     """Return cells without those of a CPU that a GPU alone has measured."""
-    by_gpu = {(c.row.key, c.column.key) for c in cells if c.gpu}
-    return [c for c in cells if c.measurements or (c.row.key, c.column.key) not in by_gpu]
+    by_gpu = {(cell.row.key, cell.column.key) for cell in cells if cell.gpu}
+
+    def is_shown(cell: TableCell) -> bool:
+        return bool(cell.measurements) or (cell.row.key, cell.column.key) not in by_gpu
+
+    return [cell for cell in cells if is_shown(cell)]
 
 
-class WantedRun(NamedTuple):
+class CellSettings(NamedTuple):
     """The settings that a run of a cell has to have."""
 
-    table: Table
+    table: PaperTable
     row: Variant
     column: Variant
     settings: Mapping[str, Scalar]
 
 
-def wanted_runs(
-    tables: Iterable[Table], defaults: Settings, changed: Settings = MappingProxyType({})
-) -> list[WantedRun]:
+def settings_of_cells(
+    tables: Iterable[PaperTable], defaults: Settings, changed: Settings = MappingProxyType({})
+) -> list[CellSettings]:
     """Return the settings of every cell, as it is and with what it may have in their place.
 
     Parameters
     ----------
-    tables : iterable of Table
+    tables : iterable of PaperTable
         With the cells.
     defaults : Mapping[str, Scalar]
         A complete run config, for everything that a table leaves open.
     changed : Mapping[str, Scalar]
         What a cell may have in place of its own settings.
     """
-    return [
-        WantedRun(table, row, column, _wanted(table, row, column, defaults, instead))
-        for table in tables
-        for row, column, instead in product(table.rows, table.columns, ({}, changed))
-    ]
+    cells = []
+    for table in tables:
+        for row, column, instead in product(table.rows, table.columns, ({}, changed)):
+            settings = _settings_of(table, row, column, defaults, instead)
+            cells.append(CellSettings(table, row, column, settings))
+    return cells
 
 
-def why_in_no_cell(measurement: Measurement, wanted: Sequence[WantedRun]) -> str:
-    """Return in what a run differs from the cell that it comes nearest to; empty: it is one.
+def why_in_no_cell(measurement: Measurement, cells: Sequence[CellSettings]) -> str:
+    """Return how a run differs from the cell that it comes nearest to; empty: it is one.
 
     Parameters
     ----------
     measurement : Measurement
         The run.
-    wanted : sequence of WantedRun
-        What it might be, one or more.
+    cells : sequence of CellSettings
+        Those that it might be, one or more.
     """
-    differences = []
-    for cell in wanted:
-        of_cell = _differences(measurement, cell.settings)
+    compared = []
+    for cell in cells:
+        differences = _differences(measurement, cell.settings)
         if measurement.rounds != cell.table.rounds:
-            of_cell["num-server-rounds"] = measurement.rounds, cell.table.rounds
-        if not of_cell:
+            differences["num-server-rounds"] = (measurement.rounds, cell.table.rounds)
+        if not differences:
             return ""
-        differences.append(of_cell)
-    nearest = min(range(len(wanted)), key=lambda number: len(differences[number]))
-    shown = [
-        f"{key} = {own!r}, not {cells!r}" for key, (own, cells) in differences[nearest].items()
-    ]
-    more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
-    table, row, column, _ = wanted[nearest]
-    return (
-        f"nearest is {row.key} under {column.key} of {table.name}: "
-        f"{', '.join(shown[:_MOST_SHOWN])}{more}"
+        compared.append((cell, differences))
+    nearest, differences = min(compared, key=lambda pair: len(pair[1]))
+    shown = []
+    for key, (setting, cell_setting) in list(differences.items())[:_MOST_SHOWN]:
+        shown.append(f"{key} = {setting!r}, not {cell_setting!r}")
+    reason = (
+        f"nearest is {nearest.row.key} under {nearest.column.key} of {nearest.table.name}: "
+        f"{', '.join(shown)}"
     )
+    if len(differences) > _MOST_SHOWN:
+        reason += f" and {len(differences) - _MOST_SHOWN} more"
+    return reason
 
 
 def of_shared_seeds(cells: Sequence[TableCell]) -> list[TableCell]:
@@ -255,15 +282,17 @@ def of_shared_seeds(cells: Sequence[TableCell]) -> list[TableCell]:
 
     Seeds differ by more than many rows do: a mean over some says nothing beside one over others.
     """
-    seeds: dict[str, set[int]] = {}
+    shared: dict[str, set[int]] = {}  # By column.
     for cell in cells:
-        if own := {m.seed for m in cell.measurements}:
-            seeds[cell.column.key] = seeds.get(cell.column.key, own) & own
-    return [
-        replace(cell, measurements=tuple(m for m in cell.measurements if m.seed in shared))
-        for cell in cells
-        for shared in [seeds.get(cell.column.key, set())]
-    ]
+        seeds = {measurement.seed for measurement in cell.measurements}
+        if seeds:
+            shared[cell.column.key] = shared.get(cell.column.key, seeds) & seeds
+    comparable = []
+    for cell in cells:
+        of_column = shared.get(cell.column.key, set())
+        measurements = tuple(m for m in cell.measurements if m.seed in of_column)
+        comparable.append(replace(cell, measurements=measurements))
+    return comparable
 
 
 def best_rows(
@@ -272,39 +301,42 @@ def best_rows(
     """Return (row, column) of the highest mean of each column that has two or more."""
     columns: dict[str, dict[str, float]] = {}
     for cell in cells:
-        if (spread := value(cell)) is not None:
+        figure = value(cell)
+        if figure is not None:
             row, column = cell.place
-            columns.setdefault(column, {})[row] = spread.mean
-    return {
-        (row, column)
-        for column, rows in columns.items()
-        for row, mean in rows.items()
-        if len(rows) > 1 and mean == max(rows.values())
-    }
+            columns.setdefault(column, {})[row] = figure.mean
+    best = set()
+    for column, means in columns.items():
+        if len(means) < 2:
+            continue
+        highest = max(means.values())
+        best |= {(row, column) for row, mean in means.items() if mean == highest}
+    return best
 
 
-def _wanted(
-    table: Table, row: Variant, column: Variant, defaults: Settings, changed: Settings
+def _settings_of(
+    table: PaperTable, row: Variant, column: Variant, defaults: Settings, changed: Settings
 ) -> dict[str, Scalar]:
     """Return the settings that a run of a cell has to have."""
-    # Seconds do not depend on how pixels are scaled.
-    free = _FREE | {"normalization"} if table.is_timed else _FREE
-    own = {**defaults, **table.settings(row, column), **changed}
-    config = RunConfig.from_run_config(own)
-    return {key: value for key, value in config.to_mapping().items() if key not in free}
+    free = set(_FREE)
+    if table.is_timed:
+        free.add("normalization")  # Seconds do not depend on how pixels are scaled.
+    every_setting = {**defaults, **table.settings(row, column), **changed}
+    config = RunConfig.from_run_config(every_setting).to_mapping()
+    return {key: value for key, value in config.items() if key not in free}
 
 
 def _differences(
-    measurement: Measurement, wanted: Mapping[str, Scalar]
+    measurement: Measurement, settings: Mapping[str, Scalar]
 ) -> dict[str, tuple[Scalar, Scalar]]:
-    """Return by key what a run was set to, and what a cell is, where these are not the same."""
+    """Return by key a run's setting and a cell's, where these are not the same."""
     config = dict(measurement.config)
     # A folder of CIFAR-10's images stands for CIFAR-10; only a cell's label says that it is one.
-    if wanted["dataset"] == "cifar10" and measurement.data.startswith("CIFAR-10 ("):
+    if settings["dataset"] == "cifar10" and measurement.data.startswith("CIFAR-10 ("):
         config["dataset"] = "cifar10"
-    # A setting that did not exist yet had its default.
-    return {
-        key: (config[key], value)
-        for key, value in wanted.items()
-        if key in config and config[key] != value
-    }
+    differences = {}
+    for key, value in settings.items():
+        # A setting that did not exist yet had its default.
+        if key in config and config[key] != value:
+            differences[key] = (config[key], value)
+    return differences

@@ -43,19 +43,23 @@ def paper(
         require(name in TABLES, "table", name, ", ".join(TABLES))
     chosen = [TABLES[name] for name in tables or TABLES]
     rows = [name.strip() for name in methods.split(",") if name.strip()]
-    picked = [(table, select(table, rows, cells or (), seeds)) for table in chosen]
+    places = [(table, select(table, rows, cells or (), seeds)) for table in chosen]
     if show:
-        for table, found in picked:
-            names = [f"  {cell_name(*cell)}" for cell in found]
+        for table, places_of_table in places:
+            names = [f"  {cell_name(*place)}" for place in places_of_table]
             typer.echo("\n".join([f"{table.name}: {table.title}", *names]))
         return
     require(bool(tables), "TABLES", "", f"{', '.join(TABLES)}; see --list")
-    defaults = {**RunConfig.defaults(), **({"device": device} if device else {})}
+    defaults = RunConfig.defaults()
+    if device:
+        defaults["device"] = device
     # One that is not there is an error before any data is read.
     select_device(RunConfig.from_run_config(defaults).device)
-    wanted = table_cells(picked, defaults, output_dir, rounds, data_dir)
-    is_timed = any(table.is_timed for table in chosen)
-    complete = run_cells(wanted, 1 if is_timed else jobs, again=again)
+    to_run = table_cells(places, defaults, output_dir, rounds, data_dir)
+    # Seconds are measured one cell at a time.
+    if any(table.is_timed for table in chosen):
+        jobs = 1
+    complete = run_cells(to_run, jobs, again=again)
     console = Console()
     # Another queue's report must not be written over by one that was read before it.
     with exclusive_lock(claims(output_dir) / "report.lock"):
@@ -78,11 +82,15 @@ def report(
     from fedif_studies.paper.report import update_docs, what_was_added
 
     require_directories([docs, *(directories or [])])
-    text = (docs / "results.md").read_text() if (docs / "results.md").is_file() else ""
-    marked = -1 < text.find("<!-- begin: results -->") < text.find("<!-- end: results -->")
-    require(marked, "docs", str(docs), "a folder with results.md, which has marks for the tables")
-    found, defaults = find_measurements(directories or ()), RunConfig.defaults()
-    page = update_docs(docs, found, defaults)
-    for line in what_was_added(found, directories or (), defaults):
-        Console().print(line, soft_wrap=True, highlight=False, markup=False)
-    Console().print(f"Written: {page.absolute()}", soft_wrap=True, highlight=False)
+    path = docs / "results.md"
+    text = path.read_text() if path.is_file() else ""
+    has_marks = -1 < text.find("<!-- begin: results -->") < text.find("<!-- end: results -->")
+    allowed = "a folder with results.md, which has marks for the tables"
+    require(has_marks, "docs", str(docs), allowed)
+    measurements = find_measurements(directories or ())
+    defaults = RunConfig.defaults()
+    page = update_docs(docs, measurements, defaults)
+    console = Console(soft_wrap=True, highlight=False)
+    for line in what_was_added(measurements, directories or (), defaults):
+        console.print(line, markup=False)
+    console.print(f"Written: {page.absolute()}")

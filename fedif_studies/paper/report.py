@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,74 +22,87 @@ from fedif_studies.paper.cells import (
     fill_table,
     measured_or_missing,
     of_shared_seeds,
-    wanted_runs,
+    settings_of_cells,
     why_in_no_cell,
 )
-from fedif_studies.paper.tables import TABLES, Settings, Table
+from fedif_studies.paper.tables import TABLES, PaperTable, Settings
 from fedif_studies.rows import add_rows, put_tables
 
-_MOST_TOLD = 5  # Runs that are no cells.
+_MOST_NAMED = 5  # Runs that are no cells.
+Figure = Callable[[TableCell], MeanStd | None]
 _PLACE = ("table", "row", "column")
 # How pixels were scaled before the protocol took over the scaling of AFedSV's authors.
 _EARLIER: Settings = {"normalization": "data"}
 
 
 def report_table(
-    table: Table, cells: Sequence[TableCell], output_dir: Path, console: Console, rounds: int
+    table: PaperTable, cells: Sequence[TableCell], output_dir: Path, console: Console, rounds: int
 ) -> None:
     """Write a table with pictures and rows into ``<output>/<table>/``, and print it."""
     name = table.name if rounds == table.rounds else f"{table.name}-{rounds}-rounds"
-    folder, said = output_dir / name, [note(cells)]
+    folder = output_dir / name
+    remarks = [note(cells)]
     cells = measured_or_missing(cells)
     if not (table.is_timed or _beside_the_paper(cells)):
-        said.append(f"The paper's figures are of {table.rounds} rounds, so none stands here.")
-    measured = [m for cell in cells for m in cell.measurements]
+        remarks.append(f"The paper's figures are of {table.rounds} rounds, so none stands here.")
+    measured = _measurements_of(cells)
     if measured:
-        data = ", ".join(sorted({m.data for m in measured}))
-        machines = "; ".join(sorted({m.machine for m in measured}))
-        said.append(f"Measured on {data}. Machine: {machines}.")
-    said += _failures(table, cells, output_dir)
-    write_table(result_table(table, cells), folder, console, said, _pictures(table, cells, folder))
+        data = ", ".join(sorted({measurement.data for measurement in measured}))
+        machines = "; ".join(sorted({measurement.machine for measurement in measured}))
+        remarks.append(f"Measured on {data}. Machine: {machines}.")
+    remarks += _failures(table, cells, output_dir)
+    pictures = [] if table.is_timed else _draw_pictures(table, cells, folder)
+    write_table(result_table(table, cells), folder, console, remarks, pictures)
     add_rows(folder / "results.csv", result_rows(table, cells), anew=True)
 
 
-def _failures(table: Table, cells: Sequence[TableCell], output_dir: Path) -> list[str]:
+def _measurements_of(cells: Iterable[TableCell]) -> list[Measurement]:
+    """Return the measurements of all cells, cell by cell."""
+    return list(itertools.chain.from_iterable(cell.measurements for cell in cells))
+
+
+def _failures(table: PaperTable, cells: Sequence[TableCell], output_dir: Path) -> list[str]:
     """Return why each cell failed that has no measurement, the latest reason of each."""
-    there = {cell_name(cell.row, cell.column, m.seed) for cell in cells for m in cell.measurements}
-    rows = read_rows(output_dir / table.name / FAILURES)
-    reasons = {row["cell"]: row["reason"] for row in rows if row["cell"] not in there}
+    measured = set()
+    for cell in cells:
+        measured |= {cell_name(cell.row, cell.column, m.seed) for m in cell.measurements}
+    reasons = {}
+    for row in read_rows(output_dir / table.name / FAILURES):
+        if row["cell"] not in measured:
+            reasons[row["cell"]] = row["reason"]
     return [f"Failed: {name}: {reason}" for name, reason in reasons.items()]
 
 
-def result_rows(table: Table, cells: Sequence[TableCell]) -> list[dict[str, str]]:
+def result_rows(table: PaperTable, cells: Sequence[TableCell]) -> list[dict[str, str]]:
     """Return one row per cell and seed, with where it belongs and everything measured."""
-    return [
-        {"table": table.name, "row": cell.row.key, "column": cell.column.key, **to_row(m)}
-        for cell in cells
-        for m in cell.measurements
-    ]
+    rows = []
+    for cell in cells:
+        place = {"table": table.name, "row": cell.row.key, "column": cell.column.key}
+        rows += [{**place, **to_row(measurement)} for measurement in cell.measurements]
+    return rows
 
 
-def _pictures(table: Table, cells: Sequence[TableCell], folder: Path) -> list[Path]:
+def _draw_pictures(table: PaperTable, cells: Sequence[TableCell], folder: Path) -> list[Path]:
     """Draw accuracy over rounds, a picture per column, and return the pictures."""
-    drawn = []
-    for column in () if table.is_timed else table.columns:
+    pictures = []
+    for column in table.columns:
         path = folder / f"{column.key}.png"
-        series = {c.title: c.measurements for c in cells if c.column.key == column.key}
+        of_column = [cell for cell in cells if cell.column.key == column.key]
+        series = {cell.title: cell.measurements for cell in of_column}
         title = f"{table.title.partition(':')[0]}, {column.title}"
         if plot_curves(series, path, title, split=table.split):
-            drawn.append(path)
-    return drawn
+            pictures.append(path)
+    return pictures
 
 
 def result_table(
-    table: Table, cells: Sequence[TableCell], earlier: Sequence[TableCell] = ()
+    table: PaperTable, cells: Sequence[TableCell], earlier: Sequence[TableCell] = ()
 ) -> ResultTable:
     """Return any table of the paper as text.
 
     Parameters
     ----------
-    table : Table
+    table : PaperTable
         The table.
     cells : sequence of TableCell
         Its cells, those without a measurement included.
@@ -97,31 +111,25 @@ def result_table(
     """
     if table.is_timed:
         return _timing_table(table, cells)
-    names = [f"{table.split}-{name}" for name in ACCURACIES]
-    figures: list[Callable[[TableCell], MeanStd | None]]
-    figures = [partial(TableCell.mean, name=name, scale=100) for name in names]
+    figures = _figures(table)
+    last_ten = figures["last-ten"]
     has_paper = _beside_the_paper(cells)
     if has_paper:
-        figures.append(lambda cell: cell.paper)
-    last_ten = figures[list(ACCURACIES).index("last-ten")]
-    before = {cell.place: cell for cell in earlier}
-    compared = of_shared_seeds(cells)
-    best = [best_rows(compared, figure) for figure in figures]
+        figures["paper"] = lambda cell: cell.paper
+    # Bold, by figure: the best of those that have the same seeds.
+    comparable = of_shared_seeds(cells)
+    best = {name: best_rows(comparable, figure) for name, figure in figures.items()}
+    cells_before = {cell.place: cell for cell in earlier}
     lines = []
     for cell in cells:
-        found = [figure(cell) for figure in figures]
-        shown = (
-            _shown(one, ".2f", cell.place in top) for one, top in zip(found, best, strict=True)
-        )
-        line = [cell.column.title, cell.title, str(len(cell.measurements) or "-"), *shown]
+        line = [cell.column.title, cell.title, str(len(cell.measurements) or "-")]
+        for name, figure in figures.items():
+            line.append(_shown(figure(cell), ".2f", is_bold=cell.place in best[name]))
         if has_paper:
-            ten = last_ten(cell)
-            line.append(
-                "-" if ten is None or cell.paper is None else f"{ten.mean - cell.paper.mean:+.2f}"
-            )
+            line.append(_less_the_paper(last_ten(cell), cell.paper))
         if earlier:
-            of_place = before.get(cell.place)
-            line.append(_shown(None if of_place is None else last_ten(of_place), ".2f"))
+            before = cells_before.get(cell.place)
+            line.append(_shown(None if before is None else last_ten(before), ".2f"))
         lines.append(line)
     heading = ["column", "row", "seeds", *ACCURACIES.values()]
     if has_paper:
@@ -131,44 +139,66 @@ def result_table(
     return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
 
 
+def _figures(table: PaperTable) -> dict[str, Figure]:
+    """Return what is shown of a cell's accuracies in percent, by name."""
+    figures: dict[str, Figure] = {}
+    for name in ACCURACIES:
+        figures[name] = partial(TableCell.mean, name=f"{table.split}-{name}", scale=100)
+    return figures
+
+
+def _less_the_paper(measured: MeanStd | None, paper: MeanStd | None) -> str:
+    if measured is None or paper is None:
+        return "-"
+    return f"{measured.mean - paper.mean:+.2f}"
+
+
 def _beside_the_paper(cells: Sequence[TableCell]) -> bool:
     """Tell whether cells are of as many rounds as the paper's figures, so that these are shown."""
     return not cells or any(cell.paper is not None for cell in cells)
 
 
-def _timing_table(table: Table, cells: Sequence[TableCell]) -> ResultTable:
+def _timing_table(table: PaperTable, cells: Sequence[TableCell]) -> ResultTable:
     """Return the table of seconds, with the evaluations behind them."""
     heading = ["data set", "method", "training, s per client", "paper"]
     heading += ["aggregation, s per round", "paper", "evaluations per round"]
     lines = []
     for cell in cells:
-        line = [cell.column.title, cell.title]
-        for name in ("train-seconds-per-client", "aggregation-seconds-per-round"):
-            kind = name.partition("-")[0].replace("train", "training")
-            paper, _ = table.paper[cell.row.key][f"{cell.column.key}_{kind}"]
-            line += [_shown(cell.mean(name), ".4f"), f"{paper:.4f}"]
-        lines.append([*line, _shown(cell.mean("evaluations-per-round"), ".0f")])
+        paper = table.paper[cell.row.key]
+        paper_training, _ = paper[f"{cell.column.key}_training"]
+        paper_aggregation, _ = paper[f"{cell.column.key}_aggregation"]
+        line = [
+            cell.column.title,
+            cell.title,
+            _shown(cell.mean("train-seconds-per-client"), ".4f"),
+            f"{paper_training:.4f}",
+            _shown(cell.mean("aggregation-seconds-per-round"), ".4f"),
+            f"{paper_aggregation:.4f}",
+            _shown(cell.mean("evaluations-per-round"), ".0f"),
+        ]
+        lines.append(line)
     return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
 
 
 def note(cells: Sequence[TableCell]) -> str:
     """Return what must be said beside a table: its rounds and seeds, and what is missing."""
-    measured = [m for cell in cells for m in cell.measurements]
-    rounds, seeds = (
-        ", ".join(map(str, sorted(of)))
-        for of in ({m.rounds for m in measured}, {m.seed for m in measured})
-    )
-    wanted = {(cell.row.key, cell.column.key) for cell in cells}
-    there = {(cell.row.key, cell.column.key) for cell in cells if cell.measurements}
+    # A cell that a GPU measured, too, counts once.
+    places = {(cell.row.key, cell.column.key) for cell in cells}
+    measured = _measurements_of(cells)
     if not measured:
-        return f"Missing: all {len(wanted)} cells."
-    lacking = len(wanted) - len(there)
-    return f"Rounds: {rounds}; seeds: {seeds}; missing: {lacking} of {len(wanted)} cells."
+        return f"Missing: all {len(places)} cells."
+    measured_places = {(cell.row.key, cell.column.key) for cell in cells if cell.measurements}
+    rounds = ", ".join(map(str, sorted({measurement.rounds for measurement in measured})))
+    seeds = ", ".join(map(str, sorted({measurement.seed for measurement in measured})))
+    lacking = len(places) - len(measured_places)
+    return f"Rounds: {rounds}; seeds: {seeds}; missing: {lacking} of {len(places)} cells."
 
 
-def _shown(mean: MeanStd | None, form: str, bold: bool = False) -> str:
+def _shown(mean: MeanStd | None, form: str, is_bold: bool = False) -> str:
     text = "-" if mean is None else mean.shown(form)
-    return f"**{text}**" if bold else text
+    if is_bold:
+        return f"**{text}**"
+    return text
 
 
 def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Settings) -> Path:
@@ -193,26 +223,34 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
     for table in TABLES.values():
         path = docs / "results" / f"{table.name}.csv"
         # Later ones win, so that a new result replaces an old one.
-        known = [*read_results(path), *measurements]
-        cells, earlier = _filled(table, known, defaults)
-        # Without one the file stays as it is: rows that are read lose columns in which nobody has
-        # a value.
-        if any(m.run_dir for cell in (*cells, *earlier) for m in cell.measurements):
+        old_and_new = [*read_results(path), *measurements]
+        cells, earlier = _filled(table, old_and_new, defaults)
+        # Without a new one the file stays as it is: rows that are read lose columns in which nobody
+        # has a value.
+        has_new = any(m.run_dir is not None for m in _measurements_of([*cells, *earlier]))
+        if has_new:
             add_rows(path, result_rows(table, [*cells, *earlier]), anew=True)
             # Six digits are kept: what is shown is what the rows say, not what they were made from.
             cells, earlier = _filled(table, read_results(path), defaults)
         measured = {cell.place for cell in (*cells, *earlier) if cell.measurements}
         shown = [cell for cell in cells if cell.place in measured]
-        text += [f"## {table.title}", ""]
-        text += [f"`fedif paper {table.name}`, rows: [{path.name}](results/{path.name})", ""]
-        text += [*result_table(table, shown, earlier).to_markdown(), "", note(cells), ""]
+        text += [
+            f"## {table.title}",
+            "",
+            f"`fedif paper {table.name}`, rows: [{path.name}](results/{path.name})",
+            "",
+            *result_table(table, shown, earlier).to_markdown(),
+            "",
+            note(cells),
+            "",
+        ]
     page = docs / "results.md"
     put_tables(page, {"results": text})
     return page
 
 
 def _filled(
-    table: Table, measurements: Sequence[Measurement], defaults: Settings
+    table: PaperTable, measurements: Sequence[Measurement], defaults: Settings
 ) -> tuple[list[TableCell], list[TableCell]]:
     """Return a table's cells as the protocol has them, and as it had them before."""
     cells = fill_table(table, measurements, defaults)
@@ -230,17 +268,23 @@ def what_was_added(
     if not measurements:
         places = ", ".join(map(str, directories))
         return [f"No rows were added: no complete run with an evaluated model lies in {places}."]
-    wanted = wanted_runs(TABLES.values(), defaults, _EARLIER)
-    reasons = {one.run_dir: why_in_no_cell(one, wanted) for one in measurements}
-    others = [f"{run_dir} is no cell: {why}." for run_dir, why in reasons.items() if why]
+    cells = settings_of_cells(TABLES.values(), defaults, _EARLIER)
+    others = []
+    for measurement in measurements:
+        reason = why_in_no_cell(measurement, cells)
+        if reason:
+            others.append(f"{measurement.run_dir} is no cell: {reason}.")
     count = len(measurements) - len(others)
-    lines = [f"{count} of {len(measurements)} runs are cells of a table.", *others[:_MOST_TOLD]]
-    if len(others) > _MOST_TOLD:
-        lines.append(f"Nor are {len(others) - _MOST_TOLD} more runs.")
+    lines = [f"{count} of {len(measurements)} runs are cells of a table.", *others[:_MOST_NAMED]]
+    if len(others) > _MOST_NAMED:
+        lines.append(f"Nor are {len(others) - _MOST_NAMED} more runs.")
     return lines
 
 
 def read_results(path: Path) -> list[Measurement]:
     """Return the measurements of a file of committed rows; none if there is no such file."""
-    rows = read_rows(path)
-    return [from_row({k: v for k, v in row.items() if k not in _PLACE}) for row in rows]
+    measurements = []
+    for row in read_rows(path):
+        measured = {column: value for column, value in row.items() if column not in _PLACE}
+        measurements.append(from_row(measured))
+    return measurements

@@ -7,6 +7,7 @@ the gamma tables are validation accuracies; the times are seconds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import MappingProxyType
 
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
+from fedif_studies.lab.table import MeanStd
 
 # A value and, where the paper gives one, its standard deviation; by row and column.
 Figures = dict[str, dict[str, tuple[float, float | None]]]
@@ -64,7 +66,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table of the paper.
 
     Attributes
@@ -76,7 +78,7 @@ class Table:
     paper : dict
         The paper's figures: row -> column -> (value, standard deviation).
     split : {"test", "validation"}
-        Of which split its accuracies are.
+        The split that its accuracies are of.
     rounds : int
         How long a cell runs unless told otherwise.
     is_timed : bool
@@ -94,32 +96,46 @@ class Table:
 
     def settings(self, row: Variant, column: Variant) -> dict[str, Scalar]:
         """Return what a cell's run config sets."""
-        own: Settings = {"num-server-rounds": self.rounds, "attack": "none"}
-        return {**PROTOCOL, **own, **row.settings, **column.settings}
+        of_table: Settings = {"num-server-rounds": self.rounds, "attack": "none"}
+        return {**PROTOCOL, **of_table, **row.settings, **column.settings}
+
+    def printed(self, row: Variant, column: Variant) -> MeanStd | None:
+        """Return the paper's figure of a cell; ``None``: it prints none."""
+        figure = self.paper.get(row.key, {}).get(column.key)
+        if figure is None:
+            return None
+        value, deviation = figure
+        return MeanStd(value, deviation)
 
 
-def _printed() -> dict[str, Figures]:
+def _read_figures() -> dict[str, Figures]:
     """Return the paper's figures by table."""
-    found: dict[str, Figures] = {}
+    tables: dict[str, Figures] = {}
     for line in read_rows(Path(__file__).with_name("figures.csv")):
         deviation = float(line["deviation"]) if line["deviation"] else None
-        row = found.setdefault(line["table"], {}).setdefault(line["row"], {})
-        row[line["column"]] = float(line["value"]), deviation
-    return found
+        row = tables.setdefault(line["table"], {}).setdefault(line["row"], {})
+        row[line["column"]] = (float(line["value"]), deviation)
+    return tables
 
 
 def _row(key: str, gamma: float) -> Variant:
     """Return what a row's name stands for: a method, a gamma, or the parts of FedIF that stay."""
+    settings: dict[str, Scalar]
     if key in _METHODS:
+        settings = {"strategy": key}
         # AFedSV keeps its authors' gamma; the paper tuned its own method's only.
-        tuned = {"fedif.gamma": gamma} if key == "fedif" else {}
-        return Variant(key, _METHODS[key], {"strategy": key, **tuned})
+        if key == "fedif":
+            settings["fedif.gamma"] = gamma
+        return Variant(key, _METHODS[key], settings)
     if key.startswith("gamma-"):
         value = key.removeprefix("gamma-")
-        own: Settings = {"strategy": "fedif", "fedif.gamma": float(value)}
-        return Variant(key, f"gamma = {value}", own)
-    kept = {f"fedif.{part}": short in key.split("+") for short, part in _PARTS.items()}
-    return Variant(key, key.upper(), {"strategy": "fedif", "fedif.gamma": gamma, **kept})
+        settings = {"strategy": "fedif", "fedif.gamma": float(value)}
+        return Variant(key, f"gamma = {value}", settings)
+    settings = {"strategy": "fedif", "fedif.gamma": gamma}
+    parts = key.split("+")
+    for short, part in _PARTS.items():
+        settings[f"fedif.{part}"] = short in parts
+    return Variant(key, key.upper(), settings)
 
 
 def _column(key: str, data: str) -> Variant:
@@ -133,41 +149,54 @@ def _column(key: str, data: str) -> Variant:
     attack, *strength = _BENCHMARKS[data].get(key, key).split("_")
     if not strength:
         return Variant(key, key, settings)
-    level, how = strength
-    settings |= {"attack": attack, "malicious-fraction": float(level)}
+    share, amount = strength
+    settings |= {"attack": attack, "malicious-fraction": float(share)}
+    title = f"{attack.replace('-', ' ')} {share}"
     if attack == "gradient-noise":
-        settings["gradient-noise.std"], shown = float(how), f", std {how}"
+        settings["gradient-noise.std"] = float(amount)
+        title += f", std {amount}"
     else:
-        low, high = how.split("-")
+        low, high = amount.split("-")
         settings |= {"poison-ratio-min": float(low), "poison-ratio-max": float(high)}
-        shown = f" ({low}, {high})"
-    return Variant(key, f"{attack.replace('-', ' ')} {level}{shown}", settings)
+        title += f" ({low}, {high})"
+    return Variant(key, title, settings)
 
 
-def _table(name: str, data: str, title: str, *, split: str = "test", timed: bool = False) -> Table:
+def _table(
+    name: str, data: str, title: str, *, split: str = "test", is_timed: bool = False
+) -> PaperTable:
     """Return a table: its rows and columns are those of the paper's figures."""
     paper = _PRINTED[name]
-    printed = dict.fromkeys(key for row in paper.values() for key in row)
-    # Times are of training and of aggregation.
-    keys = dict.fromkeys(key.partition("_")[0] for key in printed) if timed else printed
-    rows = tuple(_row(key, _GAMMA[data]) for key in paper)
-    columns = tuple(_column(key, data) for key in keys)
-    return Table(name, title, rows, columns, paper, split, 10 if timed else 100, timed)
+    keys = list(itertools.chain.from_iterable(paper.values()))
+    if is_timed:
+        # A column stands twice: its time of training, and of aggregation.
+        keys = [key.partition("_")[0] for key in keys]
+    return PaperTable(
+        name,
+        title,
+        rows=tuple(_row(key, _GAMMA[data]) for key in paper),
+        columns=tuple(_column(key, data) for key in dict.fromkeys(keys)),
+        paper=paper,
+        split=split,
+        rounds=10 if is_timed else 100,
+        is_timed=is_timed,
+    )
 
 
-_PRINTED = _printed()
-_POISONED, _NOISY = "label noise and adversarial samples", "gradient noise"
+_PRINTED = _read_figures()
+_POISONED = "label noise and adversarial samples"
+_NOISY = "gradient noise"
 _BY_GAMMA = "validation accuracy by gamma"
 _ALL = (
     _table("cifar10", "cifar10", f"CIFAR-10: {_POISONED}"),
     _table("fashion-mnist", "fashion-mnist", f"Fashion-MNIST: {_POISONED}"),
     _table("cifar10-gradient", "cifar10", f"CIFAR-10: {_NOISY}"),
     _table("fashion-mnist-gradient", "fashion-mnist", f"Fashion-MNIST: {_NOISY}"),
-    _table("timing", "cifar10", "Training and aggregation time", timed=True),
+    _table("timing", "cifar10", "Training and aggregation time", is_timed=True),
     _table("gamma-cifar10", "cifar10", f"CIFAR-10: {_BY_GAMMA}", split="validation"),
     _table(
         "gamma-fashion-mnist", "fashion-mnist", f"Fashion-MNIST: {_BY_GAMMA}", split="validation"
     ),
     _table("ablation", "cifar10", "CIFAR-10: ablation of FedIF"),
 )
-TABLES: Mapping[str, Table] = MappingProxyType({table.name: table for table in _ALL})
+TABLES: Mapping[str, PaperTable] = MappingProxyType({table.name: table for table in _ALL})

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_studies.factorial import Cell, effects
+from fedif_studies.factorial import FactorialCell, effects
 
 
 def test_effects_are_paired_by_seed_and_a_rule_that_is_another_one_is_tested_once():
     base = {"fedavg": [80.0, 70.0, 60.0], "median": [82.0, 71.0, 63.0], "rfa": [81.0, 71.0, 61.1]}
     base["trimmed-mean"] = base["median"]
     found = {
-        Cell("digits", seed, "sign flip", 0.4, weights, "none", 0.0): accuracy
+        FactorialCell("digits", seed, "sign flip", 0.4, weights, "none", 0.0): accuracy
         for weights, own in base.items()
         for seed, accuracy in enumerate(own)
     }
@@ -27,7 +27,7 @@ def test_two_seeds_whose_gains_are_alike_by_rounding_show_nothing():
     pairs = [(95.29, 95.24), (33.3, 33.25)]
     found = {}
     for seed, (own, control) in enumerate(pairs):
-        cell = Cell("digits", seed, "sign flip", 0.4, "fedif", "none", 0.0)
+        cell = FactorialCell("digits", seed, "sign flip", 0.4, "fedif", "none", 0.0)
         found |= {cell: own, cell.control(): control}
     [effect] = effects(found, "digits").values()
     assert effect == (2, pytest.approx(0.05), 0.0, 1.0)
