@@ -35,6 +35,11 @@ def run_parts() -> Sequence[RunPart]:
 
 def chosen_parts(named: str | Sequence[RunPart] | None) -> Sequence[RunPart]:
     """Return the parts that a door names, as they are or by ``module:function``; else our own."""
-    # None where the package that a name begins with is not installed.
-    parts = parts_named(named) if isinstance(named, str) else named
-    return run_parts() if parts is None else parts
+    if named is None:
+        return run_parts()
+    if not isinstance(named, str):
+        return named
+    parts = parts_named(named)
+    if parts is None:  # The package that it names is not installed.
+        return run_parts()
+    return parts

@@ -31,9 +31,11 @@ def screen(limits=LIMITS, max_seconds=math.inf, **records):
 
 def test_further_records_are_kept_as_they_came():
     config = ConfigRecord({"pickled": b"\x80\x04", "who": "Zoë"})
-    first, metrics = {"loss": 0.5}, {"n": 10, "loss": 1.5, "histogram": [1, 2]}
-    told = {"first": MetricRecord(first), "metrics": MetricRecord(metrics), "config": config}
-    screened = screen(arrays=ArrayRecord(), **told)
+    first = MetricRecord({"loss": 0.5})
+    metrics = {"n": 10, "loss": 1.5, "histogram": [1, 2]}
+    screened = screen(
+        arrays=ArrayRecord(), first=first, metrics=MetricRecord(metrics), config=config
+    )
     assert screened.num_examples == 10
     assert list(screened.records) == ["first", "metrics", "config"]
     assert screened.records["config"] is config
@@ -69,7 +71,7 @@ def test_names_are_made_printable_and_notes_are_few():
 def test_the_number_of_examples_is_not_lost_to_a_record_whose_name_reads_alike():
     reported = {"\x01": MetricRecord({"loss": 3.0}), "\x02": MetricRecord({"n": 1, "loss": 1.0})}
     hostile = screen(**reported).records
-    assert dict(AverageMetrics()([hostile, *told({"loss": 2.0})], "n")) == {"loss": 1.5}
+    assert dict(AverageMetrics()([hostile, *records_with({"loss": 2.0})], "n")) == {"loss": 1.5}
 
 
 def test_a_reply_holds_only_so_much_beside_the_model():
@@ -82,8 +84,8 @@ def test_nobody_counts_for_more_than_a_multiple_of_the_median():
     limits = ReplyLimits("n", 1e9, max_examples_ratio=10.0)
     reported = [screen(limits, metrics=MetricRecord({"n": n})) for n in (1, 2, 3, 20, 10**6)]
     bounded = bound_examples(reported, limits)
-    assert [one.num_examples for one in bounded] == [1, 2, 3, 20, 30]
-    assert [one.claimed_examples for one in bounded] == [None] * 4 + [10**6]
+    assert [reply.num_examples for reply in bounded] == [1, 2, 3, 20, 30]
+    assert [reply.claimed_examples for reply in bounded] == [None] * 4 + [10**6]
     assert bounded[-1].records["metrics"]["n"] == 30
     assert bounded[-1].notes == (
         "n is 1e+06, more than 10 times the round's median of 3: counts as 30",
@@ -94,12 +96,13 @@ def test_nobody_counts_for_more_than_a_multiple_of_the_median():
     assert bound_examples(reported, LIMITS)[-1].num_examples == 10**6
 
 
-def told(*metrics):
-    return [RecordDict({"metrics": MetricRecord({"n": 1} | one)}) for one in metrics]
+def records_with(*metrics):
+    """Return a record for each client, with a number of examples."""
+    return [RecordDict({"metrics": MetricRecord({"n": 1} | values)}) for values in metrics]
 
 
 def test_the_mean_is_flowers_bit_for_bit():
-    clients = told(
+    clients = records_with(
         {"n": 3, "loss": 0.1, "top": [0.7, 2.0]},
         {"n": 7, "loss": 0.2, "top": [0.1, 3.0]},
         {"n": 11, "loss": 0.7, "top": [0.3, 5.0]},
@@ -111,14 +114,14 @@ def test_a_metric_that_one_client_lacks(caplog):
     average = AverageMetrics()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            means = average(told({"n": 3, "a": 1.0}, {"a": 5.0}, {"b": 9.0}), "n")
+            means = average(records_with({"n": 3, "a": 1.0}, {"a": 5.0}, {"b": 9.0}), "n")
     assert dict(means) == {"a": pytest.approx((3 * 1.0 + 5.0) / 4)}
-    (said,) = caplog.messages
-    assert "a (of 2 of 3), b (of 1 of 3)" in said
+    (warning,) = caplog.messages
+    assert "a (of 2 of 3), b (of 1 of 3)" in warning
 
 
 def test_one_liar_does_not_move_a_mean():
-    means = AverageMetrics()(told({"a": 1.0}, {"a": 2.0}, {"a": 3.0}, {"a": 1e15}), "n")
+    means = AverageMetrics()(records_with({"a": 1.0}, {"a": 2.0}, {"a": 3.0}, {"a": 1e15}), "n")
     assert dict(means) == {"a": pytest.approx(2.0)}
 
 
@@ -137,7 +140,7 @@ def test_a_function_that_raises_stops_nothing(caplog):
     def fail(clients, key):
         raise KeyError("\x1b")
 
-    assert aggregate_metrics(told({}), fail, "n") is None
+    assert aggregate_metrics(records_with({}), fail, "n") is None
     assert aggregate_metrics([], fail, "n") is None
     assert "could not be aggregated: KeyError" in caplog.text
     assert "\x1b" not in caplog.text

@@ -112,18 +112,19 @@ def test_both_sides_and_what_to_do_are_named(unknown, unsent, words):
 
 
 def test_what_is_trained_comes_before_what_is_frozen():
-    own = ["body.weight", "body.bias", "head.weight", "head.bias"]
-    told = mismatch("FedIF", ["weight", "bias"], own[2:], own)
-    assert told.endswith("Setup(names={'weight': 'head.weight', 'bias': 'head.bias'})")
+    frozen = ["body.weight", "body.bias"]
+    trained = ["head.weight", "head.bias"]
+    words = mismatch("FedIF", ["weight", "bias"], trained, frozen + trained)
+    assert words.endswith("Setup(names={'weight': 'head.weight', 'bias': 'head.bias'})")
 
 
 def test_a_reply_of_a_wrapped_model_says_so():
-    told = reply_mismatch({"a", "b"}, {"_module.a", "_module.b"})
-    assert told == (
+    words = reply_mismatch({"a", "b"}, {"_module.a", "_module.b"})
+    assert words == (
         "arrays missing: a and 1 more; unexpected arrays: _module.a and 1 more; '_module.' is what "
         "Opacus puts before names; a reply has the arrays that were sent"
     )
-    assert len(told) < 200  # What reports keep of it.
+    assert len(words) < 200  # What reports keep of it.
 
 
 def test_what_a_model_calls_an_array():

@@ -44,12 +44,12 @@ def run_config(output_dir: Path, **overrides) -> RunConfig:
 
 def recorder_of(config: RunConfig, strategy=None, **settings) -> RunRecorder:
     """Return the recorder of a run whose task nobody evaluates; it goes on where that is set."""
-    kept = CheckpointFolder(config.run_dir / "checkpoints", settings)
+    checkpoints = CheckpointFolder(config.run_dir / "checkpoints", settings)
     task = SimpleNamespace(metrics=(), remarks=())
     loaded = LoadedTask(config, task, None, None, [], None, None, "data")
-    checkpoint = kept.find(config.resume)
+    checkpoint = checkpoints.find(config.resume)
     run = RunContext(loaded, None, RunFolder(config.run_dir), "id", checkpoint)
-    return RunRecorder(run, strategy, kept)
+    return RunRecorder(run, strategy, checkpoints)
 
 
 def killed_at(number: int) -> OnRow:

@@ -48,11 +48,12 @@ REVOKED = [*change(1, 3, "there", "2026-01-01 09:00:00"), *change(2, 3, "revoked
 # Ada is paused after errors; bob is in quarantine, and misses no turn.
 HELD = [*answers(1, 1, 2, status="failed"), *answers(2, 1, 2), *answers(3, 1, 2, 3, 4)]
 HOLDS = {"changes": [*change(3, 1, "paused"), *change(3, 2, "not admitted")], "online": 1}
-GAPS, SEEN = "complete with gaps", "last seen: round 1, 2026-01-01 09:30:05 UTC"
+GAPS = "complete with gaps"
+SEEN = "last seen: round 1, 2026-01-01 09:30:05 UTC"
 
 
 @pytest.mark.parametrize(
-    ("lines", "more", "letters", "verdict", "told"),
+    ("lines", "more", "letters", "verdict", "words"),
     [
         (ALL, {}, {"ada": "++++"}, "complete", "Every request was answered."),
         (ALL, {"failed": {2}}, {}, GAPS, "1 of 4 rounds failed."),
@@ -70,16 +71,16 @@ GAPS, SEEN = "complete with gaps", "last seen: round 1, 2026-01-01 09:30:05 UTC"
         (HELD, HOLDS, {"ada": "--pp", "bob": "++qq"}, "incomplete", "turns: ada (never answered)."),
     ],
 )
-def test_a_verdict_says_who_lacks_what(lines, more, letters, verdict, told):
-    own = {"rounds": 4, "online": 3, "failed": (), "changes": (), **more}
-    reports = [
-        Round(t, num_online=own["online"], status="failed" if t in own["failed"] else "advanced")
-        for t in range(own["rounds"] + 1)
-    ]
-    found = completeness([r.line() for r in reports], lines, own["changes"], NAMES, own)
-    assert {m.name: m.rounds for m in found.members if m.name in letters} == letters
-    assert found.verdict == verdict
-    assert told in found.headline
+def test_a_verdict_says_who_lacks_what(lines, more, letters, verdict, words):
+    case = {"rounds": 4, "online": 3, "failed": (), "changes": (), **more}
+    rounds = []
+    for number in range(case["rounds"] + 1):
+        status = "failed" if number in case["failed"] else "advanced"
+        rounds.append(Round(number, num_online=case["online"], status=status).line())
+    judged = completeness(rounds, lines, case["changes"], NAMES, settings=case)
+    assert {m.name: m.rounds for m in judged.members if m.name in letters} == letters
+    assert judged.verdict == verdict
+    assert words in judged.headline
 
 
 NODES = {i: ClientNode(i - 1000, i) for i in (1000, 1001, 1002)}
@@ -90,7 +91,9 @@ class Roll:
 
     def __init__(self, monkeypatch) -> None:
         self.grid = ScreenedGrid(LocalGrid(lambda message, _: message, 3))
-        self.roll, self.now, self.online = RollCall(), 0.0, []
+        self.roll = RollCall()
+        self.now = 0.0
+        self.online = []
         monkeypatch.setattr(presence, "time", SimpleNamespace(time=self.tick))
 
     def tick(self) -> float:
@@ -100,7 +103,8 @@ class Roll:
     def call(self, *gone: int, paused=(), barred=()) -> list[tuple[int, str, float | None]]:
         online = [node for i, node in NODES.items() if i not in gone]
         # As a directory has it: another list only where others are there.
-        self.online = self.online if online == self.online else online
+        if online != self.online:
+            self.online = online
         current = Round(
             1,
             online=self.online,

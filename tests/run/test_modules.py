@@ -72,31 +72,30 @@ def files(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Two edits in one second are two.
-    found = Files(folder)
-    yield found
-    found.forget()
+    own_files = Files(folder)
+    yield own_files
+    own_files.forget()
 
 
 def config(output_dir: Path, **more) -> RunConfig:
     settings = {"num-clients": 3, "fraction-train": 1.0, "num-server-rounds": 2, "local-epochs": 1}
-    own = {"attack": NAME, "device": "cpu", "checkpoint-every": 1, "run-name": "run"}
-    return RunConfig.from_run_config({**settings, **own, "output-dir": str(output_dir), **more})
+    settings |= {"attack": NAME, "device": "cpu", "checkpoint-every": 1, "run-name": "run"}
+    return RunConfig.from_run_config({**settings, "output-dir": str(output_dir), **more})
 
 
 def test_a_run_hashes_what_its_names_stand_for_and_what_that_imports_of_the_users_own(files):
-    found = modules_of(config(files.folder))
-    wanted = ["own_attacks", "own_attacks.helpers", "own_attacks.scaling", "own_constants"]
-    assert list(found) == wanted
-    assert found == hashes_here(wanted)
+    hashes = modules_of(config(files.folder))
+    names = ["own_attacks", "own_attacks.helpers", "own_attacks.scaling", "own_constants"]
+    assert list(hashes) == names
+    assert hashes == hashes_here(names)
     files.write("own_unrelated.py", "SIGN = -1")
-    assert modules_of(config(files.folder)) == found
+    assert modules_of(config(files.folder)) == hashes
     for name in ("own_constants.py", "own_attacks/helpers.py"):
         files.write(name, f"{(files.folder / name).read_text()}\nEDITED = 1\n")
         now = modules_of(config(files.folder))
-        assert [one for one in found if now[one] != found[one]] == [
-            name.removesuffix(".py").replace("/", ".")
-        ]
-        found = now
+        edited = name.removesuffix(".py").replace("/", ".")
+        assert [module for module in hashes if now[module] != hashes[module]] == [edited]
+        hashes = now
 
 
 def test_built_in_names_have_no_other_code(tmp_path):
@@ -109,17 +108,17 @@ def test_a_name_in_a_setting_and_an_apps_own_task_are_followed_too():
     rule = {"strategy": "fedif_studies.lab.bounded:rule"}
     assert "fedif_studies.autobant" not in modules_of(RunConfig.from_run_config(rule))
     rule["rule.weights"] = "fedif_studies.autobant:AutoBant"
-    found = modules_of(RunConfig.from_run_config(rule))
-    assert {"fedif_studies", "fedif_studies.autobant", "fedif_studies.lab.bounded"} <= found.keys()
+    hashes = modules_of(RunConfig.from_run_config(rule))
+    assert {"fedif_studies", "fedif_studies.autobant", "fedif_studies.lab.bounded"} <= hashes.keys()
     of_task = modules_of(RunConfig(), regression())
     assert "tests.run.points" in of_task
     assert not [name for name in of_task if name.startswith("torch")]  # Its loss is PyTorch's.
 
 
 def test_an_app_of_ones_own_has_the_code_of_its_objects(files, tmp_path):
-    made = importlib.import_module("own_attacks.scaling").Scaled()
+    attack = importlib.import_module("own_attacks.scaling").Scaled()
     names = ["own_attacks", "own_attacks.helpers", "own_attacks.scaling", "own_constants"]
-    assert list(modules_behind([made, functional.mse_loss, 3, None])) == names
+    assert list(modules_behind([attack, functional.mse_loss, 3, None])) == names
     writer = RunWriter(tmp_path / "run")
     strategy = FedAvg(callbacks=[writer, Remembering()], fraction_evaluate=0.0)
     strategy.start(LocalGrid(Movers([[1.0], [1.0]]), 2), model_arrays(Threshold()), num_rounds=1)

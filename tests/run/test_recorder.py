@@ -46,10 +46,10 @@ def recorded(recorder: RunRecorder, *reports: Round) -> RunRecorder:
     """Record rounds whose accuracies are 0.1, 0.6 and 0.8."""
     accuracies = (0.1, 0.6, 0.8)
     recorder.on_metrics(0, {"test-accuracy": 0.1})
-    for told in reports:
-        recorder.on_asked(Round(told.round))
-        recorder.on_round(told)
-        recorder.on_metrics(told.round, {"test-accuracy": accuracies[min(told.round, 2)]})
+    for report in reports:
+        recorder.on_asked(Round(report.round))
+        recorder.on_round(report)
+        recorder.on_metrics(report.round, {"test-accuracy": accuracies[min(report.round, 2)]})
     return recorder
 
 

@@ -55,10 +55,14 @@ def test_elsewhere_a_partition_id_is_a_claim_and_inherits_nothing(tmp_path):
     newcomer.node_ids = [*range(1001, 1006), 2000]
     newcomer.contexts[2000] = newcomer.contexts[1000]
     rows = read_rows(run(config, newcomer) / "clients.csv")
-    of = {(row["round"], row["partition_id"]): row for row in rows}
-    omega = {key: float(row["weight_score"]) for key, row in of.items() if row["weight_score"]}
-    psi = {key: float(row["normalized"]) for key, row in of.items()}
-    assert [of[t, "0"]["client_id"] for t in "23"] == ["1000", "2000"]
+    by_place = {(row["round"], row["partition_id"]): row for row in rows}
+    omega = {}
+    psi = {}
+    for place, row in by_place.items():
+        psi[place] = float(row["normalized"])
+        if row["weight_score"]:
+            omega[place] = float(row["weight_score"])
+    assert [by_place[t, "0"]["client_id"] for t in "23"] == ["1000", "2000"]
     assert omega["3", "0"] == pytest.approx(0.3 * psi["3", "0"])
     assert omega["3", "1"] == pytest.approx(0.7 * omega["2", "1"] + 0.3 * psi["3", "1"])
 
@@ -79,16 +83,16 @@ def test_a_buffered_run_goes_on_and_asks_its_members_anew(tmp_path):
     def clocked() -> ClockedGrid:
         return ClockedGrid(client_app, CLIENTS, lambda partition: 1.0 + 3.0 * partition)
 
-    own = {"pace.rounds": "buffered", "pace.buffer-size": 2, "num_server_rounds": 8}
-    config = run_config(tmp_path, **own, resume="auto")
+    buffered = {"pace.rounds": "buffered", "pace.buffer-size": 2, "num_server_rounds": 8}
+    config = run_config(tmp_path, **buffered, resume="auto")
     killed = run(config, clocked(), kill_at=5)
     assert any(row["status"] == "late" for row in read_rows(killed / "clients.csv"))
     rows = read_rows(run(config, clocked()) / "clients.csv")
     usable = Counter(row["round"] for row in rows if row["status"] == "accepted")
     assert usable == dict.fromkeys("12345678", 2)
     # The checkpoint was made after round 4: in round 5 nobody is at work.
-    asked = [row["asked_in"] for row in rows if row["round"] == "5"]
-    assert asked == [""] * CLIENTS
+    asked_in = [row["asked_in"] for row in rows if row["round"] == "5"]
+    assert asked_in == [""] * CLIENTS
     assert any(row["asked_in"] for row in rows if row["round"] in "678")
 
 
@@ -123,8 +127,8 @@ def test_what_an_attempt_left_is_put_aside_and_named(tmp_path, caplog, every, re
     run(config.replace(resume=resume))
     aside = config.run_dir / "attempt-1"
     assert {name: (aside / name).read_bytes() for name in left} == left
-    said = f"rounds {done + 1} to 4 of an earlier attempt count no more; their records are kept in"
-    assert f"{said} {aside}" in caplog.text
+    words = f"rounds {done + 1} to 4 of an earlier attempt count no more; their records are kept in"
+    assert f"{words} {aside}" in caplog.text
     assert rounds_of(config.run_dir) == [0, 1, 2, 3, 4, 5]
     # What goes on without a loss, or is only reported again, leaves nothing aside.
     run(config.replace(resume=resume))
@@ -183,12 +187,13 @@ def test_a_deployed_run_goes_on_at_its_last_finished_round(tmp_path, monkeypatch
 def test_checkpoints_cost_at_most_a_small_share_of_a_deployed_runs_time(
     tmp_path, monkeypatch, seconds, saved
 ):
-    now, kept = [0.0], []
+    now = [0.0]
+    rounds_saved = []
     monkeypatch.setattr("fedif_flower.run.recorder.time.perf_counter", lambda: now[0])
     recorder = recorder_of(run_config(tmp_path, checkpoint_every=10, num_server_rounds=4), FedAvg())
 
     def save(checkpoint):
-        kept.append(checkpoint.server_round)
+        rounds_saved.append(checkpoint.server_round)
         now[0] += 0.02
 
     monkeypatch.setattr(recorder.checkpoints, "save", save)
@@ -197,7 +202,7 @@ def test_checkpoints_cost_at_most_a_small_share_of_a_deployed_runs_time(
     for server_round in range(1, 5):
         now[0] += seconds
         recorder.on_round_end(server_round)
-    assert kept == saved
+    assert rounds_saved == saved
 
 
 def test_a_signal_may_interrupt_a_save_at_any_line(tmp_path):
@@ -212,7 +217,8 @@ def test_a_signal_may_interrupt_a_save_at_any_line(tmp_path):
             recorder.on_metrics(server_round, {})
             if server_round < 2:
                 recorder.on_round_end(server_round)
-        lines, before = 0, sys.gettrace()
+        lines = 0
+        before = sys.gettrace()
 
         def trace(frame, event, _):
             nonlocal lines
@@ -278,30 +284,31 @@ def checkpoint(server_round: int = 10) -> Checkpoint:
     )
 
 
-def names(kept: CheckpointFolder) -> list[str]:
-    return sorted(path.name for path in kept.folder.iterdir())
+def names(kept_checkpoints: CheckpointFolder) -> list[str]:
+    return sorted(path.name for path in kept_checkpoints.folder.iterdir())
 
 
 def test_the_last_two_are_kept_and_leftovers_of_a_killed_process_removed(tmp_path):
-    kept = CheckpointFolder(tmp_path / "checkpoints", SETTINGS)
+    kept_checkpoints = CheckpointFolder(tmp_path / "checkpoints", SETTINGS)
     for server_round in (10, 20, 1_000_000):
-        kept.save(checkpoint(server_round))
-    assert names(kept) == ["records.jsonl", "round-000020.pt", "round-1000000.pt"]
-    (kept.folder / ".round-000020.pt.0123abcd").write_bytes(b"half")
-    kept.save(checkpoint(1_000_000))
-    kept.save(checkpoint(20))
-    assert names(kept) == ["records.jsonl", "round-000020.pt", "round-1000000.pt"]
-    kept.go_on(read_checkpoint(kept.folder / "round-000020.pt"))
-    assert names(kept) == ["records.jsonl", "round-000020.pt"]
-    kept.begin()
-    assert names(kept) == []
+        kept_checkpoints.save(checkpoint(server_round))
+    assert names(kept_checkpoints) == ["records.jsonl", "round-000020.pt", "round-1000000.pt"]
+    (kept_checkpoints.folder / ".round-000020.pt.0123abcd").write_bytes(b"half")
+    kept_checkpoints.save(checkpoint(1_000_000))
+    kept_checkpoints.save(checkpoint(20))
+    assert names(kept_checkpoints) == ["records.jsonl", "round-000020.pt", "round-1000000.pt"]
+    kept_checkpoints.go_on(read_checkpoint(kept_checkpoints.folder / "round-000020.pt"))
+    assert names(kept_checkpoints) == ["records.jsonl", "round-000020.pt"]
+    kept_checkpoints.begin()
+    assert names(kept_checkpoints) == []
 
 
 @given(st.data())
 def test_no_changed_and_no_missing_byte_goes_unnoticed(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("damage") / "round-000010.pt"
     whole = CheckpointFolder(path.parent, SETTINGS).save(checkpoint()).read_bytes()
-    read, written = read_checkpoint(path), checkpoint()
+    read = read_checkpoint(path)
+    written = checkpoint()
     assert replace(read, arrays={}, source=None) == replace(written, arrays={})
     assert all(torch.equal(read.arrays[k], v) for k, v in written.arrays.items())
     position = data.draw(st.integers(0, len(whole) - 1))
@@ -328,17 +335,17 @@ def test_a_file_made_to_run_code_does_not(tmp_path):
 
 
 def test_auto_falls_back_to_the_older_one_with_a_warning(tmp_path, caplog):
-    kept = CheckpointFolder(tmp_path, SETTINGS)
-    kept.save(checkpoint(9))
-    last = kept.save(checkpoint(10))
+    kept_checkpoints = CheckpointFolder(tmp_path, SETTINGS)
+    kept_checkpoints.save(checkpoint(9))
+    last = kept_checkpoints.save(checkpoint(10))
     last.write_bytes(last.read_bytes()[:-1])
-    assert kept.find("auto").server_round == 9
+    assert kept_checkpoints.find("auto").server_round == 9
     assert "round-000010.pt is damaged" in caplog.text
     with pytest.raises(CheckpointError, match="SHA-256"):
-        kept.find(str(last))
-    (kept.folder / "round-000009.pt").write_bytes(b"")
+        kept_checkpoints.find(str(last))
+    (kept_checkpoints.folder / "round-000009.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"every checkpoint .* is damaged; remove the folder"):
-        kept.find("auto")
+        kept_checkpoints.find("auto")
 
 
 def test_another_configuration_is_refused_naming_the_keys(tmp_path):
