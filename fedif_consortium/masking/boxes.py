@@ -65,6 +65,11 @@ class MaskingTerms(BaseModel):
     max_length: float = math.inf
     trial_secret: str = ""
 
+    @property
+    def mode(self) -> str:
+        """The ``masking.mode`` of a run that sends them."""
+        return "trial" if self.trial_secret else "keeper"
+
     @classmethod
     def read(cls, config: ConfigRecord) -> MaskingTerms | None:
         """Return what the server sent, :data:`TERMS_KEY`; ``None``: updates are not masked."""

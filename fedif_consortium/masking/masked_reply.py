@@ -86,7 +86,7 @@ def masked_round(
     settings = cast(ConfigRecord, received["config"])
     terms = MaskingTerms.read(settings)
     node = NodeConfig.from_node_config(context.node_config)
-    check_masking(node, _mode_of(terms))
+    check_masking(node, "off" if terms is None else terms.mode)
     if terms is None:
         return call_next(message, context)
     keeper, signing_key = _keys_for(terms, node)
@@ -115,15 +115,6 @@ def masked_round(
     mask = ConfigRecord({boxes.BOX: masked.box, boxes.LENGTH: masked.length})
     reply.content[boxes.MASK_RECORD] = mask
     return reply
-
-
-def _mode_of(terms: MaskingTerms | None) -> str:
-    """Return the ``masking.mode`` of a run that sends these terms."""
-    if terms is None:
-        return "off"
-    if terms.trial_secret:
-        return "trial"
-    return "keeper"
 
 
 def _keys_for(terms: MaskingTerms, node: NodeConfig) -> tuple[X25519PublicKey, SigningKey]:

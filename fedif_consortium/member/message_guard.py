@@ -361,11 +361,8 @@ def terms_of(settings: ConfigRecord) -> dict[str, Scalar]:
         If it names terms of masking that are none.
     """
     masking = MaskingTerms.read(settings)
-    mode = "off"
-    if masking is not None:
-        mode = "trial" if masking.trial_secret else "keeper"
     return {
-        "masking.mode": mode,
+        "masking.mode": "off" if masking is None else masking.mode,
         "evidence.receipts": bool(settings.get(RECEIPTS_KEY)),
         "evidence.require-signatures": bool(settings.get(SIGNATURES_KEY)),
     }
