@@ -39,7 +39,10 @@ class Mutant:
     def applied(self, text: str) -> str:
         """Return a file's text with the fault."""
         if (times := text.count(self.old)) != 1:
-            raise ValueError(f"{self.file} has {self.old!r} {times} times; needed: once")
+            raise ValueError(
+                f"tests/mutants.toml quotes {self.old!r}, which {self.file} has {times} times; "
+                "needed: once"
+            )
         return text.replace(self.old, self.new)
 
 

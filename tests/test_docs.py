@@ -112,7 +112,8 @@ def test_every_file_of_rows_is_named_by_a_page():
         names = [path.name, *([sweep.name] if sweep.exists() else [])]
         return path.name in pages or any(fnmatch(n, p) for n in names for p in patterns)
 
-    assert [path.name for path in sorted(folder.glob("*.csv")) if not is_named(path)] == []
+    unnamed = [path.name for path in sorted(folder.glob("*.csv")) if not is_named(path)]
+    assert unnamed == [], "no page quotes these files of docs/results/"
 
 
 def test_commands_exist():
@@ -129,12 +130,14 @@ def test_commands_exist():
 )
 def test_every_method_has_a_page_that_says_how_to_use_it(key, names):
     forms = (f'{key}="{{}}"', "`{}`")
-    assert [n for n in names if not any(form.format(n) in METHODS for form in forms)] == []
+    without = [n for n in names if not any(form.format(n) in METHODS for form in forms)]
+    assert without == [], f"no page of docs/methods/ says how to use this {key}"
 
 
 def test_every_estimator_is_described():
     page = (DOCS / "methods" / "shapley.md").read_text()
-    assert [name for name in shapley.ESTIMATORS if f"| `{name}` |" not in page] == []
+    without = [name for name in shapley.ESTIMATORS if f"| `{name}` |" not in page]
+    assert without == [], "docs/methods/shapley.md has no line of these in its table"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +146,8 @@ def test_every_estimator_is_described():
 )
 def test_every_public_name_is_in_the_reference(package):
     shown = {line.rsplit(".", 1)[-1] for line in re.findall(r"^::: (\S+)", REFERENCE, flags=re.M)}
-    assert set(package.__all__) - shown == set()
+    missing = sorted(set(package.__all__) - shown)
+    assert missing == [], f"no page of docs/reference/ has `::: {package.__name__}.NAME` of these"
 
 
 @pytest.mark.parametrize("room", ROOMS, ids=_name)

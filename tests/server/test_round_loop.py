@@ -231,7 +231,8 @@ def test_rounds_and_clients_are_tables_though_a_callback_ended_the_run():
     clients = history.to_pandas()
     assert list(clients["round"]) == [1, 1, 1, 2, 2, 2]
     assert list(clients["client_id"]) == [1000, 1001, 1002] * 2
-    assert {*clients.columns, "malicious"} == set(RunFolder("").clients.columns)
+    of_files = set(RunFolder("").clients.columns)
+    assert {*clients.columns, "malicious"} == of_files, "see _CLIENT in fedif_flower/run/folder.py"
     rounds = history.to_pandas("rounds")
     assert list(rounds["round"]) == [0, 1, 2]
     assert list(rounds["accepted"].fillna(-1)) == [-1, 3, 3]
