@@ -265,15 +265,16 @@ class PathAttribution(Callback):
         """Wait for the round that is still to be attributed, and tell of it."""
         if self._pending is None:
             return
-        taken, future = self._pending
+        taken_round, future = self._pending
         self._pending = None
         attributed = future.result()
-        if taken.in_step and not self._model.continues(taken.after):
-            logger.warning("round %d: its step was taken back", taken.server_round)
+        number = taken_round.server_round
+        if taken_round.in_step and not self._model.continues(taken_round.after):
+            logger.warning("round %d: its step was taken back", number)
             loss = attributed.loss_before
-            attributed = RoundAttribution(taken.server_round, loss, loss)
+            attributed = RoundAttribution(number, loss, loss)
             self._carried = self._carried[1:]
-        self._last = (taken.before, taken.after)
+        self._last = (taken_round.before, taken_round.after)
         self.rounds.append(attributed)
         for tell in self.on_attribution:
             tell(attributed)
@@ -336,7 +337,7 @@ class PathAttribution(Callback):
         undone: tuple[ClientAttribution, ...] = (),
     ) -> None:
         """Let the gradients' thread attribute a round."""
-        taken = TakenRound(
+        taken_round = TakenRound(
             server_round,
             before,
             after,
@@ -346,8 +347,8 @@ class PathAttribution(Callback):
             unseen=unseen,
             undone=undone,
         )
-        attributed = self._gradients.submit(lambda: self._attributor.evaluate(taken))
-        self._pending = (taken, attributed)
+        attributed = self._gradients.submit(lambda: self._attributor.evaluate(taken_round))
+        self._pending = (taken_round, attributed)
 
     @property
     def _model(self) -> GlobalModel:

@@ -223,9 +223,9 @@ class CreditBounds:
             moved=table.read(ids, "moved") + 1,
             examples=examples[moving].cpu(),
         )
-        moved = torch.tensor(table.column("moved"))
-        has_moved = moved > 0
-        means = torch.tensor(table.column("logarithms"))[has_moved] / moved[has_moved]
+        rounds_moved = torch.tensor(table.column("moved"))
+        has_moved = rounds_moved > 0
+        means = torch.tensor(table.column("logarithms"))[has_moved] / rounds_moved[has_moved]
         their_examples = torch.tensor(table.column("examples"))[has_moved]
         return scale * usual_lengths(their_examples, means.exp(), examples)
 

@@ -27,7 +27,8 @@ LONGEST_COUNT = 32  # Rounds among which bad ones are counted, the last.
 LEAST_BAD = 3
 HONEST_BAD = 0.02  # Of an honest member's rounds; 0 to 2 % where it was measured.
 CHANCE = 0.0001  # Members are judged hundreds of times in a run.
-FIRST_PAUSE, LONGEST_PAUSE = 4, 64  # Turns; it doubles from one quarantine to the next.
+FIRST_PAUSE = 4  # Turns; it doubles from one quarantine to the next.
+LONGEST_PAUSE = 64
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,9 @@ class PollingGrid(ForwardingGrid):
         When time is over, all that is still missing is looked for once more, for so long at most.
     """
 
-    poll_seconds, restart_seconds, sweep_seconds = 0.2, 5.0, 5.0
+    poll_seconds = 0.2
+    restart_seconds = 5.0
+    sweep_seconds = 5.0
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
@@ -178,8 +180,12 @@ class PollingGrid(ForwardingGrid):
 
     def outstanding(self, awaited: Collection[int]) -> list[Message]:
         """Return the messages of earlier rounds to these nodes; forget the others."""
-        self._late = {i: one for i, one in self._late.items() if one.node_id in awaited}
-        return [one.message for one in self._late.values()]
+        self._late = {
+            message_id: waiting
+            for message_id, waiting in self._late.items()
+            if waiting.node_id in awaited
+        }
+        return [waiting.message for waiting in self._late.values()]
 
     def last_seen(self, node_id: int) -> float | None:
         """Return when a node last answered, or else was found online, in seconds since 1970."""
@@ -190,11 +196,15 @@ class PollingGrid(ForwardingGrid):
 
         It would to one that is merely offline.
         """
-        asked = list(node_ids)
-        # They are good for a second: nobody has to answer them.
-        messages = [Message(RecordDict(), i, MessageType.QUERY, ttl=1.0) for i in asked]
-        sent = self.push_messages(messages) if messages else ()
-        return {node_id for node_id, i in zip(asked, sent, strict=False) if not i}
+        nodes = list(node_ids)
+        if not nodes:
+            return set()
+        # The questions are good for a second: nobody has to answer them.
+        questions = [Message(RecordDict(), node, MessageType.QUERY, ttl=1.0) for node in nodes]
+        message_ids = self.push_messages(questions)
+        # A message gets no id where Flower knows no such node.
+        pairs = zip(nodes, message_ids, strict=False)
+        return {node for node, message_id in pairs if not message_id}
 
     def arrivals(
         self, messages: Iterable[Message], timeout: float | None, closing: Closing
@@ -207,15 +217,19 @@ class PollingGrid(ForwardingGrid):
         sent = list(messages)
         pushed = list(zip(self.push_messages(sent), sent, strict=False))
         # An id is missing where Flower knows no such node any more.
-        ended = [_ended(message) for i, message in pushed if not i]
-        waiting = {i: _Waiting(i, message) for i, message in pushed if i}
+        ended = [_ended(message) for message_id, message in pushed if not message_id]
+        waiting = {
+            message_id: _Waiting(message_id, message)
+            for message_id, message in pushed
+            if message_id
+        }
         fresh = set(waiting)
         if closing.keeps:  # A question between rounds leaves late replies to the next one.
             waiting |= self._late
         # Only now: a node that was started before this has the message still to come.
         now = self._activations() if waiting else {}
-        for one in waiting.values():
-            one.since = one.since or now.get(one.node_id, "")
+        for unanswered in waiting.values():
+            unanswered.since = unanswered.since or now.get(unanswered.node_id, "")
         closing.begin(timeout, time.monotonic)
         lost = self._lost(waiting, now)  # Started again since an earlier round.
         return chain(ended, lost, self._awaited(waiting, fresh, closing))
@@ -231,21 +245,22 @@ class PollingGrid(ForwardingGrid):
             if closing.is_over():
                 break
             if time.monotonic() >= due:
-                missing = [one.node_id for one in waiting.values()]
+                missing = [unanswered.node_id for unanswered in waiting.values()]
                 self._attendance.waiting(missing, time.monotonic() - began)
                 due += REPORT_SECONDS
             if time.monotonic() - looked >= self.restart_seconds:
                 yield from self._lost(waiting, self._activations())
                 looked = time.monotonic()
                 continue
-            message_id, one = next(iter(waiting.items()))
+            message_id, unanswered = next(iter(waiting.items()))
             del waiting[message_id]
-            if reply := self._fetched(one, self.poll_seconds):
+            reply = self._fetched(unanswered, self.poll_seconds)
+            if reply:
                 yield reply
             else:
                 # To the end of the queue. Looking costs the SuperLink some 10 ms: only what is
                 # not there is paused for, so that the last reply is found after one pause at most.
-                waiting[message_id] = one
+                waiting[message_id] = unanswered
                 time.sleep(self.poll_seconds)
         swept = [] if closing.has_quorum else self._swept(waiting)
         if closing.keeps:
@@ -260,46 +275,52 @@ class PollingGrid(ForwardingGrid):
 
     def _lost(self, waiting: dict[str, _Waiting], now: dict[int, str]) -> Iterator[Message]:
         """Take out what nodes that were started again were sent, and say so for each."""
-        for message_id, one in list(waiting.items()):
-            if one.since and now.get(one.node_id, one.since) != one.since:
-                del waiting[message_id]
-                reason = "the node was started again before it answered"
-                reply = self._fetched(one, self.poll_seconds)
-                yield reply or _refusal(one.message, reason, NODE_UNAVAILABLE)
+        for message_id, unanswered in list(waiting.items()):
+            since = unanswered.since
+            if not since or now.get(unanswered.node_id, since) == since:
+                continue
+            del waiting[message_id]
+            reason = "the node was started again before it answered"
+            reply = self._fetched(unanswered, self.poll_seconds)
+            yield reply or _refusal(unanswered.message, reason, NODE_UNAVAILABLE)
 
     def _swept(self, waiting: dict[str, _Waiting]) -> list[Message]:
         """Look for all that is missing once more, whatever the others do meanwhile."""
-        pulls = [one.fetch(self) for one in waiting.values()]
+        pulls = [unanswered.fetch(self) for unanswered in waiting.values()]
         wait(pulls, self.sweep_seconds)
-        found = {i: self._fetched(one, 0.0) for i, one in waiting.items()}
-        for message_id in (i for i, reply in found.items() if reply):
-            del waiting[message_id]
-        return [reply for reply in found.values() if reply]
+        replies = []
+        for message_id, unanswered in list(waiting.items()):
+            reply = self._fetched(unanswered, 0.0)
+            if reply:
+                del waiting[message_id]
+                replies.append(reply)
+        return replies
 
-    def _fetched(self, one: _Waiting, seconds: float) -> Message | None:
+    def _fetched(self, unanswered: _Waiting, seconds: float) -> Message | None:
         """Fetch a reply, or go on doing so, for some time; ``None``: it is not there yet."""
-        pull = one.fetch(self)
+        pull = unanswered.fetch(self)
         if not wait([pull], seconds).done:
             return None
-        one.pull = None
+        unanswered.pull = None
         try:
             replies = pull.result()
         except _CONNECTION_ERRORS:
             raise
         except Exception as error:  # nothing that a client sends may stop the server
             self.get_node_ids()  # But a run that is over does: this says so.
-            return _refusal(one.message, f"the reply cannot be read: {error!r}")
+            return _refusal(unanswered.message, f"the reply cannot be read: {error!r}")
         if not replies:
             return None
         if not replies[0].has_error():
-            self._attendance.answered(one.node_id)
+            self._attendance.answered(unanswered.node_id)
             return replies[0]
-        told = replies[0].error
-        if told.code in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
-            if self.unregistered([one.node_id]):
-                return _ended(one.message)
-            told = Error(NODE_UNAVAILABLE, told.reason)
-        return Message(told, reply_to=one.message)
+        error_told = replies[0].error
+        if error_told.code in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
+            if self.unregistered([unanswered.node_id]):
+                return _ended(unanswered.message)
+            # The code for an ended registration is nobody else's to send.
+            error_told = Error(NODE_UNAVAILABLE, error_told.reason)
+        return Message(error_told, reply_to=unanswered.message)
 
 
 class Attendance:
@@ -314,8 +335,9 @@ class Attendance:
     def look(self, nodes: Iterable[Any]) -> None:
         """Log who went away and who came since the last look; the first one logs nothing."""
         online = {node.node_id: label(node.node_id, node.name) for node in nodes}
-        earlier, self._online = self._online, set(online)
-        known = set(self._labels)
+        earlier = self._online
+        self._online = set(online)
+        seen_before = set(self._labels)
         self._labels |= online
         self._seen |= dict.fromkeys(online, time.time())
         if earlier is None:
@@ -323,7 +345,7 @@ class Attendance:
         for node_id in sorted(earlier - self._online):
             logger.warning("%s is offline: %s", self._labels[node_id], self._count())
         for node_id in sorted(self._online - earlier):
-            returned = "back" if node_id in known else "there"
+            returned = "back" if node_id in seen_before else "there"
             logger.warning("%s is %s: %s", self._labels[node_id], returned, self._count())
 
     def answered(self, node_id: int) -> None:

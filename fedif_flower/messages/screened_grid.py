@@ -81,7 +81,8 @@ class ScreenedGrid(ForwardingGrid):
         timeout : float, optional
             Seconds; ``None``: wait for as long as it takes.
         """
-        closing, self._closing = self._closing, None
+        closing = self._closing
+        self._closing = None  # It is for these messages alone.
         sent = unguessable(messages)
         late: list[Message] = []
         if closing is not None and self.keeps_late:
@@ -136,23 +137,26 @@ def unguessable(messages: Iterable[Message]) -> list[Message]:
     for message in sent:
         # A member's log calls it the round.
         number = round_of(message)
-        said = "" if number is None else f"{number}, "
-        message.metadata.group_id = f"{said}{secrets.token_hex(16)}"
+        group_id = secrets.token_hex(16)
+        if number is not None:
+            group_id = f"{number}, {group_id}"
+        message.metadata.group_id = group_id
     return sent
 
 
 def believable(replies: Iterable[Message], sent: Sequence[Message]) -> Iterator[Message]:
     """Return replies to messages that were sent, as :class:`ScreenedGrid` does."""
-    asked: dict[str, Message] = {}
+    sent_by_id: dict[str, Message] = {}
     nodes = {message.metadata.dst_node_id for message in sent}
     answered: set[str] = set()
     for reply in replies:
-        answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
-        if answers not in asked:  # A grid gives messages their ids as it sends them.
-            asked = {message.metadata.message_id: message for message in sent}
-        message = asked.get(answers)
-        if message is not None and answers not in answered:
-            answered.add(answers)
+        message_id = reply.metadata.reply_to_message_id
+        sender = reply.metadata.src_node_id
+        if message_id not in sent_by_id:  # A grid gives messages their ids as it sends them.
+            sent_by_id = {message.metadata.message_id: message for message in sent}
+        message = sent_by_id.get(message_id)
+        if message is not None and message_id not in answered:
+            answered.add(message_id)
             yield _checked(reply, message)
         elif sender in nodes and (message is None or sender != message.metadata.dst_node_id):
             logger.warning("a reply in the name of node %d answers none of its messages", sender)
@@ -163,10 +167,12 @@ def believable(replies: Iterable[Message], sent: Sequence[Message]) -> Iterator[
 
 def _checked(reply: Message, message: Message) -> Message:
     """Return the reply to a message, or an error of the node that was asked in its place."""
-    sender, node_id = reply.metadata.src_node_id, message.metadata.dst_node_id
+    sender = reply.metadata.src_node_id
+    node_id = message.metadata.dst_node_id
     if reply.has_error():
         return Message(reply.error, reply_to=message)
-    (largest, most), (size, values) = weight(message.content), weight(reply.content)
+    largest, most = weight(message.content)
+    size, values = weight(reply.content)
     if sender != node_id:
         reason = f"the reply says that it comes from node {sender}"
     elif size > LARGEST_RATIO * largest + SPARE_BYTES or values > most + SPARE_VALUES:

@@ -178,9 +178,9 @@ class Workspace:
         if self.sent is not None and rows > len(self.sent.params):
             params = empty_rows(rows, layout.num_params, layout.dtype)
             self.sent = ModelVectors(params, torch.empty_like(self.buffer_updates))
-        for name, own in self.beside.items():
-            if rows > len(own):
-                self.beside[name] = own.new_empty(rows, own.shape[1])
+        for name, matrix in self.beside.items():
+            if rows > len(matrix):
+                self.beside[name] = matrix.new_empty(rows, matrix.shape[1])
 
     def unpack(
         self,
@@ -236,8 +236,8 @@ class Workspace:
                 if self.sent is not None:
                     self.sent.params[row] = self.sent.params[source]
                     self.sent.buffers[row] = self.sent.buffers[source]
-                for own in self.beside.values():
-                    own[row] = own[source]
+                for matrix in self.beside.values():
+                    matrix[row] = matrix[source]
 
     def round_updates(
         self,
@@ -337,7 +337,8 @@ def screen_replies(
         refused too.
     """
     workspace.reserve(len(asked))
-    rows = {node.node_id: i for i, node in enumerate(sorted(one.node for one in asked.values()))}
+    nodes = sorted(question.node for question in asked.values())
+    rows = {node.node_id: row for row, node in enumerate(nodes)}
     accepted: dict[int, AcceptedReply] = {}
     refused: list[RefusedReply] = []
     answered: set[int] = set()
@@ -345,35 +346,37 @@ def screen_replies(
 
     def take(reply: Message) -> None:
         node_id = reply.metadata.src_node_id
-        one = asked.get(node_id)
-        node = ClientNode(UNKNOWN_PARTITION, node_id) if one is None else one.node
+        question = asked.get(node_id)
+        node = ClientNode(UNKNOWN_PARTITION, node_id) if question is None else question.node
         status: Status = "refused"
         try:
-            if one is None:
+            if question is None:
                 raise ReplyError("reply from a node that was not asked")
             if node_id in answered:
                 raise ReplyError("second reply from the same node")
             answered.add(node_id)
             if reply.has_error():
-                code, reason = reply.error.code, reason_of(reply.error)
+                code = reply.error.code
+                reason = reason_of(reply.error)
                 status = _STATUS.get(code, "away")
-                raise ReplyError(
-                    reason if status == "revoked" else f"client error {code}: {reason}"
-                )
+                if status != "revoked":
+                    reason = f"client error {code}: {reason}"
+                raise ReplyError(reason)
             content = reply.content
             if look is not None:
-                look(content, arrays_of(content), node, one.server_round)
+                look(content, arrays_of(content), node, question.server_round)
             # One hundredth and a second more, for a clock that runs fast.
-            max_seconds = 1.01 * (time.perf_counter() - one.at) + 1.0
+            max_seconds = 1.01 * (time.perf_counter() - question.at) + 1.0
             reported = screen_records(content, limits, max_seconds)
             row = rows[node_id]
             try:
-                unpacked = workspace.unpack(content, node, row, one.received, arrive)
+                unpacked = workspace.unpack(content, node, row, question.received, arrive)
             except ReplyError as error:
                 raise ReplyError(f"{error}{lost_loss(content)}") from error
-            found = AcceptedReply(node, reported, *unpacked)
-            is_late = one.server_round != server_round
-            accepted[row] = _discounted(found, one, workspace, row) if is_late else found
+            usable = AcceptedReply(node, reported, *unpacked)
+            if question.server_round != server_round:
+                usable = _discount(usable, question, workspace, row)
+            accepted[row] = usable
             closing.count()
         except ReplyError as error:
             refused.append(RefusedReply(node, str(error), status))
@@ -392,22 +395,26 @@ def screen_replies(
     if closing.has_quorum or closing.keeps:
         absence = CLOSED, "late"
     refused += [
-        RefusedReply(one.node, *absence)
-        for node_id, one in asked.items()
-        if one.server_round == server_round and node_id not in answered
+        RefusedReply(question.node, *absence)
+        for node_id, question in asked.items()
+        if question.server_round == server_round and node_id not in answered
     ]
     workspace.compact(sorted(accepted))
     refused.sort(key=lambda reply: reply.node)
     ordered = [accepted[row] for row in sorted(accepted)]
     believed = bound_examples([reply.reported for reply in ordered], limits)
-    bounded = [replace(r, reported=b) for r, b in zip(ordered, believed, strict=True)]
+    bounded = [
+        replace(reply, reported=reported) for reply, reported in zip(ordered, believed, strict=True)
+    ]
     return Screening(bounded, refused, seconds)
 
 
-def _discounted(reply: AcceptedReply, work: Asked, workspace: Workspace, row: int) -> AcceptedReply:
-    """Return a late reply with the update that it counts with."""
-    workspace.updates[row].mul_(work.factor)
-    workspace.buffer_updates[row].mul_(work.factor)
-    rounds = f"trained on the model of round {work.server_round}"
-    reported = replace(reply.reported, notes=(*reply.reported.notes, rounds))
-    return replace(reply, reported=reported, squared_norm=reply.squared_norm * work.factor**2)
+def _discount(
+    reply: AcceptedReply, question: Asked, workspace: Workspace, row: int
+) -> AcceptedReply:
+    """Return a late reply with the update that it counts with, which is shortened in its row."""
+    workspace.updates[row].mul_(question.factor)
+    workspace.buffer_updates[row].mul_(question.factor)
+    note = f"trained on the model of round {question.server_round}"
+    reported = replace(reply.reported, notes=(*reply.reported.notes, note))
+    return replace(reply, reported=reported, squared_norm=reply.squared_norm * question.factor**2)

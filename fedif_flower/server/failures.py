@@ -136,11 +136,11 @@ class MemberFailures:
             )
         # Long before all of a large federation were asked so often: by four standard deviations,
         # it is not by chance that more than half of those asked err.
-        count, asked, erred = self._poor
-        if count >= self.maximum and erred > asked / 2 + 2 * asked**0.5:
+        poor = self._poor
+        if poor.rounds >= self.maximum and poor.erred > poor.asked / 2 + 2 * poor.asked**0.5:
             return (
-                f"most members fail: {erred} of the {asked} asked in {count} rounds in a row gave "
-                "no usable reply"
+                f"most members fail: {poor.erred} of the {poor.asked} asked in {poor.rounds} "
+                "rounds in a row gave no usable reply"
             )
         if self._failed_rounds >= self.maximum:
             return f"{self._failed_rounds} rounds in a row failed"

@@ -59,23 +59,25 @@ def require_shapes(
     names : mapping of str to str, or callable, optional
         What the model calls an array, by the name under which it is sent.
     """
-    called = names_in_model(names, arrays)
-    sent = set(called.values())
-    unknown = [name for name, own in called.items() if own not in shapes]
+    name_in_model = names_in_model(names, arrays)  # By the name under which an array is sent.
+    sent = set(name_in_model.values())
+    unknown = [name for name, in_model in name_in_model.items() if in_model not in shapes]
     unsent = [name for name in trained if name not in sent]
     if unknown or unsent:
         others = [name for name in shapes if name not in sent]
-        seconds = {
-            name: tied[own]
-            for name, own in called.items()
-            if tied and own in tied and tied[own] in unsent
-        }
-        raise ConfigError(mismatch(whose, unknown, unsent, others, seconds))
+        # Arrays that are sent under a second name of one that should have been.
+        sent_by_second_name = {}
+        for name, in_model in name_in_model.items():
+            first_name = (tied or {}).get(in_model)
+            if first_name in unsent:
+                sent_by_second_name[name] = first_name
+        raise ConfigError(mismatch(whose, unknown, unsent, others, sent_by_second_name))
     for name, array in arrays.items():
-        shape = list(shapes[called[name]])
+        in_model = name_in_model[name]
+        shape = list(shapes[in_model])
         if list(array.shape) != shape:
             raise ConfigError(
-                f"{whose} was given a model in which {called[name]!r} has shape {shape}; in "
+                f"{whose} was given a model in which {in_model!r} has shape {shape}; in "
                 f"initial_arrays it has {list(array.shape)}"
             )
 
@@ -92,7 +94,8 @@ def require_judge(whose: str, validation: Validation, model: GlobalModel) -> Non
     model : GlobalModel
         That of the strategy, with the first arrays.
     """
-    layout, trained = model.layout, validation.parameter_names
+    layout = model.layout
+    trained = validation.parameter_names
     sent = model.record
     require_shapes(whose, validation.shapes, sent, trained=trained, names=layout.own_name)
     if layout.parameter_names != trained:
@@ -195,8 +198,10 @@ class GlobalModel:
             return self.vectors
         else:
             self.replaced = self.vectors
-        self.record, self.vectors = arrays, self.layout.to_vectors(arrays)
-        self._proven = arrays if self._proven is None else self._proven
+        self.record = arrays
+        self.vectors = self.layout.to_vectors(arrays)
+        if self._proven is None:
+            self._proven = arrays
         return self.vectors
 
     def continues(self, vectors: ModelVectors) -> bool:
@@ -216,10 +221,13 @@ class GlobalModel:
         if self._optimizer is not None:
             params = self._optimizer.advance(self.vectors.params, vectors.params)
             vectors = replace(vectors, params=params)
-        self._proven, self.record = self.record, self.layout.to_arrays(vectors)
+        self._proven = self.record
+        self.record = self.layout.to_arrays(vectors)
         self._taken_back = None
-        # Updates begin at what clients receive: who sends that back has changed nothing.
-        self.vectors = self.layout.to_vectors(self.record) if self.layout.narrows else vectors
+        self.vectors = vectors
+        if self.layout.narrows:
+            # Updates begin at what clients receive: who sends that back has changed nothing.
+            self.vectors = self.layout.to_vectors(self.record)
         return self.record
 
     def take_back(self) -> ArrayRecord | None:
@@ -231,8 +239,9 @@ class GlobalModel:
             self._optimizer.take_back()
         self._taken_back = self.record
         self.replaced = None
-        self.record, self.vectors = self._proven, self.layout.to_vectors(self._proven)
-        return self._proven
+        self.record = self._proven
+        self.vectors = self.layout.to_vectors(self.record)
+        return self.record
 
     def ended_with(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return what a loop ended with; where that is nothing, or was taken back, the model."""
@@ -252,7 +261,7 @@ class GlobalModel:
         except Exception as error:
             if self.is_proven or self._proven is None:
                 raise
-            found = examine(self._proven)
+            examined = examine(self._proven)
             logger.error("the global model cannot be evaluated: %r", error)
             self.take_back()
-            return found
+            return examined

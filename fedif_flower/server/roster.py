@@ -134,8 +134,11 @@ class NodeDirectory:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on: partition, attack and name by lasting node id."""
-        known = [node for node in self._known.values() if not node.is_simulated]
-        return {"known": {n.node_id: [n.partition_id, n.attack, n.name] for n in known}}
+        # A simulation gives its nodes other ids in the next process.
+        lasting = [node for node in self._known.values() if not node.is_simulated]
+        return {
+            "known": {node.node_id: [node.partition_id, node.attack, node.name] for node in lasting}
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
@@ -178,8 +181,11 @@ class NodeDirectory:
 
     def labels(self, client_ids: Iterable[int]) -> dict[int, str]:
         """Return what clients are called, known or not, by their ids; all different."""
-        known = {node.client_id: node.called for node in self._known.values()}
-        return all_different({i: known.get(i) or called(i, UNKNOWN_PARTITION) for i in client_ids})
+        names = {node.client_id: node.called for node in self._known.values()}
+        labels = {}
+        for client_id in client_ids:
+            labels[client_id] = names.get(client_id) or called(client_id, UNKNOWN_PARTITION)
+        return all_different(labels)
 
     def _claimed_once(self, nodes: Sequence[ClientNode]) -> list[ClientNode]:
         """Give a partition that several nodes claim to none of them."""

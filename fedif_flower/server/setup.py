@@ -158,13 +158,14 @@ def naming(base: BaseArguments, model: Any) -> BaseArguments:
     It has ``parameter_names`` and ``tied_names``, as a Validation has.
     """
     setup = base.get("setup", DEFAULTS)
-    trained, tied = setup.trainable_keys, setup.tied_keys
-    named = replace(
+    trained = setup.trainable_keys
+    tied = setup.tied_keys
+    named_setup = replace(
         setup,
         trainable_keys=model.parameter_names if trained is None else trained,
         tied_keys=model.tied_names if tied is None else tied,
     )
-    return {**base, "setup": named}
+    return {**base, "setup": named_setup}
 
 
 def require_kind(strategy: object, name: str, value: Any, *kinds: type) -> None:

@@ -38,20 +38,20 @@ class TellsSettings:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Remember what the constructor is called with, and refuse what is out of range."""
-        made = super().__new__(cls)
+        strategy = super().__new__(cls)
         try:
             bound = cls.__signature__.bind_partial(*args, **kwargs)
         except TypeError:  # The constructor says it better, unless an older one was meant.
             refuse_older_arguments(cls.__name__, kwargs.keys() - cls.__signature__.parameters)
             cls._refuse_unnamed(len(args))
-            made.settings = {}
-            return made
+            strategy.settings = {}
+            return strategy
         if args or kwargs:  # Without any, a copy is made, or the constructor says it.
             cls._require_all(bound)
         bound.apply_defaults()
-        made.settings = bound.arguments
-        require_settings(cls, made.settings)
-        return made
+        strategy.settings = bound.arguments
+        require_settings(cls, strategy.settings)
+        return strategy
 
     @classmethod
     def _refuse_unnamed(cls, count: int) -> None:
@@ -60,11 +60,11 @@ class TellsSettings:
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             return
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        known = [p.name for p in parameters if p.kind in kinds]
-        if count > len(known):
-            taken = f"only {' and '.join(known)}" if known else "no argument"
+        unnamed = [parameter.name for parameter in parameters if parameter.kind in kinds]
+        if count > len(unnamed):
+            allowed = f"only {' and '.join(unnamed)}" if unnamed else "no argument"
             raise ConfigError(
-                f"{cls.__name__} takes {taken} without a name; Flower's own are named, as in "
+                f"{cls.__name__} takes {allowed} without a name; Flower's own are named, as in "
                 "fraction_train=0.5"
             )
 
@@ -87,19 +87,25 @@ class TellsSettings:
 
     def __repr__(self) -> str:
         """Name the class, the arguments that it was called with, and its default stages."""
-        usual = self.__signature__.parameters
-        given = {n: v for n, v in self.settings.items() if v is not usual[n].default}
-        if stages := self.default_stages():
-            given.setdefault("stages", stages)
-        shown = (f"{name}={shown_setting(value)}" for name, value in given.items())
-        return f"{type(self).__name__}({', '.join(shown)})"
+        parameters = self.__signature__.parameters
+        shown = {
+            name: value
+            for name, value in self.settings.items()
+            if value is not parameters[name].default
+        }
+        stages = self.default_stages()
+        if stages:
+            shown.setdefault("stages", stages)
+        arguments = [f"{name}={shown_setting(value)}" for name, value in shown.items()]
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
     def summary(self) -> None:
         """Log every setting, as Flower's strategies do."""
         logger.info("\t└──> Settings:")
-        for name, given in self.settings.items():
+        for name, argument in self.settings.items():
             # Some are settled by the constructor: "auto" for example.
-            logger.info("\t\t├── %s = %s", name, shown_setting(vars(self).get(name, given)))
+            value = vars(self).get(name, argument)
+            logger.info("\t\t├── %s = %s", name, shown_setting(value))
 
 
 def shown_setting(value: Any) -> str:

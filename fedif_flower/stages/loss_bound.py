@@ -96,12 +96,12 @@ class LossBound(Stage):
             return proposal.move(proposal.coefficients)
         whole = _try_step(validation, proposal, proposal.coefficients)
         if whole is not None and whole.loss <= self._least + self.tolerance * abs(self._first):
-            taken = whole
+            best = whole
         else:
-            taken = self._best_other(validation, proposal, whole)
+            best = self._best_other(validation, proposal, whole)
             self._held += 1
-        self._least = min(self._least, taken.loss)
-        return taken.step
+        self._least = min(self._least, best.loss)
+        return best.step
 
     def _best_other(
         self, validation: Validation, proposal: Proposal, whole: _Candidate | None

@@ -81,8 +81,9 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
         require(self.is_buffered == bool(self.buffer_size), "buffer_size", self.buffer_size, words)
         only = {"quorum": 0, "grace": 0, "ask_more": 1} if self.is_buffered else {}
         for name, value in only.items():
-            own, words = getattr(self, name), f"{value} with rounds 'buffered', which asks all"
-            require(own == value, name, own, words)
+            setting_value = getattr(self, name)
+            words = f"{value} with rounds 'buffered', which asks all"
+            require(setting_value == value, name, setting_value, words)
         self.pace()  # What it refuses is refused here.
         return self
 
@@ -153,15 +154,14 @@ class StrategyConfig(SectionedSettings):
 
     @model_validator(mode="after")
     def _can_be_attributed(self) -> Self:
-        own = self.attribution
-        if own == "off":
+        if self.attribution == "off":
             return self
         words = f"'off' with strategy {self.strategy!r}, which gives no update a coefficient"
-        require(gives_coefficients(self.strategy), "attribution", own, words)
+        require(gives_coefficients(self.strategy), "attribution", self.attribution, words)
         words = f"'off' with server-optimizer {self.server_optimizer!r}"
         kind = SERVER_OPTIMIZERS[self.server_optimizer]
         if isinstance(kind, type) and issubclass(kind, ServerOptimizer):
-            require(kind.keeps_coefficients, "attribution", own, words)
+            require(kind.keeps_coefficients, "attribution", self.attribution, words)
         return self
 
 
@@ -192,8 +192,8 @@ def configured_bounds(strategy: str, clipping: float) -> list[Stage]:
     """
     if not clipping:
         return []
-    own = default_stages(strategy)
-    return [Clip(clipping), *(stage for stage in own if isinstance(stage, LossBound))]
+    loss_bounds = [stage for stage in default_stages(strategy) if isinstance(stage, LossBound)]
+    return [Clip(clipping), *loss_bounds]
 
 
 def configured_stages(config: StrategyConfig, validation: Validation | None = None) -> list[Stage]:
@@ -201,13 +201,16 @@ def configured_stages(config: StrategyConfig, validation: Validation | None = No
 
     ``validation`` is for a screen; ``None``: it takes the strategy's own.
     """
-    offered, share = {"validation": validation}, config.assumed_malicious_fraction
-    stages = [
-        *([MaxLength(config.max_update_length)] if config.max_update_length else []),
-        config.build("screen", Stage, offered),
-        *([NearestNeighbours(share)] if config.neighbour_mixing and share else []),
-        *([Bucketing(config.bucketing)] if config.bucketing > 1 else []),
-        *configured_bounds(config.strategy, config.update_clipping),
-        config.build("server_optimizer", Stage, {}),
-    ]
+    malicious_fraction = config.assumed_malicious_fraction
+    stages: list[Stage] = []
+    if config.max_update_length:
+        stages.append(MaxLength(config.max_update_length))
+    stages.append(config.build("screen", Stage, {"validation": validation}))
+    if config.neighbour_mixing and malicious_fraction:
+        stages.append(NearestNeighbours(malicious_fraction))
+    if config.bucketing > 1:
+        stages.append(Bucketing(config.bucketing))
+    stages += configured_bounds(config.strategy, config.update_clipping)
+    stages.append(config.build("server_optimizer", Stage, {}))
+    # "off" is a plain Stage, which does nothing.
     return [stage for stage in stages if type(stage) is not Stage]

@@ -54,13 +54,17 @@ class RootTraining:
     ) -> None:
         require(isinstance(model, nn.Module), "model", model, "a Module")
         self.model = copy_module(model)
-        self.parameter_names, self.tied_names = trainable_names(model), tied_names(model)
+        self.parameter_names = trainable_names(model)
+        self.tied_names = tied_names(model)
         self.training = training or TrainingConfig()
         self._task = task
-        given = as_tensors(inputs if labels is None else (inputs, labels))
-        if (pair := tensor_pair(given)) is None and task is None:
-            raise ConfigError(f"root data are {describe(given)}; without a task they are tensors")
-        self._data: Any = pair or given
+        root_data = as_tensors(inputs if labels is None else (inputs, labels))
+        pair = tensor_pair(root_data)
+        if pair is None and task is None:
+            raise ConfigError(
+                f"root data are {describe(root_data)}; without a task they are tensors"
+            )
+        self._data: Any = pair or root_data
 
     def __repr__(self) -> str:
         """Name the model, and not the data."""

@@ -128,7 +128,8 @@ class InfluenceDescent(ScreenedStrategy):
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]`` that the descent ends with, and the losses on its way."""
-        last_step, params = None, updates.global_params
+        params = updates.global_params  # [d]
+        last_step = None
         if self.descent.relative:
             last_step = None if self._last_model is None else params - self._last_model.to(params)
             self._last_model = params.cpu().clone()

@@ -124,11 +124,12 @@ def build_named(
     ConfigError
         If it needs something else, or is none of these.
     """
-    what, maker = f"strategy {name!r}", STRATEGIES[name]
+    maker = STRATEGIES[name]
     screens = not isinstance(maker, type) or issubclass(maker, ScreenedStrategy)
     offered = {**vars(parts), "parts": parts}
-    made = make(what, maker, offered, settings, parts.base if screens else {})
-    if isinstance(made, ScreenedStrategy):
-        return made
-    require(callable(made), "strategy", name, "a strategy, a robust rule, or what returns one")
-    return RobustRule(made, **parts.base)
+    base = parts.base if screens else {}
+    instance = make(f"strategy {name!r}", maker, offered, settings, base)
+    if isinstance(instance, ScreenedStrategy):
+        return instance
+    require(callable(instance), "strategy", name, "a strategy, a robust rule, or what returns one")
+    return RobustRule(instance, **parts.base)
