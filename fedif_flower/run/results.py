@@ -410,7 +410,12 @@ def _columns_with_values(lines: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the columns in which a line has something."""
     if not lines:
         return []
-    return [column for column in lines[0] if any(line[column] != "-" for line in lines)]
+    columns = []
+    for column in lines[0]:
+        values = {line[column] for line in lines}
+        if values != {"-"}:
+            columns.append(column)
+    return columns
 
 
 def _error_bars(members: Sequence[Member], values: NDArray[np.float64]) -> Any:
