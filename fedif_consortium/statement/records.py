@@ -19,10 +19,11 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from fedif_consortium.evidence.signed import first_of
 from fedif_consortium.statement.manifest import SALT, read_file
 from fedif_consortium.statement.own_parts import OwnPart
+from fedif_flower.attribution.table import BLOCK_COLUMN, BLOCKS_KEY, CLASS_COLUMN
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.completeness import Completeness, completeness
-from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, RunFolder, Table
+from fedif_flower.run.folder import RunFolder, Table
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
 
@@ -245,7 +246,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     _require_complete(folder)
     rounds = _parse(folder.attributed_rounds, RoundLoss)
     replies = _parse(folder.clients, Reply)
-    lists = {"by_class": "contribution_class_", "by_block": BLOCK_COLUMN}
+    lists = {"by_class": CLASS_COLUMN, "by_block": BLOCK_COLUMN}
     parts = _parse(folder.attribution, Part, lists)
     if not rounds or [row.round for row in rounds] != list(range(1, len(rounds) + 1)):
         raise ConfigError(f"{folder.attributed_rounds.path}: its rounds are not 1, 2, 3 ...")

@@ -13,17 +13,13 @@ from fedif_consortium.evidence.signed import record_digest
 from fedif_consortium.statement.records import RunRecords, read_run
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.records import RoundAttribution
+from fedif_flower.attribution.table import client_lines, round_line
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
 from fedif_flower.run.config import CreditSettings, RunConfig
-from fedif_flower.run.folder import (
-    Table,
-    attributed_round_line,
-    attribution_lines,
-    files_of_rounds,
-)
+from fedif_flower.run.folder import Table, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.modules import hashes_here
@@ -162,8 +158,8 @@ def _compare(records: RunRecords, recomputed: list[RoundAttribution]) -> Replaye
     lines_of_rounds = {}
     for attribution in recomputed:
         number = attribution.server_round
-        lines_of_rounds[(number,)] = attributed_round_line(attribution)
-        for line in attribution_lines(attribution):
+        lines_of_rounds[(number,)] = round_line(attribution)
+        for line in client_lines(attribution):
             lines_of_clients[number, line["client_id"]] = line
     recorded_clients = _keyed(folder.attribution, ("round", "client_id"))
     _compare_table(records, folder.attribution, recorded_clients, lines_of_clients)

@@ -13,9 +13,10 @@ from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.intervals import block_sums, share_half_widths
 from fedif_flower.attribution.quarantine import Quarantine
 from fedif_flower.attribution.records import RoundAttribution
+from fedif_flower.attribution.table import BLOCKS_KEY
 from fedif_flower.errors import require
 from fedif_flower.run.config import CreditSettings, QuarantineSettings, RunConfig
-from fedif_flower.run.folder import BLOCKS_KEY, RunFolder
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
 from fedif_flower.run.secret_validation import (
     COMMITMENT,

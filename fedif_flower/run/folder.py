@@ -20,7 +20,14 @@ import torch
 from filelock import FileLock, Timeout
 
 from fedif_flower.attribution.quarantine import Decision
-from fedif_flower.attribution.records import MemberCredit, RoundAttribution
+from fedif_flower.attribution.records import RoundAttribution
+from fedif_flower.attribution.table import (
+    COLUMNS,
+    ROUND_COLUMNS,
+    client_lines,
+    round_line,
+    split_columns,
+)
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, read_whole
 from fedif_flower.run.rows import csv_text, read_rows
@@ -35,9 +42,6 @@ from fedif_flower.storage import (
 )
 
 _MEMBER = ("round", "partition_id", "client_id")
-BLOCKS_KEY = "held_out_blocks"  # In the provenance: each block's part of the held-out examples.
-BLOCK_COLUMN = "contribution_block_"  # With the block's number: contributions there.
-_CLASS_COLUMN = "contribution_class_"  # With the class's number.
 SETTINGS_KEY = "settings"  # In the provenance of a run without a run config.
 # What a new model is measured by; a task's metrics have columns of their own behind.
 MEASURED = (
@@ -64,8 +68,6 @@ _CLIENT = (
     "note",
     "asked_in",
 )
-_ATTRIBUTION = (*_MEMBER, "coefficient", "contribution")
-_ATTRIBUTED_ROUND = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
 _SIGNATURE = (
     "round",
     "client_id",
@@ -213,9 +215,8 @@ class RunFolder:
         self.rounds = self._table("rounds", (*Round(0).line(), *MEASURED))
         self.clients = self._table("clients", _CLIENT)
         self.attendance = self._table("attendance", (*_MEMBER, "presence", "at"))
-        credit = [field.name for field in fields(MemberCredit)]
-        self.attribution = self._table("attribution", (*_ATTRIBUTION, *credit))
-        self.attributed_rounds = self._table("attribution_rounds", _ATTRIBUTED_ROUND)
+        self.attribution = self._table("attribution", COLUMNS)
+        self.attributed_rounds = self._table("attribution_rounds", ROUND_COLUMNS)
         decision = [field.name for field in fields(Decision)]
         self.quarantine = self._table("quarantine", decision)
         self.signatures = self._table("signatures", _SIGNATURE)
@@ -362,9 +363,7 @@ class RunFolder:
 
     def begin_attribution(self, num_classes: int, num_blocks: int = 0) -> None:
         """Begin both tables of the attribution, with a column for each class and each block."""
-        classes = [f"{_CLASS_COLUMN}{label}" for label in range(num_classes)]
-        blocks = [f"{BLOCK_COLUMN}{block}" for block in range(num_blocks)]
-        self.attribution.begin([*classes, *blocks])
+        self.attribution.begin(split_columns(num_classes, num_blocks))
         self.attributed_rounds.begin()
 
     def add_attribution(self, attribution: RoundAttribution) -> None:
@@ -372,34 +371,8 @@ class RunFolder:
 
         The round's own line comes last: where there is one, the clients' lines are complete.
         """
-        self.attribution.append(attribution_lines(attribution))
-        self.attributed_rounds.append([attributed_round_line(attribution)])
-
-
-def attribution_lines(attribution: RoundAttribution) -> list[dict[str, object]]:
-    """Return a round's lines of ``attribution.csv``: one for each client, by column."""
-    lines = []
-    for client in attribution.clients:
-        line: dict[str, object] = {"round": attribution.server_round}
-        for name in _ATTRIBUTION[1:]:
-            line[name] = getattr(client, name)
-        # Without bounds of credit, all that a client contributed is credited.
-        line |= vars(client.credit or MemberCredit(client.contribution))
-        for label, contribution in enumerate(client.classes):
-            line[f"{_CLASS_COLUMN}{label}"] = contribution
-        for block, contribution in enumerate(client.blocks):
-            # Six digits: intervals need no more, and files of many members stay small.
-            line[f"{BLOCK_COLUMN}{block}"] = float(f"{contribution:.6g}")
-        lines.append(line)
-    return lines
-
-
-def attributed_round_line(attribution: RoundAttribution) -> dict[str, object]:
-    """Return a round's line of ``attribution_rounds.csv``, by column."""
-    line: dict[str, object] = {"round": attribution.server_round}
-    for name in _ATTRIBUTED_ROUND[1:]:
-        line[name] = getattr(attribution, name)
-    return line
+        self.attribution.append(client_lines(attribution))
+        self.attributed_rounds.append([round_line(attribution)])
 
 
 def _link_or_copy(path: Path, place: Path) -> None:

@@ -14,12 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_flower.attribution.intervals import ends_of, intervals
+from fedif_flower.attribution.table import BLOCK_COLUMN, BLOCKS_KEY
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import called
 from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.config import subject_of
-from fedif_flower.run.folder import BLOCK_COLUMN, BLOCKS_KEY, JsonFile, RunFolder
+from fedif_flower.run.folder import JsonFile, RunFolder
 from fedif_flower.run.plots import new_figure, save_figure
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.tables import ResultTable, shown_number

@@ -20,11 +20,11 @@ from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedif_flower.attribution.callback import PathAttribution
+from fedif_flower.attribution.table import BLOCKS_KEY
 from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import (
-    BLOCKS_KEY,
     MEASURED,
     SETTINGS_KEY,
     RunFolder,
