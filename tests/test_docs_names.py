@@ -23,6 +23,7 @@ PAGES = [
     *sorted(DOCS.rglob("*.md")),
     REPOSITORY / "README.md",
     REPOSITORY / "CONTRIBUTING.md",
+    REPOSITORY / "SECURITY.md",
     *sorted(REPOSITORY.glob("deploy/**/*.md")),
     *sorted(REPOSITORY.glob("examples/*/README.md")),
 ]

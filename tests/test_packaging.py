@@ -14,6 +14,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
@@ -192,3 +193,24 @@ def steps_of_lint(folder: Path) -> str:
     command = ["make", "--dry-run", "lint", "VENV=environment"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout
+
+
+def test_public_ci_tries_each_python_and_the_oldest_and_newest_flower():
+    workflow = yaml.safe_load((PROJECT / ".github" / "workflows" / "test.yml").read_text())
+    matrix = workflow["jobs"]["test"]["strategy"]["matrix"]
+    prefix = "Programming Language :: Python :: 3."
+    pythons = [name for name in DECLARED["classifiers"] if name.startswith(prefix)]
+    assert matrix["python"] == [name.rpartition(" ")[2] for name in pythons]
+    assert DECLARED["requires-python"] == f">={matrix['python'][0]}"
+    (flower,) = (name for name in DECLARED["dependencies"] if name.startswith("flwr["))
+    oldest, beyond = re.findall(r">=1\.(\d+),<1\.(\d+)", flower)[0]
+    assert matrix["flower"] == [f"1.{oldest}", f"1.{int(beyond) - 1}"]
+
+
+def test_citation_and_changelog_have_the_version_of_the_package():
+    citation = yaml.safe_load((PROJECT / "CITATION.cff").read_text())
+    assert citation["version"] == DECLARED["version"], "see CITATION.cff"
+    changelog = (PROJECT / "CHANGELOG.md").read_text()
+    headings = re.findall(r"^## .*", changelog, flags=re.MULTILINE)
+    versions = [found for heading in headings for found in re.findall(r"\d+\.\d+\.\d+", heading)]
+    assert versions[0] == DECLARED["version"], "see the headings of CHANGELOG.md"

@@ -1,7 +1,7 @@
 """MkDocs hooks: pages that lie elsewhere in the repository, links between them, formulas.
 
-README.md is the site's home; the deployment guide, CONTRIBUTING.md, CHANGELOG.md, the examples and
-the notebooks are pages too.
+README.md is the site's home; the deployment guide, CONTRIBUTING.md, SECURITY.md, CHANGELOG.md, the
+examples and the notebooks are pages too.
 Each exists once, where readers of the repository look for it, and its links work there; the hooks
 translate them into links of the site. Formulas become MathML while the site is built, so that
 pages need no script and no network.
@@ -27,6 +27,7 @@ REPOSITORY_PAGES = {
     "tutorial/deployment.md": "deploy/README.md",
     "tutorial/containers.md": "deploy/compose/README.md",
     "contributing.md": "CONTRIBUTING.md",
+    "reporting.md": "SECURITY.md",
     "changelog.md": "CHANGELOG.md",
 }
 for _readme in sorted(REPOSITORY.glob("examples/*/README.md")):
