@@ -178,7 +178,7 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
         about = {name: getattr(first, name) for name in (*TERMS, "number", "rows", "state")}
         fork.add(ToldRound.by(key, **fork.next(leaves, **about)))
         book._chain.sizes |= fork.sizes
-        return fork.told(1002, b"")
+        return fork.receipts_for(1002, b"")
 
     monkeypatch.setattr(ReceiptBook, "enclose", enclose)
     run_dir = run(nodes(tmp_path), tmp_path, key)
