@@ -114,15 +114,15 @@ def check_receipts(
 def _check_order(chain: RoundChain) -> None:
     """Raise StatementError unless each head is signed and can stand behind the one before."""
     before: ToldRound | None = None
-    for told in chain.rounds:
+    for told_round in chain.rounds:
         try:
-            told.check()
+            told_round.check()
         except EvidenceError as error:
-            raise StatementError(f"round {told.number} of receipts.csv: {error}") from error
-        reason = why_it_cannot_follow(before, told)
+            raise StatementError(f"round {told_round.number} of receipts.csv: {error}") from error
+        reason = why_it_cannot_follow(before, told_round)
         if reason:
             raise StatementError(f"receipts.csv: history was rewritten: {reason}")
-        before = told
+        before = told_round
 
 
 def _check_leaves(run: RunFolder, chain: RoundChain, signed: Signatures) -> None:
@@ -130,8 +130,8 @@ def _check_leaves(run: RunFolder, chain: RoundChain, signed: Signatures) -> None
     lines_of = _by_round(run.clients.read())
     attributed_of = _by_round(run.attribution.read())
     leaves_of: dict[int, list[str]] = defaultdict(list)
-    for number, told in counted_rounds(chain).items():
-        leaves_of[number] = list(told.own.values())
+    for number, told_round in counted_rounds(chain).items():
+        leaves_of[number] = list(told_round.own.values())
     rounds = {int(row["round"]) for row in run.attributed_rounds.read()}
     for number in sorted(rounds | leaves_of.keys()):
         updates = _updates(number, leaves_of[number], signed)
@@ -169,8 +169,8 @@ def _check_rows(run: RunFolder, chain: RoundChain) -> None:
         rows = rows_by_round(run, max(counted))
     except EvidenceError as error:
         raise StatementError(str(error)) from error
-    for number, told in sorted(counted.items()):
-        if rows[number] != told.rows:
+    for number, told_round in sorted(counted.items()):
+        if rows[number] != told_round.rows:
             raise StatementError(
                 f"round {number}: a table was changed: its rows are not those that the head of "
                 "this round binds"
@@ -206,7 +206,7 @@ def _check_signed_heads(chain: RoundChain, signed: Signatures) -> None:
 
 def _check_signed_attempts(chain: RoundChain, signed: Signatures, names: Names) -> None:
     """Raise StatementError where an update was signed in another attempt than its round's."""
-    attempts = {number: told.attempt for number, told in counted_rounds(chain).items()}
+    attempts = {number: told_round.attempt for number, told_round in counted_rounds(chain).items()}
     last = 0
     for (number, client_id), update in sorted(signed.items()):
         # Without receipts, the first signature of a round says which attempt it is of.
@@ -253,20 +253,20 @@ def _compare(held: Sequence[HeldReceipts]) -> None:
     """Raise StatementError where two members were told different histories."""
     roots: dict[int, tuple[str, bytes]] = {}
     for member in held:
-        for told in member.rounds:
-            name, root = roots.setdefault(told.size, (member.name, told.root))
-            if root != told.root:
+        for told_round in member.rounds:
+            name, root = roots.setdefault(told_round.size, (member.name, told_round.root))
+            if root != told_round.root:
                 raise StatementError(
                     f"the server told {name} and {member.name} different histories: both have a "
-                    f"signed head of {told.size} lines, and they differ"
+                    f"signed head of {told_round.size} lines, and they differ"
                 )
 
 
 def _check_lines(member: HeldReceipts, chain: RoundChain, signed: Signatures) -> None:
     """Raise StatementError where the records say other things than a member was told, or sent."""
     leaves: dict[int, str] = {}  # By their numbers among all leaves of the run.
-    for told in chain.rounds:
-        leaves.update(told.numbered())
+    for told_round in chain.rounds:
+        leaves.update(told_round.numbered())
     for index, line in member.lines:
         recorded = leaves.get(index, "nothing")
         if recorded != line:
@@ -274,11 +274,11 @@ def _check_lines(member: HeldReceipts, chain: RoundChain, signed: Signatures) ->
                 f"round {read_leaf(line)['round']}: history was rewritten: {member.name} has a "
                 f"receipt for '{line}'; the records have '{recorded}'"
             )
-    for told in chain.rounds:  # Also those that it has no receipt of yet.
-        for line in told.own.values():
+    for told_round in chain.rounds:  # Also those that it has no receipt of yet.
+        for line in told_round.own.values():
             leaf = read_leaf(line)
             if leaf["client_id"] and int(leaf["client_id"]) in member.client_ids:
-                _check_sent(member, told.attempt, leaf, signed)
+                _check_sent(member, told_round.attempt, leaf, signed)
 
 
 def _check_sent(
@@ -324,13 +324,14 @@ def _check_end(member: HeldReceipts, chain: RoundChain) -> None:
 def _check_heads(member: HeldReceipts, chain: RoundChain) -> None:
     """Raise StatementError unless the records lead to every head that a member holds."""
     keys = {recorded.key for recorded in chain.rounds}
-    for told in member.rounds:
-        if keys and told.key not in keys:
+    for told_round in member.rounds:
+        if keys and told_round.key not in keys:
             raise StatementError(f"{member.name} holds a head that is signed with another key")
-        if chain.sizes.get(told.root) != told.size:
-            later = [recorded.number for recorded in chain.rounds if recorded.size > told.start]
+        if chain.sizes.get(told_round.root) != told_round.size:
+            start = told_round.start
+            later = [recorded.number for recorded in chain.rounds if recorded.size > start]
             first = later[0] if later else "?"
             raise StatementError(
                 f"from round {first} on, history was rewritten: {member.name} holds a "
-                f"signed head of {told.size} lines that the records do not lead to"
+                f"signed head of {told_round.size} lines that the records do not lead to"
             )

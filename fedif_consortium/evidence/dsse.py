@@ -21,7 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from pydantic.alias_generators import to_camel
 
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, is_signed, key_id, sign
-from fedif_consortium.evidence.signed import first_of
+from fedif_consortium.evidence.signed import first_error
 from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import parse_json
 
@@ -143,7 +143,7 @@ def read_envelope(content: bytes, name: str) -> Envelope:
     try:
         read = Envelope.model_validate(parse_json(content))
     except ValueError as error:
-        raise EvidenceError(f"{name} is no signed envelope ({first_of(error)})") from error
+        raise EvidenceError(f"{name} is no signed envelope ({first_error(error)})") from error
     envelope = read.model_copy(update={"signatures": ()})
     for signature in read.signatures:
         envelope = envelope.with_signature(signature.keyid, signature.sig)

@@ -53,14 +53,14 @@ class HeldReceipts:
     def lines(self) -> list[tuple[int, str]]:
         """Its leaves, in their order, with their numbers."""
         lines: list[tuple[int, str]] = []
-        for told in self.rounds:
-            lines.extend(told.numbered())
+        for told_round in self.rounds:
+            lines.extend(told_round.numbered())
         return sorted(lines)
 
     @property
     def size(self) -> int:
         """How many leaves there are in the longest history that it was told."""
-        return max((told.size for told in self.rounds), default=0)
+        return max((told_round.size for told_round in self.rounds), default=0)
 
 
 def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
@@ -94,9 +94,9 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
     for path in paths:
         content = _read(path, run)
         if path.name.startswith(_ROUND):
-            told = _told(path, run, content)
-            rounds.append(told)
-            for leaf in told.own.values():
+            told_round = _told(path, run, content)
+            rounds.append(told_round)
+            for leaf in told_round.own.values():
                 client_ids.add(int(read_leaf(leaf)["client_id"]))
         else:
             number = int(content["round"])
@@ -104,11 +104,11 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
             sent[attempt, number].add(content["sent"])
             last_sent[attempt] = max(number, last_sent.get(attempt, 0))
             client_ids.add(int(content["node_id"]))
-    signers = {told.key for told in rounds}
+    signers = {told_round.key for told_round in rounds}
     attempts, elsewhere = _seen_attempts(receipts_dir, run_folder, name, signers)
     return HeldReceipts(
         name=_holder_of(receipts_dir),
-        rounds=sorted(rounds, key=lambda told: told.size),
+        rounds=sorted(rounds, key=lambda told_round: told_round.size),
         sent=sent,
         client_ids=frozenset(client_ids),
         attempts=attempts,
@@ -173,11 +173,11 @@ def _read(path: Path, run: str) -> dict[str, Any]:
 def _told(path: Path, run: str, content: Mapping[str, Any]) -> ToldRound:
     """Return what the server told, checked."""
     try:
-        told = ToldRound.read(run, content)
-        told.check()
+        told_round = ToldRound.read(run, content)
+        told_round.check()
     except (TypeError, ValueError, EvidenceError) as error:
         raise StatementError(f"{path} was changed: {error!r:.120}") from error
-    return told
+    return told_round
 
 
 def _seen_attempts(

@@ -44,7 +44,7 @@ def read_private_key(data: bytes, name: str) -> SigningKey:
     Raises
     ------
     ConfigError
-        If it is none, or of another kind.
+        If it is no private key, or of another kind.
     """
     load = load_ssh_private_key if b"OPENSSH" in data else load_pem_private_key
     try:
@@ -97,7 +97,8 @@ def default_key_path() -> Path:
     ConfigError
         If the federation's folder has no such key: members would not know another one.
     """
-    if named := os.environ.get("FEDIF_STATEMENT_KEY"):
+    named = os.environ.get("FEDIF_STATEMENT_KEY")
+    if named:
         return Path(named)
     federation = os.environ.get("FEDIF_FEDERATION")
     if not federation:
@@ -137,7 +138,7 @@ def read_public_key(data: bytes, name: str) -> VerifyingKey:
     Raises
     ------
     ConfigError
-        If it is none, or of another kind.
+        If it is no public key, or of another kind.
     """
     load = load_pem_public_key if b"-----BEGIN" in data else load_ssh_public_key
     try:
@@ -203,7 +204,9 @@ def _hash_for(curve: ec.EllipticCurve) -> ec.ECDSA:
     """Return the signature algorithm with a hash of a curve's strength."""
     if curve.key_size <= 256:
         return ec.ECDSA(hashes.SHA256())
-    return ec.ECDSA(hashes.SHA384() if curve.key_size <= 384 else hashes.SHA512())
+    if curve.key_size <= 384:
+        return ec.ECDSA(hashes.SHA384())
+    return ec.ECDSA(hashes.SHA512())
 
 
 def read_members(folder: Path) -> dict[str, VerifyingKey]:
@@ -225,7 +228,10 @@ def read_members(folder: Path) -> dict[str, VerifyingKey]:
         the same one, or whose names read alike.
     """
     members = {}
-    for path in sorted(folder.glob(f"*{_SUFFIX}")) if folder.is_dir() else [folder]:
+    files = [folder]
+    if folder.is_dir():
+        files = sorted(folder.glob(f"*{_SUFFIX}"))
+    for path in files:
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -250,6 +256,7 @@ def names_by_digest(members: Mapping[str, VerifyingKey], where: str) -> dict[byt
     """
     names: dict[bytes, str] = {}
     for name, key in members.items():
-        if (other := names.setdefault(key_digest(key), name)) != name:
+        other = names.setdefault(key_digest(key), name)
+        if other != name:
             raise ConfigError(f"{where} {name} and {other} have the same key")
     return names

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 SIGNATURES_KEY = "require-signatures"  # In a run's instructions.
 UNSIGNED = "it has no guard that signs: fedif node start --policy"
-MOST_RUNS, MOST_FILES = 100, 20_000  # In a receipts-dir, and in a run's folder there.
+MOST_RUNS = 100  # In a receipts-dir.
+MOST_FILES = 20_000  # In a run's folder there.
 _REMEMBERED = 64  # Rounds, in the node's state.
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 logger = logging.getLogger(__name__)
@@ -50,9 +51,8 @@ logger = logging.getLogger(__name__)
 class _Memory(BaseModel):
     """What is remembered of a run: the last head that held, its signer, what was sent by round.
 
-    ``last`` is the last round that was told, without its leaves.
-
-    Beside what was sent stands of how many lines the records were then.
+    ``last`` is the last round that was told, without its leaves. Beside what was sent stands how
+    many lines the records had then.
     """
 
     size: int = 0
@@ -81,11 +81,14 @@ class ReceiptKeeper:
     def __init__(self, context: Context, run: str) -> None:
         if not RUN_ID.fullmatch(run):
             raise EvidenceError(f"run {printable(run)!r} is no id of a run")
-        self.run, self._node_id = run, context.node_id
-        self._state, self._key = context.state, f"receipts.{run}"
-        held = context.state.get(self._key)
-        text = str(held["memory"]) if isinstance(held, ConfigRecord) else "{}"
-        self._memory = _Memory.model_validate_json(text)
+        self.run = run
+        self._node_id = context.node_id
+        self._state = context.state
+        self._key = f"receipts.{run}"
+        self._memory = _Memory()
+        record = context.state.get(self._key)
+        if isinstance(record, ConfigRecord):
+            self._memory = _Memory.model_validate_json(str(record["memory"]))
         node = NodeConfig.from_node_config(context.node_config)
         self._names = {str(context.node_id), str(node.partition_id)}
         self._folder: Path | None = None
@@ -115,20 +118,22 @@ class ReceiptKeeper:
         """
         if self._folder is None:
             return
-        own, runs = self._folder, self._folder.parent
-        if not own.is_dir() and runs.is_dir() and len(list(runs.iterdir())) >= MOST_RUNS:
+        runs = self._folder.parent
+        if self._folder.is_dir():
+            if len(list(self._folder.iterdir())) >= MOST_FILES:
+                raise StorageError(f"{self._folder} holds {MOST_FILES} files: move it away")
+        elif runs.is_dir() and len(list(runs.iterdir())) >= MOST_RUNS:
             raise StorageError(f"{runs} holds {MOST_RUNS} runs: move some away")
-        if own.is_dir() and len(list(own.iterdir())) >= MOST_FILES:
-            raise StorageError(f"{own} holds {MOST_FILES} files: move it away")
 
     def take(self, rounds: Sequence[ToldRound]) -> None:
         """Check what the server told, warn of what does not hold, and keep it."""
-        for reason in filter(None, [self._wrong_with(rounds), *self._wrong_lines(rounds)]):
-            logger.warning("receipts of run %s: %s", self.run[:8], printable(reason))
-        for told in rounds:
-            if told.own or told is rounds[-1]:
-                name = f"round-{told.size:012d}-{told.root.hex()[:8]}.json"
-                self._write(name, told.cells())  # Whatever it is worth.
+        for reason in (self._wrong_with(rounds), *self._wrong_lines(rounds)):
+            if reason:
+                logger.warning("receipts of run %s: %s", self.run[:8], printable(reason))
+        for told_round in rounds:
+            if told_round.own or told_round is rounds[-1]:
+                name = f"round-{told_round.size:012d}-{told_round.root.hex()[:8]}.json"
+                self._write(name, told_round.cells())  # Whatever it is worth.
         self._save()
 
     def note_sent(
@@ -141,57 +146,86 @@ class ReceiptKeeper:
         """Remember what goes out in a round of an attempt."""
         self._memory.sent.pop(server_round, None)  # The server says which round it is.
         self._memory.sent[server_round] = (sent, self._memory.size)
-        about = agreed.model_dump() if signed is None else signed.cells()
-        about |= {"round": server_round, "node_id": self._node_id, "sent": sent.hex()}
+        content = agreed.model_dump() if signed is None else signed.cells()
+        content["round"] = server_round
+        content["node_id"] = self._node_id
+        content["sent"] = sent.hex()
         # A round that is done again may bring the very same update: that it was sent is evidence.
-        self._write(f"sent-{server_round:06d}-{sent.hex()[:8]}-{agreed.attempt}.json", about)
+        self._write(f"sent-{server_round:06d}-{sent.hex()[:8]}-{agreed.attempt}.json", content)
         self._save()
 
     def _wrong_with(self, rounds: Sequence[ToldRound]) -> str:
         """Return why a history cannot be believed; take note of one that can."""
-        memory, first, last = self._memory, rounds[0], rounds[-1]
-        before = first.before
-        is_next = memory.last is not None and first.start == memory.size
-        behind = memory.last if is_next else None
-        for told in rounds:
-            try:
-                told.check()
-            except EvidenceError as error:
-                return str(error)
-            if told.before != before:
-                return "the rounds that were told do not follow from each other"
-            if (behind or not told.start) and (reason := why_it_cannot_follow(behind, told)):
-                return f"history was rewritten: {reason}"
-            behind = told
-            if told.key != (memory.signer or last.key):
-                return "the head is signed with another key than before"
-            before = told.root
+        memory = self._memory
+        first = rounds[0]
+        last = rounds[-1]
+        reason = self._why_no_chain(rounds)
+        if reason:
+            return reason
         memory.signer = last.key
         if last.size < memory.size:
             return f"the records have {last.size} lines; there were {memory.size} before"
-        ends = {first.start: first.before, **{told.size: told.root for told in rounds}}
-        goes_on = first.start <= memory.size
-        if memory.size and goes_on and ends.get(memory.size) != memory.root:
+        ends = {first.start: first.before}  # Of the chain, by how many leaves lead to each.
+        for told_round in rounds:
+            ends[told_round.size] = told_round.root
+        reaches_back = first.start <= memory.size
+        if memory.size and reaches_back and ends.get(memory.size) != memory.root:
             return f"history was rewritten: the records told before, of {memory.size} lines"
-        is_proven = goes_on or not memory.size
-        memory.size, memory.root = last.size, last.root
+        is_proven = reaches_back or not memory.size
+        memory.size = last.size
+        memory.root = last.root
         memory.last = last.model_copy(update={"hashes": (), "own": {}})
-        return "" if is_proven else "the server does not prove that its records go on from before"
+        if not is_proven:
+            return "the server does not prove that its records go on from before"
+        return ""
+
+    def _why_no_chain(self, rounds: Sequence[ToldRound]) -> str:
+        """Return why rounds do not stand behind each other, and behind the last one told."""
+        memory = self._memory
+        first = rounds[0]
+        signer = memory.signer or rounds[-1].key
+        before = first.before
+        behind: ToldRound | None = None
+        if first.start == memory.size:
+            behind = memory.last
+        for told_round in rounds:
+            try:
+                told_round.check()
+            except EvidenceError as error:
+                return str(error)
+            if told_round.before != before:
+                return "the rounds that were told do not follow from each other"
+            # In the middle of the chain, nothing is known of the round before the first one told.
+            if behind is not None or not told_round.start:
+                reason = why_it_cannot_follow(behind, told_round)
+                if reason:
+                    return f"history was rewritten: {reason}"
+            if told_round.key != signer:
+                return "the head is signed with another key than before"
+            behind = told_round
+            before = told_round.root
+        return ""
 
     def _wrong_lines(self, rounds: Sequence[ToldRound]) -> Iterator[str]:
         """Return what is wrong with this node's lines."""
-        for index, line in (found for told in rounds for found in told.numbered()):
-            leaf = read_leaf(line)
-            where = f"round {leaf['round']}"
-            sent, size = self._memory.sent.get(int(leaf["round"]), (b"", 0))
-            # An older line is of the same round before the run was resumed.
-            is_own = bool(sent) and index >= size
-            if leaf["client_id"] not in self._names:
-                yield f"{where}: the line is another member's"
-            elif is_own and leaf["update"] and leaf["update"] != sent.hex():
-                yield f"{where}: the records have another update than this node sent"
-            elif is_own and leaf["status"] in ("away", "failed"):
-                yield f"{where}: this node sent an update; the records say no reply came"
+        for told_round in rounds:
+            for index, line in told_round.numbered():
+                yield self._wrong_with_line(index, read_leaf(line))
+
+    def _wrong_with_line(self, index: int, leaf: Mapping[str, str]) -> str:
+        """Return what is wrong with a line, by its number among all lines; empty: nothing."""
+        where = f"round {leaf['round']}"
+        if leaf["client_id"] not in self._names:
+            return f"{where}: the line is another member's"
+        sent, size = self._memory.sent.get(int(leaf["round"]), (b"", 0))
+        # An older line is of the same round before the run was resumed.
+        if not sent or index < size:
+            return ""
+        if leaf["update"] and leaf["update"] != sent.hex():
+            return f"{where}: the records have another update than this node sent"
+        if leaf["status"] in ("away", "failed"):
+            return f"{where}: this node sent an update; the records say no reply came"
+        return ""
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a file into the run's folder, if there is room; one that is there stays."""
@@ -200,8 +234,8 @@ class ReceiptKeeper:
         try:
             self.require_room()
             make_folder(self._folder)
-            content = {"run": self.run, **content}
-            write_atomically(self._folder / name, json.dumps(content) + "\n")
+            text = json.dumps({"run": self.run, **content})
+            write_atomically(self._folder / name, f"{text}\n")
         except (StorageError, OSError) as error:
             logger.warning("a receipt was not kept: %s", error)
 
@@ -228,12 +262,12 @@ def take_receipts(content: RecordDict, context: Context, *, is_round: bool = Fal
         Whether the message asks for an update: then the member takes part.
     """
     try:
-        told = read_receipts(content)
-        if not told:
+        rounds = read_receipts(content)
+        if not rounds:
             return
-        keeper = ReceiptKeeper(context, told[0].run)
+        keeper = ReceiptKeeper(context, rounds[0].run)
         if is_round or keeper.is_begun or not keeper.keeps:
-            keeper.take(told)
+            keeper.take(rounds)
         else:
             logger.warning("receipts of run %s, in which it had no part: not kept", keeper.run[:8])
     except (FedIFError, ValueError) as error:

@@ -18,26 +18,26 @@ _WRITTEN_TOGETHER = (
     {"CJK", "HANGUL"},
     {"CJK", "BOPOMOFO"},
 )
-
-
 # Between a member's name and the number of a key that it had before, in the name of the key's file.
 EARLIER = "~"
+# Marks that choose how the sign before them is drawn, or nothing: nobody sees them.
+_UNSEEN = re.compile("[\u034f\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_MINUS = "\u2212"
 
 
 def key_name(name: str, earlier: int) -> str:
     """Return what the file of a member's key is called: ``bob``, or ``bob~1`` of its first one."""
-    return f"{name}{EARLIER}{earlier}" if earlier else name
+    if not earlier:
+        return name
+    return f"{name}{EARLIER}{earlier}"
 
 
 def holder_of(key: str) -> str:
     """Return the member whose key is called so."""
     name, mark, number = key.rpartition(EARLIER)
-    return name if mark and number.isdecimal() else key
-
-
-# Marks that choose how the sign before them is drawn, or nothing: nobody sees them.
-_UNSEEN = re.compile("[\u034f\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-_MINUS = "\u2212"
+    if mark and number.isdecimal():
+        return name
+    return key
 
 
 def as_read(name: str) -> str:
@@ -48,8 +48,13 @@ def as_read(name: str) -> str:
     """
     folded = unicodedata.normalize("NFKC", name).casefold()
     seen = _UNSEEN.sub("", unicodedata.normalize("NFKC", folded))
-    shown = ["-" if _is_dash(c) else c for c in seen if unicodedata.category(c) != "Cf"]
-    return " ".join("".join(shown).split())
+    shown = ""
+    for character in seen:
+        if _is_dash(character):
+            shown += "-"
+        elif unicodedata.category(character) != "Cf":  # Cf: formats the text around it, unseen.
+            shown += character
+    return " ".join(shown.split())
 
 
 def _is_dash(character: str) -> bool:
@@ -84,13 +89,14 @@ def require_apart(names: Iterable[str], where: str) -> None:
     ConfigError
         Naming the name with letters of several scripts, or the two that read alike.
     """
-    known: dict[str, str] = {}
+    names_as_read: dict[str, str] = {}
     for name in names:
-        if word := mixed_scripts(name):
+        word = mixed_scripts(name)
+        if word:
             raise ConfigError(
                 f"{where} {name!r}: {_letters(word)} are of several scripts; allowed: one in a word"
             )
-        other = known.setdefault(as_read(name), name)
+        other = names_as_read.setdefault(as_read(name), name)
         if other != name:
             raise ConfigError(f"{where} {name!r} and {other!r} read alike; allowed: one of them")
 
@@ -107,5 +113,6 @@ def _script(letter: str) -> str:
 
 def _letters(word: str) -> str:
     """Return a word's letters with their scripts, in printable ASCII."""
-    shown = [f"{c!a} {_script(c).capitalize()}" for c in word if _is_letter(c)]
+    letters = filter(_is_letter, word)
+    shown = [f"{letter!a} {_script(letter).capitalize()}" for letter in letters]
     return ", ".join(shown[:8])

@@ -79,58 +79,80 @@ class Evidence(RunPart):
 
     def fits(self, config: RunConfig) -> None:
         """Raise ConfigError where there is nothing to give receipts for."""
-        is_fine = not config.section(EvidenceSettings).receipts or config.attribution != "off"
+        has_receipts = config.section(EvidenceSettings).receipts
+        is_fine = not has_receipts or config.attribution != "off"
         require(is_fine, "evidence.receipts", True, "false with attribution = 'off'")
 
     def build(self, run: RunContext) -> Built:
         """Return the witness of replies, and the records that it fills."""
-        config, folder = run.config, run.folder
-        own, chain = config.section(EvidenceSettings), RoundChain()
+        settings = run.config.section(EvidenceSettings)
         before = _folder_before(run)
-        ledger = Ledger(folder.path.parent)
-        attempts = None if is_simulated(run.grid) else _next_attempt(run, before, ledger)
-        if own.receipts and before is not None:
+        ledger = Ledger(run.folder.path.parent)
+        attempts: Attempts | None = None  # Of a simulation they are not counted.
+        if not is_simulated(run.grid):
+            attempts = _next_attempt(run, before, ledger)
+        chain = RoundChain()
+        if settings.receipts and before is not None:
             chain = read_chain(before, run.run_id, attempts)
-        agreed = NOT_COUNTED if attempts is None else attempts.agreed(attempts.number)
-        witness = ReplyWitness(
-            *(folder, run.run_id),
-            agreed=agreed,
-            heads=chain.sizes,
-            late_rounds=config.pace.late_rounds,
-            registered=lambda: registered_keys(run.grid),
-            required=own.require_signatures,
-            digests=own.receipts,
-            keeps=config.section(UpdatesSettings).keep,
-        )
-        told: dict[str, Scalar] = {
-            RECEIPTS_KEY: own.receipts,
-            SIGNATURES_KEY: own.require_signatures,
+        witness = _witness(run, settings, attempts, chain)
+        instructions: dict[str, Scalar] = {
+            RECEIPTS_KEY: settings.receipts,
+            SIGNATURES_KEY: settings.require_signatures,
         }
-        origin: dict[str, Any] = {}
+        provenance: dict[str, Any] = {}
         callbacks: list[Callback] = [witness]
         if attempts is not None:
             callbacks.append(BegunAttempt(ledger, attempts))
-            told[ATTEMPTS_KEY] = attempts.model_dump_json()
-            origin[ATTEMPTS_KEY] = attempts.model_dump(mode="json")
-            origin[RUN_CONFIG] = dict(run.run_config)
-        if own.receipts:
-            attribution = run.find(PathAttribution)
-            if self._head_key is None or attribution is None or attempts is None:
-                raise ConfigError(
-                    "evidence.receipts = True; allowed: false where clients are simulated"
-                )
-            rows = GrowingRows(folder, run.done)
-            book = ReceiptBook(folder, witness, self._head_key(), chain, rows)
-            attribution.on_attribution.append(book.attributed)
-            callbacks.append(book)
+            instructions[ATTEMPTS_KEY] = attempts.model_dump_json()
+            provenance[ATTEMPTS_KEY] = attempts.model_dump(mode="json")
+            provenance[RUN_CONFIG] = dict(run.run_config)
+        if settings.receipts:
+            callbacks.append(self._receipt_book(run, witness, chain))
+        stays = []
+        if chain.rounds:
+            stays = [run.folder.receipts.path, run.folder.round_heads.path]
         return Built(
             setup={"look": witness.look},
-            told=told,
+            told=instructions,
             callbacks=callbacks,
             kept={"signatures": witness},
-            provenance=origin,
-            stays=[folder.receipts.path, folder.round_heads.path] if chain.rounds else [],
+            provenance=provenance,
+            stays=stays,
         )
+
+    def _receipt_book(
+        self, run: RunContext, witness: ReplyWitness, chain: RoundChain
+    ) -> ReceiptBook:
+        """Return what gives members receipts once a round is attributed."""
+        attribution = run.find(PathAttribution)
+        if self._head_key is None or attribution is None or is_simulated(run.grid):
+            raise ConfigError(
+                "evidence.receipts = True; allowed: false where clients are simulated"
+            )
+        rows = GrowingRows(run.folder, run.done)
+        book = ReceiptBook(run.folder, witness, self._head_key(), chain, rows)
+        attribution.on_attribution.append(book.attributed)
+        return book
+
+
+def _witness(
+    run: RunContext, settings: EvidenceSettings, attempts: Attempts | None, chain: RoundChain
+) -> ReplyWitness:
+    """Return what looks at the signature of each reply of a run."""
+    agreed = NOT_COUNTED
+    if attempts is not None:
+        agreed = attempts.agreed(attempts.number)
+    return ReplyWitness(
+        run.folder,
+        run.run_id,
+        agreed=agreed,
+        heads=chain.sizes,
+        late_rounds=run.config.pace.late_rounds,
+        registered=lambda: registered_keys(run.grid),
+        required=settings.require_signatures,
+        digests=settings.receipts,
+        keeps=run.config.section(UpdatesSettings).keep,
+    )
 
 
 def _folder_before(run: RunContext) -> RunFolder | None:
@@ -148,19 +170,23 @@ def _next_attempt(run: RunContext, before: RunFolder | None, ledger: Ledger) -> 
     ConfigError
         If the run that goes on was called otherwise: its members signed its name.
     """
-    name, earlier = agreed_name(run.run_config), None
+    name = agreed_name(run.run_config)
+    earlier: Attempts | None = None
     if before is not None and before.provenance.path.exists():
         earlier = read_attempts(before.provenance.read())
     if earlier is not None and earlier.name != name:
         if name.startswith(AUTO_NAME) and earlier.name.startswith(AUTO_NAME):
-            name = earlier.name  # A setting that changes no result is another one.
+            # The name follows from the settings, and one that changes no result may have changed.
+            name = earlier.name
         else:
             raise ConfigError(
                 f"run-name = {name!r}: the run that goes on is called {earlier.name!r}, which its "
                 "members signed; allowed: that name"
             )
-    known = [ledger.before(name), () if earlier is None else earlier.attempts]
-    return next_attempt(name, config_hash(run.run_config), run.run_id, known)
+    attempts_before = [ledger.before(name)]
+    if earlier is not None:
+        attempts_before.append(earlier.attempts)
+    return next_attempt(name, config_hash(run.run_config), run.run_id, attempts_before)
 
 
 class BegunAttempt(Callback):
@@ -171,11 +197,12 @@ class BegunAttempt(Callback):
     ledger : Ledger
         Where attempts are written down.
     attempts : Attempts
-        Those so far, this one the last.
+        All attempts so far, this one the last.
     """
 
     def __init__(self, ledger: Ledger, attempts: Attempts) -> None:
-        self._ledger, self._attempts = ledger, attempts
+        self._ledger = ledger
+        self._attempts = attempts
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Write it down."""
@@ -214,7 +241,10 @@ class ReceiptBook(Callback):
         chain: RoundChain,
         rows: GrowingRows,
     ) -> None:
-        self._folder, self._witness, self._key, self._chain = folder, witness, key, chain
+        self._folder = folder
+        self._witness = witness
+        self._key = key
+        self._chain = chain
         self._rows = rows
         self._ends: list[EndTable] = []
         self._waiting: dict[int, list[tuple[str, str, str, str]]] = {}  # Until it is attributed.
@@ -222,55 +252,64 @@ class ReceiptBook(Callback):
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Write the rounds so far again; what was half written is left out."""
-        self._ends = [told for told in strategy.callbacks if isinstance(told, EndTable)]
+        self._ends = [end for end in strategy.callbacks if isinstance(end, EndTable)]
         if self._chain.rounds:
-            leaves = [leaf for one in self._chain.rounds for leaf in one.own.values()]
-            text = "".join(f"{line}\n" for line in [",".join(LEAF), *leaves])  # As it was hashed.
+            lines = [",".join(LEAF)]
+            for told_round in self._chain.rounds:
+                lines.extend(told_round.own.values())
+            text = "".join(f"{line}\n" for line in lines)  # As it was hashed.
             write_atomically(self._folder.receipts.path, text)
             self._folder.round_heads.replace(map(_head, self._chain.rounds))
 
     def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord]:
         """Return the rounds that the node does not know yet."""
-        return self._chain.told(node.client_id, self._seen.get(node.client_id, b""))
+        return self._chain.receipts_for(node.client_id, self._seen.get(node.client_id, b""))
 
     def on_round(self, report: Round) -> None:
         """Take note of what became of the round's members."""
-        lines, left = [], dict(self._witness.seen)  # A second reply of a node is no update.
+        lines = []
+        replies = dict(self._witness.seen)
         for client in report.clients:
-            node, seen = client.node, left.pop(client.node.node_id, None)
-            if seen is not None and seen.signed is not None:
-                self._seen[node.client_id] = seen.signed.head
-            update, weight = seen.digest.hex() if seen else "", str(cell(client.weight))
-            lines.append((str(node.client_id), update, weight, str(client.status)))
+            client_id = client.node.client_id
+            update = ""
+            reply = replies.pop(client.node.node_id, None)  # A node's second reply is no update.
+            if reply is not None:
+                update = reply.digest.hex()
+                if reply.signed is not None:
+                    self._seen[client_id] = reply.signed.head
+            weight = str(cell(client.weight))
+            lines.append((str(client_id), update, weight, str(client.status)))
         self._waiting[report.round] = lines
 
-    def attributed(self, found: RoundAttribution) -> None:
+    def attributed(self, attribution: RoundAttribution) -> None:
         """Add a round, whose contributions are known now: its leaves first, its head last."""
-        attributed = {
-            str(client.client_id): (str(cell(client.contribution)), str(cell(client.credited)))
-            for client in found.clients
-        }
-        lines = self._waiting.pop(found.server_round, [])
-        leaves = round_leaves(found.server_round, lines, attributed)
-        receipts, heads = self._folder.receipts, self._folder.round_heads
+        attributed = {}
+        for client in attribution.clients:
+            cells = (str(cell(client.contribution)), str(cell(client.credited)))
+            attributed[str(client.client_id)] = cells
+        server_round = attribution.server_round
+        lines = self._waiting.pop(server_round, [])
+        leaves = round_leaves(server_round, lines, attributed)
+        receipts = self._folder.receipts
+        heads = self._folder.round_heads
         if not self._chain.rounds:
             receipts.begin()
             heads.begin()
         about = {
             "run": self._witness.run,
             **self._witness.agreed.terms(),
-            "number": found.server_round,
-            "rows": self._rows.hash_until(found.server_round),
+            "number": server_round,
+            "rows": self._rows.hash_until(server_round),
             "state": state_now(self._folder, self._ends),
         }
-        told = ToldRound.by(self._key, **self._chain.next(leaves, **about))
+        told_round = ToldRound.by(self._key, **self._chain.next(leaves, **about))
         append_line(receipts.path, "\n".join(leaves))
-        append_line(heads.path, csv_text([map(_head(told).get, heads.columns)]).rstrip())
-        self._chain.add(told)
+        append_line(heads.path, csv_text([map(_head(told_round).get, heads.columns)]).rstrip())
+        self._chain.add(told_round)
 
 
-def _head(told: ToldRound) -> dict[str, object]:
-    return {"round": told.number, **told.cells()}
+def _head(told_round: ToldRound) -> dict[str, object]:
+    return {"round": told_round.number, **told_round.cells()}
 
 
 def read_chain(folder: RunFolder, run: str, attempts: Attempts | None = None) -> RoundChain:
@@ -285,14 +324,16 @@ def read_chain(folder: RunFolder, run: str, attempts: Attempts | None = None) ->
     run : str
         Its id.
     attempts : Attempts, optional
-        Those at the run, where its records may not say them: it was killed as it began them anew.
+        The attempts at the run, where its records may not say them: it was killed as it began them
+        anew.
 
     Raises
     ------
     ConfigError
-        If a line is none, or was written by a version whose heads name no attempt.
+        If a line is no head, or was written by a version whose heads name no attempt.
     """
-    heads, path = folder.round_heads.read(), folder.round_heads.path
+    path = folder.round_heads.path
+    heads = folder.round_heads.read()
     if heads and not read_whole(path).endswith(b"\n"):
         # The host went down as the last head was written: it was told to nobody.
         try:
@@ -330,8 +371,9 @@ def _chain_of(
                 "rows": bytes.fromhex(head["rows"]),
                 "state": bytes.fromhex(head["state"]),
             }
-            said = chain.next(leaves, **about)
-            chain.add(ToldRound.read(run, {**said, **head}))
+            computed = chain.next(leaves, **about)
+            # What the head says itself counts; whoever checks it compares both.
+            chain.add(ToldRound.read(run, {**computed, **head}))
     except (OSError, KeyError, ValueError, TypeError, EvidenceError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -344,15 +386,24 @@ def last_receipts(
 ) -> dict[int, dict[str, ConfigRecord]]:
     """Return what members are told at the end of a run, by client id."""
     chain = read_chain(folder, run_id(folder))
-    signed = folder.signatures.read()
-    seen = {int(row["client_id"]): bytes.fromhex(row["head"]) for row in signed}  # The last one.
-    return {i: chain.told(i, seen.get(i, b"")) for i in client_ids}
+    last_seen: dict[int, bytes] = {}
+    for row in folder.signatures.read():
+        last_seen[int(row["client_id"])] = bytes.fromhex(row["head"])
+    receipts = {}
+    for client_id in client_ids:
+        seen = last_seen.get(client_id, b"")
+        receipts[client_id] = chain.receipts_for(client_id, seen)
+    return receipts
 
 
 def registered_keys(grid: Grid) -> dict[int, bytes]:
     """Return the public keys (DER) that nodes log in with, by node id."""
-    known = {info.node_id: info.public_key for info in grid.get_nodes() if info.public_key}
-    return {i: public_der(read_public_key(key, f"node {i}'s key")) for i, key in known.items()}
+    keys = {}
+    for node in grid.get_nodes():
+        if node.public_key:
+            key = read_public_key(node.public_key, f"node {node.node_id}'s key")
+            keys[node.node_id] = public_der(key)
+    return keys
 
 
 def run_id(folder: RunFolder) -> str:

@@ -33,7 +33,8 @@ from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import parse_json, refused_as
 
 LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
-CARRIED, NOBODY = "carried", "nobody"
+CARRIED = "carried"
+NOBODY = "nobody"
 BEGINNING = hashlib.sha256().digest()  # Before the first round.
 RECEIPTS_RECORD = "receipts"  # In a message.
 MOST_ROUNDS = 1000  # In a message.
@@ -87,21 +88,22 @@ class ToldRound(Signed):
         """Raise EvidenceError unless the head is signed, and the leaves lead to it."""
         super().check()
         is_chained = next_root(self.before, self.digest) == self.root
-        has_all = leaves_hash(self.hashes) == self.leaves and (
-            self.start + len(self.hashes) == self.size
-        )
-        if not is_chained or (self.hashes and not has_all):
+        has_all = self.start + len(self.hashes) == self.size
+        # A member without a leaf of its own gets no hashes.
+        is_bound = not self.hashes or (has_all and leaves_hash(self.hashes) == self.leaves)
+        if not is_chained or not is_bound:
             raise EvidenceError(f"the head of {self.size} leaves does not follow from them")
         for place, leaf in self.own.items():
             is_there = 0 <= place < len(self.hashes) and self.hashes[place] == leaf_hash(leaf)
             if not is_there or not leaf.startswith(f"{self.number},"):
                 raise EvidenceError(f"this node's line is not in the records: {leaf[:80]!r}")
 
-    def of(self, client_id: int) -> ToldRound:
+    def for_member(self, client_id: int) -> ToldRound:
         """Return what one member gets of it."""
         start = f"{self.number},{client_id},"
-        own = {i: leaf for i, leaf in self.own.items() if leaf.startswith(start)}
-        return self.model_copy(update={"hashes": self.hashes if own else (), "own": own})
+        leaves = {place: leaf for place, leaf in self.own.items() if leaf.startswith(start)}
+        hashes = self.hashes if leaves else ()
+        return self.model_copy(update={"hashes": hashes, "own": leaves})
 
     def numbered(self) -> list[tuple[int, str]]:
         """Return the leaves that are known, with their numbers among all leaves of the run."""
@@ -123,10 +125,12 @@ def read_receipts(content: RecordDict) -> list[ToldRound]:
     if not isinstance(record, ConfigRecord):
         return []
     with refused_as(EvidenceError, "what the server told of its records is unreadable"):
-        run, text = record["run"], record["rounds"]
-        if not (isinstance(text, str) and len(text) <= _MOST_TEXT):
+        run = record["run"]
+        text = record["rounds"]
+        if not isinstance(text, str) or len(text) > _MOST_TEXT:
             raise ValueError("rounds")
-        return _TOLD.validate_python([{**cells, "run": run} for cells in parse_json(text)])
+        rounds = [{**cells, "run": run} for cells in parse_json(text)]
+        return _TOLD.validate_python(rounds)
 
 
 def leaf_hash(leaf: str) -> bytes:
@@ -161,11 +165,16 @@ def round_leaves(
     attributed : mapping of str to (str, str)
         The contribution of each client and what it is credited with, by id.
     """
-    left, leaves = dict(attributed), []
+    left = dict(attributed)
+    leaves = []
     for client_id, update, weight, status in lines:
-        leaves.append((client_id, update, weight, *left.pop(client_id, ("", "")), status))
-    leaves += [(client_id, "", "", *own, CARRIED) for client_id, own in left.items()]
-    leaves = leaves or [("", "", "", "", "", NOBODY)]
+        contribution, credited = left.pop(client_id, ("", ""))
+        leaves.append((client_id, update, weight, contribution, credited, status))
+    # Whoever has no line sent nothing in this round: an earlier update still moves the model.
+    for client_id, (contribution, credited) in left.items():
+        leaves.append((client_id, "", "", contribution, credited, CARRIED))
+    if not leaves:
+        leaves.append(("", "", "", "", "", NOBODY))
     return [",".join((str(server_round), *cells)) for cells in leaves]
 
 
@@ -180,25 +189,27 @@ def read_leaf(leaf: str) -> dict[str, str]:
     return dict(zip(LEAF, leaf.split(","), strict=True))
 
 
-def why_it_cannot_follow(before: ToldRound | None, told: ToldRound) -> str:
+def why_it_cannot_follow(before: ToldRound | None, later: ToldRound) -> str:
     """Return why a round cannot stand behind another one in a chain; empty: it can.
 
     Rounds of an attempt are 1, 2, 3 ...; a later attempt goes on after one that was done.
     """
     if before is None:
-        return "" if told.number == 1 else f"the first round of the records is round {told.number}"
-    if (told.run, told.name) != (before.run, before.name):
-        return f"round {told.number} is of another run than round {before.number}"
-    if told.attempt == before.attempt:
-        if told.number != before.number + 1 or told.terms() != before.terms():
+        if later.number == 1:
+            return ""
+        return f"the first round of the records is round {later.number}"
+    if (later.run, later.name) != (before.run, before.name):
+        return f"round {later.number} is of another run than round {before.number}"
+    if later.attempt == before.attempt:
+        if later.number != before.number + 1 or later.terms() != before.terms():
             return (
-                f"round {told.number} stands behind round {before.number} of the same attempt, "
-                f"{told.attempt}"
+                f"round {later.number} stands behind round {before.number} of the same attempt, "
+                f"{later.attempt}"
             )
-    elif told.attempt < before.attempt:
-        return f"attempt {told.attempt} stands behind attempt {before.attempt}"
-    elif told.number > before.number + 1:
-        return f"attempt {told.attempt} goes on with round {told.number}, after {before.number}"
+    elif later.attempt < before.attempt:
+        return f"attempt {later.attempt} stands behind attempt {before.attempt}"
+    elif later.number > before.number + 1:
+        return f"attempt {later.attempt} goes on with round {later.number}, after {before.number}"
     return ""
 
 
@@ -225,8 +236,9 @@ class RoundChain:
 
         ``about`` are run, terms, number, rows and state.
         """
-        hashes, start = tuple(map(leaf_hash, leaves)), self.sizes[self.root]
-        said = {
+        hashes = tuple(map(leaf_hash, leaves))
+        start = self.sizes[self.root]
+        values = {
             **about,
             "size": start + len(leaves),
             "start": start,
@@ -235,16 +247,16 @@ class RoundChain:
             "hashes": hashes,
             "own": dict(enumerate(leaves)),
         }
-        unsigned = ToldRound.model_construct(**{**NOT_COUNTED.terms(), **said})
-        return {**said, "root": next_root(self.root, unsigned.digest)}
+        unsigned = ToldRound.model_construct(**{**NOT_COUNTED.terms(), **values})
+        return {**values, "root": next_root(self.root, unsigned.digest)}
 
-    def add(self, told: ToldRound) -> None:
+    def add(self, told_round: ToldRound) -> None:
         """Add a round, whose head may say something else."""
-        self.root = next_root(told.before, told.digest)
-        self.sizes[self.root] = told.start + len(told.hashes)
-        self.rounds.append(told)
+        self.root = next_root(told_round.before, told_round.digest)
+        self.sizes[self.root] = told_round.start + len(told_round.hashes)
+        self.rounds.append(told_round)
 
-    def told(self, client_id: int, seen: bytes) -> dict[str, ConfigRecord]:
+    def receipts_for(self, client_id: int, seen: bytes) -> dict[str, ConfigRecord]:
         """Return what a message brings: rounds after the end that a client has seen, if there are.
 
         Parameters
@@ -255,8 +267,9 @@ class RoundChain:
             What it says that it has seen; empty: nothing. It gets at most the last 1,000 rounds.
         """
         size = self.sizes.get(seen, 0)
-        rounds = [one for one in self.rounds if one.size > size][-MOST_ROUNDS:]
+        rounds = [told_round for told_round in self.rounds if told_round.size > size][-MOST_ROUNDS:]
         if not rounds:
             return {}
-        cells = json.dumps([one.of(client_id).cells() for one in rounds])
-        return {RECEIPTS_RECORD: ConfigRecord({"run": rounds[0].run, "rounds": cells})}
+        cells = [told_round.for_member(client_id).cells() for told_round in rounds]
+        record = ConfigRecord({"run": rounds[0].run, "rounds": json.dumps(cells)})
+        return {RECEIPTS_RECORD: record}

@@ -24,7 +24,8 @@ class Redone:
     number : int
         Which round.
     counted : ToldRound
-        Its last version; that with which the later attempt began, if it never came to this round.
+        Its last version; where the later attempt never came to this round, the round that it began
+        with.
     client_ids : frozenset of int
         Everybody who has a line in one of its versions.
     """
@@ -37,27 +38,31 @@ class Redone:
 def counted_rounds(chain: RoundChain) -> dict[int, ToldRound]:
     """Return the version of each round that counts: a later attempt takes back what follows it."""
     counted: dict[int, ToldRound] = {}
-    for told in chain.rounds:
-        counted = {number: own for number, own in counted.items() if number < told.number}
-        counted[told.number] = told
+    for told_round in chain.rounds:
+        for number in list(counted):
+            if number >= told_round.number:
+                del counted[number]
+        counted[told_round.number] = told_round
     return counted
 
 
 def redone_rounds(chain: RoundChain) -> list[Redone]:
     """Return the rounds that were done again, in their order."""
-    last = counted_rounds(chain)
-    begun: dict[int, ToldRound] = {}  # By round: where a later attempt took it back.
+    counted = counted_rounds(chain)
+    taken_back_by: dict[int, ToldRound] = {}  # The first round of a later attempt, by round.
     members = defaultdict[int, set[int]](set)
-    highest = 0
-    for told in chain.rounds:
-        members[told.number] |= _client_ids(told)
-        for number in range(told.number, highest + 1):
-            begun[number] = told
-        highest = told.number
-    return [
-        Redone(number, last.get(number, told), frozenset(members[number]))
-        for number, told in sorted(begun.items())
-    ]
+    before = 0
+    for told_round in chain.rounds:
+        members[told_round.number] |= _client_ids(told_round)
+        # A round that is not behind the one before takes back all from it on.
+        for number in range(told_round.number, before + 1):
+            taken_back_by[number] = told_round
+        before = told_round.number
+    redone = []
+    for number, told_round in sorted(taken_back_by.items()):
+        last_version = counted.get(number, told_round)
+        redone.append(Redone(number, last_version, frozenset(members[number])))
+    return redone
 
 
 def not_told(
@@ -68,8 +73,8 @@ def not_told(
 ) -> Mapping[int, set[int]]:
     """Return who has nothing that covers a round that was done again: client ids by round.
 
-    A member's line of the round covers it, a head that came after it, the member's own signature in
-    the attempt that did it, and one that includes such a head.
+    A round is covered by a member's line of it, by a head that came after it, by the member's own
+    signature in the attempt that did it, and by a signature that includes such a head.
 
     Parameters
     ----------
@@ -86,8 +91,9 @@ def not_told(
     for member in held:
         for client_id in member.client_ids:
             heads[client_id] = max(heads[client_id], member.size)
-    for (_, client_id), own in signed.items():
-        heads[client_id] = max(heads[client_id], chain.sizes.get(own.head, 0))
+    for (_, client_id), signed_update in signed.items():
+        signed_size = chain.sizes.get(signed_update.head, 0)
+        heads[client_id] = max(heads[client_id], signed_size)
     missing = defaultdict[int, set[int]](set)
     for again in redone:
         for client_id in again.client_ids:
@@ -98,6 +104,11 @@ def not_told(
     return missing
 
 
-def _client_ids(told: ToldRound) -> set[int]:
-    ids = (read_leaf(leaf)["client_id"] for leaf in told.own.values())
-    return {int(client_id) for client_id in ids if client_id}
+def _client_ids(told_round: ToldRound) -> set[int]:
+    """Return who has a leaf in a round."""
+    client_ids = set()
+    for leaf in told_round.own.values():
+        client_id = read_leaf(leaf)["client_id"]
+        if client_id:  # Nobody's leaf has none.
+            client_ids.add(int(client_id))
+    return client_ids

@@ -21,7 +21,7 @@ from fedif_consortium.evidence.signed import (
     SIGNATURE_RECORD,
     SignedUpdate,
     claimed_examples,
-    first_of,
+    first_error,
     record_digest,
 )
 from fedif_flower.errors import EvidenceError, ReplyError
@@ -92,28 +92,35 @@ class ReplyWitness(Callback, Kept):
         keeps: bool = False,
         late_rounds: int = 0,
     ) -> None:
-        self.run, self.agreed = run, agreed
-        self._heads, self._late_rounds = heads, late_rounds
-        self._registered = registered
+        self.run = run
+        self.agreed = agreed
         self.seen: dict[int, SeenReply] = {}
-        self._required, self._digests, self._keeps = required, digests, keeps
+        self._heads = heads
+        self._late_rounds = late_rounds
+        self._registered = registered
+        self._required = required
+        self._digests = digests
+        self._keeps = keeps
         self._sent: dict[int, ArrayRecord | bytes] = {}  # By round; a digest once it was needed.
         self._strategy: RunningStrategy | None = None
         self._keys: dict[int, bytes] = {}  # That a node logs in, or has signed, with.
-        self._table, self._updates = folder.signatures, folder.updates
+        self._table = folder.signatures
+        self._updates = folder.updates
         self._rows: list[dict[str, Any]] = []
         self._done = 0
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Note whose model members are sent, and write the lines so far."""
         self._strategy = strategy
-        rows, self._rows = self._rows, []
+        rows = self._rows
+        self._rows = []
         self._add(rows)
         if self._keeps:
             make_folder(self._updates)
             with writing(self._updates):
+                last_name = sent_file(self._updates, self._done).name
                 for path in self._updates.glob("sent-*.npz"):
-                    if path.name > sent_file(self._updates, self._done).name:
+                    if path.name > last_name:  # Of a round that is done again.
                         path.unlink()
 
     def on_asked(self, current: Round) -> None:
@@ -124,9 +131,12 @@ class ReplyWitness(Callback, Kept):
     def begin(self, server_round: int, sent: ArrayRecord) -> None:
         """Take note of what a round's members are sent."""
         self.seen = {}
-        # Of an older model no more is kept than its digest.
-        older = [t for t in self._sent if server_round - t <= self._late_rounds]
-        self._sent = {t: self._digest_of(t) for t in older}
+        for earlier in list(self._sent):
+            if server_round - earlier > self._late_rounds:
+                del self._sent[earlier]
+            else:
+                # Of an older model no more is kept than its digest.
+                self._sent[earlier] = self._digest_of(earlier)
         self._sent[server_round] = sent
 
     def look(self, content: RecordDict, arrays: ArrayRecord, node: ClientNode, asked: int) -> None:
@@ -141,20 +151,25 @@ class ReplyWitness(Callback, Kept):
         if record is not None or self._digests:
             self.seen[node.node_id] = SeenReply(node, record_digest(arrays))
         if record is not None:
-            about = {"asked_in": asked, "node_id": node.node_id}
-            terms = self.agreed.terms()
-            said = {**record, **about, **terms, "examples": claimed_examples(content)}
-            self._check(said, arrays, self.seen[node.node_id])
+            # What the server knows by itself counts, whatever the reply says of it.
+            cells = {
+                **record,
+                "asked_in": asked,
+                "node_id": node.node_id,
+                **self.agreed.terms(),
+                "examples": claimed_examples(content),
+            }
+            self._check(cells, arrays, self.seen[node.node_id])
         elif self._required:
             raise ReplyError(
                 f"it is not signed: this run has evidence.require-signatures; {UNSIGNED}"
             )
 
-    def _check(self, said: Mapping[str, Any], arrays: ArrayRecord, seen: SeenReply) -> None:
+    def _check(self, cells: Mapping[str, Any], arrays: ArrayRecord, seen: SeenReply) -> None:
         """Take note of a signature, or raise ReplyError if it is false."""
         node = seen.node
         try:
-            signed = SignedUpdate.read(self.run, said)
+            signed = SignedUpdate.read(self.run, cells)
             if signed.received != self._digest_of(signed.asked_in):
                 raise EvidenceError("it signed that it received another model than it was sent")
             if signed.sent != seen.digest:
@@ -165,9 +180,13 @@ class ReplyWitness(Callback, Kept):
             if not self._is_known(node.node_id, signed.key):
                 raise EvidenceError("it is signed with another key than it is known by")
         except (EvidenceError, ValueError) as error:
-            raise ReplyError(f"its signature: {first_of(error)}") from error
-        kept = arrays if self._keeps else None
-        self.seen[node.node_id] = SeenReply(node, seen.digest, signed, kept)
+            raise ReplyError(f"its signature: {first_error(error)}") from error
+        self.seen[node.node_id] = SeenReply(
+            node,
+            seen.digest,
+            signed,
+            arrays=arrays if self._keeps else None,
+        )
 
     def _is_known(self, node_id: int, key: bytes) -> bool:
         """Return whether a node signs with the key that it is known by.
@@ -185,12 +204,15 @@ class ReplyWitness(Callback, Kept):
         """Return the digest of the model that was sent in a round."""
         sent = self._sent.get(server_round, b"")
         if not isinstance(sent, bytes):
-            sent = self._sent[server_round] = record_digest(sent)
+            sent = record_digest(sent)
+            self._sent[server_round] = sent
         return sent
 
     def why_updates_are_read(self, strategy: RunningStrategy) -> str:
         """Return nothing where replies are not kept: what was signed may be masked."""
-        return super().why_updates_are_read(strategy) if self._keeps else ""
+        if not self._keeps:
+            return ""
+        return super().why_updates_are_read(strategy)
 
     def on_step(self, step: Step) -> None:
         """Keep the signed replies of a round's members."""
@@ -198,24 +220,24 @@ class ReplyWitness(Callback, Kept):
         content: dict[str, Any] = {}
         for node_id, seen in self.seen.items():
             if node_id in used and seen.arrays is not None:
-                prefix = f"{seen.node.client_id}/"
-                content |= {prefix + n: view_array(a) for n, a in seen.arrays.items()}
+                for name, array in seen.arrays.items():
+                    content[f"{seen.node.client_id}/{name}"] = view_array(array)
         if content:
             assert self._strategy is not None  # on_start
             trained = [spec.name for spec in self._strategy.model.layout.trainable]
             buffer = BytesIO()
             np.savez(buffer, **{TRAINED: np.array(trained), **content})
-            write_atomically(sent_file(self._updates, step.updates.server_round), buffer.getvalue())
+            path = sent_file(self._updates, step.updates.server_round)
+            write_atomically(path, buffer.getvalue())
 
     def on_round(self, report: Round) -> None:
         """Write the round's signatures."""
-        self._add(
-            [
-                {"round": report.round, "client_id": of.node.client_id, **of.signed.cells()}
-                for _, of in sorted(self.seen.items())
-                if of.signed is not None
-            ]
-        )
+        rows = []
+        for _, seen in sorted(self.seen.items()):
+            if seen.signed is not None:
+                place = {"round": report.round, "client_id": seen.node.client_id}
+                rows.append({**place, **seen.signed.cells()})
+        self._add(rows)
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
         """Return the lines of the rounds after one, up to another."""
@@ -234,8 +256,11 @@ class ReplyWitness(Callback, Kept):
             raise ValueError(f"evidence.receipts = {self._digests}; allowed: as it began")
         if any("attempt" not in line for line in lines):
             raise ValueError("its signatures are of an earlier version, and name no attempt")
-        self._rows, self._done = [dict(line) for line in lines], last_round
-        self._keys = {int(line["node_id"]): bytes.fromhex(line["key"]) for line in lines}
+        self._rows = [dict(line) for line in lines]
+        self._done = last_round
+        self._keys = {}
+        for line in lines:
+            self._keys[int(line["node_id"])] = bytes.fromhex(line["key"])
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         if rows and not self._rows:

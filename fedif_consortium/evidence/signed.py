@@ -23,8 +23,6 @@ from fedif_flower.foreign import refused_as
 from fedif_flower.messages.arrays import arrays_of, view_array
 
 SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
-
-
 TERMS = ("run", *AgreedRun.model_fields)  # Whatever is signed is of one attempt at one run.
 
 
@@ -49,9 +47,9 @@ class Signed(AgreedRun):
     signature: Hex
 
     @classmethod
-    def by(cls, key: SigningKey, **said: Any) -> Self:
-        """Sign what is said, by the attributes' names."""
-        unsigned = cls(key=public_der(key.public_key()), signature=b"", **said)
+    def by(cls, key: SigningKey, **values: Any) -> Self:
+        """Sign values, by the attributes' names."""
+        unsigned = cls(key=public_der(key.public_key()), signature=b"", **values)
         return unsigned.model_copy(update={"signature": sign(key, unsigned.to_bytes())})
 
     @classmethod
@@ -71,8 +69,8 @@ class Signed(AgreedRun):
 
     def to_bytes(self) -> bytes:
         """Return what is signed."""
-        said = self.model_dump(include=set(self.signs))
-        return f"fedif-flower {self.kind}\n{json.dumps(said)}".encode()
+        values = self.model_dump(include=set(self.signs))
+        return f"fedif-flower {self.kind}\n{json.dumps(values)}".encode()
 
     def check(self) -> None:
         """Raise EvidenceError unless the key is of a kind that members have, and has signed."""
@@ -153,9 +151,12 @@ def sign_reply(
         sent=record_digest(arrays_of(content)),
         **about,
     )
+    record = ConfigRecord()
     values = signed.model_dump(include={"key", "signature", "received", "sent", "head"})
-    # A record has no empty texts.
-    content[SIGNATURE_RECORD] = ConfigRecord({n: value for n, value in values.items() if value})
+    for name, value in values.items():
+        if value:  # A record has no empty texts.
+            record[name] = value
+    content[SIGNATURE_RECORD] = record
     return signed
 
 
@@ -169,7 +170,7 @@ def claimed_examples(content: RecordDict) -> float:
     return float("nan")
 
 
-def first_of(error: Exception) -> str:
+def first_error(error: Exception) -> str:
     """Return the first thing that is wrong, in one line."""
     if not isinstance(error, ValidationError):
         return str(error)

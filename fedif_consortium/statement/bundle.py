@@ -17,7 +17,7 @@ from fedif_consortium.evidence.attempts import Attempts, read_attempts
 from fedif_consortium.evidence.check_receipts import last_head
 from fedif_consortium.evidence.keys import SigningKey, content_fingerprint, public_der
 from fedif_consortium.evidence.names import require_apart
-from fedif_consortium.evidence.signed import first_of
+from fedif_consortium.evidence.signed import first_error
 from fedif_consortium.statement.account import Account, settle
 from fedif_consortium.statement.luck import Between
 from fedif_consortium.statement.manifest import (
@@ -217,7 +217,7 @@ def read_account(text: str | bytes) -> Account:
                 f"{ACCOUNT} has no {wrong['loc'][-1]!r}: another version of fedif-flower made it; "
                 "verify it with that one, or let the operator make it again"
             ) from error
-        raise ValueError(first_of(error)) from error
+        raise ValueError(first_error(error)) from error
 
 
 def account_csv(account: Account) -> str:

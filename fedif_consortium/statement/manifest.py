@@ -26,7 +26,7 @@ from fedif_consortium.evidence.attempts import MOST_ATTEMPTS, Attempt, Attempts
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, key_id
 from fedif_consortium.evidence.names import holder_of
-from fedif_consortium.evidence.signed import first_of
+from fedif_consortium.evidence.signed import first_error
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole, regular
 from fedif_flower.messages.text import UNSHOWN, printable
@@ -230,7 +230,7 @@ def read_signed(
         if envelope.payload_type != PAYLOAD_TYPE or envelope.to_bytes() != content:
             raise EvidenceError("it is not written as fedif writes it")
     except (EvidenceError, ValueError, UnsupportedAlgorithm) as error:
-        raise StatementError(f"{ENVELOPE} was changed: {printable(first_of(error))}") from error
+        raise StatementError(f"{ENVELOPE} was changed: {printable(first_error(error))}") from error
     return ReadStatement(envelope, statement, signers)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
-from fedif_consortium.evidence.signed import first_of
+from fedif_consortium.evidence.signed import first_error
 from fedif_consortium.statement.manifest import SALT, read_file
 from fedif_consortium.statement.own_parts import OwnPart
 from fedif_flower.attribution.table import BLOCK_COLUMN, BLOCKS_KEY, CLASS_COLUMN
@@ -408,7 +408,7 @@ def _parse(
     try:
         return TypeAdapter(tuple[kind, ...]).validate_python(rows)  # type: ignore[valid-type]
     except ValidationError as error:
-        index, _, wrong = first_of(error).partition(".")
+        index, _, wrong = first_error(error).partition(".")
         raise ConfigError(f"{table.path}, line {int(index) + 2}: {wrong}") from error
 
 

@@ -63,7 +63,7 @@ def told(*rounds, seen=0, key=KEY, run=RUN, client_id=NODE, **changes) -> Record
     """Return what a server tells of a chain with these rounds, of the last one with changes."""
     chain = chain_of(*rounds, key=key, run=run)
     last_seen = {size: root for root, size in chain.sizes.items()}[seen]
-    record = chain.told(client_id, last_seen)[RECEIPTS_RECORD]
+    record = chain.receipts_for(client_id, last_seen)[RECEIPTS_RECORD]
     cells = json.loads(record["rounds"])
     cells[-1] |= changes
     return sent({**record, "rounds": json.dumps(cells)})
@@ -113,7 +113,7 @@ def test_a_round_in_which_nobody_was_asked_has_a_leaf_of_nobody():
 
 
 def rounds_told(chain: RoundChain, client_id: int, seen: bytes) -> list[ToldRound]:
-    return read_receipts(RecordDict(chain.told(client_id, seen)))
+    return read_receipts(RecordDict(chain.receipts_for(client_id, seen)))
 
 
 def test_a_client_is_told_its_own_lines_and_the_hashes_of_the_others():
@@ -236,7 +236,7 @@ def test_a_round_is_done_again_in_another_attempt_alone(log, number, attempt, re
     seen = chain.root
     leaf = f"{number},1000,,0.0,,,away"
     chain.add(ToldRound.by(KEY, **chain.next([leaf], **about(number, attempt))))
-    take_receipts(RecordDict(chain.told(NODE, seen)), context, is_round=True)
+    take_receipts(RecordDict(chain.receipts_for(NODE, seen)), context, is_round=True)
     assert (f"history was rewritten: {reason}" in log.text) if reason else log.text == ""
 
 

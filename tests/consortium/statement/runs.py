@@ -38,8 +38,11 @@ def make_run(
     held-out examples, of equal weights.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    folder, loss = RunFolder(run_dir), 2.0
-    clients, parts, rounds = [], [], []
+    folder = RunFolder(run_dir)
+    clients = []
+    parts = []
+    rounds = []
+    loss = 2.0
 
     def who(number: int, partition: int) -> dict[str, object]:
         client_id = node_ids.get(partition, partition)
@@ -47,24 +50,27 @@ def make_run(
 
     for number, values in enumerate(contributions, start=1):
         for partition, value in values.items():
-            own, weight = who(number, partition), 1 / len(values)
+            member = who(number, partition)
+            weight = 1 / len(values)
             more = {"weight_score": 0.5, "num_examples": 100.0 + partition, "status": "accepted"}
-            clients.append({**own, **more, "malicious": False, "weight": weight})
+            clients.append({**member, **more, "malicious": False, "weight": weight})
             classes = {f"contribution_class_{k}": value / by_class for k in range(by_class)}
             split = enumerate(blocks.get(partition, ()))
             counted = {"contribution": value, "credited": value * credited.get(partition, 1.0)}
             counted |= {f"contribution_block_{k}": value * part for k, part in split}
             usual = dict.fromkeys(USUAL, 0.0)
-            parts.append({**own, **counted, "coefficient": weight, **usual, **classes})
+            parts.append({**member, **counted, "coefficient": weight, **usual, **classes})
         for (of_round, partition), reason in rejections.items():
             if of_round == number:
                 status = statuses.get((number, partition), "refused")
                 more = {"malicious": False, "weight": 0.0, "status": status, "rejection": reason}
                 clients.append({**who(number, partition), **more})
-        attributed, left = math.fsum(values.values()), remainders.get(number, remainder)
+        attributed = math.fsum(values.values())
+        left = remainders.get(number, remainder)
         fall = {"decrease": attributed + left, "attributed": attributed, "remainder": left}
-        before, loss = loss, loss - fall["decrease"]
-        rounds.append({"round": number, "loss_before": before, "loss_after": loss, **fall})
+        loss_before = loss
+        loss -= fall["decrease"]
+        rounds.append({"round": number, "loss_before": loss_before, "loss_after": loss, **fall})
     num_blocks = max(map(len, blocks.values()), default=0)
     folder.begin_attribution(by_class, num_blocks)
     folder.attribution.append(parts)

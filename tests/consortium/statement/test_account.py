@@ -26,21 +26,21 @@ def account(folder, contributions, cents=None, by="sum", ties="apart", from_roun
     return settle(records, cents, by, ties, from_round)
 
 
-def by_name(found):
-    return {member.name: member for member in found.members}
+def by_name(settled):
+    return {member.name: member for member in settled.members}
 
 
 def test_a_run_worked_out_by_hand(tmp_path):
     rounds = [{0: 0.5, 1: 0.25, 2: -0.125}, {0: 0.5, 2: -0.125}]
-    found = account(tmp_path, rounds, 1000_00, remainder=0.0625, names={1: "hospital-2"})
-    assert (found.rounds, found.loss_before, found.loss_after) == (2, 2.0, 0.875)
-    assert (found.decrease, found.attributed, found.remainder) == (1.125, 1.0, 0.125)
-    assert [(m.name, m.contribution, m.share, m.cents, m.taken_part) for m in found.members] == [
+    settled = account(tmp_path, rounds, 1000_00, remainder=0.0625, names={1: "hospital-2"})
+    assert (settled.rounds, settled.loss_before, settled.loss_after) == (2, 2.0, 0.875)
+    assert (settled.decrease, settled.attributed, settled.remainder) == (1.125, 1.0, 0.125)
+    assert [(m.name, m.contribution, m.share, m.cents, m.taken_part) for m in settled.members] == [
         ("client 0", 1.0, 0.8, 800_00, 2),
         ("hospital-2", 0.25, 0.2, 200_00, 1),
         ("client 2", -0.25, 0.0, 0, 2),
     ]
-    first, second, _ = found.members
+    first, second, _ = settled.members
     assert (first.examples, first.weight_score) == (100.0, 0.5)
     # A third of 0.625, and half of 0.375.
     assert first.equal_part == pytest.approx(0.625 / 3 + 0.375 / 2)
@@ -59,8 +59,8 @@ def test_what_lies_beyond_the_bounds_is_paid_to_nobody():
 def test_two_members_that_cancel_take_nobodys_pay(tmp_path):
     # The pair gains 100 and loses 100; of the 100 it is credited with as much as the others.
     rounds = [{0: 1.0, 1: 1.0, 2: 100.0, 3: -100.0}]
-    found = account(tmp_path, rounds, 90_00, credited={2: 0.01})
-    credited = {m.name: (m.credited, m.cents) for m in found.members}
+    settled = account(tmp_path, rounds, 90_00, credited={2: 0.01})
+    credited = {m.name: (m.credited, m.cents) for m in settled.members}
     paid = {f"client {i}": (1.0, 30_00) for i in range(3)}
     assert credited == paid | {"client 3": (-100.0, 0)}
 
@@ -68,40 +68,42 @@ def test_two_members_that_cancel_take_nobodys_pay(tmp_path):
 def test_one_step_that_cannot_be_attributed_takes_nobodys_pay(tmp_path):
     # Round 3 throws the loss from 0.5 to 20.5, round 4 brings it back; both belong to nobody.
     rounds = [{0: 0.75, 1: 0.25}, {0: 0.25, 1: 0.25}, {1: -50.0}, {0: 15.0, 1: 5.0}, {0: 0.125}]
-    found = account(tmp_path, rounds, 100_00, remainders={3: 30.0})
-    assert (found.left_out, found.unpaid, found.remainder) == ((3, 4), "", 0.0)
-    assert (found.rounds, found.last_round, found.decrease) == (5, 5, 1.625)
-    assert (found.attributed, found.left_out_decrease) == (1.625, 0.0)
-    members = by_name(found)
+    settled = account(tmp_path, rounds, 100_00, remainders={3: 30.0})
+    assert (settled.left_out, settled.unpaid, settled.remainder) == ((3, 4), "", 0.0)
+    assert (settled.rounds, settled.last_round, settled.decrease) == (5, 5, 1.625)
+    assert (settled.attributed, settled.left_out_decrease) == (1.625, 0.0)
+    members = by_name(settled)
     assert members["client 0"].contribution == 1.125
-    assert [m.cents for m in found.members] == [69_23, 30_77]
+    assert [m.cents for m in settled.members] == [69_23, 30_77]
     assert members["client 1"].taken_part == 4  # It did take part in what counts for nobody.
     # A loss that never comes back leaves all later rounds out: 1 of harm stays in the model.
-    found = account(tmp_path / "late", rounds[:4], 100_00, remainders={3: 30.0, 4: -1.0})
-    assert (found.left_out, found.decrease) == ((3, 4), 0.5)
-    assert (found.attributed, found.left_out_decrease) == (1.5, -1.0)
+    settled = account(tmp_path / "late", rounds[:4], 100_00, remainders={3: 30.0, 4: -1.0})
+    assert (settled.left_out, settled.decrease) == ((3, 4), 0.5)
+    assert (settled.attributed, settled.left_out_decrease) == (1.5, -1.0)
 
 
 def test_refusals_and_absence_are_told_apart(tmp_path):
     away = {(1, 1): "no reply before the deadline", (2, 1): "client error 2: out of memory"}
     refused = dict.fromkeys([(1, 2), (2, 2)], "array 'w' is not finite")
-    rounds, statuses = [{0: 1.0}, {0: 1.0}, {0: 1.0, 1: 0.0}], {(1, 1): "away", (2, 1): "failed"}
-    found = by_name(account(tmp_path, rounds, rejections=away | refused, statuses=statuses))
-    absent, nonsense = found["client 1"], found["client 2"]
+    rounds = [{0: 1.0}, {0: 1.0}, {0: 1.0, 1: 0.0}]
+    statuses = {(1, 1): "away", (2, 1): "failed"}
+    members = by_name(account(tmp_path, rounds, rejections=away | refused, statuses=statuses))
+    absent = members["client 1"]
+    nonsense = members["client 2"]
     assert (absent.asked, absent.taken_part, absent.refused, absent.away) == (3, 1, 0, 2)
     assert (nonsense.asked, nonsense.taken_part, nonsense.refused) == (2, 0, 2)
     assert nonsense.refusals == (("array 'w' is not finite", 2),)
     assert (nonsense.contribution, nonsense.verdict.level) == (0.0, "quarantine")
     # A request without a reply is a draw.
-    assert (found["client 0"].per_draw, absent.per_draw) == (1.0, 0.0)
+    assert (members["client 0"].per_draw, absent.per_draw) == (1.0, 0.0)
 
 
 def test_a_round_that_decided_is_named_and_left_out_for_comparison(tmp_path):
     # Round 2 brought 2 of 3.
     rounds = [{0: 0.125, 1: 0.125}, {0: 2.5, 1: -0.5}, *[{0: 0.125, 1: 0.125}] * 3]
-    found = account(tmp_path, rounds)
-    assert (found.decisive_round, found.decisive, found.attributed) == (2, 2.0, 3.0)
-    assert [member.other_rounds for member in found.members] == [0.5, 0.5]
+    settled = account(tmp_path, rounds)
+    assert (settled.decisive_round, settled.decisive, settled.attributed) == (2, 2.0, 3.0)
+    assert [member.other_rounds for member in settled.members] == [0.5, 0.5]
     # Half of it does not decide, nor do four rounds, or rounds that gained nothing.
     for attributed in ([0.5, *[0.125] * 4], [1.0, -3.0, 0.5, 0.5, 0.5], [1.0, 0, 0, 0], [0.0] * 9):
         assert decisive_row(attributed) is None
@@ -109,20 +111,20 @@ def test_a_round_that_decided_is_named_and_left_out_for_comparison(tmp_path):
 
 def test_rounds_before_the_first_that_counts_count_for_nothing(tmp_path):
     rounds = [{0: 2.0, 2: 1.0}, {0: 0.25, 1: 0.75}, {1: 0.5}]
-    found = account(tmp_path, rounds, 100_00, from_round=2, remainder=0.125)
-    assert (found.first_round, found.last_round, found.rounds) == (2, 3, 2)
-    assert (found.loss_before, found.decrease, found.remainder) == (-1.125, 1.75, 0.25)
-    figures = [(m.contribution, m.cents) for m in found.members]
+    settled = account(tmp_path, rounds, 100_00, from_round=2, remainder=0.125)
+    assert (settled.first_round, settled.last_round, settled.rounds) == (2, 3, 2)
+    assert (settled.loss_before, settled.decrease, settled.remainder) == (-1.125, 1.75, 0.25)
+    figures = [(m.contribution, m.cents) for m in settled.members]
     assert figures == [(1.25, 83_33), (0.25, 16_67), (0.0, 0)]
     # Half of round 2, and nothing of the first; who was in that alone is still told of.
-    assert by_name(found)["client 0"].equal_part == 0.5
-    assert by_name(found)["client 2"].asked == 0
+    assert by_name(settled)["client 0"].equal_part == 0.5
+    assert by_name(settled)["client 2"].asked == 0
 
 
 def test_members_of_the_same_name_or_without_one_can_be_told_apart(tmp_path):
     more = {"names": {0: "clinic", 1: "clinic"}, "node_ids": {-1: 22}}
-    found = account(tmp_path, [{0: 1.0, 1: 0.5, 2: 0.5, -1: 0.5}], **more)
-    assert set(by_name(found)) == {"clinic (0)", "clinic (1)", "client 2", "node 22"}
+    settled = account(tmp_path, [{0: 1.0, 1: 0.5, 2: 0.5, -1: 0.5}], **more)
+    assert set(by_name(settled)) == {"clinic (0)", "clinic (1)", "client 2", "node 22"}
 
 
 @pytest.mark.parametrize(
@@ -136,9 +138,9 @@ def test_members_of_the_same_name_or_without_one_can_be_told_apart(tmp_path):
 def test_a_run_without_gain_or_whose_contributions_do_not_add_up_pays_nobody(
     rounds, remainder, words, tmp_path
 ):
-    found = account(tmp_path, rounds, 1000_00, remainder=remainder)
-    assert words in found.unpaid
-    assert {(member.share, member.cents) for member in found.members} == {(0.0, 0)}
+    settled = account(tmp_path, rounds, 1000_00, remainder=remainder)
+    assert words in settled.unpaid
+    assert {(member.share, member.cents) for member in settled.members} == {(0.0, 0)}
     # Half of the fall leaves the shares.
     assert account(tmp_path / "half", [{0: 0.375}], 1000_00, remainder=0.375).unpaid == ""
 
@@ -167,10 +169,11 @@ def test_the_cents_left_over_go_to_the_largest_fractions():
 def test_intervals_are_about_the_held_out_set_where_all_took_part(tmp_path):
     # Sums 3 and 1. Without the first of two blocks, 2 * 2 = 4 and 2 * 0.75 = 1.5; without the
     # other, 2 and 0.5: deviations of 1 and 0.5, variances 1 and 0.25.
-    blocks, quantile = {0: [1 / 3, 2 / 3], 1: [1 / 4, 3 / 4]}, t.ppf(0.975, 1)
-    found = account(tmp_path, [{0: 0.5, 1: 0.25}, *[{0: 0.625, 1: 0.1875}] * 4], blocks=blocks)
-    first, second = found.members
-    assert found.about == "another held-out set of the same size"
+    blocks = {0: [1 / 3, 2 / 3], 1: [1 / 4, 3 / 4]}
+    quantile = t.ppf(0.975, 1)
+    settled = account(tmp_path, [{0: 0.5, 1: 0.25}, *[{0: 0.625, 1: 0.1875}] * 4], blocks=blocks)
+    first, second = settled.members
+    assert settled.about == "another held-out set of the same size"
     assert first.interval == pytest.approx((3 - quantile, 3 + quantile))
     assert second.interval == pytest.approx((1 - quantile / 2, 1 + quantile / 2))
     # Shares 3/4 and 1/4 of 4; in the first block d s = (1 - 3/4 * 5/4) / 4 = 1/64, a half counts.
@@ -178,22 +181,22 @@ def test_intervals_are_about_the_held_out_set_where_all_took_part(tmp_path):
     (of_first,), (of_second,) = first.share_intervals, second.share_intervals
     assert (of_first.low, of_first.high) == pytest.approx((0.75 - quantile / 32, 1.0))
     assert (of_second.low, of_second.high) == pytest.approx((0.0, 0.25 + quantile / 32))
-    assert found.widest_share == pytest.approx(quantile / 32)
+    assert settled.widest_share == pytest.approx(quantile / 32)
 
 
 def test_where_members_were_drawn_luck_is_told_apart_and_together(tmp_path):
     rounds = [{0: 1.0, 1: 0.5}, {0: 1.0}, {0: 0.5, 1: 0.5}, {0: 1.0}, {0: 0.75, 1: 0.25}]
-    found = account(tmp_path, rounds, blocks={0: [0.4, 0.6], 1: [0.5, 0.5]})
-    assert found.about == "another held-out set of the same size and another draw of members"
+    settled = account(tmp_path, rounds, blocks={0: [0.4, 0.6], 1: [0.5, 0.5]})
+    assert settled.about == "another held-out set of the same size and another draw of members"
     values = np.array([[r.get(0, 0.0), r.get(1, 0.0)] for r in rounds])
     of_draw = t.ppf(0.975, 4) * values.std(axis=0, ddof=1) * math.sqrt(5)
-    first, second = found.members
+    first, second = settled.members
     own = t.ppf(0.975, 1) * 4.25 * 0.2
     widths = [each.high - first.contribution for each in first.intervals]
     assert widths == pytest.approx([own, of_draw[0], math.hypot(own, of_draw[0])])
-    assert [each.about for each in first.intervals] == [*found.about.split(" and "), "both"]
+    assert [each.about for each in first.intervals] == [*settled.about.split(" and "), "both"]
     assert second.interval == pytest.approx((1.25 - of_draw[1], 1.25 + of_draw[1]))
-    for member in found.members:
+    for member in settled.members:
         examples, draw, both = (each.high - each.low for each in member.share_intervals)
         assert both >= max(examples, draw) > 0
 
@@ -201,11 +204,11 @@ def test_where_members_were_drawn_luck_is_told_apart_and_together(tmp_path):
 def test_shares_per_draw_are_of_means(tmp_path):
     rounds = [{0: 1.0, 1: 0.5}, {0: 1.0}, {0: 1.0, 1: 1.0}, {0: 1.0}, {0: 1.0, 2: 0.5}]
     more = {"names": {1: "often", 7: "never"}}
-    found = account(tmp_path, rounds, 90_00, "draw", **more)
-    members = by_name(found)
-    assert (found.is_drawn, found.never_drawn) == (True, ("never",))
-    assert [m.per_draw for m in found.members] == [1.0, 0.75, 0.5]
-    assert [m.cents for m in found.members] == [40_00, 30_00, 20_00]
+    settled = account(tmp_path, rounds, 90_00, "draw", **more)
+    members = by_name(settled)
+    assert (settled.is_drawn, settled.never_drawn) == (True, ("never",))
+    assert [m.per_draw for m in settled.members] == [1.0, 0.75, 0.5]
+    assert [m.cents for m in settled.members] == [40_00, 30_00, 20_00]
     # The standard error of .5 and 1; who was drawn once might have contributed nothing.
     half = t.ppf(0.975, 1) * 0.25
     assert members["often"].draw_intervals[0].high == pytest.approx(0.75 + half)
@@ -219,13 +222,13 @@ def test_members_that_are_not_told_apart_may_be_paid_alike(tmp_path, ties, cents
     even = [0.25] * 4
     blocks = {0: [0.2, 0.3, 0.25, 0.25], 1: [0.3, 0.2, 0.25, 0.25], 2: even, 3: even}
     rounds = [{0: 1.0, 1: 0.9, 2: 0.1, 3: 0.0}] * 5
-    found = account(tmp_path, rounds, 100_00, ties=ties, blocks=blocks)
-    assert found.groups == ((0, 1),)
+    settled = account(tmp_path, rounds, 100_00, ties=ties, blocks=blocks)
+    assert settled.groups == ((0, 1),)
     # Whoever sent nothing gets nothing.
-    assert [member.cents for member in found.members] == [*cents, 5_00, 0]
+    assert [member.cents for member in settled.members] == [*cents, 5_00, 0]
     # Intervals are of each one's own share.
-    assert [member.own_share for member in found.members] == [0.5, 0.45, 0.05, 0.0]
-    assert [member.alike for member in found.members] == [1, 1, 0, 0]
+    assert [member.own_share for member in settled.members] == [0.5, 0.45, 0.05, 0.0]
+    assert [member.alike for member in settled.members] == [1, 1, 0, 0]
 
 
 def test_groups_are_told_by_the_studentised_range():
@@ -240,16 +243,16 @@ def test_groups_are_told_by_the_studentised_range():
 
 
 def test_without_blocks_intervals_are_about_rounds(tmp_path):
-    found = account(tmp_path, [{0: 1.0}] * 5)
-    assert (found.about, found.widest_share) == ("other rounds", None)
+    settled = account(tmp_path, [{0: 1.0}] * 5)
+    assert (settled.about, settled.widest_share) == ("other rounds", None)
     assert account(tmp_path, [{0: 1.0}] * 4).about == ""
 
 
 @pytest.mark.parametrize(("relative", "level"), [(False, "review"), (True, "accept")])
 def test_where_weights_follow_lengths_nobody_is_accepted_unseen(tmp_path, relative, level):
     run = make_run(tmp_path / "run", [{0: 1.0, 1: 0.5}] * 5)
-    own = {"strategy": "influence-descent", "influence-descent.relative": relative}
-    RunFolder(run).config.write(own)
+    settings = {"strategy": "influence-descent", "influence-descent.relative": relative}
+    RunFolder(run).config.write(settings)
     assert {member.verdict.level for member in settle(read_run(run)).members} == {level}
 
 
@@ -258,11 +261,11 @@ BORROWED = {"length": 1.2, "weight": 1.0, "borrowed": 30.0}
 
 def facts(contribution, equal_part, interval, taken_part, refused, **more):
     """A member of whom this is known."""
-    own = dict.fromkeys((field.name for field in dataclasses.fields(MemberAccount)), 0)
-    own |= {"contribution": contribution, "credited": contribution, "equal_part": equal_part}
+    values = dict.fromkeys((field.name for field in dataclasses.fields(MemberAccount)), 0)
+    values |= {"contribution": contribution, "credited": contribution, "equal_part": equal_part}
     intervals = () if interval is None else (Between("luck", *interval),)
     more |= {"taken_part": taken_part, "refused": refused, "intervals": intervals}
-    return MemberAccount(**(own | more))
+    return MemberAccount(**(values | more))
 
 
 CASES = [

@@ -70,9 +70,9 @@ def checked(run: RunFolder, folder, *names: str):
 
 def test_an_honest_run_is_paid_and_checked(paid, copied, key):
     assert cents(state(copied, key)) == pytest.approx(HONEST, abs=1_00)
-    found = checked(copied, paid)
-    assert found.chosen == ("budget 1000.00", "pay-by sum", "ties apart")
-    assert [[seen.number for seen in member.attempts] for member in found.receipts] == [[1]] * 3
+    verified = checked(copied, paid)
+    assert verified.chosen == ("budget 1000.00", "pay-by sum", "ties apart")
+    assert [[seen.number for seen in member.attempts] for member in verified.receipts] == [[1]] * 3
 
 
 # -- rounds that are done again on paper
@@ -82,21 +82,21 @@ MORE_FOR_ADA = {"1000": 3.0, "1001": 1.0, "1002": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("is_declared", "found"),
+    ("is_declared", "words"),
     [
         (False, "round 1 stands behind round 6 of the same attempt, 1"),
         (True, r"rounds 1, 2, 3, 4, 5, 6 were done again .* these members .*: ada, bob, cyd"),
     ],
 )
-def test_rounds_done_again_on_paper_pay_nobody_else(paid, copied, key, is_declared, found):
+def test_rounds_done_again_on_paper_pay_nobody_else(paid, copied, key, is_declared, words):
     """All of them behind the others, with other contributions, "after a resume"."""
     attempt = declare_attempt(copied) if is_declared else 1
     pay_otherwise(copied, MORE_FOR_ADA)
     bind_anew(copied, key, attempt=attempt, again=True)
     state(copied, key)
-    with pytest.raises(StatementError, match=found):
+    with pytest.raises(StatementError, match=words):
         checked(copied, paid)
-    with pytest.raises(StatementError, match=found):
+    with pytest.raises(StatementError, match=words):
         verify(copied.path)
 
 
@@ -113,20 +113,21 @@ def resumed(tmp_path_factory, key):
 
 def test_rounds_that_were_done_again_count_where_members_were_told(resumed):
     run_dir, keys = resumed / "runs" / "run", read_members(resumed / "keys")
-    for found in (
+    for verified in (
         verify(run_dir, members=keys),
         verify(run_dir, receipts=held(resumed)),
         verify(run_dir, members=keys, receipts=held(resumed, "bob")),
     ):
-        assert found.redone == (3, 4)
-        assert found.manifest.agreed.attempt == found.declared.number == 2
+        assert verified.redone == (3, 4)
+        assert verified.manifest.agreed.attempt == verified.declared.number == 2
     # Signatures by keys that the operator names itself show nothing.
     for names, missing in (((), "ada, bob, cyd"), (("ada", "cyd"), "bob")):
         folders = [resumed / name for name in names]
         with pytest.raises(StatementError, match=f"rounds 3, 4 were .* covers it: {missing};"):
             verify(run_dir, receipts=folders)
-    found = verify(run_dir, receipts=held(resumed))
-    assert [[seen.number for seen in member.attempts] for member in found.receipts] == [[1, 2]] * 3
+    verified = verify(run_dir, receipts=held(resumed))
+    attempts = [[seen.number for seen in member.attempts] for member in verified.receipts]
+    assert attempts == [[1, 2]] * 3
 
 
 @pytest.mark.parametrize("fails_in", [1, 2])
@@ -207,20 +208,20 @@ def say_that_ada_was_away(run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attack", "found"),
+    ("attack", "words"),
     [
         (drop_the_last_round, "ada sent an update in round 3, and the records end with round 2"),
         (say_that_ada_was_away, "round 3: ada sent an update, and the records say 'away'"),
     ],
 )
 def test_the_last_rounds_are_known_to_those_who_took_part(
-    undelivered, tmp_path, key, attack, found
+    undelivered, tmp_path, key, attack, words
 ):
     copied = RunFolder(of.copied(undelivered / "runs" / "run", tmp_path / "run"))
     attack(copied)
     bind_anew(copied, key)
     state(copied, key)
-    with pytest.raises(StatementError, match=found):
+    with pytest.raises(StatementError, match=words):
         verify(copied.path, receipts=held(undelivered, "ada"))
 
 
@@ -502,10 +503,10 @@ def numbers(said: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def by_name(said: dict[str, Any]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    values_of: dict[str, list[Any]] = {}
     for name, value in numbers(said):
-        found.setdefault(name, []).append(value)
-    return {name: sorted(values, key=repr) for name, values in found.items()}
+        values_of.setdefault(name, []).append(value)
+    return {name: sorted(values, key=repr) for name, values in values_of.items()}
 
 
 def test_every_number_of_a_statement_is_said_to_rest_on_something(copied, key):
@@ -539,7 +540,7 @@ def test_the_receipts_of_one_member_are_enough(paid, copied, key, name):
 
 
 @pytest.mark.parametrize(
-    ("key_of", "agreed", "how", "found"),
+    ("key_of", "agreed", "how", "words"),
     [
         ("statement.budget", "900", {}, "shares out 1000.00; members agreed .* = '900'"),
         ("statement.pay-by", "draw", {}, "has pay-by = 'sum'; members agreed to .* = 'draw'"),
@@ -548,13 +549,13 @@ def test_the_receipts_of_one_member_are_enough(paid, copied, key, name):
     ],
 )
 def test_terms_of_the_run_config_bind_the_statement(
-    tmp_path, copy, key, key_of, agreed, how, found
+    tmp_path, copy, key, key_of, agreed, how, words
 ):
     folder = RunFolder(copy)
     folder.config.write({**folder.config.read(), key_of: agreed})
     state(folder, key, **how)
-    if found:
-        with pytest.raises(StatementError, match=found):
+    if words:
+        with pytest.raises(StatementError, match=words):
             verify(folder.path)
     else:
         assert verify(folder.path).chosen == ("budget 1000.00", "pay-by sum")
@@ -564,7 +565,7 @@ def test_terms_of_the_run_config_bind_the_statement(
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "words"),
     [
         (lambda text: text + "\n", "is not written as a run writes it"),
         (lambda text: text[:-1], "is not written as a run writes it"),
@@ -573,11 +574,11 @@ def test_terms_of_the_run_config_bind_the_statement(
         (lambda text: text + "-9,0,1000,offline,now\n", ""),
     ],
 )
-def test_a_table_that_two_readers_read_as_two_is_refused(paid, copied, key, change, found):
+def test_a_table_that_two_readers_read_as_two_is_refused(paid, copied, key, change, words):
     path = copied.attendance.path
     path.write_text(change(path.read_text()), encoding="utf-8")
     state(copied, key)
-    with pytest.raises(StatementError, match=f"attendance.csv.*{found}" if found else None):
+    with pytest.raises(StatementError, match=f"attendance.csv.*{words}" if words else None):
         checked(copied, paid)
 
 

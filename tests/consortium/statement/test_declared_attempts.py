@@ -46,16 +46,16 @@ def checked(run, folder, *names):
     return verify(run.path, members=keys, receipts=held(folder, *names))
 
 
-def numbers(found) -> list[list[int]]:
-    return [[seen.number for seen in member.attempts] for member in found.receipts]
+def numbers(verified) -> list[list[int]]:
+    return [[seen.number for seen in member.attempts] for member in verified.receipts]
 
 
 def test_a_statement_declares_each_attempt_that_members_saw(repeated, second):
-    found = checked(second, repeated)
-    assert found.manifest.agreed.attempt == len(found.manifest.attempts) == 2
-    assert numbers(found) == [[1, 2, 3]] * 3  # The third one came later.
+    verified = checked(second, repeated)
+    assert verified.manifest.agreed.attempt == len(verified.manifest.attempts) == 2
+    assert numbers(verified) == [[1, 2, 3]] * 3  # The third one came later.
     ids = [RunFolder(repeated / "kept" / n).provenance.read()["run_id"] for n in "12"]
-    assert [one.run for one in found.manifest.attempts] == ids
+    assert [one.run for one in verified.manifest.attempts] == ids
     said = call("verify", second.path, *(f"--receipts={path}" for path in held(repeated)))
     assert "Attempt 2 at run 'run'; those before are declared" in said
     later = "ada saw 2 of the 2 attempts that are declared, and 3 later, which this statement does"
@@ -93,8 +93,8 @@ def test_an_attempt_that_is_left_out_is_found_by_receipts_where_nobody_signs(tmp
     (tmp_path / "runs" / LEDGER).unlink()
     run_dir = run_and_deliver(of_grid, tmp_path, key, overwrite=True, seed=1, **SHORT)
     assert verify(run_dir).manifest.agreed.attempt == 1
-    found = "ada holds receipts of another attempt 1 at run 'run' than the statement declares: id"
-    with pytest.raises(StatementError, match=found):
+    words = "ada holds receipts of another attempt 1 at run 'run' than the statement declares: id"
+    with pytest.raises(StatementError, match=words):
         verify(run_dir, receipts=held(tmp_path, "ada"))
 
 
@@ -105,9 +105,9 @@ def test_others_runs_of_the_same_name_are_no_attempts_at_this_one(tmp_path, key)
     other_id = RunFolder(other).provenance.read()["run_id"]
     shutil.rmtree(tmp_path / "runs")
     run_dir = run_and_deliver(of_grid, tmp_path, key, **SHORT)
-    found = verify(run_dir, receipts=held(tmp_path))
-    assert numbers(found) == [[1]] * 3
-    assert [member.elsewhere for member in found.receipts] == [(other_id,)] * 3
+    verified = verify(run_dir, receipts=held(tmp_path))
+    assert numbers(verified) == [[1]] * 3
+    assert [member.elsewhere for member in verified.receipts] == [(other_id,)] * 3
     # Where it is not, the operator has made an attempt go away by signing with another key.
     said = call("verify", run_dir, f"--receipts={tmp_path / 'ada'}")
     assert f"; runs of this name that another key signed: {other_id[:8]}: ask whose" in said
@@ -115,10 +115,10 @@ def test_others_runs_of_the_same_name_are_no_attempts_at_this_one(tmp_path, key)
 
 def test_a_manifest_of_another_attempt_is_named_as_that(repeated, second):
     shutil.copy(repeated / "kept" / "1" / "statement" / ENVELOPE, second.statement / ENVELOPE)
-    found = (
+    words = (
         r"the manifest is of attempt 1 at run 'run' \(id .*, and provenance\.json is of attempt 2"
     )
-    with pytest.raises(StatementError, match=found):
+    with pytest.raises(StatementError, match=words):
         verify(second.path)
 
 
@@ -153,7 +153,7 @@ def test_receipts_of_other_runs_alone_are_no_receipts_of_this_one(repeated, seco
 
 
 @pytest.mark.parametrize(
-    ("number", "text", "found"),
+    ("number", "text", "words"),
     [
         ("2", "", "was changed"),
         ("2", "[]", "was changed"),
@@ -161,12 +161,12 @@ def test_receipts_of_other_runs_alone_are_no_receipts_of_this_one(repeated, seco
         ("1", None, "was changed"),
     ],
 )
-def test_a_damaged_receipt_is_named_and_stays(repeated, second, adas, number, text, found):
+def test_a_damaged_receipt_is_named_and_stays(repeated, second, adas, number, text, words):
     path = files(adas, repeated / "kept", number)[-1]
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, "rows": "00"}) if text is None else text)
     before = path.read_bytes()
-    with pytest.raises(StatementError, match=f"{path.name} {found}"):
+    with pytest.raises(StatementError, match=f"{path.name} {words}"):
         verify(second.path, receipts=[adas])
     assert path.read_bytes() == before
 
@@ -210,9 +210,9 @@ def test_a_run_that_was_killed_as_it_began_its_files_anew_goes_on(tmp_path, key)
         run(of_grid, tmp_path, key, killed_at(2), **settings)
     (tmp_path / "runs" / "run" / "provenance.json").unlink()
     run_dir = run_and_deliver(of_grid, tmp_path, key, resume="auto", **settings)
-    found = verify(run_dir, receipts=held(tmp_path))
-    assert found.manifest.agreed.attempt == 2
-    assert numbers(found) == [[1, 2]] * 3
+    verified = verify(run_dir, receipts=held(tmp_path))
+    assert verified.manifest.agreed.attempt == 2
+    assert numbers(verified) == [[1, 2]] * 3
 
 
 @pytest.mark.parametrize("cut", [1, 20, 21, 200])

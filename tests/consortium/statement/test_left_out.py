@@ -70,13 +70,13 @@ def test_a_recovery_that_is_left_out_takes_the_harm_along(tmp_path):
     rounds = [{0: 0.25, 1: 0.25}, {0: -1.0, 1: -98.0}, {0: 79.5, 1: 60.0}, {0: 0.25}]
     records = read_run(make_run(tmp_path / "run", rounds, remainders={3: -40.0}))
     require_consistent(records)
-    found = settle(records, 90_00)
-    assert (found.left_out, found.unpaid) == ((2, 3), "")
+    settled = settle(records, 90_00)
+    assert (settled.left_out, settled.unpaid) == ((2, 3), "")
     # The run fell by 1.25: 0.75 to members, and 0.5 that lies in the event.
-    assert (found.loss_before, found.loss_after, found.decrease) == (2.0, 0.75, 1.25)
-    assert (found.attributed, found.remainder, found.left_out_decrease) == (0.75, 0.0, 0.5)
-    first, second = found.members
-    assert [(m.client_id, m.contribution, m.cents) for m in found.members] == [
+    assert (settled.loss_before, settled.loss_after, settled.decrease) == (2.0, 0.75, 1.25)
+    assert (settled.attributed, settled.remainder, settled.left_out_decrease) == (0.75, 0.0, 0.5)
+    first, second = settled.members
+    assert [(m.client_id, m.contribution, m.cents) for m in settled.members] == [
         (0, 0.5, 60_00),
         (1, 0.25, 30_00),
     ]
@@ -101,9 +101,9 @@ def test_pages_say_what_counts_for_nobody_and_the_statement_is_verified(tmp_path
 def test_a_spoilt_first_round_leaves_the_others(tmp_path):
     # 2 -> 300 -> 1 -> 0.5: only the last round counts, in which client 1 had no part.
     rounds = [{1: -298.0}, {0: 200.0, 1: 130.0}, {0: 0.5}]
-    found = settle(read_run(make_run(tmp_path / "run", rounds, remainders={2: -31.0})), 10_00)
-    assert (found.left_out, found.left_out_decrease, found.attributed) == ((1, 2), 1.0, 0.5)
-    assert [member.cents for member in found.members] == [10_00, 0]
+    settled = settle(read_run(make_run(tmp_path / "run", rounds, remainders={2: -31.0})), 10_00)
+    assert (settled.left_out, settled.left_out_decrease, settled.attributed) == ((1, 2), 1.0, 0.5)
+    assert [member.cents for member in settled.members] == [10_00, 0]
 
 
 def test_a_run_that_ends_spoilt_has_no_gain_to_share():
@@ -119,10 +119,10 @@ def test_a_model_that_is_lost_at_the_end_pays_nobody(tmp_path, end):
     fall = "0.0" if end == "nan" else "-1.5"
     path = run / "attribution_rounds.csv"
     path.write_text(path.read_text() + f"2,1.0,{end},{fall},0.0,{fall}\n")
-    found = settle(read_run(run), 10_00)
-    assert {member.cents for member in found.members} == {0}
+    settled = settle(read_run(run), 10_00)
+    assert {member.cents for member in settled.members} == {0}
     words = "no finite validation loss" if end == "nan" else "did not fall"
-    assert words in found.unpaid
+    assert words in settled.unpaid
 
 
 def test_what_repairs_a_model_without_a_finite_loss_pays_nobody(tmp_path):
@@ -138,9 +138,9 @@ def test_what_repairs_a_model_without_a_finite_loss_pays_nobody(tmp_path):
     for number, value in ((4, "29.0"), (5, "0.5")):
         own = [str(number), *line[1:4], value, value, *line[6:]]
         parts.write_text(parts.read_text() + ",".join(own) + "\n")
-    found = settle(read_run(run))
-    assert (found.left_out, found.attributed, found.decrease) == ((2, 3, 4), 1.5, 1.5)
-    assert [member.contribution for member in found.members] == [1.0, 0.5]
+    settled = settle(read_run(run))
+    assert (settled.left_out, settled.attributed, settled.decrease) == ((2, 3, 4), 1.5, 1.5)
+    assert [member.contribution for member in settled.members] == [1.0, 0.5]
 
 
 LOSSES = st.lists(st.integers(1, 40).map(lambda n: n / 8), min_size=2, max_size=12)
@@ -224,17 +224,17 @@ def test_one_update_takes_nobodys_pay(tmp_path, strategy, factor, budget):
     )
     records = read_run(run)
     require_consistent(records)
-    found = settle(records, 1000_00)
-    assert found.unpaid == ""
-    assert found.decrease == pytest.approx(found.loss_before - found.loss_after)
-    told = found.attributed + found.remainder + found.left_out_decrease
-    assert told == pytest.approx(found.decrease)
-    paid = {member.client_id: member.cents for member in found.members}
+    settled = settle(records, 1000_00)
+    assert settled.unpaid == ""
+    assert settled.decrease == pytest.approx(settled.loss_before - settled.loss_after)
+    told = settled.attributed + settled.remainder + settled.left_out_decrease
+    assert told == pytest.approx(settled.decrease)
+    paid = {member.client_id: member.cents for member in settled.members}
     assert sum(paid.values()) >= 900_00
     is_thrown_off = strategy == "fedavg" and not budget
     if is_thrown_off:
-        assert found.left_out[0] == HARMED
-        spoilers = [m.client_id for m in found.members if m.verdict.level == "quarantine"]
+        assert settled.left_out[0] == HARMED
+        spoilers = [m.client_id for m in settled.members if m.verdict.level == "quarantine"]
         assert spoilers == [LocalGrid(client_app, 4).get_node_ids()[SPOILER]]
     else:
-        assert found.left_out == ()
+        assert settled.left_out == ()

@@ -62,15 +62,15 @@ def change(path, **values) -> None:
 
 
 def test_what_members_kept_is_what_the_records_say(honest, caplog):
-    found = verify(honest / "runs" / "run", receipts=held(honest))
+    verified = verify(honest / "runs" / "run", receipts=held(honest))
     # The last round came with the statement.
-    told = [(r.name, len(r.rounds), len(r.lines)) for r in found.receipts]
+    told = [(r.name, len(r.rounds), len(r.lines)) for r in verified.receipts]
     assert told == [(n, ROUNDS, ROUNDS) for n in NAMES]
-    assert found.redone == ()
-    assert found.manifest.head.split()[0] == str(ROUNDS * len(NAMES))
+    assert verified.redone == ()
+    assert verified.manifest.head.split()[0] == str(ROUNDS * len(NAMES))
     assert "receipts of run" not in caplog.text
     (page,) = (honest / "pages" / "ada").glob("*/statement.html")
-    assert found.manifest.head in page.read_text()
+    assert verified.manifest.head in page.read_text()
 
 
 def rebuilt(run: RunFolder, key) -> None:
@@ -112,9 +112,9 @@ def drop_round(run: RunFolder, *tables: str) -> str:
 
 @pytest.mark.parametrize("attack", [swap_contributions, change_update, drop_round])
 def test_a_rewritten_history_is_found_to_the_round(honest, copied, key, attack):
-    found = attack(copied)
+    words = attack(copied)
     rebuilt(copied, key)
-    with pytest.raises(StatementError, match=found):
+    with pytest.raises(StatementError, match=words):
         verify(copied.path, receipts=held(honest))
     if attack is not change_update:  # Nobody has signed since.
         verify(copied.path)
@@ -140,7 +140,7 @@ def test_a_head_alone_tells_from_which_round_on(copied, bobs, key):
 
 
 @pytest.mark.parametrize(
-    ("attack", "found"),
+    ("attack", "words"),
     [
         (lambda run: rewrite(run.round_heads, lambda rows: rows[:-1]), "round 3: .* does not say"),
         (
@@ -152,11 +152,11 @@ def test_a_head_alone_tells_from_which_round_on(copied, bobs, key):
     ],
 )
 def test_a_chain_that_is_not_that_of_the_records_is_found_without_receipts(
-    copied, key, attack, found
+    copied, key, attack, words
 ):
     attack(copied)
     make_statement(copied.path, key)
-    with pytest.raises(StatementError, match=found):
+    with pytest.raises(StatementError, match=words):
         verify(copied.path)
 
 
@@ -178,23 +178,23 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
         about = {name: getattr(first, name) for name in (*TERMS, "number", "rows", "state")}
         fork.add(ToldRound.by(key, **fork.next(leaves, **about)))
         book._chain.sizes |= fork.sizes
-        return fork.told(1002, b"")
+        return fork.receipts_for(1002, b"")
 
     monkeypatch.setattr(ReceiptBook, "enclose", enclose)
     run_dir = run(nodes(tmp_path), tmp_path, key)
     make_statement(run_dir, key)
-    for names, found in (
+    for names, words in (
         # Its next signature says so, without a receipt of anybody.
         (("ada", "bob"), "before round 3, history was rewritten: client 1002"),
         (("bob", "cyd"), "told bob and cyd different histories: .* 3 lines"),
         (("cyd",), "round 1: history was rewritten: cyd has a receipt"),
     ):
-        with pytest.raises(StatementError, match=found):
+        with pytest.raises(StatementError, match=words):
             verify(run_dir, receipts=held(tmp_path, *names))
 
 
 @pytest.mark.parametrize(
-    ("is_lost", "warned", "found"),
+    ("is_lost", "warned", "words"),
     [
         (False, "the records have another update than this node sent", "says that it sent another"),
         (
@@ -205,7 +205,7 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
     ],
 )
 def test_a_member_is_warned_of_another_update_than_it_sent(
-    tmp_path, key, caplog, is_lost, warned, found
+    tmp_path, key, caplog, is_lost, warned, words
 ):
     """Something between member and server changes or loses what ada, who signs nothing, sends."""
 
@@ -223,7 +223,7 @@ def test_a_member_is_warned_of_another_update_than_it_sent(
     run_dir = run(nodes(tmp_path, client=changing, signing=()), tmp_path, key)
     assert f"round 1: {warned}" in caplog.text
     make_statement(run_dir, key)
-    with pytest.raises(StatementError, match=f"round 1: ada {found}"):
+    with pytest.raises(StatementError, match=f"round 1: ada {words}"):
         verify(run_dir, receipts=held(tmp_path, "ada"))
 
 
@@ -231,12 +231,12 @@ def test_a_member_cannot_deny_what_it_signed(honest, bobs):
     (path,) = bobs.glob("*/sent-000002-*.json")
     content = json.loads(path.read_text())
     unsigned = {name: content[name] for name in ("run", "attempt", "node_id", "round")}
-    for said, found in (
+    for said, words in (
         (content, r"sent-000002.* was changed"),
         (unsigned, "round 2: bob says .* another .* which it signed"),
     ):
         path.write_text(json.dumps({**said, "sent": "00" * 32}))
-        with pytest.raises(StatementError, match=found):
+        with pytest.raises(StatementError, match=words):
             verify(honest / "runs" / "run", receipts=[bobs])
 
 
@@ -265,9 +265,9 @@ def test_a_run_that_goes_on_keeps_what_members_were_told(tmp_path, key, caplog, 
         with pytest.raises(Killed):
             run(of_grid, tmp_path, key, resume="auto", **settings)
     run_dir = run_and_deliver(of_grid, tmp_path, key, resume="auto", **settings)
-    found = verify(run_dir, members=read_members(tmp_path / "keys"), receipts=held(tmp_path))
-    assert found.redone == (3, 4)
-    assert [len(r.lines) for r in found.receipts] == [7, 7, 7]
+    verified = verify(run_dir, members=read_members(tmp_path / "keys"), receipts=held(tmp_path))
+    assert verified.redone == (3, 4)
+    assert [len(r.lines) for r in verified.receipts] == [7, 7, 7]
     assert "receipts of run" not in caplog.text
     rounds = [int(row["round"]) for row in RunFolder(run_dir).round_heads.read()]
     assert rounds == [1, 2, 3, 4, 3, 4, 5]
@@ -325,21 +325,21 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize(("table", "change", "found"), ATTACKS)
+@pytest.mark.parametrize(("table", "change", "words"), ATTACKS)
 def test_a_changed_update_is_named_though_the_operator_signs_again(
-    copied, keys, key, table, change, found
+    copied, keys, key, table, change, words
 ):
     if isinstance(change, tuple):
         change = signed_anew(copied, keys, *change)
     if table:
         rewrite(getattr(copied, table), change)
     make_statement(copied.path, key, names=None if table else change)
-    with pytest.raises(StatementError, match=found):
+    with pytest.raises(StatementError, match=words):
         verify(copied.path, members=read_members(keys))
 
 
 @pytest.mark.parametrize(
-    ("shown", "found"),
+    ("shown", "words"),
     [
         ("b\u043eb", r"letters|'\\u043e' Cyrillic"),
         ("\uff22\uff4f\uff42", "'Bob' and 'bob' read alike|read alike"),
@@ -347,16 +347,16 @@ def test_a_changed_update_is_named_though_the_operator_signs_again(
         ("Bobby", "round 1: the update of Bobby is signed with the key of ada"),
     ],
 )
-def test_who_is_paid_is_called_as_the_file_of_its_key(copied, keys, key, monkeypatch, shown, found):
+def test_who_is_paid_is_called_as_the_file_of_its_key(copied, keys, key, monkeypatch, shown, words):
     """Ada's pay on a line that reads as bob's, or as somebody's who has no key."""
     monkeypatch.setattr(bundle, "require_apart", lambda *_: None)  # The operator's code is its own.
     rewrite(copied.names, altered({"name": "ada"}, name=shown))
     make_statement(copied.path, key)
-    with pytest.raises(StatementError, match=found):
+    with pytest.raises(StatementError, match=words):
         verify(copied.path, members=read_members(keys))
     monkeypatch.undo()
     if shown != "Bobby":
-        with pytest.raises(ConfigError, match=found):
+        with pytest.raises(ConfigError, match=words):
             make_statement(copied.path, key, again=True)
 
 
@@ -372,8 +372,9 @@ def test_a_member_that_got_another_key_between_two_attempts_is_one_signer(
     (folder / "new").write_bytes(private)
     rewrite(copied.signatures, signed_anew(copied, folder, "new"))
     rebuilt(copied, key)
-    found = verify(copied.path, members=read_members(folder)).members
-    assert [(one.name, one.signed) for one in found] == [(name, ROUNDS) for name in NAMES]
+    members = verify(copied.path, members=read_members(folder)).members
+    signed = [(member.name, member.signed) for member in members]
+    assert signed == [(name, ROUNDS) for name in NAMES]
     (folder / "bob~1.pub").unlink()
     with pytest.raises(StatementError, match="of bob is signed with a key that is no member's"):
         verify(copied.path, members=read_members(folder))
@@ -432,7 +433,7 @@ def test_replies_that_unpack_to_more_than_their_file_are_not_read(kept_run, key,
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "found"),
+    ("file", "change", "words"),
     [
         ("sent-000001.npz", lambda path: None, ""),
         ("sent-000001.npz", change_sent, f"the kept update of client 1000 {OTHER}"),
@@ -442,13 +443,13 @@ def test_replies_that_unpack_to_more_than_their_file_are_not_read(kept_run, key,
     ],
 )
 def test_a_kept_update_that_is_not_the_signed_one_is_named(
-    kept_run, keys, key, tmp_path, file, change, found
+    kept_run, keys, key, tmp_path, file, change, words
 ):
     run = RunFolder(of.copied(kept_run, tmp_path / "run"))
     change(run.updates / file)
     make_statement(run.path, key)
-    if found:
-        with pytest.raises(StatementError, match=f"round 1: .*{found}"):
+    if words:
+        with pytest.raises(StatementError, match=f"round 1: .*{words}"):
             verify(run.path)
     else:
         checked = verify(run.path, members=read_members(keys))
