@@ -5,6 +5,7 @@ A mean over many batches weighs each by what the mean of its loss divides by.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch.nn import functional
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.batches import class_labels, describe, num_examples, tensors_of
 from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
+from fedif_flower.valuation.label_noise import ForwardCorrected, is_noise
 
 Metric = Literal["accuracy", "loss", "score"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -27,6 +29,7 @@ _FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
 _MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
 # That of a subclass may divide by anything.
 _FORWARDS = tuple(kind.forward for kind in _MODULES)
+logger = logging.getLogger(__name__)
 
 
 class BatchSize(NamedTuple):
@@ -119,9 +122,11 @@ def class_mean(loss_fn: Callable[..., Any]) -> ClassMean | None:
     ----------
     loss_fn : callable
         ``functional.cross_entropy`` or ``nll_loss``, ``functools.partial`` of one, or
-        ``nn.CrossEntropyLoss`` or ``nn.NLLLoss``, with the mean for reduction. All others give
-        ``None``.
+        ``nn.CrossEntropyLoss`` or ``nn.NLLLoss``, with the mean for reduction; or one of them
+        corrected for wrong labels. All others give ``None``.
     """
+    if isinstance(loss_fn, ForwardCorrected):
+        return class_mean(loss_fn.loss_fn)
     if isinstance(loss_fn, _MODULES) and type(loss_fn).forward in _FORWARDS:
         given: dict[str, Any] = vars(loss_fn) | {"weight": loss_fn.weight}
     elif (loss_fn.func if isinstance(loss_fn, partial) else loss_fn) in _FUNCTIONS:
@@ -274,6 +279,7 @@ def objective_of(
     loss_fn: LossFunction | None,
     batch_loss: BatchLoss | None,
     scores: Mapping[str, ScoreFunction] | None = None,
+    noise: float | Tensor = 0.0,
 ) -> Objective:
     """Return what judges by ``batch_loss``, else by ``loss_fn``, else by cross-entropy.
 
@@ -285,10 +291,40 @@ def objective_of(
         ``(model, batch)`` -> the mean loss over a batch of any structure and how much it weighs.
     scores : mapping of str to callable, optional
         Metrics beside the loss, by name.
+    noise : float or Tensor
+        The share of wrong labels for which a cross-entropy is corrected, or their chances
+        ``[C, C]`` (see :class:`~fedif_flower.valuation.label_noise.ForwardCorrected`). Other losses
+        stay as they are, which the log says.
     """
     if batch_loss is not None:
-        return Objective(batch_loss, scores)
-    return PairObjective(loss_fn or functional.cross_entropy, scores)
+        own = Objective(batch_loss, scores)
+    else:
+        own = PairObjective(loss_fn or functional.cross_entropy, scores)
+    return corrected_objective(own, noise)
+
+
+def corrected_objective(objective: Objective, noise: float | Tensor) -> Objective:
+    """Return the same objective whose loss allows for a share of wrong labels.
+
+    Accuracy and scores stay as they are. So does a loss that is no cross-entropy of torch, which
+    the log says. ``noise`` is as :func:`objective_of` takes it.
+    """
+    if not isinstance(objective, PairObjective) or objective.class_mean is None:
+        if is_noise(noise):
+            logger.warning(
+                "the loss is not corrected for wrong held-out labels: %s is no cross-entropy of "
+                "torch",
+                objective.call,
+            )
+        return objective
+    loss_fn = objective.loss_fn
+    if isinstance(loss_fn, ForwardCorrected):
+        loss_fn = loss_fn.loss_fn
+    if is_noise(noise):
+        loss_fn = ForwardCorrected(loss_fn, noise)
+    if loss_fn is objective.loss_fn:
+        return objective
+    return PairObjective(loss_fn, objective.scores)
 
 
 def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tensor:

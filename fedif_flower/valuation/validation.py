@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -16,7 +17,8 @@ from fedif_flower.tasks.batches import read_batches, to_device
 from fedif_flower.tasks.modules import keep_freed_memory, without_trace
 from fedif_flower.tasks.task import BatchLoss, Data, LossFunction, ScoreFunction
 from fedif_flower.valuation.flat_model import FlatModel
-from fedif_flower.valuation.objective import objective_of
+from fedif_flower.valuation.label_noise import ForwardCorrected
+from fedif_flower.valuation.objective import corrected_objective, objective_of
 from fedif_flower.valuation.parallel import Buffers, Judge, LossAndGradient, Passes, SharedGradients
 from fedif_flower.valuation.parts import draw_batches
 from fedif_flower.valuation.trial import try_batches
@@ -79,6 +81,12 @@ class Validation(Passes):
         that it is a mean is tried then.
     measures : mapping of str to callable, optional
         Further figures by name, each taken as ``score`` is, for :meth:`measure`.
+    noise : float or Tensor
+        :math:`\varepsilon`, the share of wrong labels that a cross-entropy allows for, >= 0 and <
+        (C - 1) / C, or the chances of each label by class, ``[C, C]`` (see
+        :class:`~fedif_flower.valuation.label_noise.ForwardCorrected`): whatever the loss is used
+        for is corrected, accuracy and scores are not. Another loss stays as it is, which the log
+        says. :func:`~fedif_flower.valuation.held_out.vet` estimates it.
     device : str
         ``"auto"`` (CUDA, then MPS, then CPU) or a torch device.
     batch_size : int, optional
@@ -105,7 +113,8 @@ class Validation(Passes):
     ConfigError
         If ``loss_fn`` is no mean over the examples, or a score that has to be one is none; if one
         compares each output with every target, as of shapes ``[n, 1]`` and ``[n]``; if the
-        gradient of the loss is exactly 0 at the given model, or its value the same at any.
+        gradient of the loss is exactly 0 at the given model, or its value the same at any; if
+        ``noise`` lies outside its range.
     """
 
     def __init__(
@@ -118,6 +127,7 @@ class Validation(Passes):
         batch_loss: BatchLoss | None = None,
         score: ScoreFunction | None = None,
         measures: Mapping[str, ScoreFunction] | None = None,
+        noise: float | Tensor = 0.0,
         device: str | torch.device = "auto",
         batch_size: int | None = None,
     ) -> None:
@@ -128,7 +138,7 @@ class Validation(Passes):
         if loss_fn is not None and batch_loss is not None:
             raise ValuationError("loss_fn and batch_loss are both given; allowed: one of them")
         scores = {**(measures or {}), **({"score": score} if score else {})}
-        objective = objective_of(loss_fn, batch_loss, scores)
+        objective = objective_of(loss_fn, batch_loss, scores, noise)
         if self.device.type == "cpu":
             keep_freed_memory()
         flat = FlatModel(model, self.device)
@@ -147,6 +157,39 @@ class Validation(Passes):
             f"Validation({model} with {self.num_params:,} parameters, "
             f"{self.num_examples:,} examples, {', '.join(sorted(self.metrics))}, {self.device})"
         )
+
+    @property
+    def noise(self) -> float | Tensor:
+        """The share of wrong labels that the loss allows for, or their chances ``[C, C]``."""
+        loss_fn = self.judge.objective.loss_fn
+        return loss_fn.noise if isinstance(loss_fn, ForwardCorrected) else 0.0
+
+    def with_noise(self, noise: float | Tensor) -> Validation:
+        """Return the same data and model with a loss that allows for wrong labels.
+
+        Parameters
+        ----------
+        noise : float or Tensor
+            As the constructor takes it. Where the loss stays as it is, this validation itself is
+            returned.
+
+        Raises
+        ------
+        ConfigError
+            If it lies outside its range.
+        """
+        own = self.judge.objective
+        objective = corrected_objective(own, noise)
+        if objective is own:
+            return self
+        other = copy.copy(self)
+        vars(other).pop("gradients", None)  # Those of the loss as it was.
+        old = self.judge
+        model = FlatModel(old.model.module, self.device)
+        judge = Judge(model, objective, whole=old.whole, is_random=old.is_random)
+        Passes.__init__(other, judge)
+        other.loss(other.params())  # What lies outside its range is refused here.
+        return other
 
     @property
     def parameter_names(self) -> list[str]:

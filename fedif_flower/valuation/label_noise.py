@@ -1,0 +1,166 @@
+"""Cross-entropy that allows for wrong labels among the held-out examples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedif_flower.errors import ConfigError, require
+
+_ROUNDING = 1e-5  # Of sums of float32 probabilities.
+
+
+def transition_matrix(noise: float, num_classes: int) -> Tensor:
+    r"""Return how labels become wrong where each other class is as likely: symmetric noise.
+
+    .. math:: T = (1 - \varepsilon) I + \frac{\varepsilon}{C - 1} (\mathbf{1}\mathbf{1}^\top - I)
+
+    Parameters
+    ----------
+    noise : float
+        :math:`\varepsilon`, the share of wrong labels, >= 0 and < (C - 1) / C.
+    num_classes : int
+        C, >= 2.
+
+    Returns
+    -------
+    Tensor
+        ``[C, C]``, float64: T_kj is the chance that an example of class k is labelled j; rows sum
+        to 1.
+
+    Raises
+    ------
+    ConfigError
+        If the noise lies outside its range.
+    """
+    require_noise(noise, num_classes)
+    right = torch.eye(num_classes, dtype=torch.float64)
+    return (1 - noise) * right + noise / (num_classes - 1) * (1 - right)
+
+
+def require_noise(noise: float, num_classes: int) -> None:
+    """Raise ConfigError for a share of wrong labels with which the labels say nothing.
+
+    At (C - 1) / C each label is as likely as any other, whatever the class is.
+    """
+    most = (num_classes - 1) / num_classes
+    allowed = f">= 0 and < {most:.3g}, at which labels of {num_classes} classes say nothing"
+    require(0 <= noise < most, "noise", noise, allowed)
+
+
+def require_transitions(transitions: Tensor) -> None:
+    """Raise ConfigError unless ``[C, C]`` holds chances by which the right label is likeliest."""
+    count = len(transitions) if transitions.dim() else 0
+    shape = list(transitions.shape)
+    require(count >= 2 and shape == [count, count], "noise", shape, "[C, C], a row for each class")
+    sums = transitions.double().sum(dim=1)
+    are_chances = bool((transitions >= 0).all()) and bool(((sums - 1).abs() <= _ROUNDING).all())
+    if not are_chances:
+        raise ConfigError(
+            f"noise has rows that sum to {sums.tolist()}; allowed: chances, sums of 1"
+        )
+    right = transitions.diagonal()
+    others = transitions - torch.diag(right)
+    weak = (right <= others.max(dim=1).values).nonzero().flatten().tolist()
+    if weak:
+        raise ConfigError(
+            f"noise has another label for the classes {weak} that is as likely as the right one; "
+            "allowed: a diagonal with the largest chance of each row"
+        )
+
+
+def is_noise(noise: float | Tensor) -> bool:
+    """Tell whether there is anything to correct; chances ``[C, C]`` always are something."""
+    return isinstance(noise, Tensor) or noise != 0
+
+
+class ForwardCorrected:
+    r"""A cross-entropy of the labels as they were given, for a model of the right ones.
+
+    .. math:: \ell(x, y) = -\log (p T)_y, \qquad p = \mathrm{softmax}(f(x)), \qquad
+              (p T)_j = \sum_k p_k T_{kj}
+
+    with :math:`T_{kj}` the chance that an example of class k is labelled j. For symmetric noise
+    (:func:`transition_matrix`) :math:`(p T)_y = q = b + (a - b) p_y` with :math:`a = 1 -
+    \varepsilon` and :math:`b = \varepsilon / (C - 1)`, and the gradient in the logits is
+
+    .. math:: \frac{\partial \ell}{\partial f_k} = -\frac{(a - b)\, p_y}{q}
+              \left(\mathbb{1}[k = y] - p_k\right)
+
+    so that an example counts less, the surer the model is of another label. The loss's minimum over
+    many examples is that of cross-entropy on the right labels. What the given loss adds, as class
+    weights, targets to ignore or label smoothing, stays: it is called with :math:`\log p T` in place
+    of the logits. Without noise it is called as it is.
+
+    Parameters
+    ----------
+    loss_fn : callable
+        ``(outputs, targets)`` -> scalar: torch's cross-entropy of logits ``[n, C, ...]``, or its
+        negative log-likelihood of log-probabilities, and targets ``[n, ...]``.
+    noise : float or Tensor
+        :math:`\varepsilon`, >= 0 and < (C - 1) / C; or T, ``[C, C]``, with rows that sum to 1 and
+        whose largest chance is on the diagonal.
+
+    Raises
+    ------
+    ConfigError
+        If the noise lies outside its range: of T when this is made, of :math:`\varepsilon` when it
+        is called, since the outputs tell C.
+
+    References
+    ----------
+    Patrini et al., "Making Deep Neural Networks Robust to Label Noise: a Loss Correction Approach",
+    2017, arXiv 1609.03683 (the forward correction).
+    """
+
+    def __init__(self, loss_fn: Callable[..., Any], noise: float | Tensor) -> None:
+        if isinstance(noise, Tensor):
+            require_transitions(noise)
+        else:
+            require(noise >= 0, "noise", noise, "a number >= 0, or chances [C, C]")
+        self.loss_fn, self.noise = loss_fn, noise
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
+        """Return the loss of logits ``[n, C, ...]`` and targets ``[n, ...]``."""
+        if not is_noise(self.noise):
+            return self.loss_fn(outputs, targets)
+        return self.loss_fn(corrected(outputs, self.noise), targets)
+
+
+def corrected(logits: Tensor, noise: float | Tensor) -> Tensor:
+    r"""Return :math:`\log (p T)`, the log-probabilities of labels as they are given.
+
+    Sums of probabilities are taken of their logarithms: no probability that is too small for its
+    type makes the loss infinite.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[n, C, ...]``; of half precision they are computed in float32.
+    noise : float or Tensor
+        As :class:`ForwardCorrected` takes it.
+
+    Returns
+    -------
+    Tensor
+        ``[n, C, ...]``.
+    """
+    num_classes = logits.shape[1]
+    wide = logits.float() if logits.itemsize < 4 else logits
+    log_p = wide.log_softmax(dim=1)
+    if isinstance(noise, Tensor):
+        shape = list(noise.shape)
+        allowed = f"chances of the model's classes, {[num_classes, num_classes]}"
+        require(len(noise) == num_classes, "noise", shape, allowed)
+        log_chances = noise.to(log_p).log()  # [C, C]
+        by_class = log_p.movedim(1, -1)[..., None] + log_chances  # [n, ..., C, C]
+        return by_class.logsumexp(dim=-2).movedim(-1, 1)
+    require_noise(noise, num_classes)
+    other = noise / (num_classes - 1)  # b
+    more = 1 - noise - other  # a - b
+    by_chance = log_p.new_full((), math.log(other))
+    return torch.logaddexp(by_chance, math.log(more) + log_p)
