@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -93,8 +92,8 @@ class ForwardCorrected:
 
     so that an example counts less, the surer the model is of another label. The loss's minimum over
     many examples is that of cross-entropy on the right labels. What the given loss adds, as class
-    weights, targets to ignore or label smoothing, stays: it is called with :math:`\log p T` in place
-    of the logits. Without noise it is called as it is.
+    weights, targets to ignore or label smoothing, stays: it is called with :math:`\log p T` in
+    place of the logits. Without noise it is called as it is.
 
     Parameters
     ----------
@@ -160,7 +159,20 @@ def corrected(logits: Tensor, noise: float | Tensor) -> Tensor:
         by_class = log_p.movedim(1, -1)[..., None] + log_chances  # [n, ..., C, C]
         return by_class.logsumexp(dim=-2).movedim(-1, 1)
     require_noise(noise, num_classes)
-    other = noise / (num_classes - 1)  # b
-    more = 1 - noise - other  # a - b
-    by_chance = log_p.new_full((), math.log(other))
-    return torch.logaddexp(by_chance, math.log(more) + log_p)
+    return log_chance_of_label(log_p, log_p.new_tensor(noise), num_classes)
+
+
+def log_chance_of_label(log_p: Tensor, noise: Tensor, num_classes: int) -> Tensor:
+    r"""Return :math:`\log(b + (a - b) p)`, the chance of a label whose class has probability p.
+
+    Parameters
+    ----------
+    log_p : Tensor
+        :math:`\log p`, of any shape.
+    noise : Tensor
+        :math:`\varepsilon`, of a shape that broadcasts with it; 0 gives :math:`\log p` itself.
+    num_classes : int
+        C, >= 2: :math:`a = 1 - \varepsilon`, :math:`b = \varepsilon / (C - 1)`.
+    """
+    other = noise / (num_classes - 1)
+    return torch.logaddexp(other.log(), (1 - noise - other).log() + log_p)

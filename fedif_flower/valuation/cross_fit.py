@@ -1,0 +1,369 @@
+"""A model trained on some folds of a data set, and asked about the fold that it has not seen."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from fedif_flower.devices import torch_threads
+from fedif_flower.seeding import derive_seed, torch_generator
+from fedif_flower.tasks.batches import num_rows, take_rows
+from fedif_flower.tasks.modules import evaluation_mode, seeded_randomness
+from fedif_flower.valuation.label_noise import log_chance_of_label
+
+FOLDS = 5
+LEARNING_RATE = 4e-3  # Of Adam: the task's own is its clients'.
+_BATCH = 32
+_LARGE_BATCH = 64  # From a thousand examples on.
+_LEAST_STEPS, _LEAST_EPOCHS = 150, 8
+_TRIED_STEPS = 8  # To know how long one takes.
+_AT_ONCE = 256  # Examples that a model is asked about.
+# Models so small spend their time between operations: they are trained as one.
+_MOST_STACKED = 65_536
+_NOT_STACKED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.dropout._DropoutNd)
+
+Models = Callable[[int], nn.Module]  # By fold, on the data's device.
+
+
+class Grid(NamedTuple):
+    """With which corrections models are trained, and after how many epochs they are asked.
+
+    Attributes
+    ----------
+    corrections : tuple of float
+        The shares of wrong labels that the training loss allows for.
+    epochs : tuple of int
+        Rising.
+    """
+
+    corrections: tuple[float, ...]
+    epochs: tuple[int, ...]
+
+    def words(self) -> str:
+        """Say how large it is."""
+        trained = len(self.corrections) * FOLDS
+        return f"{trained} trainings of {self.epochs[-1]} epochs on {FOLDS} folds"
+
+
+class CrossFit(NamedTuple):
+    """What models say of the examples that they were not trained on.
+
+    Attributes
+    ----------
+    logits : Tensor
+        ``[settings, n, C]``: a setting is a correction with a number of epochs.
+    grid : Grid
+        What was trained.
+    is_reduced : bool
+        Whether the grid is not the whole one, which would have taken too long.
+    """
+
+    logits: Tensor
+    grid: Grid
+    is_reduced: bool
+
+
+class Folds(NamedTuple):
+    """Which examples are trained on, and which are asked about, by fold.
+
+    Attributes
+    ----------
+    training : Tensor
+        ``[k, t]``: of the other folds, as many for each.
+    asked : Tensor
+        ``[k, a]``: the fold's own; in smaller ones, the last stands there twice.
+    """
+
+    training: Tensor
+    asked: Tensor
+
+
+def draw_folds(count: int, generator: torch.Generator) -> Folds:
+    """Cut ``count`` examples into folds at random, whose sizes differ by one at most."""
+    order = torch.randperm(count, generator=generator)
+    own = [order[fold::FOLDS] for fold in range(FOLDS)]
+    others = [torch.cat([*own[:fold], *own[fold + 1 :]]) for fold in range(FOLDS)]
+    fewest = min(map(len, others))
+    most = max(map(len, own))
+    asked = [torch.cat([rows, rows[-1:].expand(most - len(rows))]) for rows in own]
+    return Folds(torch.stack([rows[:fewest] for rows in others]), torch.stack(asked))
+
+
+def grids(num_training: int) -> list[Grid]:
+    """Return what may be trained on so many examples, the most thorough first."""
+    steps = _steps_of(num_training)
+    most = max(math.ceil(_LEAST_STEPS / steps), _LEAST_EPOCHS)
+    epochs = [max(math.ceil(most / part), 1) for part in (8, 4, 2, 1)]
+    all_epochs = tuple(sorted(set(epochs)))
+    return [
+        Grid((0.0, 0.15, 0.3, 0.5), all_epochs),
+        Grid((0.0, 0.3), all_epochs),
+        Grid((0.15,), all_epochs[:-1] or all_epochs),
+    ]
+
+
+def cross_fit(
+    models: Models, batch: Any, num_classes: int, *, seed: int, seconds: float
+) -> CrossFit | None:
+    r"""Train models on k - 1 of k = 5 folds, by the corrected loss, and ask them about the other.
+
+    Parameters
+    ----------
+    models : callable
+        ``models(fold)`` -> the untrained model of a fold, on the data's device, to be changed.
+    batch : tuple
+        The model's arguments, and integer labels ``[n]`` in [0, C).
+    num_classes : int
+        C, the model's outputs.
+    seed : int
+        Draws folds and the order of examples.
+    seconds : float
+        How long it may take, > 0. A few steps are measured first; where the whole grid would take
+        longer, fewer corrections and epochs are trained.
+
+    Returns
+    -------
+    CrossFit, optional
+        ``None`` where the smallest grid would take longer, too.
+    """
+    count = num_rows(batch) or 0
+    folds = draw_folds(count, torch_generator("held-out-folds", seed))
+    is_stacked = _can_be_stacked(models(0))
+    train = _train_stacked if is_stacked else _train_one_by_one
+    # Operations so small are not shared by threads, which would wait for each other.
+    with torch_threads(1 if is_stacked else torch.get_num_threads()):
+        for place, grid in enumerate(grids(folds.training.shape[1])):
+            if _predicted_seconds(train, models, batch, num_classes, folds, grid) > seconds:
+                continue
+            steps = _Steps(folds, grid.epochs, torch_generator("held-out-order", seed))
+            logits = train(models, batch, num_classes, steps, grid.corrections, seed)
+            return CrossFit(logits, grid, is_reduced=place > 0)
+    return None
+
+
+class _Steps:
+    """The batches of a training, by epoch: rows ``[k, b]`` of all folds.
+
+    ``at_most`` ends it after so many steps, to measure how long these take.
+    """
+
+    def __init__(
+        self,
+        folds: Folds,
+        epochs: Sequence[int],
+        generator: torch.Generator,
+        at_most: int | None = None,
+    ) -> None:
+        self.folds, self.epochs = folds, epochs
+        size = folds.training.shape[1]
+        self.by_epoch: list[list[Tensor]] = []
+        left = math.inf if at_most is None else at_most
+        for _ in range(epochs[-1]):
+            orders = [torch.randperm(size, generator=generator) for _ in range(FOLDS)]
+            rows = folds.training.gather(1, torch.stack(orders))
+            batches = list(rows.tensor_split(_steps_of(size), dim=1))
+            self.by_epoch.append(batches[: int(min(left, len(batches)))])
+            left -= len(self.by_epoch[-1])
+
+
+def _steps_of(num_training: int) -> int:
+    """Return how many batches of about one size an epoch has."""
+    size = _BATCH if num_training < 1000 else _LARGE_BATCH
+    return max(round(num_training / size), 1)
+
+
+def _predicted_seconds(
+    train: Callable[..., Tensor],
+    models: Models,
+    batch: Any,
+    num_classes: int,
+    folds: Folds,
+    grid: Grid,
+) -> float:
+    """Return how long a grid will take, by a few steps of a training of each fold."""
+    per_epoch = _steps_of(folds.training.shape[1])
+    took = 0.0
+    # The first steps of a process take longer.
+    for at_most in (1, _TRIED_STEPS):
+        few = _Steps(folds, (1,), torch.Generator().manual_seed(0), at_most)
+        began = time.perf_counter()
+        train(models, batch, num_classes, few, grid.corrections[:1], 0)
+        took = time.perf_counter() - began
+    per_step = took / min(_TRIED_STEPS, per_epoch)
+    return per_step * per_epoch * grid.epochs[-1] * len(grid.corrections)
+
+
+def _can_be_stacked(model: nn.Module) -> bool:
+    """Tell whether models are trained together as fast as one by one, and alike.
+
+    Buffers change as a model is trained, and dropout draws for each model.
+    """
+    parameters = list(model.parameters())
+    is_small = sum(parameter.numel() for parameter in parameters) <= _MOST_STACKED
+    is_plain = not any(isinstance(module, _NOT_STACKED) for module in model.modules())
+    is_trained = all(parameter.requires_grad for parameter in parameters)
+    return is_small and is_plain and is_trained and not list(model.buffers())
+
+
+def _train_stacked(
+    models: Models,
+    batch: Any,
+    num_classes: int,
+    steps: _Steps,
+    corrections: Sequence[float],
+    seed: int,  # noqa: ARG001 (nothing is drawn)
+) -> Tensor:
+    """Train the models of all folds and corrections as one: ``[settings, n, C]``."""
+    *inputs, labels = batch
+    model = models(0)
+    of_folds, _ = stack_module_state([models(fold) for fold in range(FOLDS)])
+    params = {
+        name: value.detach().expand(len(corrections), *value.shape).clone()
+        for name, value in of_folds.items()
+    }  # [corrections, k, ...]
+    device = labels.device
+    noise = torch.tensor(corrections, device=device)
+
+    def loss(own: dict[str, Tensor], arguments: Any, targets: Tensor, share: Tensor) -> Tensor:
+        return _loss(functional_call(model, own, tuple(arguments)), targets, share, num_classes)
+
+    def answer(own: dict[str, Tensor], arguments: Any) -> Tensor:
+        return torch.as_tensor(functional_call(model, own, tuple(arguments)))
+
+    by_fold = vmap(grad(loss), in_dims=(0, 0, 0, None))
+    gradients = vmap(by_fold, in_dims=(0, None, None, 0))
+    answers = vmap(vmap(answer), in_dims=(0, None))
+    optimizer = _Adam(list(params.values()))
+    asked = steps.folds.asked.to(device)
+    found = []
+    for epoch, batches in enumerate(steps.by_epoch, 1):
+        for rows in batches:
+            here = rows.to(device)
+            slopes = gradients(params, take_rows(inputs, here), labels[here], noise)
+            optimizer.step([slopes[name] for name in params])
+        if epoch in steps.epochs:
+            with torch.no_grad():
+                logits = answers(params, take_rows(inputs, asked))  # [corrections, k, a, C]
+            whole = logits.new_empty(len(corrections), len(labels), num_classes)
+            whole[:, asked.flatten()] = logits.flatten(1, 2)
+            found.append(whole)
+    return torch.cat(found)
+
+
+def _train_one_by_one(
+    models: Models,
+    batch: Any,
+    num_classes: int,
+    steps: _Steps,
+    corrections: Sequence[float],
+    seed: int,
+) -> Tensor:
+    """Train a model for each fold and correction: ``[settings, n, C]``."""
+    *_, labels = batch
+    asked = len(steps.epochs)
+    found = torch.empty(len(corrections), asked, len(labels), num_classes, device=labels.device)
+    for place, correction in enumerate(corrections):
+        noise = torch.tensor(correction, device=labels.device)
+        for fold in range(FOLDS):
+            drawn = derive_seed("held-out-training", seed, place, fold)
+            with seeded_randomness(drawn, labels.device), torch.enable_grad():
+                rows = steps.folds.asked[fold]
+                found[place, :, rows] = _train_fold(models(fold), batch, steps, fold, noise)
+    return found.flatten(0, 1)
+
+
+def _train_fold(model: nn.Module, batch: Any, steps: _Steps, fold: int, noise: Tensor) -> Tensor:
+    """Train one model; return what it says of its fold: ``[epochs, a, C]``."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = _Adam(trained)
+    found = []
+    for epoch, batches in enumerate(steps.by_epoch, 1):
+        model.train()
+        for rows in batches:
+            *inputs, labels = take_rows(batch, rows[fold])
+            logits = model(*inputs)
+            loss = _loss(logits, labels, noise, logits.shape[1])
+            slopes = torch.autograd.grad(loss, trained, materialize_grads=True)
+            optimizer.step(slopes)
+        if epoch in steps.epochs:
+            model.eval()
+            found.append(answers_of(model, batch, steps.folds.asked[fold]))
+    return torch.stack(found)
+
+
+class _Adam:
+    """Adam (Kingma and Ba, 2015) with its usual settings.
+
+    ``torch.optim`` takes a second or more to import, which nothing else in a server needs.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = [value.detach() for value in params]
+        self.means = [torch.zeros_like(value) for value in self.params]
+        self.squares = [torch.zeros_like(value) for value in self.params]
+        self.steps = 0
+
+    def step(self, slopes: Sequence[Tensor]) -> None:
+        """Move the parameters, in place."""
+        self.steps += 1
+        own = [slope.detach() for slope in slopes]
+        torch._foreach_lerp_(self.means, own, 1 - 0.9)
+        torch._foreach_mul_(self.squares, 0.999)
+        torch._foreach_addcmul_(self.squares, own, own, 1 - 0.999)
+        roots = torch._foreach_sqrt(self.squares)
+        torch._foreach_div_(roots, math.sqrt(1 - 0.999**self.steps))
+        torch._foreach_add_(roots, 1e-8)
+        rate = LEARNING_RATE / (1 - 0.9**self.steps)
+        torch._foreach_addcdiv_(self.params, self.means, roots, -rate)
+
+
+def _loss(logits: Tensor, labels: Tensor, noise: Tensor, num_classes: int) -> Tensor:
+    """Return the mean corrected loss of logits ``[b, C]``."""
+    log_p = logits.float().log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
+    return -log_chance_of_label(log_p, noise, num_classes).mean()
+
+
+def answers_of(model: nn.Module, batch: Any, rows: Tensor) -> Tensor:
+    """Return a model's outputs for some examples, ``[len(rows), C]``, in float32."""
+    found = []
+    with evaluation_mode(model)():
+        for some in rows.split(_AT_ONCE):
+            *inputs, _ = take_rows(batch, some)
+            found.append(model(*inputs).float())
+    return torch.cat(found)
+
+
+def features_of(model: nn.Module, batch: Any) -> Tensor:
+    """Return what a model's last fully connected layer is given of each example, ``[n, features]``.
+
+    Each feature has mean 0 and deviation 1 over the examples. Where the model has no such layer,
+    they are its outputs.
+    """
+    given: list[Tensor] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    count = num_rows(batch) or 0
+    found = []
+    try:
+        with evaluation_mode(model)():
+            for some in torch.arange(count).split(_AT_ONCE):
+                given.clear()
+                *inputs, _ = take_rows(batch, some)
+                outputs = model(*inputs)
+                last = given[-1] if given else outputs
+                found.append((last if last.dim() == 2 else outputs).float())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    features = torch.cat(found)
+    deviation = features.std(dim=0)
+    return (features - features.mean(dim=0)) / deviation.clamp_min(1e-6)

@@ -1,0 +1,390 @@
+"""The held-out set examined before anybody is judged by it: wrong labels, classes, copies."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedif_flower.errors import require
+from fedif_flower.sections import CheckedFields
+from fedif_flower.seeding import derive_seed, torch_generator
+from fedif_flower.settings import Setting
+from fedif_flower.tasks.batches import class_labels, join, num_rows, take_rows, tensors_of
+from fedif_flower.tasks.modules import copy_module, seeded_randomness
+from fedif_flower.valuation.cross_fit import CrossFit, cross_fit, features_of
+from fedif_flower.valuation.noise_profile import Suspect, find_suspects, profile
+from fedif_flower.valuation.validation import Validation
+
+LEAST_EXAMPLES = 50  # Fewer say nothing about the share of wrong labels.
+RARE = 10  # Examples of a class.
+_NAMED = 10  # Classes in a sentence.
+
+Noise = Annotated[float, Field(ge=0, le=0.9)] | Literal["auto", "off"]
+
+
+@dataclass(frozen=True)
+class HeldOutCheck(CheckedFields):
+    """What is done about wrong labels in the held-out set.
+
+    Parameters
+    ----------
+    noise : float or {"auto", "off"}
+        For which share of wrong labels the loss is corrected, in [0, 0.9]; ``"auto"``: the
+        estimate, where its interval lies above 0; ``"off"``: none.
+    vet : bool
+        Examine the set before the first round.
+    seconds : float
+        How long the estimate may take, > 0.
+    """
+
+    noise: Annotated[
+        Noise,
+        Setting(
+            "for which share of wrong labels the held-out loss is corrected; `auto`: the share "
+            "that the set itself tells before the first round, where its interval lies above 0; "
+            "`off`: none (`docs/methods/held-out.md`)",
+            allowed="a number >= 0 and <= 0.9, 'auto' or 'off'",
+        ),
+    ] = "auto"
+    vet: Annotated[
+        bool,
+        Setting(
+            "examine the held-out set before the first round: the share of wrong labels, classes "
+            "without examples, inputs that are there twice"
+        ),
+    ] = True
+    seconds: Annotated[
+        float,
+        Setting("seconds that the share of wrong labels may take to estimate", gt=0),
+    ] = 60.0
+
+    def share_of(self, found: HeldOut | None) -> float:
+        """Return the share for which a loss is corrected, by what an examination found."""
+        if self.noise == "off":
+            return 0.0
+        if self.noise != "auto":
+            return float(self.noise)
+        return 0.0 if found is None else found.correction
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What an examination of a held-out set found.
+
+    Attributes
+    ----------
+    examples : int
+        How many count.
+    noise, low, high : float, optional
+        The share of wrong labels, and the ends of its 90 % interval; ``None``: no estimate.
+    why_none : str
+        Why there is no estimate; empty: there is one.
+    accuracy : float, optional
+        Of models on the fold that they were not trained on, by the given labels.
+    suspects : tuple of Suspect
+        The examples whose labels look wrong, the surest first; none where the estimate is 0.
+    missing : tuple of int
+        The classes that the model answers and no example has.
+    rare : mapping of int to int
+        The classes with fewer than 10 examples, and how many.
+    copies : int
+        How many examples have the input of an earlier one.
+    shared : int, optional
+        How many have an input that is in the other split, too; ``None``: there was none.
+    seconds : float
+        How long it took.
+    how : str
+        By what the share was estimated.
+    """
+
+    examples: int
+    noise: float | None = None
+    low: float | None = None
+    high: float | None = None
+    why_none: str = ""
+    accuracy: float | None = None
+    suspects: tuple[Suspect, ...] = ()
+    missing: tuple[int, ...] = ()
+    rare: Mapping[int, int] = field(default_factory=dict)
+    copies: int = 0
+    shared: int | None = None
+    seconds: float = 0.0
+    how: str = ""
+
+    @property
+    def correction(self) -> float:
+        """The share of wrong labels to correct for: the estimate, if its interval is above 0."""
+        if self.noise is None or self.low is None or self.low <= 0:
+            return 0.0
+        return self.noise
+
+    def words(self) -> str:
+        """Return what was found, in a sentence or a few."""
+        said = [self._labels(), *self._classes(), *self._twice()]
+        return "; ".join(said)
+
+    def _labels(self) -> str:
+        if self.noise is None or self.low is None or self.high is None:
+            return f"whether held-out labels are wrong is not known: {self.why_none}"
+        interval = f"{100 * self.low:.0f} to {100 * self.high:.0f} %"
+        if not self.noise:
+            return f"none of the held-out labels looks wrong ({interval})"
+        if not self.correction:
+            about = f"about {100 * self.noise:.0f} % ({interval})"
+            return f"{about} of the held-out labels may be wrong, or none"
+        return (
+            f"about {100 * self.noise:.0f} % ({interval}) of the held-out labels look wrong: "
+            f"{len(self.suspects)} suspects in held_out.csv"
+        )
+
+    def _classes(self) -> list[str]:
+        said = []
+        if self.missing:
+            said.append(f"no held-out example of the classes {_listed(self.missing)}")
+        if self.rare:
+            few = [f"{label} ({count})" for label, count in self.rare.items()]
+            said.append(f"fewer than {RARE} held-out examples of the classes {_listed(few)}")
+        return said
+
+    def _twice(self) -> list[str]:
+        said = []
+        if self.copies:
+            said.append(f"{self.copies} of {self.examples} held-out inputs are there twice")
+        if self.shared:
+            said.append(f"{self.shared} of them are in the test split, too")
+        return said
+
+    def to_record(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        rare = {str(label): count for label, count in self.rare.items()}
+        return {**asdict(self), "suspects": [list(s) for s in self.suspects], "rare": rare}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> HeldOut:
+        """Read what :meth:`to_record` returned."""
+        own = dict(record)
+        own["suspects"] = tuple(Suspect(*values) for values in record["suspects"])
+        own["missing"] = tuple(record["missing"])
+        own["rare"] = {int(label): count for label, count in record["rare"].items()}
+        return cls(**own)
+
+
+def _listed(values: Sequence[object]) -> str:
+    """Return the first few values, and how many there are more."""
+    shown = ", ".join(map(str, values[:_NAMED]))
+    more = len(values) - _NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def vet(
+    validation: Validation,
+    *,
+    test: Validation | None = None,
+    build: Callable[[int], nn.Module] | None = None,
+    seed: int = 0,
+    seconds: float = 60.0,
+) -> HeldOut:
+    r"""Examine a held-out set: how many labels are wrong, which classes it lacks, what is twice.
+
+    The share of wrong labels is estimated from the held-out set alone, so that no client can steer
+    it: the model is trained anew on four of five folds, and asked about the other
+    (:func:`~fedif_flower.valuation.cross_fit.cross_fit`); the share is the one that makes the
+    labels likeliest (:func:`~fedif_flower.valuation.noise_profile.profile`). A model that cannot be
+    trained in time is replaced by a logistic regression on what its last layer is given.
+
+    Parameters
+    ----------
+    validation : Validation
+        The set, with the model and its loss; both are left alone.
+    test : Validation, optional
+        Another split, to look for the same inputs in.
+    build : callable, optional
+        ``build(seed)`` -> an untrained model. Default: a copy of the validation's own, whose layers
+        with ``reset_parameters`` begin anew, unless they are frozen.
+    seed : int
+        All that is drawn depends on it alone, >= 0.
+    seconds : float
+        How long the estimate may take, > 0: one that would take longer trains fewer models.
+
+    Returns
+    -------
+    HeldOut
+        Without an estimate where there are fewer than 50 examples, or the loss is no cross-entropy
+        of torch on integer labels ``[n]``.
+
+    Raises
+    ------
+    ConfigError
+        If ``seconds`` is not > 0.
+
+    References
+    ----------
+    Patrini et al., 2017, arXiv 1609.03683; Northcutt et al., 2021, arXiv 1911.00068.
+    """
+    require(seconds > 0, "seconds", seconds, "a number > 0")
+    began = time.perf_counter()
+    found = _examined(validation, test, build, seed, seconds)
+    return replace(found, seconds=round(time.perf_counter() - began, 3))
+
+
+def _examined(
+    validation: Validation,
+    test: Validation | None,
+    build: Callable[[int], nn.Module] | None,
+    seed: int,
+    seconds: float,
+) -> HeldOut:
+    own = _inputs_of(validation)
+    seen = Counter(own)
+    there = None if test is None else set(_inputs_of(test))
+    examples = int(validation.num_examples)
+    found = HeldOut(
+        examples,
+        copies=len(own) - len(seen),
+        shared=None if there is None else sum(row in there for row in own),
+    )
+    if "accuracy" not in validation.metrics:
+        return replace(found, why_none="targets are no classes")
+    batch, places = _labelled(validation)
+    if batch is None:
+        return replace(found, why_none="its batches cannot be divided into examples")
+    labels = batch[-1]
+    num_classes = _num_classes(validation, batch)
+    counts = labels.bincount(minlength=num_classes).tolist()
+    found = replace(
+        found,
+        missing=tuple(label for label, count in enumerate(counts) if not count),
+        rare={label: count for label, count in enumerate(counts) if 0 < count < RARE},
+    )
+    if validation.judge.objective.class_mean is None:
+        return replace(found, why_none="the loss is no cross-entropy of torch")
+    if len(labels) < LEAST_EXAMPLES:
+        few = f"{len(labels)} examples are too few; at least {LEAST_EXAMPLES} are needed"
+        return replace(found, why_none=few)
+    models = _models(validation, build, seed)
+    fitted, how = _fit(models, batch, num_classes, seed, seconds)
+    if fitted is None:
+        return replace(found, why_none=f"it would take more than {seconds:g} s")
+    return _estimated(replace(found, how=how), fitted, labels, places, seed)
+
+
+def _estimated(
+    found: HeldOut, fitted: CrossFit, labels: Tensor, places: Tensor, seed: int
+) -> HeldOut:
+    """Return what was found with the share of wrong labels, and the suspects."""
+    estimate = profile(fitted.logits, labels, torch_generator("held-out-bootstrap", seed))
+    given = labels.cpu()
+    right = estimate.probabilities.argmax(dim=1) == given
+    found = replace(
+        found,
+        noise=estimate.noise,
+        low=estimate.low,
+        high=estimate.high,
+        accuracy=float(right.double().mean()),
+    )
+    if not found.correction:
+        return found
+    most = math.ceil(estimate.high * len(given))
+    suspects = find_suspects(estimate.probabilities, given, most)
+    moved = tuple(one._replace(index=int(places[one.index])) for one in suspects)
+    return replace(found, suspects=moved)
+
+
+def _fit(
+    models: Callable[[int], nn.Module], batch: Any, num_classes: int, seed: int, seconds: float
+) -> tuple[CrossFit | None, str]:
+    """Return what models trained in time say, and how they were trained, in words."""
+    fitted = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds)
+    if fitted is not None:
+        less = ", fewer than usual to save time" if fitted.is_reduced else ""
+        return fitted, f"{fitted.grid.words()}{less}"
+    features = features_of(models(0).eval(), batch)
+    labels = batch[-1]
+
+    def regression(fold: int) -> nn.Module:
+        with seeded_randomness(derive_seed("held-out-regression", seed, fold), labels.device):
+            return nn.Linear(features.shape[1], num_classes, device=labels.device)
+
+    fitted = cross_fit(regression, (features, labels), num_classes, seed=seed, seconds=seconds)
+    if fitted is None:
+        return None, ""
+    what = "logistic regression on the features of the untrained model, which is too large to train"
+    return fitted, f"{what}: {fitted.grid.words()}"
+
+
+def _models(
+    validation: Validation, build: Callable[[int], nn.Module] | None, seed: int
+) -> Callable[[int], nn.Module]:
+    """Return what makes the untrained model of a fold, on the validation's device."""
+    device = validation.device
+
+    def model(fold: int) -> nn.Module:
+        own = derive_seed("held-out-model", seed, fold)
+        if build is not None:
+            return build(own).to(device)
+        with validation.alone() as judge:
+            copied = copy_module(judge.model.module)
+        with seeded_randomness(own, device):
+            for module in copied.modules():
+                parameters = list(module.parameters(recurse=False))
+                reset = getattr(module, "reset_parameters", None)
+                if reset is not None and all(value.requires_grad for value in parameters):
+                    reset()
+        return copied
+
+    return model
+
+
+def _labelled(validation: Validation) -> tuple[Any, Tensor]:
+    """Return all examples with a label that counts as one batch, and where they lie in the data.
+
+    ``None`` for the batch where single examples cannot be taken out.
+    """
+    contents = [batch.content for batch in validation.batches]
+    if any(num_rows(content) is None for content in contents):
+        return None, torch.empty(0)
+    whole = join(contents)
+    labels = class_labels(whole)
+    assert labels is not None  # There is an accuracy.
+    class_mean = validation.judge.objective.class_mean
+    counted = torch.ones_like(labels, dtype=torch.bool)
+    if class_mean is not None:
+        counted = class_mean.counts(labels)
+    places = counted.nonzero().flatten()
+    *inputs, targets = whole if len(places) == len(labels) else take_rows(whole, places)
+    return (*inputs, targets.long()), places.cpu()
+
+
+def _num_classes(validation: Validation, batch: Any) -> int:
+    """Return how many classes the model answers."""
+    *inputs, _ = take_rows(batch, torch.arange(min(2, num_rows(batch) or 0)))
+    with validation.alone() as judge, judge.model.evaluation_mode():
+        return int(judge.model.module(*inputs).shape[1])
+
+
+def _inputs_of(validation: Validation) -> list[bytes]:
+    """Return a digest of each example's inputs; none where examples cannot be taken out singly."""
+    digests: list[bytes] = []
+    for batch in validation.batches:
+        content = batch.content
+        count = num_rows(content)
+        if count is None or not isinstance(content, list | tuple):
+            return []
+        tensors = tensors_of(list(content[:-1]))
+        rows = [tensor.cpu().reshape(count, -1).contiguous() for tensor in tensors]
+        as_bytes = [values.view(torch.uint8).numpy() for values in rows]
+        for example in range(count):
+            together = hashlib.blake2b(digest_size=16)
+            for values in as_bytes:
+                together.update(values[example].tobytes())
+            digests.append(together.digest())
+    return digests

@@ -1,0 +1,138 @@
+"""The share of wrong labels that explains best what models say of examples they have not seen."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedif_flower.valuation.label_noise import log_chance_of_label
+
+GRID = (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)
+TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0)
+DRAWS = 200  # Of the bootstrap.
+TAIL = 0.05  # Of its draws, at either end of the interval.
+_MOST_OF_RANGE = 0.95  # Of (C - 1) / C, where labels say nothing.
+
+
+class Profile(NamedTuple):
+    """What a set of labels says about the share of wrong ones.
+
+    Attributes
+    ----------
+    noise, low, high : float
+        The share that is most likely, and the ends of its 90 % interval.
+    probabilities : Tensor
+        ``[n, C]``: of the right classes, by the setting and temperature that explain best.
+    """
+
+    noise: float
+    low: float
+    high: float
+    probabilities: Tensor
+
+
+def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profile:
+    r"""Return the share of wrong labels that maximises the cross-validated likelihood.
+
+    .. math:: \hat\varepsilon = \arg\max_\varepsilon \max_{s, \tau} \sum_i \log\left(
+              (1 - \varepsilon) p_{i y_i} + \frac{\varepsilon}{C - 1} (1 - p_{i y_i})\right),
+              \qquad p_i = \mathrm{softmax}(z_{is} / \tau)
+
+    with :math:`z_{is}` the logits of example i by a model that was not trained on it, in setting s.
+    Settings and temperature :math:`\tau` are in the profile because a model's overconfidence would
+    pass for wrong labels otherwise. The interval is between the 5th and the 95th of a hundred
+    bootstrap draws of examples.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[settings, n, C]``.
+    labels : Tensor
+        ``[n]``, in [0, C).
+    generator : torch.Generator
+        Draws the bootstrap's examples, on the CPU.
+    """
+    count, num_classes = logits.shape[1:]
+    logits = logits.double().cpu()
+    labels = labels.cpu()
+    temperatures = torch.tensor(TEMPERATURES, dtype=torch.float64)
+    log_p = torch.stack([(logits / t).log_softmax(dim=-1) for t in temperatures], dim=1)
+    of_label = log_p.gather(-1, labels.expand(*log_p.shape[:2], count)[..., None])[..., 0]
+    of_label = of_label.flatten(0, 1)  # [settings * temperatures, n]
+    draws = torch.randint(count, (DRAWS, count), generator=generator)
+    weights = torch.stack([draw.bincount(minlength=count) for draw in draws]).double()  # [B, n]
+
+    most = _MOST_OF_RANGE * (num_classes - 1) / num_classes
+    shares = [share for share in GRID if share < most]
+    heights, places, drawn_heights = [], [], []
+    for share in shares:
+        noise = torch.tensor(share, dtype=torch.float64)
+        likelihood = log_chance_of_label(of_label, noise, num_classes)  # [settings, n]
+        height, place = likelihood.sum(dim=1).max(dim=0)
+        heights.append(float(height))
+        places.append(int(place))
+        drawn_heights.append((likelihood @ weights.T).max(dim=0).values)  # [B]
+    best = max(range(len(shares)), key=heights.__getitem__)
+    drawn = torch.stack(drawn_heights).argmax(dim=0)  # [B]
+    of_draws = torch.tensor(shares, dtype=torch.float64)[drawn]
+    low, high = of_draws.quantile(torch.tensor([TAIL, 1 - TAIL], dtype=torch.float64)).tolist()
+    setting, temperature = divmod(places[best], len(TEMPERATURES))
+    probabilities = log_p[setting, temperature].exp()
+    return Profile(shares[best], min(low, shares[best]), max(high, shares[best]), probabilities)
+
+
+class Suspect(NamedTuple):
+    """An example whose label looks wrong.
+
+    Attributes
+    ----------
+    index : int
+        Its place in the held-out set, from 0.
+    given, likely : int
+        Its label, and the class that models find.
+    probability : float
+        Of that class, in [0, 1].
+    """
+
+    index: int
+    given: int
+    likely: int
+    probability: float
+
+
+def find_suspects(probabilities: Tensor, labels: Tensor, most: int) -> list[Suspect]:
+    r"""Return the examples that are confidently of another class than their label's.
+
+    .. math:: \hat y_i = \arg\max_{k:\; p_{ik} \ge t_k} p_{ik}, \qquad
+              t_k = \frac{1}{|\{i: y_i = k\}|} \sum_{i:\; y_i = k} p_{ik}
+
+    Who has no such class is none of them. They are ordered by :math:`p_{i \hat y_i} - p_{i y_i}`,
+    the largest first.
+
+    Parameters
+    ----------
+    probabilities : Tensor
+        ``[n, C]``: p, by models that were not trained on the examples.
+    labels : Tensor
+        ``[n]``: y.
+    most : int
+        So many are returned at most: a model's own errors look alike.
+
+    References
+    ----------
+    Northcutt, Jiang and Chuang, "Confident Learning: Estimating Uncertainty in Dataset Labels",
+    2021, arXiv 1911.00068.
+    """
+    num_classes = probabilities.shape[1]
+    thresholds = torch.full((num_classes,), torch.inf, dtype=probabilities.dtype)
+    for label in labels.unique().tolist():
+        thresholds[label] = probabilities[labels == label, label].mean()
+    confident = torch.where(probabilities >= thresholds, probabilities, -1.0)
+    value, likely = confident.max(dim=1)
+    margins = value - probabilities.gather(1, labels[:, None])[:, 0]
+    is_suspect = (value >= 0) & (likely != labels)
+    rows = is_suspect.nonzero().flatten()
+    order = margins[rows].argsort(descending=True, stable=True)[:most]
+    return [Suspect(int(i), int(labels[i]), int(likely[i]), float(value[i])) for i in rows[order]]

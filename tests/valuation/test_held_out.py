@@ -1,0 +1,226 @@
+"""A held-out set examined: wrong labels by share and by example, classes, copies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.valuation import Validation, cross_fit
+from fedif_flower.valuation.held_out import HeldOut, HeldOutCheck, vet
+from fedif_flower.valuation.noise_profile import Suspect, find_suspects, profile
+
+COUNT = 120
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    images, labels = load_digits(return_X_y=True)
+    rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:COUNT]
+    return torch.tensor(images / 16, dtype=torch.float32)[rows], torch.tensor(labels)[rows].long()
+
+
+def with_wrong(labels: Tensor, count: int) -> Tensor:
+    """Replace the first labels by another class each."""
+    draw = torch.randint(1, 10, (count,), generator=torch.Generator().manual_seed(1))
+    return torch.cat([(labels[:count] + draw) % 10, labels[count:]])
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def held_out(labels: Tensor, model: nn.Module | None = None, **more) -> Validation:
+    return Validation(
+        model or perceptron(), digits()[0][: len(labels)], labels, device="cpu", **more
+    )
+
+
+@cache
+def found(wrong: int) -> HeldOut:
+    return vet(held_out(with_wrong(digits()[1], wrong)), seed=3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "least", "most"), [(0, 0, 0.03), (12, 0.03, 0.2), (36, 0.2, 0.45)]
+)
+def test_the_share_of_wrong_labels_lies_in_its_band(wrong, least, most):
+    own = found(wrong)
+    assert least <= own.noise <= most
+    assert own.low <= own.noise <= own.high
+    assert own.low <= wrong / COUNT <= own.high
+
+
+def test_clean_labels_are_corrected_for_nothing_and_have_no_suspects():
+    own = found(0)
+    assert (own.correction, own.suspects) == (0.0, ())
+    none = replace(own, noise=0.0, high=0.03)
+    assert none.words().startswith("none of the held-out labels looks wrong (0 to 3 %)")
+    assert own.accuracy > 0.8
+
+
+def test_suspects_are_mostly_those_that_are_wrong_and_say_the_right_class():
+    own, right = found(36), digits()[1]
+    wrong = [one for one in own.suspects if one.index < 36]
+    assert len(wrong) >= 25
+    assert len(wrong) >= 0.6 * len(own.suspects)
+    assert sum(one.likely == right[one.index] for one in wrong) >= 0.8 * len(wrong)
+    assert f"look wrong: {len(own.suspects)} suspects in held_out.csv" in own.words()
+
+
+def test_it_is_the_same_again_and_leaves_no_trace():
+    judge = held_out(with_wrong(digits()[1], 36))
+    before, state = judge.params(), torch.get_rng_state()
+    own = vet(judge, seed=3)
+    assert torch.equal(judge.params(), before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert own.suspects == found(36).suspects
+    assert (own.noise, own.low, own.high) == (found(36).noise, found(36).low, found(36).high)
+
+
+def test_it_is_read_from_its_record():
+    assert HeldOut.from_record(found(36).to_record()) == found(36)
+
+
+def test_models_with_buffers_and_dropout_are_trained_one_by_one():
+    model = nn.Sequential(
+        nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 10)
+    )
+    own = vet(held_out(with_wrong(digits()[1], 36), model))
+    assert 0.15 <= own.noise <= 0.5
+
+
+def test_too_little_time_trains_less_then_a_regression_then_nothing(monkeypatch):
+    judge = held_out(digits()[1])
+    took = {"left": 1}
+
+    def predicted(*arguments):
+        took["left"] -= 1
+        return 0.0 if took["left"] < 0 else 99.0
+
+    monkeypatch.setattr(cross_fit, "_predicted_seconds", predicted)
+    assert "fewer than usual" in vet(judge, seconds=1).how
+    took["left"] = 3
+    assert vet(judge, seconds=1).how.startswith("logistic regression on the features")
+    took["left"] = 99
+    own = vet(judge, seconds=1)
+    assert own.noise is None
+    assert "it would take more than 1 s" in own.words()
+
+
+def test_few_examples_have_no_estimate():
+    own = vet(held_out(digits()[1][:49]))
+    assert own.noise is None
+    assert own.correction == 0
+    assert "49 examples are too few; at least 50 are needed" in own.words()
+
+
+def test_missing_and_rare_classes_are_named():
+    _, labels = digits()
+    without = labels.where(labels != 3, 4)
+    own = vet(held_out(without.where(without != 7, 8)[:30]))
+    assert own.missing == (3, 7)
+    assert own.rare[0] == int((labels[:30] == 0).sum())
+    assert "no held-out example of the classes 3, 7" in own.words()
+
+
+def test_copies_are_counted_within_a_split_and_between_two():
+    inputs, labels = digits()
+    twice = Validation(
+        perceptron(),
+        torch.cat([inputs[:30], inputs[:2]]),
+        torch.cat([labels[:30], labels[:2]]),
+        device="cpu",
+    )
+    test = Validation(perceptron(), inputs[29:60], labels[29:60], device="cpu")
+    own = vet(twice, test=test)
+    assert (own.copies, own.shared) == (2, 1)
+    assert "2 of 32 held-out inputs are there twice" in own.words()
+    assert "1 of them are in the test split, too" in own.words()
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "targets", "words"),
+    [
+        (functional.mse_loss, torch.rand(COUNT, 10), "targets are no classes"),
+        (
+            lambda outputs, labels: functional.cross_entropy(outputs, labels) * 2,
+            None,
+            "the loss is no cross-entropy of torch",
+        ),
+    ],
+)
+def test_other_losses_have_sizes_and_copies_alone(loss_fn, targets, words):
+    own = vet(held_out(digits()[1] if targets is None else targets, loss_fn=loss_fn))
+    assert own.noise is None
+    assert own.examples == COUNT
+    assert words in own.words()
+
+
+def test_ignored_targets_keep_the_places_of_the_others():
+    labels = with_wrong(digits()[1], 36).clone()
+    labels[:10] = -100
+    own = vet(held_out(labels))
+    assert own.examples == COUNT - 10
+    assert min(one.index for one in own.suspects) >= 10
+
+
+def test_hand_computed_suspects():
+    """Thresholds are 0.6 and 0.7: the third is of class 1, the last of none."""
+    of_zero = torch.tensor([0.9, 0.8, 0.1, 0.2, 0.4])
+    probabilities = torch.stack([of_zero, 1 - of_zero], dim=1).double()
+    labels = torch.tensor([0, 0, 0, 1, 1])
+    (one,) = find_suspects(probabilities, labels, 5)
+    assert one[:3] == (2, 0, 1)
+    assert one.probability == pytest.approx(0.9)
+    assert find_suspects(probabilities, labels, 0) == []
+
+
+def test_hand_computed_profile():
+    """Nine of ten labels are sure to be right, one to be wrong: the share is a tenth."""
+    logits = torch.zeros(1, 100, 10)
+    logits[:, :, 0] = 50.0
+    labels = torch.zeros(100, dtype=torch.long)
+    labels[:10] = 1
+    own = profile(logits, labels, torch.Generator().manual_seed(0))
+    assert own.noise == 0.1
+    assert 0.03 <= own.low <= 0.1 <= own.high <= 0.2
+
+
+def test_what_is_corrected_for():
+    sure = HeldOut(100, noise=0.3, low=0.2, high=0.4)
+    unsure = HeldOut(100, noise=0.1, low=0.0, high=0.25)
+    assert HeldOutCheck().share_of(sure) == 0.3
+    assert HeldOutCheck().share_of(unsure) == 0.0
+    assert HeldOutCheck().share_of(None) == 0.0
+    assert HeldOutCheck(noise="off").share_of(sure) == 0.0
+    assert HeldOutCheck(noise=0.2).share_of(sure) == 0.2
+    assert "about 10 % (0 to 25 %) of the held-out labels may be wrong, or none" in unsure.words()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"noise": 0.91}, {"noise": -0.1}, {"noise": "on"}, {"seconds": 0}]
+)
+def test_settings_out_of_range_are_refused(settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        HeldOutCheck(**settings)
+
+
+def test_seconds_out_of_range_are_refused():
+    with pytest.raises(ConfigError, match="seconds = 0; allowed: a number > 0"):
+        vet(held_out(digits()[1]), seconds=0)
+
+
+def test_a_suspect_is_a_line():
+    assert Suspect(3, 1, 2, 0.9)._asdict() == {
+        "index": 3,
+        "given": 1,
+        "likely": 2,
+        "probability": 0.9,
+    }
