@@ -110,11 +110,13 @@ def run_federation(
             loaded, grid, folder, run_id, checkpoint, told, stack=stack, modules=modules
         )
         for part in parts:
-            run.built.append(part.build(run))
+            built = part.build(run)
+            run.built.append(built)
+            run.loaded = built.loaded or run.loaded
         for wire in (wire for built in run.built for wire in built.wires):
             grid = wire(grid)
         grid = screened(grid)
-        strategy = build_strategy(loaded, run.joined("setup"))
+        strategy = build_strategy(run.loaded, run.joined("setup"))
         for part in parts:
             part.refuse(strategy, run)
         if checkpoint is None:  # A resumed run does not wait for members that are gone.

@@ -34,6 +34,7 @@ from fedif_flower.storage import (
     write_atomically,
     writing,
 )
+from fedif_flower.valuation.noise_profile import Suspect
 
 _MEMBER = ("round", "partition_id", "client_id")
 # What blocks of held-out examples are of all, in the provenance; their columns of contributions.
@@ -42,6 +43,7 @@ SETTINGS_KEY = "settings"  # In the provenance of a run without a run config.
 # What a new model is measured by; a task's metrics have columns of their own behind.
 MEASURED = (
     *("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "attack_success"),
+    "validation_contradicted",
 )
 _CLIENT = (
     *(*_MEMBER, "malicious", "score", "normalized", "weight_score", "weight"),
@@ -160,6 +162,8 @@ class RunFolder:
         What each client contributed to each round, and what the round gained.
     quarantine, names : Table
         Who was left out, when and why; what the operator calls members.
+    held_out : Table
+        The examples of the validation split whose labels look wrong.
     signatures : Table
         What members signed of their updates: digests, keys and signatures, in hex.
     receipts, round_heads : Table
@@ -188,6 +192,7 @@ class RunFolder:
         self.attribution = self._table("attribution", (*_ATTRIBUTION, *credit))
         self.attributed_rounds = self._table("attribution_rounds", _ATTRIBUTED_ROUND)
         self.quarantine = self._table("quarantine", (field.name for field in fields(Decision)))
+        self.held_out = self._table("held_out", Suspect._fields)
         self.signatures = self._table("signatures", ("round", "client_id", *_SIGNED))
         self.receipts = self._table("receipts", _LEAF)
         self.round_heads = self._table("round_heads", _HEAD)

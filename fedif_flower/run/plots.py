@@ -40,6 +40,10 @@ def plot_progress(rounds: Sequence[Line], folder: RunFolder, title: str) -> Path
         columns = [(row["round"], row.get(f"{split}_{key}")) for row in rounds]
         if shown := [point for point in columns if point[1] is not None]:
             axes.plot(*zip(*shown, strict=True), style, color=HONEST, label=split)
+    sure = [(row["round"], row.get("validation_contradicted")) for row in rounds]
+    if contradicted := [point for point in sure if point[1] is not None]:
+        label = "validation labels contradicted"
+        axes.plot(*zip(*contradicted, strict=True), "-.", color="grey", linewidth=0.9, label=label)
     axes.set(xlabel="round", ylabel=key.replace("_", " "), title=title)
     if has_accuracy:
         axes.set(ylim=(0, 1))

@@ -75,7 +75,8 @@ class RunRecorder(RunWriter):
             is_malicious=malicious_marker(config),
             on_row=on_row,
         )
-        self.remarks = loaded.task.remarks
+        remarks = [remark for built in run.built for remark in built.remarks]
+        self.remarks = [*loaded.task.remarks, *remarks]
         self.listeners[:0] = [built.on_row for built in run.built if built.on_row]
         self.keeps_attempts = not config.overwrite
         self._done = max(run.done, 0)
