@@ -78,7 +78,9 @@ def test_wrong_labels_are_said_before_anybody_is_asked_and_corrected(tmp_path, c
     assert record["corrected_noise"] == record["noise"]
     suspects = folder.held_out.read()
     assert list(suspects[0]) == ["index", "given", "likely", "probability"]
-    assert f"{len(suspects)} suspects in held_out.csv" in " ".join(folder.report.read_text().split())
+    assert f"{len(suspects)} suspects in held_out.csv" in " ".join(
+        folder.report.read_text().split()
+    )
     assert any(said in remark for remark in folder.summary.read()["data_remarks"])
 
     # The loss that the records tell of is the corrected one, whoever takes it again.
