@@ -170,6 +170,43 @@ def show(
         typer.echo(f"Picture: {results.plot(picture).absolute()}")
 
 
+validation_cli = typer.Typer(name="validation", no_args_is_help=True)
+cli.add_typer(validation_cli)
+
+
+@validation_cli.callback()
+def validation() -> None:
+    """Examine the server's held-out data."""
+
+
+@validation_cli.command("check")
+def check_validation(
+    config: Config = None,
+    out: Annotated[Path | None, typer.Option(help="write the suspects here, *.csv")] = None,
+) -> None:
+    """Say how many held-out labels look wrong, which classes are missing, what is there twice.
+
+    The task is that of the run config; nobody is asked.
+    """
+    parsed = parse_config(config, {})
+    from fedif_flower.run.config import ValidationSettings
+    from fedif_flower.run.folder import Table
+    from fedif_flower.run.held_out import examine
+    from fedif_flower.run.loaded_task import load_task
+    from fedif_flower.valuation.noise_profile import Suspect
+
+    found = examine(load_task(parsed), parsed.section(ValidationSettings).check().seconds)
+    typer.echo(f"{found.examples} examples: {found.words()}")
+    if found.accuracy is not None:
+        typer.echo(
+            f"By {found.how}, in {found.seconds:.1f} s; accuracy on examples that were not trained "
+            f"on: {100 * found.accuracy:.1f} %"
+        )
+    if out is not None:
+        Table(out, Suspect._fields).replace([one._asdict() for one in found.suspects])
+        typer.echo(f"Suspects: {out.absolute()}")
+
+
 def main() -> None:
     """Run the command line; an error of ours, or a file of others, is a line, no traceback."""
     try:

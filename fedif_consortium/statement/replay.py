@@ -20,6 +20,7 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
 from fedif_flower.run.config import CreditSettings, RunConfig
 from fedif_flower.run.folder import Table, files_of_rounds
+from fedif_flower.run.held_out import with_recorded_noise
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.modules import hashes_here
@@ -101,6 +102,7 @@ def _load(records: RunRecords, task: Task | None) -> LoadedTask:
     loaded = load_task(config, task)
     if data_hash(tensors_in(loaded.validation_data)) != records.provenance["validation_sha256"]:
         raise StatementError("the validation set is not the one that the run had")
+    loaded = with_recorded_noise(loaded, records.provenance)
     salt = records.salt()
     if not salt:
         return loaded

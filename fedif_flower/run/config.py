@@ -42,6 +42,7 @@ from fedif_flower.strategies.config import (
     tuned_settings,
 )
 from fedif_flower.tasks.config import IMAGES
+from fedif_flower.valuation.held_out import HeldOutCheck, Noise
 
 # Settings of the built-in task, which another task does not read.
 IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
@@ -72,6 +73,18 @@ class CreditSettings(Settings, alias_generator=in_section("credit")):
         return CreditBounds(self.length, self.borrowed, self.weight)
 
 
+class ValidationSettings(Settings, alias_generator=in_section("validation")):
+    """What is done about wrong labels in the held-out set."""
+
+    noise: Noise = setting_of(HeldOutCheck, "noise")
+    vet: bool = setting_of(HeldOutCheck, "vet")
+    seconds: float = setting_of(HeldOutCheck, "seconds")
+
+    def check(self) -> HeldOutCheck:
+        """Return what is done."""
+        return HeldOutCheck(self.noise, self.vet, self.seconds)
+
+
 class QuarantineSettings(Settings, alias_generator=in_section("quarantine")):
     """Whether members who harm are left out for a while."""
 
@@ -96,6 +109,7 @@ class UpdatesSettings(Settings, alias_generator=in_section("updates")):
 
 
 OWN_SECTIONS: tuple[type[Settings], ...] = (
+    ValidationSettings,
     PaceSettings,
     CreditSettings,
     QuarantineSettings,

@@ -110,9 +110,12 @@ def run_federation(
             modules=modules_of(loaded.config, task, parts),
         )
         for part in parts:
-            run.built.append(part.build(run))
+            built = part.build(run)
+            run.built.append(built)
+            if built.loaded is not None:
+                run.loaded = built.loaded
         grid = _wired(grid, run)
-        strategy = build_strategy(loaded, run.joined("setup"))
+        strategy = build_strategy(run.loaded, run.joined("setup"))
         for part in parts:
             part.refuse(strategy, run)
         if checkpoint is None:  # A resumed run does not wait for members that are gone.

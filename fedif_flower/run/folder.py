@@ -40,6 +40,7 @@ from fedif_flower.storage import (
     write_atomically,
     writing,
 )
+from fedif_flower.valuation.noise_profile import Suspect
 
 _MEMBER = ("round", "partition_id", "client_id")
 SETTINGS_KEY = "settings"  # In the provenance of a run without a run config.
@@ -50,6 +51,7 @@ MEASURED = (
     "validation_accuracy",
     "validation_loss",
     "attack_success",
+    "validation_contradicted",
 )
 _CLIENT = (
     *_MEMBER,
@@ -191,6 +193,8 @@ class RunFolder:
         What each client contributed to each round, and what the round gained.
     quarantine, names : Table
         Who was left out, when and why; what the operator calls members.
+    held_out : Table
+        The examples of the validation split whose labels look wrong.
     signatures : Table
         What members signed of their updates: digests, keys and signatures, in hex.
     receipts, round_heads : Table
@@ -219,6 +223,7 @@ class RunFolder:
         self.attributed_rounds = self._table("attribution_rounds", ROUND_COLUMNS)
         decision = [field.name for field in fields(Decision)]
         self.quarantine = self._table("quarantine", decision)
+        self.held_out = self._table("held_out", Suspect._fields)
         self.signatures = self._table("signatures", _SIGNATURE)
         self.receipts = self._table("receipts", _LEAF)
         self.round_heads = self._table("round_heads", _HEAD)

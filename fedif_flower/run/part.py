@@ -77,6 +77,10 @@ class Built:
         What it writes at most, in multiples of the model's size.
     stays : sequence of Path
         Its files that are not removed as the run begins, since it replaces them itself.
+    remarks : sequence of str
+        What it has to say about the data, for the report.
+    loaded : LoadedTask, optional
+        The task as later parts, the strategy and the records take it.
     """
 
     wires: Sequence[Wire] = ()
@@ -88,6 +92,8 @@ class Built:
     on_row: Callable[[Round], object] | None = None
     copies: int = 0
     stays: Sequence[Path] = ()
+    remarks: Sequence[str] = ()
+    loaded: LoadedTask | None = None
 
 
 NOTHING = Built()

@@ -8,6 +8,7 @@ from fedif_flower.registry import parts_named
 from fedif_flower.run.attribution import Attribution, Quarantined
 from fedif_flower.run.client_memory import ClientMemory
 from fedif_flower.run.collusion import Collusion
+from fedif_flower.run.held_out import ExaminedHeldOut
 from fedif_flower.run.kept_updates import KeepUpdates
 from fedif_flower.run.live_state import Live
 from fedif_flower.run.part import RunPart
@@ -23,6 +24,7 @@ class Paced(RunPart):
 def run_parts() -> Sequence[RunPart]:
     """Return the parts of a run that brings nothing of its own."""
     return (
+        ExaminedHeldOut(),
         Live(),
         Paced(),
         Collusion(),

@@ -33,6 +33,10 @@ def plot_progress(rounds: Sequence[Line], folder: RunFolder, title: str) -> Path
         points = _points(rounds, f"{split}_{metric}")
         if points:
             axes.plot(*zip(*points, strict=True), style, color=HONEST, label=split)
+    contradicted = _points(rounds, "validation_contradicted")
+    if contradicted:
+        label = "validation labels contradicted"
+        axes.plot(*zip(*contradicted, strict=True), "-.", color="grey", linewidth=0.9, label=label)
     axes.set(xlabel="round", ylabel=metric.replace("_", " "), title=title)
     axes.grid(alpha=0.3)
     if metric == "accuracy":

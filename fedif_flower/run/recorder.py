@@ -77,7 +77,9 @@ class RunRecorder(RunWriter):
             is_malicious=malicious_marker(config),
             on_row=on_row,
         )
-        self.remarks = loaded.task.remarks
+        self.remarks = list(loaded.task.remarks)
+        for built in run.built:
+            self.remarks += built.remarks
         # Parts hear of a row before whoever called the run.
         of_parts = [built.on_row for built in run.built if built.on_row]
         self.listeners = [*of_parts, *self.listeners]

@@ -58,6 +58,8 @@ def salt_of(nonce: str, path: Path | None = None) -> str:
 def paying_part(loaded: LoadedTask, salt: str) -> Validation:
     """Return as many test examples as the validation split has, drawn by a salt, by class.
 
+    Their loss allows for as many wrong labels as that of the validation split.
+
     Nothing weighs by them, and nothing is trained on them: what the test split says of the model
     stays true.
 
@@ -74,4 +76,4 @@ def paying_part(loaded: LoadedTask, salt: str) -> Validation:
             "credit.secret-validation = true needs a test split of tensors with more examples than "
             f"the validation split's {count}"
         )
-    return part
+    return part.with_noise(loaded.validation.noise)

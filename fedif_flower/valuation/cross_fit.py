@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
 
 from fedif_flower.devices import torch_threads
 from fedif_flower.seeding import derive_seed, torch_generator
@@ -18,15 +17,14 @@ from fedif_flower.tasks.modules import evaluation_mode, seeded_randomness
 from fedif_flower.valuation.label_noise import log_chance_of_label
 
 FOLDS = 5
-LEARNING_RATE = 4e-3  # Of Adam, which needs none of the task's own.
+LEARNING_RATE = 4e-3  # Of Adam: the task's own is its clients'.
+_MANY = 1000  # Examples.
 _BATCH = 32
-_LARGE_BATCH = 64  # From a thousand examples on.
+_LARGE_BATCH = 64  # Of many examples.
 _LEAST_STEPS, _LEAST_EPOCHS = 150, 8
 _TRIED_STEPS = 8  # To know how long one takes.
 _AT_ONCE = 256  # Examples that a model is asked about.
-# Models so small spend their time between operations: they are trained as one.
-_MOST_STACKED = 65_536
-_NOT_STACKED = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.dropout._DropoutNd)
+_SMALL = 100_000  # Parameters: threads would wait for each other at each operation.
 
 Models = Callable[[int], nn.Module]  # By fold, on the data's device.
 
@@ -96,16 +94,19 @@ def draw_folds(count: int, generator: torch.Generator) -> Folds:
 
 
 def grids(num_training: int) -> list[Grid]:
-    """Return what may be trained on so many examples, the most thorough first."""
+    """Return what may be trained on so many examples, the most thorough first.
+
+    Many examples tell the share by themselves, whatever the correction in training.
+    """
     steps = _steps_of(num_training)
     most = max(math.ceil(_LEAST_STEPS / steps), _LEAST_EPOCHS)
     epochs = [max(math.ceil(most / part), 1) for part in (8, 4, 2, 1)]
     all_epochs = tuple(sorted(set(epochs)))
-    return [
-        Grid((0.0, 0.15, 0.3, 0.5), all_epochs),
-        Grid((0.0, 0.3), all_epochs),
-        Grid((0.15,), all_epochs[:-1] or all_epochs),
-    ]
+    fewer_epochs = all_epochs[:-1] or all_epochs
+    least = [Grid((0.15,), all_epochs), Grid((0.15,), fewer_epochs)]
+    if num_training >= _MANY:
+        return least
+    return [Grid((0.0, 0.15, 0.3, 0.5), all_epochs), Grid((0.0, 0.3), all_epochs), *least]
 
 
 def cross_fit(
@@ -134,15 +135,13 @@ def cross_fit(
     """
     count = num_rows(batch) or 0
     folds = draw_folds(count, torch_generator("held-out-folds", seed))
-    is_stacked = _can_be_stacked(models(0))
-    train = _train_stacked if is_stacked else _train_one_by_one
-    # Operations so small are not shared by threads, which would wait for each other.
-    with torch_threads(1 if is_stacked else torch.get_num_threads()):
+    is_small = sum(parameter.numel() for parameter in models(0).parameters()) <= _SMALL
+    with torch_threads(1 if is_small else torch.get_num_threads()):
         for place, grid in enumerate(grids(folds.training.shape[1])):
-            if _predicted_seconds(train, models, batch, num_classes, folds, grid) > seconds:
+            if _predicted_seconds(models, batch, num_classes, folds, grid) > seconds:
                 continue
             steps = _Steps(folds, grid.epochs, torch_generator("held-out-order", seed))
-            logits = train(models, batch, num_classes, steps, grid.corrections, seed)
+            logits = _train(models, batch, num_classes, steps, grid.corrections, seed)
             return CrossFit(logits, grid, is_reduced=place > 0)
     return None
 
@@ -174,17 +173,12 @@ class _Steps:
 
 def _steps_of(num_training: int) -> int:
     """Return how many batches of about one size an epoch has."""
-    size = _BATCH if num_training < 1000 else _LARGE_BATCH
+    size = _BATCH if num_training < _MANY else _LARGE_BATCH
     return max(round(num_training / size), 1)
 
 
 def _predicted_seconds(
-    train: Callable[..., Tensor],
-    models: Models,
-    batch: Any,
-    num_classes: int,
-    folds: Folds,
-    grid: Grid,
+    models: Models, batch: Any, num_classes: int, folds: Folds, grid: Grid
 ) -> float:
     """Return how long a grid will take, by a few steps of a training of each fold."""
     per_epoch = _steps_of(folds.training.shape[1])
@@ -193,72 +187,13 @@ def _predicted_seconds(
     for at_most in (1, _TRIED_STEPS):
         few = _Steps(folds, (1,), torch.Generator().manual_seed(0), at_most)
         began = time.perf_counter()
-        train(models, batch, num_classes, few, grid.corrections[:1], 0)
+        _train(models, batch, num_classes, few, grid.corrections[:1], 0)
         took = time.perf_counter() - began
     per_step = took / min(_TRIED_STEPS, per_epoch)
     return per_step * per_epoch * grid.epochs[-1] * len(grid.corrections)
 
 
-def _can_be_stacked(model: nn.Module) -> bool:
-    """Tell whether models are trained together as fast as one by one, and alike.
-
-    Buffers change as a model is trained, and dropout draws for each model.
-    """
-    parameters = list(model.parameters())
-    is_small = sum(parameter.numel() for parameter in parameters) <= _MOST_STACKED
-    is_plain = not any(isinstance(module, _NOT_STACKED) for module in model.modules())
-    is_trained = all(parameter.requires_grad for parameter in parameters)
-    return is_small and is_plain and is_trained and not list(model.buffers())
-
-
-def _train_stacked(
-    models: Models,
-    batch: Any,
-    num_classes: int,
-    steps: _Steps,
-    corrections: Sequence[float],
-    seed: int,  # noqa: ARG001 (nothing is drawn)
-) -> Tensor:
-    """Train the models of all folds and corrections as one: ``[settings, n, C]``."""
-    *inputs, labels = batch
-    model = models(0)
-    of_folds, _ = stack_module_state([models(fold) for fold in range(FOLDS)])
-    params = {
-        name: value.detach().expand(len(corrections), *value.shape).clone()
-        for name, value in of_folds.items()
-    }  # [corrections, k, ...]
-    device = labels.device
-    noise = torch.tensor(corrections, device=device)
-
-    def loss(own: dict[str, Tensor], arguments: Any, targets: Tensor, share: Tensor) -> Tensor:
-        return _loss(functional_call(model, own, tuple(arguments)), targets, share, num_classes)
-
-    def answer(own: dict[str, Tensor], arguments: Any) -> Tensor:
-        return torch.as_tensor(functional_call(model, own, tuple(arguments)))
-
-    by_fold = vmap(grad(loss), in_dims=(0, 0, 0, None))
-    gradients = vmap(by_fold, in_dims=(0, None, None, 0))
-    answers = vmap(vmap(answer), in_dims=(0, None))
-    optimizer = torch.optim.Adam(params.values(), lr=LEARNING_RATE)
-    asked = steps.folds.asked.to(device)
-    found = []
-    for epoch, batches in enumerate(steps.by_epoch, 1):
-        for rows in batches:
-            here = rows.to(device)
-            slopes = gradients(params, take_rows(inputs, here), labels[here], noise)
-            for name, value in params.items():
-                value.grad = slopes[name]
-            optimizer.step()
-        if epoch in steps.epochs:
-            with torch.no_grad():
-                logits = answers(params, take_rows(inputs, asked))  # [corrections, k, a, C]
-            whole = logits.new_empty(len(corrections), len(labels), num_classes)
-            whole[:, asked.flatten()] = logits.flatten(1, 2)
-            found.append(whole)
-    return torch.cat(found)
-
-
-def _train_one_by_one(
+def _train(
     models: Models,
     batch: Any,
     num_classes: int,
@@ -283,21 +218,46 @@ def _train_one_by_one(
 def _train_fold(model: nn.Module, batch: Any, steps: _Steps, fold: int, noise: Tensor) -> Tensor:
     """Train one model; return what it says of its fold: ``[epochs, a, C]``."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(trained, lr=LEARNING_RATE)
+    optimizer = _Adam(trained)
     found = []
     for epoch, batches in enumerate(steps.by_epoch, 1):
         model.train()
         for rows in batches:
             *inputs, labels = take_rows(batch, rows[fold])
-            optimizer.zero_grad()
             logits = model(*inputs)
             loss = _loss(logits, labels, noise, logits.shape[1])
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            slopes = torch.autograd.grad(loss, trained, materialize_grads=True)
+            optimizer.step(slopes)
         if epoch in steps.epochs:
             model.eval()
             found.append(answers_of(model, batch, steps.folds.asked[fold]))
     return torch.stack(found)
+
+
+class _Adam:
+    """Adam (Kingma and Ba, 2015) with its usual settings.
+
+    ``torch.optim`` takes a second or more to import, which nothing else in a server needs.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = [value.detach() for value in params]
+        self.means = [torch.zeros_like(value) for value in self.params]
+        self.squares = [torch.zeros_like(value) for value in self.params]
+        self.steps = 0
+
+    def step(self, slopes: Sequence[Tensor]) -> None:
+        """Move the parameters, in place."""
+        self.steps += 1
+        own = [slope.detach() for slope in slopes]
+        torch._foreach_lerp_(self.means, own, 1 - 0.9)
+        torch._foreach_mul_(self.squares, 0.999)
+        torch._foreach_addcmul_(self.squares, own, own, 1 - 0.999)
+        roots = torch._foreach_sqrt(self.squares)
+        torch._foreach_div_(roots, math.sqrt(1 - 0.999**self.steps))
+        torch._foreach_add_(roots, 1e-8)
+        rate = LEARNING_RATE / (1 - 0.9**self.steps)
+        torch._foreach_addcdiv_(self.params, self.means, roots, -rate)
 
 
 def _loss(logits: Tensor, labels: Tensor, noise: Tensor, num_classes: int) -> Tensor:
@@ -310,7 +270,7 @@ def answers_of(model: nn.Module, batch: Any, rows: Tensor) -> Tensor:
     """Return a model's outputs for some examples, ``[len(rows), C]``, in float32."""
     found = []
     with evaluation_mode(model)():
-        for some in rows.split(_AT_ONCE):
+        for some in torch.split(rows, _AT_ONCE):
             *inputs, _ = take_rows(batch, some)
             found.append(model(*inputs).float())
     return torch.cat(found)
@@ -332,7 +292,7 @@ def features_of(model: nn.Module, batch: Any) -> Tensor:
     found = []
     try:
         with evaluation_mode(model)():
-            for some in torch.arange(count).split(_AT_ONCE):
+            for some in torch.split(torch.arange(count), _AT_ONCE):
                 given.clear()
                 *inputs, _ = take_rows(batch, some)
                 outputs = model(*inputs)

@@ -26,6 +26,7 @@ from fedif_flower.valuation.validation import Validation
 
 LEAST_EXAMPLES = 50  # Fewer say nothing about the share of wrong labels.
 RARE = 10  # Examples of a class.
+_SURE = 0.9
 _NAMED = 10  # Classes in a sentence.
 
 Noise = Annotated[float, Field(ge=0, le=0.9)] | Literal["auto", "off"]
@@ -275,6 +276,45 @@ def _examined(
     if fitted is None:
         return replace(found, why_none=f"it would take more than {seconds:g} s")
     return _estimated(replace(found, how=how), fitted, labels, places, seed)
+
+
+def contradicted_share(
+    validation: Validation, params: Tensor, buffers: Mapping[str, Tensor]
+) -> float | None:
+    r"""Return the share of labels that a model contradicts with a probability > 0.9.
+
+    Parameters
+    ----------
+    validation : Validation
+        On labels ``[n]``.
+    params : Tensor
+        ``[d]``.
+    buffers : mapping of str to Tensor
+        Buffers and frozen parameters by name.
+
+    Returns
+    -------
+    float, optional
+        In [0, 1]; ``None`` where an output is no finite number.
+    """
+    class_mean = validation.judge.objective.class_mean
+    contradicted = torch.zeros((), device=validation.device)
+    finite = torch.ones((), dtype=torch.bool, device=validation.device)
+    with validation.alone() as judge:
+        judge.model.load(params, buffers)
+        with judge.model.evaluation_mode():
+            for batch in validation.batches:
+                *inputs, labels = batch.content
+                outputs = judge.model.module(*inputs).float()
+                finite &= outputs.isfinite().all()
+                probability, answer = outputs.softmax(dim=1).max(dim=1)
+                is_other = (probability > _SURE) & (answer != labels)
+                if class_mean is not None:
+                    is_other &= class_mean.counts(labels)
+                contradicted += is_other.sum()
+    if not bool(finite):
+        return None
+    return float(contradicted) / validation.num_examples
 
 
 def _estimated(

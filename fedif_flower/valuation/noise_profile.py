@@ -96,7 +96,7 @@ class Suspect(NamedTuple):
         Of that class, in [0, 1].
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # It hides the method of tuples.
     given: int
     likely: int
     probability: float
@@ -127,7 +127,7 @@ def find_suspects(probabilities: Tensor, labels: Tensor, most: int) -> list[Susp
     """
     num_classes = probabilities.shape[1]
     thresholds = torch.full((num_classes,), torch.inf, dtype=probabilities.dtype)
-    for label in labels.unique().tolist():
+    for label in sorted(set(labels.tolist())):
         thresholds[label] = probabilities[labels == label, label].mean()
     confident = torch.where(probabilities >= thresholds, probabilities, -1.0)
     value, likely = confident.max(dim=1)

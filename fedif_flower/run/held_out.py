@@ -1,0 +1,156 @@
+"""A run's held-out set, examined before anybody is asked, and the loss corrected for what is found.
+
+The share of wrong labels is fixed before the first round: it is in ``provenance.json`` and in
+checkpoints, and a run that goes on, or is replayed, has the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import ValidationSettings
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.run.part import Built, Kept, RunContext, RunPart
+from fedif_flower.server.model import GlobalModel
+from fedif_flower.server.run import Callback, RunningStrategy
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.held_out import HeldOut, contradicted_share, vet
+
+NAME = "held_out"  # In provenance and checkpoints.
+NOISE = "corrected_noise"  # There: for which share of wrong labels the loss is corrected.
+COLUMN = "validation-contradicted"
+logger = logging.getLogger(__name__)
+
+
+class ExaminedHeldOut(RunPart):
+    """``validation.vet`` and ``validation.noise``: the held-out set has to earn its place."""
+
+    settings = ValidationSettings
+
+    def build(self, run: RunContext) -> Built:
+        """Return the task with the corrected loss, and what says so in the records."""
+        config = run.config
+        found, noise = self._found(run)
+        loaded = with_noise(run.loaded, noise)
+        is_corrected = loaded is not run.loaded
+        record: dict[str, Any] = {NOISE: noise if is_corrected else 0.0}
+        if found is not None:
+            record |= found.to_record()
+        remarks = [] if found is None else [f"held-out set: {found.words()}"]
+        if is_corrected:
+            remarks.append(f"the held-out loss is corrected for {100 * noise:g} % of wrong labels")
+        for remark in remarks:
+            logger.log(logging.WARNING if is_corrected else logging.INFO, "%s", remark)
+        witness = Witness(run.loaded.validation, run.folder, found, config.eval_every)
+        told = {key: value for key, value in record.items() if key != "suspects"}
+        return Built(
+            callbacks=[witness],
+            kept={NAME: KeptHeldOut(record)},
+            provenance={NAME: told},
+            remarks=remarks,
+            loaded=loaded,
+        )
+
+    def _found(self, run: RunContext) -> tuple[HeldOut | None, float]:
+        """Return what was found, and for which share of wrong labels the loss is corrected."""
+        if run.checkpoint is not None:
+            record = run.checkpoint.records.get(NAME) or {NOISE: 0.0}
+            noise = float(record[NOISE])
+            rest = {key: value for key, value in record.items() if key != NOISE}
+            return (HeldOut.from_record(rest) if rest else None), noise
+        check = run.config.section(ValidationSettings).check()
+        found = examine(run.loaded, check.seconds) if check.vet else None
+        return found, check.share_of(found)
+
+
+def examine(loaded: LoadedTask, seconds: float) -> HeldOut:
+    """Examine a task's validation split; the model is the task's own, untrained."""
+    return vet(
+        loaded.validation,
+        test=loaded.test,
+        build=loaded.task.build_model,
+        seed=loaded.config.seed,
+        seconds=seconds,
+    )
+
+
+def with_noise(loaded: LoadedTask, noise: float) -> LoadedTask:
+    """Return a task whose held-out loss allows for a share of wrong labels; 0: the task itself.
+
+    Raises
+    ------
+    ConfigError
+        If labels of so few classes would say nothing then.
+    """
+    try:
+        validation = loaded.validation.with_noise(noise)
+    except ConfigError as error:
+        raise ConfigError(f"validation.{error}") from error
+    return loaded if validation is loaded.validation else replace(loaded, validation=validation)
+
+
+def with_recorded_noise(loaded: LoadedTask, provenance: Mapping[str, Any]) -> LoadedTask:
+    """Return a task with the held-out loss that a run's provenance tells of."""
+    return with_noise(loaded, float(provenance.get(NAME, {}).get(NOISE, 0.0)))
+
+
+class KeptHeldOut(Kept):
+    """Has what was found in checkpoints."""
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self._record = dict(record)
+
+    def memory(self, last_round: int) -> dict[str, Any]:  # noqa: ARG002
+        """Return what was found before the first round."""
+        return self._record
+
+    def restore(
+        self, lines: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None, last_round: int
+    ) -> None:
+        """Do nothing: it was read before the strategy was made."""
+
+
+class Witness(Callback):
+    """Tells by round how many held-out labels the global model is sure are others.
+
+    It decides nothing: whoever poisons the model moves it.
+
+    Parameters
+    ----------
+    validation : Validation
+        The held-out set.
+    folder : RunFolder
+        The run's; the suspects of an examination are written there.
+    found : HeldOut, optional
+        What the examination found.
+    every : int
+        Rounds from one look to the next, >= 1.
+    """
+
+    def __init__(
+        self, validation: Validation, folder: RunFolder, found: HeldOut | None, every: int
+    ) -> None:
+        self._validation, self._every = validation, every
+        self._folder, self._found = folder, found
+
+    def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
+        """Write the suspects, if there are any."""
+        if self._found is not None and self._found.suspects:
+            self._folder.held_out.begin()
+            self._folder.held_out.append([one._asdict() for one in self._found.suspects])
+
+    def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
+        """Return the share that a round's model contradicts."""
+        if server_round % self._every or "accuracy" not in self._validation.metrics:
+            return {}
+        try:
+            vectors = model.vectors
+            share = contradicted_share(self._validation, vectors.params, model.named_buffers)
+        except Exception:  # Out of the user's model: the evaluation says what is wrong with it.
+            return {}
+        return {} if share is None else {COLUMN: share}
