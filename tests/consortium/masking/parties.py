@@ -35,39 +35,46 @@ RUN = 2**63 + 5  # Flower's ids may use all 64 bits.
 OPEN = KeeperPolicy(sketch_share=1.0, largest_entry=1.0, largest_known_share=9.0)
 
 
+def boxes_of(masked: dict[int, MaskedUpdate]) -> dict[int, bytes]:
+    """Return the boxes of masked updates, by node."""
+    return {node: update.box for node, update in masked.items()}
+
+
 class Parties:
     """Members with Ed25519 keys, by names ``member 0`` ..., at nodes 100 ..."""
 
     def __init__(self, members: int = 5, policy: KeeperPolicy = OPEN) -> None:
-        self.policy, self.key = policy, X25519PrivateKey.generate()
+        self.policy = policy
+        self.key = X25519PrivateKey.generate()
         self.keys = [Ed25519PrivateKey.generate() for _ in range(members)]
         self.keeper = self.keeper_with()
 
     def keeper_with(self, **options) -> Keeper:
-        known = {f"member {i}": key.public_key() for i, key in enumerate(self.keys)}
-        return Keeper(self.policy, known, self.key, **options)
+        members = {f"member {i}": key.public_key() for i, key in enumerate(self.keys)}
+        return Keeper(self.policy, members, self.key, **options)
 
     def mask(
         self, member: int, update, server_round: int = 1, *, run=RUN, node=0, **other
     ) -> MaskedUpdate:
         terms = MaskingTerms(run=run, server_round=server_round, keys=[])
-        keys, node = (self.key.public_key(), self.keys[member]), node or 100 + member
-        return mask_update(np.asarray(update), *keys, terms, node, **other)
+        keeper_key = self.key.public_key()
+        signing_key = self.keys[member]
+        node = node or 100 + member
+        return mask_update(np.asarray(update), keeper_key, signing_key, terms, node, **other)
 
     def mask_all(self, updates, server_round: int = 1) -> dict[int, MaskedUpdate]:
         return {100 + i: self.mask(i, update, server_round) for i, update in enumerate(updates)}
 
     def open(self, masked: dict[int, MaskedUpdate], server_round: int = 1) -> OpenedRound:
         length = len(next(iter(masked.values())).vector)
-        boxes = {node: one.box for node, one in masked.items()}
-        return self.keeper.open_round(RUN, server_round, length, boxes)
+        return self.keeper.open_round(RUN, server_round, length, boxes_of(masked))
 
     def opened(self, updates, spoil=lambda vectors: None, server_round: int = 1) -> MaskedRound:
         """Return what a server knows of a round, all of whose updates ``[m, d]`` count."""
         masked = self.masked = self.mask_all(updates, server_round)
-        vectors = [one.vector for one in masked.values()]
+        vectors = [update.vector for update in masked.values()]
         spoil(vectors)
-        lengths = np.array([one.length for one in masked.values()])
+        lengths = np.array([update.length for update in masked.values()])
         answer = self.open(masked, server_round)
         return MaskedRound(self.keeper, (RUN, server_round), answer, vectors, lengths)
 
@@ -84,7 +91,9 @@ class Keeping(Parties):
 
     def __init__(self, folder: Path, policy: str = "sketch-share = 0.0625") -> None:
         super().__init__()
-        self.folder, self.limits, self.url = folder, policy, ""
+        self.folder = folder
+        self.limits = policy
+        self.url = ""
         for name in ("keeper", "keeper-client", "stranger"):
             write_certificate(folder, name)
         self.keys = [ec.generate_private_key(ec.SECP384R1()) for _ in self.keys]

@@ -20,7 +20,7 @@ from fedif_consortium.masking.ring import (
     encode_weights,
 )
 from fedif_flower.errors import KeeperError, MaskingError, StorageError
-from tests.consortium.masking.parties import OPEN, RUN, Parties
+from tests.consortium.masking.parties import OPEN, RUN, Parties, boxes_of
 
 UPDATES = np.random.default_rng(0).normal(size=(5, 200)).astype(np.float32)
 UNITS = np.eye(200, dtype=np.uint64)
@@ -31,9 +31,9 @@ LIMITS = KeeperPolicy(largest_known_share=9.0)
 
 
 def _ask(*vectors):
-    def ask(found: MaskedRound) -> None:
+    def ask(masked_round: MaskedRound) -> None:
         for vector in vectors:
-            found.products(torch.from_numpy(np.array(vector, float)))
+            masked_round.products(torch.from_numpy(np.array(vector, float)))
 
     return ask
 
@@ -43,22 +43,23 @@ def _beside(size: float):
     return _ask(UPDATES[0], UPDATES[0] + size * PLACE)
 
 
-def _sketchs_sum_without_an_entry(found: MaskedRound) -> None:
-    row = np.array([found.sketch.of(unit)[0] for unit in UNITS]).view(np.int64)
+def _sketchs_sum_without_an_entry(masked_round: MaskedRound) -> None:
+    row = np.array([masked_round.sketch.of(unit)[0] for unit in UNITS]).view(np.int64)
     row[np.flatnonzero(row)[0]] = 0
-    _ask(row)(found)
+    _ask(row)(masked_round)
 
 
-def _multiple_modulo_the_ring(found: MaskedRound) -> None:
-    one, _ = encode_vector(UPDATES[0])
-    found.keeper.products(RUN, 1, one)
+def _multiple_modulo_the_ring(masked_round: MaskedRound) -> None:
+    encoded, _ = encode_vector(UPDATES[0])
+    masked_round.keeper.products(RUN, 1, encoded)
     # Its product less 12345678901234567891 times the other one's would be one parameter.
-    found.keeper.products(RUN, 1, one * np.uint64(12345678901234567891) + UNITS[7])
+    multiple = encoded * np.uint64(12345678901234567891)
+    masked_round.keeper.products(RUN, 1, multiple + UNITS[7])
 
 
-def _two_sums(found: MaskedRound) -> None:
+def _two_sums(masked_round: MaskedRound) -> None:
     for weights in (np.ones(5), np.array([1.0, 1.0, 1.0, 1.0, 0.0])):
-        found.keeper.weighted_sum(RUN, 1, encode_weights(weights)[0])
+        masked_round.keeper.weighted_sum(RUN, 1, encode_weights(weights)[0])
 
 
 REFUSED = {
@@ -85,31 +86,35 @@ def test_what_would_tell_one_members_update_is_refused_with_the_policys_line(att
 
 @pytest.mark.parametrize("weights", [(2**24, 2**24, 2**24, 1), (2**23, 2**22, 2**22, 1)])
 def test_a_sum_modulo_the_others_weights_shows_nobodys_update(weights):
-    parties, ring = Parties(4, KeeperPolicy()), np.array(weights, np.uint64)
+    parties = Parties(4, KeeperPolicy())
+    ring = np.array(weights, np.uint64)
     updates = 1e-3 * UPDATES[:4]  # Below 2**-7.
-    found = parties.opened(updates)
+    masked_round = parties.opened(updates)
     with suppress(KeeperError):  # The first.
         masks = parties.keeper.weighted_sum(RUN, 1, ring)
-        total = np.sum(ring[:, None] * found.vectors, axis=0) - masks
+        total = np.sum(ring[:, None] * masked_round.vectors, axis=0) - masks
         last = (total << np.uint64(42)).view(np.int64)  # Modulo 2**22, which the others leave 0.
         assert abs(alike(last.astype(float), updates[3])) < 0.5
 
 
 def test_a_model_trained_again_and_again_gives_no_more_sums_of_an_update():
-    parties, places, sums = Parties(3, KeeperPolicy()), [], []
+    parties = Parties(3, KeeperPolicy())
+    signs_of_sums = []
+    sums = []
     for server_round in range(1, 21):  # 20 x 12 sums of 200 parameters.
         masked = parties.mask_all(UPDATES[:3], server_round)
-        found = parties.open(masked, server_round)
-        sketch = SignSketch(found.seed, 12, 200)
-        places += list(np.array([sketch.of(unit) for unit in UNITS]).T)
-        sums.append(decode(sketch.of(masked[100].vector) - found.sketches[0], 28))
-    signs = np.array(places).view(np.int64).astype(float)
+        opened = parties.open(masked, server_round)
+        sketch = SignSketch(opened.seed, 12, 200)
+        signs_of_sums += list(np.array([sketch.of(unit) for unit in UNITS]).T)
+        sums.append(decode(sketch.of(masked[100].vector) - opened.sketches[0], 28))
+    signs = np.array(signs_of_sums).view(np.int64).astype(float)
     guess = np.linalg.lstsq(signs, np.concatenate(sums))[0]
     assert alike(guess, UPDATES[0]) < 0.5
 
 
 def test_a_run_asks_for_half_as_many_numbers_as_there_are_parameters_at_most():
-    parties, rng = Parties(3, KeeperPolicy()), np.random.default_rng(1)
+    parties = Parties(3, KeeperPolicy())
+    rng = np.random.default_rng(1)
     for server_round in range(1, 24):  # 12 of the sketch, and 4 a round.
         parties.open(parties.mask_all(UPDATES[:3], server_round), server_round)
         for vector in rng.normal(size=(4 if server_round < 23 else 0, 200)):
@@ -121,12 +126,12 @@ def test_a_run_asks_for_half_as_many_numbers_as_there_are_parameters_at_most():
 
 def test_a_day_asks_for_as_many_numbers_however_many_runs_the_server_names():
     """The server draws a run's id; a member's key and the keeper's day are not the server's."""
-    parties, rng = Parties(3, KeeperPolicy()), np.random.default_rng(1)
+    parties = Parties(3, KeeperPolicy())
+    rng = np.random.default_rng(1)
 
     def ask_in(run: int, vectors: int) -> None:
         masked = {100 + i: parties.mask(i, UPDATES[i], run=run) for i in range(3)}
-        boxes = {node: one.box for node, one in masked.items()}
-        parties.keeper.open_round(run, 1, 200, boxes)
+        parties.keeper.open_round(run, 1, 200, boxes_of(masked))
         for vector in rng.normal(size=(vectors, 200)):
             parties.keeper.products(run, 1, encode_vector(vector)[0])
 
@@ -138,7 +143,8 @@ def test_a_day_asks_for_as_many_numbers_however_many_runs_the_server_names():
 
 def test_a_model_that_is_summed_is_summed_once_whatever_run_it_is_said_to_be_of():
     """Of two sums, the second without bob, the difference is bob's update."""
-    model, lines = bytes(range(32)), []
+    model = bytes(range(32))
+    lines = []
     parties = Parties(5, KeeperPolicy(largest_known_share=9.0))
     parties.keeper = parties.keeper_with(log=ChainedLog(write=lines.append))
 
@@ -147,8 +153,7 @@ def test_a_model_that_is_summed_is_summed_once_whatever_run_it_is_said_to_be_of(
             100 + i: parties.mask(i, UPDATES[i], server_round, run=run, model=of_model)
             for i in members
         }
-        boxes = {node: one.box for node, one in masked.items()}
-        parties.keeper.open_round(run, server_round, 200, boxes)
+        parties.keeper.open_round(run, server_round, 200, boxes_of(masked))
         weights, _ = encode_weights(np.ones(len(masked)))
         parties.keeper.weighted_sum(run, server_round, weights)
 
@@ -168,9 +173,9 @@ def test_those_in_league_see_the_one_that_they_are_least_members_with():
     """Two of ten give their updates away: a round of them and ada shows hers, so three are few."""
     parties = Parties(10, KeeperPolicy(least_members=3, largest_known_share=9.0))
     updates = np.random.default_rng(2).normal(size=(3, 200)).astype(np.float32)
-    found = parties.opened(updates)
+    masked_round = parties.opened(updates)
     shares = np.array([0.4, 0.3, 0.3])
-    step = found.summed(torch.from_numpy(shares)).numpy()
+    step = masked_round.summed(torch.from_numpy(shares)).numpy()
     hers = (step - shares[1:] @ updates[1:]) / shares[0]
     assert np.abs(hers - updates[0]).max() < 1e-5
     # What a keeper of ten has where its file does not say otherwise needs four more in league.
@@ -188,13 +193,15 @@ def test_more_than_half_of_the_members_are_in_a_round_by_default(members, least)
     assert least_for(members) == least
 
 
-def alike(one, other) -> float:
+def alike(vector, other) -> float:
     """Return the cosine of two vectors."""
-    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+    return float(vector @ other / (np.linalg.norm(vector) * np.linalg.norm(other)))
 
 
 def test_nothing_counts_and_nothing_is_answered_where_it_cannot_be_logged():
-    parties, lines, disk = Parties(), [], {"full": True}
+    parties = Parties()
+    lines = []
+    disk = {"full": True}
 
     def write(line):
         if disk["full"]:
@@ -252,12 +259,13 @@ def test_boxes_that_are_not_this_members_for_this_round_are_refused_and_the_othe
     stranger.keys[0] = parties.keys[7]
     masked[110] = stranger.mask(0, UPDATES[0], node=110)
     masked[112] = parties.mask(7, UPDATES[0], node=112, instructions=b"b" * 32)
-    boxes = {node: one.box for node, one in masked.items()} | {111: b"no box"}
+    boxes = boxes_of(masked)
+    boxes[111] = b"no box"
     boxes[109] = changed[:-1] + bytes([changed[-1] ^ 1])
-    found = parties.keeper.open_round(RUN, 1, 200, boxes)
-    assert found.nodes == (100, 101, 102)
+    opened = parties.keeper.open_round(RUN, 1, 200, boxes)
+    assert opened.nodes == (100, 101, 102)
     bound = "the box is for run, round, node, length"
-    assert found.refused == {
+    assert opened.refused == {
         103: f"{bound} ({RUN}, 2, 103, 200), not ({RUN}, 1, 103, 200)",
         104: f"{bound} (5, 1, 104, 200), not ({RUN}, 1, 104, 200)",
         105: f"{bound} ({RUN}, 1, 100, 200), not ({RUN}, 1, 105, 200)",
@@ -273,21 +281,24 @@ def test_boxes_that_are_not_this_members_for_this_round_are_refused_and_the_othe
 
 def test_strangers_do_not_decide_what_most_members_got():
     parties, strangers = Parties(4), Parties(5)
-    given = [b"a" * 32, b"b" * 32, b"b" * 32, b"b" * 32]
-    masked = [parties.mask(i, UPDATES[0], instructions=one) for i, one in enumerate(given)]
-    masked += [strangers.mask(i, UPDATES[0], instructions=b"a" * 32) for i in range(5)]
-    boxes = {100 + i: one.box for i, one in enumerate(masked)}
-    assert parties.keeper.open_round(RUN, 1, 200, boxes).nodes == (101, 102, 103)
+    masked = {100: parties.mask(0, UPDATES[0], instructions=b"a" * 32)}
+    for i in (1, 2, 3):
+        masked[100 + i] = parties.mask(i, UPDATES[0], instructions=b"b" * 32)
+    for i in range(5):
+        masked[104 + i] = strangers.mask(i, UPDATES[0], instructions=b"a" * 32)
+    opened = parties.keeper.open_round(RUN, 1, 200, boxes_of(masked))
+    assert opened.nodes == (101, 102, 103)
 
 
 def test_each_answer_and_refusal_is_a_line_of_the_log():
-    parties, lines = Parties(), []
+    parties = Parties()
+    lines = []
     parties.keeper = parties.keeper_with(log=ChainedLog(write=lines.append))
-    found = parties.opened(UPDATES)
-    _ask(UPDATES[0])(found)
+    masked_round = parties.opened(UPDATES)
+    _ask(UPDATES[0])(masked_round)
     with pytest.raises(KeeperError):
-        found.summed(torch.eye(5)[0])
-    found.summed(torch.ones(5))
+        masked_round.summed(torch.eye(5)[0])
+    masked_round.summed(torch.ones(5))
     head = parties.keeper.close()
     entries = verified(lines, "log")
     assert entries[-1]["hash"] == head
@@ -357,19 +368,19 @@ def test_what_is_allowed_has_the_cover_that_the_policy_states(weights):
 
 @given(st.lists(st.floats(0, 1e3), min_size=4, max_size=4))
 def test_weights_are_cut_to_what_is_allowed_where_three_have_any(weights):
-    wanted = np.array(weights)
-    found = POLICY.capped(wanted)
-    assert found.sum() == pytest.approx(wanted.sum())
-    assert np.all(np.diff(found[np.argsort(wanted)]) >= 0)
-    if np.count_nonzero(wanted > 1e-12 * wanted.sum()) >= 3:
-        check(found)
+    uncut = np.array(weights)
+    capped = POLICY.capped(uncut)
+    assert capped.sum() == pytest.approx(uncut.sum())
+    assert np.all(np.diff(capped[np.argsort(uncut)]) >= 0)
+    if np.count_nonzero(uncut > 1e-12 * uncut.sum()) >= 3:
+        check(capped)
 
 
 def share(*vectors) -> float:
     """Return the share of one parameter that the policy names where it refuses vectors."""
-    numbers = np.array(vectors, float)
+    rows = np.array(vectors, float)
     with pytest.raises(KeeperError, match="in one parameter") as caught:
-        KeeperPolicy(largest_entry=1e-9).check_vectors(numbers, np.linalg.norm(numbers, axis=1))
+        KeeperPolicy(largest_entry=1e-9).check_vectors(rows, np.linalg.norm(rows, axis=1))
     return float(re.search(r"with (\S+) of it", str(caught.value))[1])
 
 

@@ -15,18 +15,19 @@ from tests.consortium.masking.parties import OPEN, Parties
 
 LIE = np.uint64(2**36)  # More than what a keeper rounds.
 D = 3_001
-VECTOR, WEIGHTS = np.random.default_rng(0).normal(size=D), np.arange(1.0, 5.0)
+VECTOR = np.random.default_rng(0).normal(size=D)
+WEIGHTS = np.arange(1.0, 5.0)
 
 
 def summed(update, length: float, **lies) -> np.ndarray:
     """Take the sum of four updates, of a length as stated, of a keeper that tells some lies."""
     parties = Parties(4)
     parties.keeper = Faulty(parties.keeper, **lies)
-    found = parties.opened([update] * 4)
-    found.lengths = np.full(4, length)
-    found.products(torch.from_numpy(VECTOR))
-    step = found.summed(torch.from_numpy(WEIGHTS)).numpy()
-    found.products(torch.from_numpy(VECTOR[::-1].copy()))  # As contributions are asked for.
+    masked_round = parties.opened([update] * 4)
+    masked_round.lengths = np.full(4, length)
+    masked_round.products(torch.from_numpy(VECTOR))
+    step = masked_round.summed(torch.from_numpy(WEIGHTS)).numpy()
+    masked_round.products(torch.from_numpy(VECTOR[::-1].copy()))  # As contributions are asked for.
     return step
 
 
@@ -40,8 +41,8 @@ def test_a_lie_in_one_place_is_noticed(place, by):
 
 
 def _other_sketches(true, *args):
-    told = true(*args)
-    return told.model_copy(update={"packed": to_bytes(told.sketches + LIE)})
+    opened = true(*args)
+    return opened.model_copy(update={"packed": to_bytes(opened.sketches + LIE)})
 
 
 def _once_summed(true, *args):
@@ -65,9 +66,10 @@ def test_lies_elsewhere_are_noticed(lies, contradicted):
 
 
 def test_a_stated_length_within_the_sketchs_error_is_believed():
-    found = Parties(4).opened(np.zeros((4, D)))
-    found.sketches, found.lengths = np.array([[1.22], [0.78], [1.23], [0.77]]), np.ones(4)
-    assert sorted(found.untrue()) == [2, 3]  # By 256 sums: 0.221.
+    masked_round = Parties(4).opened(np.zeros((4, D)))
+    masked_round.sketches = np.array([[1.22], [0.78], [1.23], [0.77]])
+    masked_round.lengths = np.ones(4)
+    assert sorted(masked_round.untrue()) == [2, 3]  # By 256 sums: 0.221.
 
 
 ALONG = VECTOR / np.linalg.norm(VECTOR)
@@ -79,10 +81,10 @@ BESIDE = ALONG[::-1] - ALONG[::-1] @ ALONG * ALONG
     [(ALONG, "a product is larger"), (BESIDE, "the masked sum has length .*, and its updates all")],
 )
 def test_a_product_and_a_step_are_at_most_as_long_as_stated(direction, reason):
-    one = direction / np.linalg.norm(direction)
-    assert summed(1.22 * one, 1.0) == pytest.approx(12.2 * one, abs=1e-5)
+    unit = direction / np.linalg.norm(direction)
+    assert summed(1.22 * unit, 1.0) == pytest.approx(12.2 * unit, abs=1e-5)
     with pytest.raises(MaskingError, match=reason):
-        summed(1.23 * one, 1.0)
+        summed(1.23 * unit, 1.0)
 
 
 @given(st.integers(2, 6), st.integers(1, 300), st.integers(0, 2**32))
@@ -90,14 +92,15 @@ def test_a_masked_round_gives_what_a_plain_one_gives(members, length, seed):
     rng = np.random.default_rng(seed)
     updates = rng.normal(size=(members, length)) * 10.0 ** rng.integers(-3, 2, (members, 1))
     policy = OPEN.replace(least_members=2, largest_share=1.0, least_effective_members=1.0)
-    found, norms = Parties(members, policy).opened(updates), np.linalg.norm(updates, axis=1)
-    assert not found.untrue()
+    norms = np.linalg.norm(updates, axis=1)
+    masked_round = Parties(members, policy).opened(updates)
+    assert not masked_round.untrue()
     for vector in rng.normal(size=(2, length)):
         allowed = np.sqrt(length) * (2.0**-23 * norms + 2.0**-27) * np.linalg.norm(vector)
-        scores = found.products(torch.from_numpy(vector)).numpy()
+        scores = masked_round.products(torch.from_numpy(vector)).numpy()
         assert np.all(np.abs(scores - updates @ vector) <= allowed)
     weights = rng.random(members) + 0.1
-    step = found.summed(torch.from_numpy(weights)).numpy()
+    step = masked_round.summed(torch.from_numpy(weights)).numpy()
     largest = np.sum(weights) * np.max(np.abs(updates))
     assert np.all(np.abs(step - weights @ updates) <= members * (2.0**-23 * largest + 2.0**-28))
 
@@ -106,8 +109,8 @@ def test_two_values_that_hide_from_the_sketch_do_not_get_through_the_step():
     def spoil(vectors):  # Half of the ring in two entries of one bucket: their sum is 0.
         vectors[0][:2] += np.uint64(2**63)
 
-    found = Parties(policy=OPEN.replace(sketch_share=0.01)).opened(np.ones((5, 3)), spoil)
-    assert np.all(np.linalg.norm(found.sketches, axis=1) <= 3)
+    masked_round = Parties(policy=OPEN.replace(sketch_share=0.01)).opened(np.ones((5, 3)), spoil)
+    assert np.all(np.linalg.norm(masked_round.sketches, axis=1) <= 3)
     weights = np.array([2**22 + 1, 2**22 - 1, 2**22, 2**22, 0]) / 2**24  # The first is odd.
     with pytest.raises(MaskingError, match="a member's vector is not what its sketch says"):
-        found.summed(torch.from_numpy(weights))
+        masked_round.summed(torch.from_numpy(weights))
