@@ -394,11 +394,10 @@ def screen_replies(
     absence: tuple[str, Status] = (NO_REPLY, "away")
     if closing.has_quorum or closing.keeps:
         absence = CLOSED, "late"
-    refused += [
-        RefusedReply(question.node, *absence)
-        for node_id, question in asked.items()
-        if question.server_round == server_round and node_id not in answered
-    ]
+    for node_id, question in asked.items():
+        # Who was asked in an earlier round may still be silent.
+        if question.server_round == server_round and node_id not in answered:
+            refused.append(RefusedReply(question.node, *absence))
     workspace.compact(sorted(accepted))
     refused.sort(key=lambda reply: reply.node)
     ordered = [accepted[row] for row in sorted(accepted)]

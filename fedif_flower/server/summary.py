@@ -32,7 +32,7 @@ class TellsSettings:
     made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # See fedif_flower.constructors.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Show the constructor's signature, not that of :meth:`__new__`."""
+        """Show the constructor's signature, not the signature of :meth:`__new__`."""
         super().__init_subclass__(**kwargs)
         cls.__signature__ = constructor_signature(cls)
 

@@ -131,7 +131,8 @@ class InfluenceDescent(ScreenedStrategy):
         params = updates.global_params  # [d]
         last_step = None
         if self.descent.relative:
-            last_step = None if self._last_model is None else params - self._last_model.to(params)
+            if self._last_model is not None:
+                last_step = params - self._last_model.to(params)
             self._last_model = params.cpu().clone()
         descent = descend_round(
             updates,
@@ -168,7 +169,8 @@ def _warn_of(validation: Validation) -> None:
             "influence descent: %d validation examples are few; weights may fit them alone",
             validation.num_examples,
         )
-    if missing := missing_classes(validation):
+    missing = missing_classes(validation)
+    if missing:
         logger.warning(
             "influence descent: %d classes have no validation example, the first of them %d; "
             "weights will favour clients that forget these classes",

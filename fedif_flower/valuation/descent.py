@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -83,7 +84,7 @@ def descend_weights(
         ``(params [d], weights [m])`` -> loss and gradient ``[d]`` at ``params``; the weights that
         led there are for a model with buffers to combine.
     loss : callable, optional
-        The same without the gradient, for the last step, of which no further one comes.
+        The same without the gradient, for the last step, after which no other one comes.
     steps : int
         How many steps are tried, >= 0; each asks for the loss once.
     step_size : float
@@ -115,32 +116,24 @@ def descend_weights(
     1997; Beck and Teboulle, "Mirror descent and nonlinear projected subgradient methods for convex
     optimization", 2003.
     """
-    known = None if not relative else () if last_step is None else (last_step,)
     squared_norms = torch.linalg.vecdot(client_updates, client_updates).double()  # [m]
-    evaluations = 0
-
-    def look(weights: Tensor, *, slopes: bool = True) -> _Place:
-        nonlocal evaluations
-        evaluations += 1
-        params = combine(global_params, client_updates, weights)
-        if not slopes and loss is not None:
-            value = loss(params, weights)
-            return _Place(weights, value if math.isfinite(value) else math.inf, weights)
-        value, gradient = loss_gradient(params, weights)
-        here = gradient.to(client_updates.device)
-        if known is not None:
-            here = _less(here, [params - global_params, *known])
-        inner = -project_updates(client_updates, here, squared_norms).inner.cpu()
-        finite = math.isfinite(value) and bool(inner.isfinite().all())
-        return _Place(weights, value if finite else math.inf, inner)
-
+    landscape = _Landscape(
+        global_params,
+        client_updates,
+        squared_norms,
+        loss_gradient,
+        loss,
+        relative=relative,
+        last_step=last_step,
+    )
     initial = initial_weights.double().cpu()
-    model = float(torch.linalg.vector_norm(global_params.double()))
-    here = _start(look, initial / initial.sum(), squared_norms.sqrt().cpu(), model)
+    model_length = float(torch.linalg.vector_norm(global_params.double()))
+    lengths = squared_norms.sqrt().cpu()  # [m]
+    here = _start(landscape.look, initial / initial.sum(), lengths, model_length)
     losses = [here.loss]
     slopes_at_start = here.slopes
     rounding = math.sqrt(torch.finfo(client_updates.dtype).eps)
-    for left in range(steps, 0, -1):
+    for steps_left in range(steps, 0, -1):
         slopes = here.slopes - here.weights @ here.slopes  # [m]
         deviation = (here.weights @ slopes.square()).sqrt()
         # A step lowers the loss by about the deviation. Where that is next to nothing, rounding
@@ -152,13 +145,14 @@ def descend_weights(
         # One of little weight may be many deviations better, and would be all that is left.
         worse = worse.clamp(min=-_MOST_GAIN)
         exponents = here.weights.log() - step_size * worse
-        there = look(exponents.softmax(0), slopes=left > 1)
+        # No step starts from where the last one ends: it needs no slopes.
+        there = landscape.look(exponents.softmax(0), slopes=steps_left > 1)
         if there.loss <= here.loss:
             here = there
             losses.append(here.loss)
         else:
             step_size /= 2
-    return Descent(here.weights, tuple(losses), evaluations, slopes_at_start)
+    return Descent(here.weights, tuple(losses), landscape.evaluations, slopes_at_start)
 
 
 def descend_round(
@@ -186,12 +180,15 @@ def descend_round(
     shortened = updates.shortened().client_updates
 
     def buffers(weights: Tensor) -> dict[str, Tensor]:
-        own = weights * updates.buffer_shortening
-        combined = combine_buffers(updates.global_buffers, updates.buffer_updates, own)
+        combined = combine_buffers(
+            updates.global_buffers, updates.buffer_updates, weights * updates.buffer_shortening
+        )
         return {**updates.named_buffers, **updates.split_buffers(combined)}
 
     return descend_weights(
-        *(updates.global_params, shortened, initial_weights),
+        updates.global_params,
+        shortened,
+        initial_weights,
         lambda params, weights: validation.loss_and_gradient(params, buffers(weights)),
         loss=lambda params, weights: validation.loss(params, buffers(weights)),
         steps=steps,
@@ -208,8 +205,55 @@ class _Place(NamedTuple):
     slopes: Tensor
 
 
-def _less(gradient: Tensor, directions: Sequence[Tensor]) -> Tensor:
-    """Return a gradient ``[d]`` less its part along what the server could do itself."""
+@dataclass
+class _Landscape:
+    """The validation loss over the simplex of weights, and how often it was asked for.
+
+    The attributes are the arguments of :func:`descend_weights`; ``squared_norms`` ``[m]`` are the
+    updates'.
+    """
+
+    global_params: Tensor
+    client_updates: Tensor
+    squared_norms: Tensor
+    loss_gradient: LossGradient
+    loss: Callable[[Tensor, Tensor], float] | None
+    relative: bool
+    last_step: Tensor | None
+    evaluations: int = 0
+
+    def look(self, weights: Tensor, *, slopes: bool = True) -> _Place:
+        """Return the place at weights ``[m]``; without slopes where there is a cheaper loss."""
+        self.evaluations += 1
+        params = combine(self.global_params, self.client_updates, weights)
+        if not slopes and self.loss is not None:
+            loss = self.loss(params, weights)
+            if not math.isfinite(loss):
+                loss = math.inf
+            return _Place(weights, loss, slopes=weights)  # Nobody reads the slopes there.
+        loss, gradient = self.loss_gradient(params, weights)
+        gradient = gradient.to(self.client_updates.device)
+        directions = self._server_directions(params)
+        if directions:
+            gradient = _without_parts_along(directions, gradient)
+        projections = project_updates(self.client_updates, gradient, self.squared_norms)
+        slopes_here = -projections.inner.cpu()
+        if not math.isfinite(loss) or not bool(slopes_here.isfinite().all()):
+            loss = math.inf
+        return _Place(weights, loss, slopes_here)
+
+    def _server_directions(self, params: Tensor) -> list[Tensor]:
+        """Return the directions ``[d]`` in which the server could go without any client."""
+        if not self.relative:
+            return []
+        this_step = params - self.global_params
+        if self.last_step is None:
+            return [this_step]
+        return [this_step, self.last_step]
+
+
+def _without_parts_along(directions: Sequence[Tensor], gradient: Tensor) -> Tensor:
+    """Return a gradient ``[d]`` less its parts along some directions ``[d]``."""
     rest = gradient.double()
     for unit in orthonormal([direction.to(rest) for direction in directions], least=1e-6):
         rest = rest - (rest @ unit) * unit
@@ -219,17 +263,17 @@ def _less(gradient: Tensor, directions: Sequence[Tensor]) -> Tensor:
 
 
 def _start(
-    look: Callable[[Tensor], _Place], weights: Tensor, lengths: Tensor, model: float
+    look: Callable[[Tensor], _Place], weights: Tensor, lengths: Tensor, model_length: float
 ) -> _Place:
     """Return the place to begin at: all clients, or those whose updates are not too long for it.
 
     A model far too large answers every input alike, and its loss may be less than that of any
     mixture with others, but no client can train it further. So what is absurd is left out, and
-    what is long where the loss is less without it. ``lengths`` [m] are the updates', ``model`` is
-    the model's.
+    what is long where the loss is less without it. ``lengths`` [m] are the updates',
+    ``model_length`` is the model's.
     """
     usual = usual_length(lengths)
-    weights = _without(weights, lengths > _ABSURD * max(usual, model))
+    weights = _without(weights, lengths > _ABSURD * max(usual, model_length))
     place = look(weights)
     shorter = _without(weights, lengths > _LONG * usual)
     if not torch.equal(shorter, weights):
@@ -241,14 +285,18 @@ def _start(
         weights = torch.where(longest == longest.max(), 0.0, weights)
         if not bool(weights.any()):
             nowhere = look(weights)
-            error = ValuationError if math.isfinite(nowhere.loss) else DivergedError
-            raise error("the validation loss is not finite, whichever updates are left out")
+            reason = "the validation loss is not finite, whichever updates are left out"
+            if math.isfinite(nowhere.loss):
+                raise ValuationError(reason)
+            raise DivergedError(reason)  # Without any update: the global model itself.
         weights = weights / weights.sum()
         place = look(weights)
     return place
 
 
 def _without(weights: Tensor, left_out: Tensor) -> Tensor:
-    """Return weights ``[m]`` that sum to 1 without some clients; as they are where none is left."""
-    kept = torch.where(left_out, 0.0, weights)
-    return kept / kept.sum() if bool(left_out.any()) and bool(kept.any()) else weights
+    """Return weights ``[m]`` that sum to 1 without some clients; unchanged if none would remain."""
+    remaining = torch.where(left_out, 0.0, weights)
+    if not bool(left_out.any()) or not bool(remaining.any()):
+        return weights
+    return remaining / remaining.sum()

@@ -93,13 +93,11 @@ def _copy(model: nn.Module, device: torch.device) -> nn.Module:
     already: nothing loads others into them, and the base below an adapter may take gigabytes.
     """
     loaded = {id(value) for value in model.state_dict(keep_vars=True).values()}
-    shared: dict[int, Any] = {
-        id(parameter): parameter
-        for parameter in model.parameters()
-        if not parameter.requires_grad
-        and id(parameter) not in loaded
-        and parameter.device == device
-    }
+    shared: dict[int, Any] = {}
+    for parameter in model.parameters():
+        is_loaded = parameter.requires_grad or id(parameter) in loaded
+        if not is_loaded and parameter.device == device:
+            shared[id(parameter)] = parameter
     return copy_module(model, shared).to(device).eval()
 
 
@@ -122,7 +120,7 @@ def _require_vector(model: nn.Module) -> None:
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     if not dtypes:
         raise ValuationError("the model has no parameter with requires_grad: nothing to train")
-    if len(dtypes) > 1 or not dtypes.copy().pop().is_floating_point:
+    if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
         names = sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise ValuationError(
             f"the trainable parameters are {' and '.join(names)}; allowed: one floating-point dtype"
@@ -144,5 +142,6 @@ def _pieces(
     """Yield each parameter with its own part of ``flat`` [d], in its own shape."""
     start = 0
     for parameter in parameters:
-        yield parameter, flat[start : start + parameter.numel()].view(parameter.shape)
-        start += parameter.numel()
+        end = start + parameter.numel()
+        yield parameter, flat[start:end].view(parameter.shape)
+        start = end

@@ -1,6 +1,6 @@
 """Outputs and targets of many batches, one after the other on the CPU, for functions of them all.
 
-An AUC, an F1 score or an R² of all examples is no mean of those of batches.
+An AUC, an F1 score or an R² of all examples is no mean of the batches' scores.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ def on_cpu(judged: Judged, mean: ClassMean | None) -> Judged:
     NotGatheredError
         If they are no tensors ``[n, ...]``.
     """
-    if not _is_known(judged) or num_rows(judged) is None:
+    if not _has_only_tensors(judged) or num_rows(judged) is None:
         raise NotGatheredError(f"outputs and targets are {describe(judged)}")
     outputs, targets = judged
     if mean is not None and isinstance(targets, Tensor):
         answered = mean.has_target(targets)
         if not bool(answered.all()):
             outputs, targets = take_rows((outputs, targets), answered.nonzero().flatten())
-    return map_tensors(_plain, outputs), map_tensors(_plain, targets)
+    return map_tensors(_on_cpu, outputs), map_tensors(_on_cpu, targets)
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    moved = tensor.detach().cpu()
-    is_half = moved.is_floating_point() and moved.itemsize < 4
-    return moved.float() if is_half else moved
+def _on_cpu(tensor: Tensor) -> Tensor:
+    """Return one tensor on the CPU, apart from any gradient, in single precision or more."""
+    tensor = tensor.detach().cpu()
+    is_half = tensor.is_floating_point() and tensor.itemsize < 4
+    return tensor.float() if is_half else tensor
 
 
 def gather(pieces: Sequence[Judged]) -> Judged:
-    """Return the outputs and the targets of several batches, each as those of a single one.
+    """Return the outputs and the targets of several batches, as if they were a single batch.
 
     Raises
     ------
@@ -65,12 +66,13 @@ def gather(pieces: Sequence[Judged]) -> Judged:
     try:
         outputs, targets = join(pieces)
     except Exception as error:  # Of batches of sequences, say, each as long as its longest.
-        first, last = describe(pieces[0]), describe(pieces[-1])
-        raise NotGatheredError(f"outputs and targets are {first} and {last}") from error
+        raise NotGatheredError(
+            f"outputs and targets are {describe(pieces[0])} and {describe(pieces[-1])}"
+        ) from error
     return outputs, targets
 
 
-def _is_known(value: Any) -> bool:
+def _has_only_tensors(value: Any) -> bool:
     """Tell whether a value is made of nothing but tensors, in dicts, lists and tuples.
 
     An object of another kind would lose what it knows beside its tensors.
@@ -78,9 +80,9 @@ def _is_known(value: Any) -> bool:
     if value is None or isinstance(value, Tensor):
         return True
     if type(value) is dict:
-        return all(map(_is_known, value.values()))
+        return all(map(_has_only_tensors, value.values()))
     if isinstance(value, Mapping):
         return False
     if type(value) in (list, tuple) or hasattr(value, "_fields"):
-        return all(map(_is_known, value))
+        return all(map(_has_only_tensors, value))
     return False

@@ -66,16 +66,18 @@ def project_updates(
 def _project(
     updates: Tensor, gradient: Tensor, squared_norms: Tensor | None, dtype: torch.dtype | None
 ) -> Projections:
+    dtype = dtype or updates.dtype
     inner = torch.zeros(len(updates), dtype=torch.float64, device=updates.device)
     squared = torch.zeros_like(inner)
     for start in range(0, len(gradient), _COLUMNS_AT_ONCE):
         columns = slice(start, start + _COLUMNS_AT_ONCE)
-        block = updates[:, columns].to(dtype or updates.dtype)  # [m, columns]
+        block = updates[:, columns].to(dtype)  # [m, columns]
         inner -= (block @ gradient[columns].to(block)).double()
         if squared_norms is None:
             squared += torch.linalg.vecdot(block, block).double()
-    known = squared if squared_norms is None else squared_norms.to(inner)
-    return Projections(inner, known, _error(gradient, dtype or updates.dtype))
+    if squared_norms is not None:
+        squared = squared_norms.to(inner)
+    return Projections(inner, squared, _error(gradient, dtype))
 
 
 def _error(gradient: Tensor, dtype: torch.dtype) -> float:
@@ -132,9 +134,8 @@ def influence_from(projections: Projections, *, weight_normalization: bool = Tru
     if not weight_normalization:
         return projections.inner
     norm = projections.squared_norm.sqrt()
-    return torch.where(
-        norm > 0, projections.inner / norm.clamp_min(torch.finfo(norm.dtype).tiny), 0.0
-    )
+    divisor = norm.clamp_min(torch.finfo(norm.dtype).tiny)
+    return torch.where(norm > 0, projections.inner / divisor, 0.0)
 
 
 def influence_resolution(projections: Projections, *, weight_normalization: bool = True) -> float:
@@ -143,13 +144,14 @@ def influence_resolution(projections: Projections, *, weight_normalization: bool
     .. math:: r = 2 \left(1 + \tfrac{1}{2}\right) \varepsilon \lVert g \rVert
 
     with :math:`\varepsilon` the error of an inner product
-    (:func:`~fedif_flower.aggregators.linear_algebra.product_error`). An influence errs by that of
-    its product and by half of that of its update's squared length; two of them are compared.
-    Without weight normalisation it is times the longest update's length.
+    (:func:`~fedif_flower.aggregators.linear_algebra.product_error`). An influence errs by the error
+    of its product and by half the error of its update's squared length; two influences are
+    compared. Without weight normalisation, r is multiplied by the longest update's length.
     """
     norms = projections.squared_norm.sqrt()
-    longest = 1.0 if weight_normalization or not len(norms) else float(norms.max())
-    return 3 * projections.error * longest
+    if weight_normalization or not len(norms):
+        return 3 * projections.error
+    return 3 * projections.error * float(norms.max())
 
 
 @dataclass(eq=False, repr=False)
@@ -169,27 +171,31 @@ class InfluenceValuation:
     weight_normalization: Annotated[
         bool, Setting("divide by the norm of the update (off: an ablation)")
     ] = True
-    _begun: Future[LossAndGradient] | None = field(default=None, init=False)
+    _pending: Future[LossAndGradient] | None = field(default=None, init=False)
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Begin with the validation gradient at ``params`` [d]."""
-        self._begun = self.validation.gradients.begin(params, buffers)
+        self._pending = self.validation.gradients.begin(params, buffers)
 
     def gradient(self, params: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
         """Return the validation gradient ``[d]`` at the model that the clients received."""
-        begun, self._begun = self._begun, None
-        return (begun or self.validation.gradients.begin(params, buffers)).result().gradient
+        pending = self._pending
+        self._pending = None  # It is this round's alone.
+        if pending is None:
+            pending = self.validation.gradients.begin(params, buffers)
+        return pending.result().gradient
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""
-        sent, squared_norms = updates.client_updates, updates.squared_norms
-        gradient = self.gradient(updates.global_params, updates.named_buffers).to(sent.device)
+        client_updates = updates.client_updates
+        gradient = self.gradient(updates.global_params, updates.named_buffers)
+        gradient = gradient.to(client_updates.device)
         if updates.unseen is not None:
             inner = -updates.unseen.products(gradient)
             error = _error(gradient, updates.global_params.dtype)
-            projections = Projections(inner, squared_norms.cpu(), error)
+            projections = Projections(inner, updates.squared_norms.cpu(), error)
         else:
-            projections = project_updates(sent, gradient, squared_norms)
+            projections = project_updates(client_updates, gradient, updates.squared_norms)
         normalized = self.weight_normalization
         return Scores(
             influence_from(projections, weight_normalization=normalized).cpu(),

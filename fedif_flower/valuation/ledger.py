@@ -56,7 +56,8 @@ def min_max(scores: Tensor, resolution: float = 0.0) -> Tensor:
     ----------
     FedIF, equation for the normalised round influence.
     """
-    low, high = scores.min(), scores.max()
+    low = scores.min()
+    high = scores.max()
     # Halves, so that the difference of two finite scores cannot overflow.
     spread = high / 2 - low / 2
     rounding = 4 * torch.finfo(scores.dtype).eps * float(scores.abs().max())
@@ -157,10 +158,14 @@ class ScoreLedger(CheckedFields):
     def __str__(self) -> str:
         """Return the weight scores by client id, a line each, the highest first."""
         ranked = sorted(self.scores.items(), key=lambda item: (-item[1], item[0]))
+        if not ranked:
+            return "no weight scores yet"
         lines = [f"{client_id} {score:.4f}" for client_id, score in ranked[:_MOST_SHOWN]]
-        if more := len(ranked) - len(lines):
-            lines.append(f"and {more} more, at most {ranked[_MOST_SHOWN][1]:.4f}")
-        return "\n".join(lines) or "no weight scores yet"
+        hidden = ranked[_MOST_SHOWN:]
+        if hidden:
+            _, highest = hidden[0]
+            lines.append(f"and {len(hidden)} more, at most {highest:.4f}")
+        return "\n".join(lines)
 
     @property
     def scores(self) -> dict[int, float]:
@@ -170,7 +175,8 @@ class ScoreLedger(CheckedFields):
 
     def scores_of(self, client_ids: Sequence[int]) -> Tensor:
         r"""Return these clients' :math:`\Omega` ``[m]``; a client never seen has ``initial``."""
-        score, rounds = (self._clients.read(client_ids, c) for c in ("score", "rounds"))
+        score = self._clients.read(client_ids, "score")
+        rounds = self._clients.read(client_ids, "rounds")
         return torch.from_numpy(self._smoothed(score, rounds))
 
     @property
@@ -245,16 +251,18 @@ class ScoreLedger(CheckedFields):
         Tensor
             ``[m]``, float64, >= 0; they sum to 1 only on average over the rounds.
         """
-        own = self.scores_of(client_ids).clamp_min(0.0)
-        score, rounds = (self._clients.column(name) for name in ("score", "rounds"))
-        seen = ~np.isnan(score)
-        unseen = max(num_clients - int(seen.sum()), 0) * self.initial
-        total = float(self._smoothed(score, rounds)[seen].clip(min=0.0).sum()) + unseen
-        if not total > 0.0 or not bool((own > 0).any()):
-            return _normalized(own)
+        participants = self.scores_of(client_ids).clamp_min(0.0)  # [m]
+        score = self._clients.column("score")
+        rounds = self._clients.column("rounds")
+        is_seen = ~np.isnan(score)
+        total_of_seen = float(self._smoothed(score, rounds)[is_seen].clip(min=0.0).sum())
+        num_unseen = max(num_clients - int(is_seen.sum()), 0)
+        total = total_of_seen + num_unseen * self.initial
+        if not total > 0.0 or not bool((participants > 0).any()):
+            return _normalized(participants)
         if chance is None:
-            return own / total * (num_clients / len(client_ids))
-        return own / total / chance
+            return participants / total * (num_clients / len(client_ids))
+        return participants / total / chance
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
@@ -268,22 +276,25 @@ class ScoreLedger(CheckedFields):
     def _smoothed(
         self, score: NDArray[np.float64], rounds: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return Omega from what was smoothed ``[n]``, bias-corrected where that is on."""
+        """Return Omega ``[n]`` from the smoothed scores, bias-corrected where that is on."""
         score = np.where(np.isnan(score), self.initial, score)
         if not (self.bias_correction and self.smooth_update):
             return score
-        left = (1.0 - self.gamma) ** rounds
-        taken = np.where(rounds > 0, 1.0 - left, 1.0)
-        return np.where(rounds > 0, (score - left * self.initial) / taken, score)
+        share_of_initial = (1.0 - self.gamma) ** rounds
+        # 1 where there was no round: nothing is divided by 0.
+        share_of_rounds = np.where(rounds > 0, 1.0 - share_of_initial, 1.0)
+        corrected = (score - share_of_initial * self.initial) / share_of_rounds
+        return np.where(rounds > 0, corrected, score)
 
     def _column(self, name: str) -> dict[int, float]:
-        """Return what clients have in a column, those that have something there."""
+        """Return a column by client id, without the clients that have nothing in it."""
         values = self._clients.column(name).tolist()
         by_client = zip(self._clients.client_ids, values, strict=True)
         return {client_id: value for client_id, value in by_client if not math.isnan(value)}
 
 
 def _normalized(values: Tensor) -> Tensor:
+    """Return values ``[m]``, >= 0, over their sum; uniform where all are 0."""
     total = values.sum()
     if not bool(total > 0):
         if values.numel() > 1:  # One alone has all the weight in any case.

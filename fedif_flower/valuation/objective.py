@@ -27,7 +27,7 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 _FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
 _MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
-# That of a subclass may divide by anything.
+# A subclass with a forward of its own may divide by anything.
 _FORWARDS = tuple(kind.forward for kind in _MODULES)
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,8 @@ class ClassMean:
         examples = count if targets.dim() == 1 else len(targets)
         if self.class_weights is None or not count:
             return BatchSize(examples, count)
-        labels, weights = targets[counted].cpu().long(), self.class_weights.detach().cpu().double()
+        labels = targets[counted].cpu().long()
+        weights = self.class_weights.detach().cpu().double()
         if not 0 <= int(labels.min()) <= int(labels.max()) < len(weights):
             raise ValuationError(
                 f"targets are {int(labels.min())} to {int(labels.max())}; allowed with "
@@ -127,16 +128,24 @@ def class_mean(loss_fn: Callable[..., Any]) -> ClassMean | None:
     """
     if isinstance(loss_fn, ForwardCorrected):
         return class_mean(loss_fn.loss_fn)
+    options = _options_of(loss_fn)
+    if options is None or options["reduction"] != "mean":
+        return None
+    # Torch's older names for the reduction win over it.
+    if options.get("size_average") is not None or options.get("reduce") is not None:
+        return None
+    return ClassMean(options["ignore_index"], options["weight"])
+
+
+def _options_of(loss_fn: Callable[..., Any]) -> dict[str, Any] | None:
+    """Return the options of torch's classification losses by name; ``None`` for another loss."""
     if isinstance(loss_fn, _MODULES) and type(loss_fn).forward in _FORWARDS:
-        given: dict[str, Any] = vars(loss_fn) | {"weight": loss_fn.weight}
-    elif (loss_fn.func if isinstance(loss_fn, partial) else loss_fn) in _FUNCTIONS:
-        given = {name: value.default for name, value in signature(loss_fn).parameters.items()}
-    else:
+        return vars(loss_fn) | {"weight": loss_fn.weight}
+    function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
+    if function not in _FUNCTIONS:
         return None
-    outdated = any(given.get(name) is not None for name in ("size_average", "reduce"))
-    if given["reduction"] != "mean" or outdated:
-        return None
-    return ClassMean(given["ignore_index"], given["weight"])
+    # The signature of a partial has its arguments for defaults.
+    return {name: option.default for name, option in signature(loss_fn).parameters.items()}
 
 
 class Objective:
@@ -150,7 +159,8 @@ class Objective:
     def __init__(
         self, loss_fn: Callable[..., Any], scores: Mapping[str, ScoreFunction] | None = None
     ) -> None:
-        self.loss_fn, self.scores = loss_fn, scores or {}
+        self.loss_fn = loss_fn
+        self.scores = scores or {}
         self.metrics: frozenset[str] = frozenset((*self.known_metrics, *self.scores))
 
     def check(self, batch: Any) -> None:
@@ -162,7 +172,9 @@ class Objective:
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss over the batch."""
-        return self.loss_and_size(model, batch, BatchSize(0, 0))[0]  # It is not asked for.
+        not_needed = BatchSize(0, 0)
+        loss, _ = self.loss_and_size(model, batch, not_needed)
+        return loss
 
     def loss_and_size(
         self, model: nn.Module, batch: Any, size: BatchSize | None = None
@@ -173,21 +185,26 @@ class Objective:
             raise ValuationError(
                 f"batch_loss returned {describe(answer)}; expected (mean loss, size)"
             )
-        loss, count = answer[0], float(answer[1])
+        loss = answer[0]
+        count = float(answer[1])
         if not (math.isfinite(count) and count >= 0):
             raise ValuationError(f"batch_loss returned the size {count:g}; allowed: finite, >= 0")
-        count = int(count) if count.is_integer() else count
+        if count.is_integer():
+            count = int(count)
         return loss, size or BatchSize(count, count)
 
     def sized(self, model: nn.Module, content: Any, *, tried: bool = True) -> Batch:
-        """Return a batch with its size; where that tells it, or is not yet tried, from the loss.
+        """Return a batch with its size, which the loss tells where it is not known.
+
+        With ``tried=False`` the loss is taken in any case: it has not yet been tried on the batch.
 
         Raises
         ------
         ValuationError
             If the loss is NaN, although the size is not 0.
         """
-        if (size := self.known_size(content) if tried else None) is None:
+        size = self.known_size(content) if tried else None
+        if size is None:
             loss, size = self.loss_and_size(model, content)
             if size.weight and bool(loss.isnan().any()):
                 raise ValuationError(
@@ -201,11 +218,11 @@ class Objective:
         return model, batch
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """Return what gives each metric; the loss cannot be another's."""
+        """Return the function of each metric; no score can take the loss's name."""
         return {**self.scores, "loss": self.loss}
 
     def figures(self, judged: tuple[Any, Any], metrics: Sequence[str]) -> list[Tensor]:
-        """Return what each metric's function gives, right answers' number; NaN: not defined."""
+        """Return each metric's figure, for accuracy the number of right answers; NaN: undefined."""
         return _figures(self.functions(), metrics, judged)
 
 
@@ -232,8 +249,7 @@ class PairObjective(Objective):
                 f"a batch is {describe(batch)}; expected (inputs, targets). "
                 "For anything else pass batch_loss(model, batch) -> (mean loss, size)"
             )
-        tensors = tensors_of(batch[-1])
-        if not any(t.dim() for t in tensors) if tensors else not hasattr(batch[-1], "__len__"):
+        if not _has_examples(batch[-1]):
             raise ValuationError(
                 f"a batch is {describe(batch)}, which is a single example: its targets have no "
                 "first dimension; allowed: batches, such as a DataLoader with a batch_size makes "
@@ -261,7 +277,7 @@ class PairObjective(Objective):
         return model(*inputs), targets
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """Return what gives each metric."""
+        """Return the function of each metric."""
         right = partial(num_correct, ignored=self.ignored)
         return {**self.scores, "loss": self.loss_fn, "accuracy": right}
 
@@ -297,10 +313,10 @@ def objective_of(
         stay as they are, which the log says.
     """
     if batch_loss is not None:
-        own = Objective(batch_loss, scores)
+        objective = Objective(batch_loss, scores)
     else:
-        own = PairObjective(loss_fn or functional.cross_entropy, scores)
-    return corrected_objective(own, noise)
+        objective = PairObjective(loss_fn or functional.cross_entropy, scores)
+    return corrected_objective(objective, noise)
 
 
 def corrected_objective(objective: Objective, noise: float | Tensor) -> Objective:
@@ -336,21 +352,36 @@ def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tenso
     if labels is None or not isinstance(outputs, Tensor) or outputs.dim() != 2:
         return torch.tensor(torch.nan)
     right = outputs.argmax(dim=1) == labels
+    if outputs.shape[1] < 2:  # One number for each example chooses no class.
+        return torch.tensor(torch.nan)
     if ignored is not None and ignored >= 0:  # No answer is negative.
         right &= labels != ignored
-    return right.sum().float() if outputs.shape[1] > 1 else torch.tensor(torch.nan)
+    return right.sum().float()
 
 
 def _figures(
     functions: Mapping[str, Any], metrics: Sequence[str], judged: tuple[Any, Any]
 ) -> list[Tensor]:
-    """Return what functions give, as tensors; NaN where there is none."""
-    return [
-        as_figure(functions[metric](*judged) if metric in functions else math.nan)
-        for metric in metrics
-    ]
+    """Return each metric's figure; NaN where it has no function."""
+    figures = []
+    for metric in metrics:
+        if metric in functions:
+            figures.append(as_figure(functions[metric](*judged)))
+        else:
+            figures.append(as_figure(math.nan))
+    return figures
 
 
 def as_figure(value: Any) -> Tensor:
     """Return a user's number as a tensor; a Python float keeps all of its digits."""
-    return torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
+    return torch.as_tensor(value)
+
+
+def _has_examples(targets: Any) -> bool:
+    """Tell whether targets have a first dimension, or a length, that counts examples."""
+    tensors = tensors_of(targets)
+    if tensors:
+        return any(tensor.dim() for tensor in tensors)
+    return hasattr(targets, "__len__")

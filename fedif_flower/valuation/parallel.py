@@ -72,12 +72,14 @@ class Judge:
         whole: frozenset[str] = frozenset(),
         is_random: bool = False,
     ) -> None:
-        self.model, self.objective = model, objective
-        self.whole, self.is_random = whole, is_random
+        self.model = model
+        self.objective = objective
+        self.whole = whole
+        self.is_random = is_random
         self.device = model.params.device
 
     def replica(self) -> Judge:
-        """Return one with a model of its own."""
+        """Return a judge with the same objective and a model of its own."""
         model = FlatModel(self.model.module, self.device)
         return Judge(model, self.objective, whole=self.whole, is_random=self.is_random)
 
@@ -95,26 +97,31 @@ class Judge:
         is_half = gradient.itemsize < 4
         total = torch.zeros_like(gradient, dtype=torch.float32) if is_half else gradient
         losses = []
-        counted = []
+        weights = []
         for batch in self._in_turn(batches):
             if not batch.weight:
                 continue
             share = batch.weight / total_weight
             loss = self.objective.loss(self.model.module, batch.content)
-            (loss if is_half else loss * share).backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-            counted.append(batch)
             if is_half:
+                loss.backward()  # type: ignore[no-untyped-call]
                 total.add_(gradient, alpha=share)
                 gradient.zero_()
+            else:
+                (loss * share).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+            weights.append(batch.weight)
+        # All at once: each number read from another device waits for the work there.
         values = torch.stack(losses).tolist() if losses else []
-        mean = sum(v * b.weight for v, b in zip(values, counted, strict=True)) / total_weight
-        return LossAndGradient(mean, total if is_half else total.clone())
+        weighted = [value * weight for value, weight in zip(values, weights, strict=True)]
+        # The next pass writes into the model's own gradient.
+        answer = total if is_half else total.clone()
+        return LossAndGradient(sum(weighted) / total_weight, answer)
 
     def sum(self, batches: Sequence[Batch], metrics: Sequence[str]) -> Tensor:
         """Return each metric's sum over these batches, ``[len(metrics)]``.
 
-        Of a score that is taken of all examples at once, it is that score.
+        A score that is taken of all examples at once stands there itself.
 
         Raises
         ------
@@ -131,38 +138,44 @@ class Judge:
                 figures.append(self.objective.figures(judged, by_batch))
                 if at_once:
                     pieces.append(on_cpu(judged, self.objective.class_mean))
-            columns = zip(*figures, strict=True) if figures else [()] * len(by_batch)
-            sums = {
-                metric: self._weighted_sum(column, batches, metric)
-                for metric, column in zip(by_batch, columns, strict=True)
-            }
+            sums: dict[str, Tensor] = {}
+            for place, metric in enumerate(by_batch):
+                column = [row[place] for row in figures]  # A figure of each batch.
+                sums[metric] = self._weighted_sum(column, batches, metric)
             if at_once:
                 scores = self.objective.figures(gather(pieces), at_once)
-                sums |= dict(zip(at_once, scores, strict=True))
+                sums.update(zip(at_once, scores, strict=True))
             return torch.stack([self._widest(sums[metric]) for metric in metrics])
 
     def _weighted_sum(
         self, values: Sequence[Tensor], batches: Sequence[Batch], metric: str
     ) -> Tensor:
-        """Return the sum of a metric's values, one of each batch, times what each weighs."""
-        # Where no target counts, the mean is 0 / 0.
-        weights = [_weight(batch, metric) for batch in batches]
-        pairs = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight]
-        if not pairs:
+        """Return the sum of a metric's values, one of each batch, times the batch's weight."""
+        counted = []
+        weights = []
+        for value, batch in zip(values, batches, strict=True):
+            weight = _weight(batch, metric)
+            if weight:  # Where no target counts, the mean is 0 / 0.
+                counted.append(value)
+                weights.append(weight)
+        if not counted:
             return torch.zeros(())
         # No half precision rounds their sum.
-        column = self._widest(torch.stack([value for value, _ in pairs]))
-        return torch.dot(column, column.new_tensor([weight for _, weight in pairs]))
+        column = self._widest(torch.stack(counted))
+        return torch.dot(column, column.new_tensor(weights))
 
     def _widest(self, values: Tensor) -> Tensor:
+        """Return values on the judge's device, in its widest floating-point type."""
         return values.to(self.device, widest_float(self.device))
 
 
 def _weight(batch: Batch, metric: str) -> float:
     """Return how often a batch's figure counts in the sum."""
     if metric == "accuracy":
-        return 1.0  # Right answers are counted; of losses and scores there are means.
-    return batch.weight if metric == "loss" else batch.size
+        return 1.0  # It is a number of right answers; losses and scores are means.
+    if metric == "loss":
+        return batch.weight
+    return batch.size
 
 
 class JudgePool:
@@ -180,25 +193,28 @@ class JudgePool:
     def __init__(self, judges: Sequence[Judge]) -> None:
         self.judges = tuple(judges)
         # Threads hold what begins them, but not the pool: they end with it.
-        self._own = own = local()
-        waiting, begun = iter(self.judges), Barrier(len(judges) + 1)
+        of_thread = local()
+        free_judges = iter(self.judges)
+        all_begun = Barrier(len(judges) + 1)
 
         def begin() -> None:
             fix_threads(1)
-            own.judge = next(waiting)
-            begun.wait()
+            of_thread.judge = next(free_judges)
+            all_begun.wait()
 
+        self._of_thread = of_thread
         self._executor = ThreadPoolExecutor(len(judges), "validation-replica", initializer=begin)
         threads = torch.get_num_threads()
+        # The pool starts a thread for each thing to do, until it has them all.
         for _ in judges:
             self._executor.submit(bool)
-        begun.wait()
+        all_begun.wait()
         # The call in a thread also set what later threads begin with.
         torch.set_num_threads(threads)
 
     def map(self, work: Callable[[Judge, Item], Answer], items: Iterable[Item]) -> list[Answer]:
         """Return ``work(judge, item)`` for each item, in their order."""
-        return list(self._executor.map(lambda item: work(self._own.judge, item), items))
+        return list(self._executor.map(lambda item: work(self._of_thread.judge, item), items))
 
 
 class SharedGradients:
@@ -227,7 +243,7 @@ class SharedGradients:
         # A thread starts with the number of torch threads that is set at that moment. Unless it
         # is fixed now, the gradient's last bits depend on what else runs.
         self._threads = torch.get_num_threads()
-        # Of the last two models: a step leads from one to the other.
+        # For the last two models: a step leads from one to the other.
         self._begun: deque[tuple[Tensor, Future[LossAndGradient]]] = deque(maxlen=2)
 
     def begin(self, params: Tensor, buffers: Buffers) -> Future[LossAndGradient]:
@@ -240,12 +256,15 @@ class SharedGradients:
         buffers : mapping of str to Tensor, optional
             As in :meth:`~fedif_flower.valuation.validation.Validation.gradient`.
         """
-        for known, future in self._begun:
-            if known is params and not (future.done() and future.exception()):
+        for earlier_params, future in self._begun:
+            if earlier_params is not params:
+                continue
+            has_failed = future.done() and future.exception() is not None
+            if not has_failed:
                 return future
-        taken = self.submit(lambda: self._loss_and_gradient(params, buffers).checked())
-        self._begun.append((params, taken))
-        return taken
+        future = self.submit(lambda: self._loss_and_gradient(params, buffers).checked())
+        self._begun.append((params, future))
+        return future
 
     def submit(self, function: Callable[[], Answer]) -> Future[Answer]:
         """Let the thread do something more."""
@@ -268,6 +287,10 @@ class SharedGradients:
 class Passes:
     """Passes over held-out batches, by one judge or by replicas of it for the cores.
 
+    It is the part of a :class:`~fedif_flower.valuation.validation.Validation` that knows threads,
+    replicas and random states, but no user's functions. The files that cut a held-out set into
+    parts take it for the set: Validation imports them, so that they cannot import Validation.
+
     Replicas are made when they are needed first, and shared by copies of this object.
 
     Attributes
@@ -288,7 +311,8 @@ class Passes:
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
         self._lock = Lock()
-        self._pool_lock, self._pools = Lock(), dict[str, JudgePool]()
+        self._pool_lock = Lock()
+        self._pools: dict[str, JudgePool] = {}
 
     def hold(self, batches: Iterable[Batch]) -> None:
         """Take these batches for all of the data."""
@@ -299,9 +323,10 @@ class Passes:
     def part(self, contents: Iterable[Any]) -> Self:
         """Return the same on batches of the same kind, with this model."""
         other = copy.copy(self)
-        vars(other).pop("gradients", None)  # What is of all of the data.
+        vars(other).pop("gradients", None)  # They were taken on all of the data.
         with self.alone() as judge, torch.no_grad():
-            other.hold([judge.objective.sized(judge.model.module, own) for own in contents])
+            module = judge.model.module
+            other.hold([judge.objective.sized(module, content) for content in contents])
         return other
 
     @contextmanager
@@ -317,7 +342,7 @@ class Passes:
         return own_randomness(0, self.judge.device)
 
     def side_by_side(self, at_most: int) -> JudgePool | None:
-        """Return judges with a thread each, for many models; ``None`` where one does as well.
+        """Return judges with a thread each, for many models; ``None`` where one judge is as fast.
 
         Parameters
         ----------
@@ -327,8 +352,10 @@ class Passes:
         threads = torch.get_num_threads()
         if self.judge.device.type != "cpu" or threads == 1 or self.judge.is_random:
             return None
-        wanted = threads if self._is_worth_sharing() else 1
-        pool = self._pool("models", max(min(wanted, at_most), 1))
+        size = 1
+        if self._is_worth_sharing():
+            size = max(min(threads, at_most), 1)
+        pool = self._pool("models", size)
         with self.alone() as first:
             for judge in pool.judges:
                 judge.model.load(first.model.params, first.model.state)
@@ -354,22 +381,15 @@ class Passes:
         buffers : mapping of str to Tensor, optional
             Buffers and frozen parameters by name; those left out stay as they were.
         work : callable
-            Given a judge with these parameters.
+            Is called with a judge that has these parameters, and with some of the batches.
         metrics : iterable of str
-            What it takes.
+            The metrics that it takes.
         """
         threads = min(torch.get_num_threads(), len(self.batches))
         with self.alone() as first:
             model = first.model
             model.load(params, buffers or {})
-            if (
-                threads == 1
-                or first.is_random
-                or not self._is_worth_sharing()
-                or threads * model.params.numel() > _MOST_REPLICATED
-                or not isinstance(first.objective, PairObjective)
-                or not {"loss", "accuracy"}.issuperset(metrics)
-            ):
+            if not self._is_shared(threads, metrics):
                 return [work(first, self.batches)]
             others = model.others
 
@@ -378,6 +398,17 @@ class Passes:
                 return work(judge, self.batches[part::threads])
 
             return self._pool("pass", threads).map(on, range(threads))
+
+    def _is_shared(self, threads: int, metrics: Iterable[str]) -> bool:
+        """Tell whether several threads may take a pass for these metrics, and are faster."""
+        if threads == 1 or self.judge.is_random or not self._is_worth_sharing():
+            return False
+        if threads * self.judge.model.params.numel() > _MOST_REPLICATED:
+            return False
+        # What is the user's own stays in one thread.
+        if not isinstance(self.judge.objective, PairObjective):
+            return False
+        return {"loss", "accuracy"}.issuperset(metrics)
 
     def _is_worth_sharing(self) -> bool:
         """Tell whether a pass takes so long that several threads are faster."""

@@ -65,11 +65,13 @@ def draw_batches(
         ``None`` where there are no more than ``count``, or where a batch's tensors do not count its
         examples, so that none can be taken out.
     """
-    if (total := _num_rows(batches)) <= count:
+    total = _num_rows(batches)
+    if total <= count:
         return None
     labels = _labels(batches)
-    every = torch.zeros(total) if labels is None else labels
-    return _take(batches, draw_rows(every, count, generator))
+    if labels is None:
+        labels = torch.zeros(total)  # As if all were of one class.
+    return _take(batches, draw_rows(labels, count, generator))
 
 
 def block_validations(validation: _Whole, blocks: int = BLOCKS) -> list[_Whole]:
@@ -104,15 +106,18 @@ def block_validations(validation: _Whole, blocks: int = BLOCKS) -> list[_Whole]:
         return []
     count = min(blocks, total // 2)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(_SEED))
-    found = [validation.part(_take(batches, order[k::count].sort().values)) for k in range(count)]
-    if not all(block.total_weight for block in found):
+    parts = []
+    for block in range(count):
+        rows = order[block::count].sort().values  # As many as in any other block, or one fewer.
+        parts.append(validation.part(_take(batches, rows)))
+    if not all(part.total_weight for part in parts):
         logger.warning("no intervals for another held-out set: in a block, no target counts")
         return []
-    return found
+    return parts
 
 
 def block_weights(blocks: Sequence[Passes]) -> Tensor:
-    """Return each block's part of the examples' weight ``[b]``, float64; they sum to 1."""
+    """Return each block's share of the examples' weight ``[b]``, float64; they sum to 1."""
     weights = torch.tensor([block.total_weight for block in blocks], dtype=torch.float64)
     return weights / weights.sum()
 
@@ -123,8 +128,8 @@ def class_validations(validation: _Whole) -> list[_Whole]:
     .. math:: \ell(w, D') = \sum_c \frac{|D'_c|}{|D'|} \ell(w, D'_c)
 
     with :math:`D'_c` the examples of class c, and sums of class weights in place of counts where
-    the loss has some: gradients on the parts add up to the whole one's. Examples whose target is
-    ignored belong to no class. All parts use the one copy of the model.
+    the loss has some: gradients on the parts add up to the gradient on the whole. Examples whose
+    target is ignored belong to no class. All parts use the one copy of the model.
 
     Parameters
     ----------
@@ -138,7 +143,7 @@ def class_validations(validation: _Whole) -> list[_Whole]:
         If the targets are no classes, or a class has no example.
     """
     batches = [batch.content for batch in validation.batches]
-    present = _present(validation)
+    present = _classes_present(validation)
     labels = _labels(batches) if _num_rows(batches) else None
     if labels is None or not present:
         raise ValuationError("the validation set has no classes to tell contributions apart by")
@@ -148,10 +153,11 @@ def class_validations(validation: _Whole) -> list[_Whole]:
             f"the validation set has no example of the classes {sorted(missing)}; contributions "
             "by class need one of each"
         )
-    return [
-        validation.part(_take(batches, (labels == label).nonzero().flatten()))
-        for label in sorted(present)
-    ]
+    parts = []
+    for label in sorted(present):
+        rows = (labels == label).nonzero().flatten()
+        parts.append(validation.part(_take(batches, rows)))
+    return parts
 
 
 def missing_classes(validation: Passes) -> list[int]:
@@ -160,7 +166,8 @@ def missing_classes(validation: Passes) -> list[int]:
     They are the columns of the model's outputs ``[n, classes]``; an empty list where the targets
     are no classes.
     """
-    if not (present := _present(validation)):
+    present = _classes_present(validation)
+    if not present:
         return []
     *inputs, _ = first_few(validation.batches[0].content)
     with validation.alone() as judge, judge.model.evaluation_mode():
@@ -168,19 +175,26 @@ def missing_classes(validation: Passes) -> list[int]:
     return sorted(set(range(outputs.shape[1])) - present)
 
 
-def _present(validation: Passes) -> set[int]:
-    """Return the classes that have an example, if there are any; an ignored target is none."""
+def _classes_present(validation: Passes) -> set[int]:
+    """Return the classes that have an example; none where targets are no classes.
+
+    A target that is ignored is no class.
+    """
     labels = _labels([batch.content for batch in validation.batches])
-    found = set() if labels is None else set(labels.tolist())
-    is_defined = "accuracy" in validation.metrics
-    return found - {validation.judge.objective.ignored} if is_defined else set()
+    if labels is None or "accuracy" not in validation.metrics:
+        return set()
+    return set(labels.tolist()) - {validation.judge.objective.ignored}
 
 
 def _labels(batches: Sequence[Any]) -> Tensor | None:
     """Return the classes of all examples ``[n]``, on the CPU; ``None``: targets are no classes."""
-    labels = [class_labels(batch) for batch in batches]
-    known = [own.cpu() for own in labels if own is not None]
-    return torch.cat(known) if len(known) == len(batches) else None
+    labels = []
+    for batch in batches:
+        labels_of_batch = class_labels(batch)
+        if labels_of_batch is None:
+            return None
+        labels.append(labels_of_batch.cpu())
+    return torch.cat(labels)
 
 
 def _num_rows(batches: Sequence[Any]) -> int:
@@ -191,7 +205,7 @@ def _num_rows(batches: Sequence[Any]) -> int:
 
 def _take(batches: Sequence[Any], rows: Tensor) -> list[Any]:
     """Return the examples at ``rows`` [k], ascending, in batches as large as these."""
-    taken = take_of_all(batches, rows)
+    pieces = take_of_all(batches, rows)  # Of each batch what was drawn of it.
     largest = max(num_rows(batch) or 0 for batch in batches)
-    together = max(len(batches) * largest // max(len(rows), 1), 1)
-    return [join(taken[i : i + together]) for i in range(0, len(taken), together)]
+    at_once = max(len(batches) * largest // max(len(rows), 1), 1)
+    return [join(pieces[start : start + at_once]) for start in range(0, len(pieces), at_once)]

@@ -85,12 +85,13 @@ def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) 
     with own_randomness(0, device):
         require_mean(model, objective, contents)
         before = random_state(device)
-        found = _sized(model.module, objective, contents)
+        sized_batches = _sized(model.module, objective, contents)
         is_random = random_state(device) != before
-        whole = try_scores(model, objective, found, is_random=is_random)
+        whole = try_scores(model, objective, sized_batches, is_random=is_random)
+        # The scores may draw at random where the model does not.
         is_random = random_state(device) != before
-        require_slope(model, objective, found)
-    return Tried(found, metrics, whole, is_random)
+        require_slope(model, objective, sized_batches)
+    return Tried(sized_batches, metrics, whole, is_random)
 
 
 def _fit(model: FlatModel, objective: Objective, first: Any) -> tuple[Any, torch.memory_format]:
@@ -110,8 +111,8 @@ def _fit(model: FlatModel, objective: Objective, first: Any) -> tuple[Any, torch
     batch = _formatted(first, fastest)
     with named(f"{objective.call} fails on validation batch 1", batch):
         require_classes(model.module, objective, batch)
-        found = gradients(model, objective, batch)
-        if all(gradient is None for gradient in found):
+        by_parameter = gradients(model, objective, batch)
+        if all(gradient is None for gradient in by_parameter):
             raise ValuationError(
                 f"the loss of {objective.call} does not depend on a trainable parameter: nothing "
                 "to train"
@@ -126,26 +127,28 @@ def _formatted(batch: Any, memory_format: torch.memory_format) -> Any:
 
 def _has_accuracy(model: nn.Module, objective: Objective, batch: Any) -> bool:
     """Tell whether outputs and targets are classes."""
-    what = "the accuracy cannot be taken of validation batch 1"
-    with named(what, batch), evaluation_mode(model)():
-        (right,) = objective.figures(objective.judged(model, batch), ["accuracy"])
-    return not bool(right.isnan())
+    failure = "the accuracy cannot be taken of validation batch 1"
+    with named(failure, batch), evaluation_mode(model)():
+        judged = objective.judged(model, batch)
+        (num_right,) = objective.figures(judged, ["accuracy"])
+    return not bool(num_right.isnan())
 
 
 @torch.no_grad()
 def _sized(model: nn.Module, objective: Objective, contents: Sequence[Any]) -> list[Batch]:
-    """Return batches with their sizes, without those of which no example counts.
+    """Return batches with their sizes, without batches in which no example counts.
 
     Raises
     ------
     ValuationError
-        If the loss fails on one, or counts no target of any.
+        If the loss fails on a batch, or counts no target at all.
     """
-    found = []
+    batches = []
     for number, content in enumerate(contents, 1):
         with named(f"{objective.call} fails on validation batch {number}", content):
-            found.append(objective.sized(model, content, tried=False))
-    found = [batch for batch in found if batch.size]
-    if not any(batch.weight for batch in found):
+            batch = objective.sized(model, content, tried=False)
+        if batch.size:
+            batches.append(batch)
+    if not any(batch.weight for batch in batches):
         raise ValuationError("the validation set is empty: the loss counts none of its targets")
-    return found
+    return batches

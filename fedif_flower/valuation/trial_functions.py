@@ -21,15 +21,15 @@ _ROUNDINGS = 1000  # A sum of so few terms is off by much less.
 
 
 @contextmanager
-def named(what: str, batch: Any) -> Iterator[None]:
-    """Turn whatever a user's functions raise on a batch into one sentence."""
+def named(failure: str, batch: Any) -> Iterator[None]:
+    """Turn whatever a user's functions raise on a batch into one sentence about the failure."""
     try:
         yield
     except (ConfigError, ValuationError):
         raise
     except Exception as error:
         raise ValuationError(
-            f"{what}, {describe(batch)}: {type(error).__name__}: {error}"
+            f"{failure}, {describe(batch)}: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -74,7 +74,8 @@ def at_two_models(model: FlatModel, attempt: Callable[[], str]) -> str:
 
     A model that begins at zeros answers all examples alike: what is no mean looks like one there.
     """
-    if why := attempt():
+    why = attempt()
+    if why:
         return why
     with with_noise(model):
         try:
@@ -102,10 +103,9 @@ def why_no_mean(function: Callable[[Any], Sized], examples: Any) -> str:
     if count < 2:
         return ""
     third = max(count // 3, 1)
-    whole, first, second = (
-        function(take_rows(examples, rows))
-        for rows in (torch.arange(count), torch.arange(third), torch.arange(third, count))
-    )
+    whole = function(take_rows(examples, torch.arange(count)))
+    first = function(take_rows(examples, torch.arange(third)))
+    second = function(take_rows(examples, torch.arange(third, count)))
     of_whole = float(whole.figure)
     of_first = float(first.figure)
     of_second = float(second.figure)
@@ -128,9 +128,9 @@ def require_pairs(
 ) -> None:
     """Raise ConfigError if a function compares each example's output with every target.
 
-    That is what ``outputs - targets`` does of shapes ``[n, 1]`` and ``[n]``. Such a function is
-    found out by answers that are right: it does not notice when targets change places, and does
-    once both have one shape.
+    ``outputs - targets`` does so with shapes ``[n, 1]`` and ``[n]``. Such a function is found out
+    by answers that are right: it does not notice when targets change places, but does once both
+    have one shape.
 
     Parameters
     ----------
@@ -144,15 +144,17 @@ def require_pairs(
     if not _can_be_mistaken(outputs, targets):
         return
     right = targets.to(outputs.dtype).view_as(outputs)
+    shuffled = [targets[order] for order in _orders(len(targets))]
     try:
-        found = _number(function(right, targets))
-        moved = [_number(function(right, targets[order])) for order in _orders(len(targets))]
-        alike = _number(function(right.view_as(targets), targets))
-    except Exception:  # One that looks at the shapes of what it is given.
+        in_order = _number(function(right, targets))
+        in_other_orders = [_number(function(right, others)) for others in shuffled]
+        in_one_shape = _number(function(right.view_as(targets), targets))
+    except Exception:  # The function may look at the shapes of its arguments.
         return
-    tolerance = _ROUNDINGS * torch.finfo(torch.float32).eps * max(abs(found), abs(alike))
-    is_blind = all(abs(found - other) <= tolerance for other in moved)
-    if is_blind and abs(found - alike) > tolerance:
+    largest = max(abs(in_order), abs(in_one_shape))
+    tolerance = _ROUNDINGS * torch.finfo(torch.float32).eps * largest
+    is_blind = all(abs(in_order - other) <= tolerance for other in in_other_orders)
+    if is_blind and abs(in_order - in_one_shape) > tolerance:
         raise ConfigError(
             f"{name} compares each output with the target of every example: outputs are "
             f"{describe(outputs)}, targets {describe(targets)}; allowed: one shape for both, such "
@@ -161,7 +163,7 @@ def require_pairs(
 
 
 def _can_be_mistaken(outputs: Any, targets: Any) -> bool:
-    """Tell whether outputs and targets are as many numbers, with dimensions that do not meet."""
+    """Tell whether outputs and targets are equally many numbers in different dimensions."""
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return False
     if targets.dim() == 0 or len(targets) < 2 or outputs.dim() == targets.dim():
@@ -179,4 +181,5 @@ def _orders(count: int) -> list[Tensor]:
 
 
 def _number(value: Any) -> float:
+    """Return what a user's function gave as a Python number."""
     return float(as_figure(value))

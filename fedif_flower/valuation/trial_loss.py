@@ -33,7 +33,7 @@ _FOR_ONE_OUTPUT = (
 def require_classes(model: nn.Module, objective: Objective, batch: Any) -> None:
     """Raise ConfigError where cross-entropy is taken of one number for each example.
 
-    Of a single class it is 0 whatever the model answers.
+    With a single class it is 0 whatever the model answers.
     """
     if objective.class_mean is None:
         return
@@ -64,13 +64,15 @@ def require_pure(
         Copies of its buffers from before the first pass.
     """
     module = model.module
-    sent = module.state_dict().keys()
-    if names := _changed(module, {name: before[name] for name in before if name in sent}):
+    in_state = module.state_dict().keys()
+    names = _changed(module, {name: before[name] for name in before if name in in_state})
+    if names:
         raise ValuationError(f"the model changes {names} in eval mode, {_ALLOWED}")
     # What is no part of the state may be filled once: tables that grow with the longest input.
     filled = buffers_of(module)
     first = seeded_loss(model, objective, batch)
-    if names := _changed(module, filled):
+    names = _changed(module, filled)
+    if names:
         raise ValuationError(f"the model changes {names} in eval mode, {_ALLOWED}")
     second = seeded_loss(model, objective, batch)
     apart = float((first - second).abs())
@@ -101,6 +103,7 @@ def _changed(module: nn.Module, before: Mapping[str, Tensor]) -> str:
 
 
 def _is_same(now: Tensor | None, before: Tensor) -> bool:
+    """Tell whether a buffer is there and has its old values, NaN among them."""
     if now is None or now.shape != before.shape:
         return False
     return bool(((now == before) | (now.isnan() & before.isnan())).all())
@@ -155,9 +158,9 @@ def gradients(model: FlatModel, objective: Objective, batch: Any) -> Sequence[Te
         return torch.autograd.grad(loss, list(model.parameters), allow_unused=True)
 
 
-def has_slope(found: Iterable[Tensor | None]) -> bool:
-    """Tell whether a gradient is not 0; one that is no number is not."""
-    return any(gradient is not None and bool(gradient.any()) for gradient in found)
+def has_slope(by_parameter: Iterable[Tensor | None]) -> bool:
+    """Tell whether any parameter's gradient is not exactly 0; NaN is not 0 either."""
+    return any(gradient is not None and bool(gradient.any()) for gradient in by_parameter)
 
 
 def _can_differ(model: FlatModel, objective: Objective, batch: Any) -> bool:
@@ -175,6 +178,7 @@ def _can_differ(model: FlatModel, objective: Objective, batch: Any) -> bool:
 
 
 def _differs(model: FlatModel, objective: Objective, batch: Any, at_start: Tensor) -> bool:
+    """Tell whether the loss is another than at the start, or fails."""
     try:
         return bool(seeded_loss(model, objective, batch) != at_start)
     except Exception:  # Out of a loss that refuses what such a model answers.
@@ -182,7 +186,7 @@ def _differs(model: FlatModel, objective: Objective, batch: Any, at_start: Tenso
 
 
 def require_mean(model: FlatModel, objective: Objective, batches: Sequence[Any]) -> None:
-    """Raise ConfigError if the mean of a loss over two parts is not its mean over the whole.
+    """Raise ConfigError if a loss of all examples is not the mean of the losses of two parts.
 
     It is tried on two models' outputs for examples from all over the data. Nothing is tried where
     the mean is known (``batch_loss`` tells its sizes, torch's cross-entropy its weights), or where
@@ -198,7 +202,8 @@ def require_mean(model: FlatModel, objective: Objective, batches: Sequence[Any])
     def attempt() -> str:
         judged = objective.judged(model.module, examples)
         require_pairs("loss_fn", loss_fn, *judged)
-        if (labels := class_labels(judged)) is not None:
+        labels = class_labels(judged)
+        if labels is not None:
             judged = take_rows(judged, labels.argsort(stable=True))  # Unlike parts differ most.
         return why_no_mean(loss, judged)
 

@@ -130,7 +130,7 @@ def _require_mean(
     *,
     is_random: bool,
 ) -> None:
-    """Raise ConfigError if a score's mean over two parts is not its value for the whole."""
+    """Raise ConfigError if a score of all examples is not the mean of the scores of two parts."""
     try:
         if is_random and not isinstance(objective, PairObjective):
             raise ValuationError("the model draws at random")
@@ -142,7 +142,10 @@ def _require_mean(
         logger.warning(
             "the %s is a mean over %d batches, since %s; whether it depends on how they are cut "
             "could not be tried: %r",
-            *(name, len(batches), reason, error),
+            name,
+            len(batches),
+            reason,
+            error,
         )
         return
     if why:
@@ -153,20 +156,22 @@ def _require_mean(
 
 
 def _why_no_mean(model: FlatModel, objective: Objective, name: str, examples: Any) -> str:
-    """Return what :func:`why_no_mean` does of a score."""
+    """Return what :func:`why_no_mean` says about a score."""
     score = objective.scores[name]
     if isinstance(objective, PairObjective):
         judged = objective.judged(model.module, examples)
         require_pairs(f"the {name}", score, *judged)
-        return why_no_mean(
-            lambda pair: Sized(_single(score(*pair)), objective.known_size(pair).examples), judged
-        )
 
-    def of_batch(batch: Any) -> Sized:
+        def score_pair(pair: Judged) -> Sized:
+            return Sized(_single(score(*pair)), objective.known_size(pair).examples)
+
+        return why_no_mean(score_pair, judged)
+
+    def score_batch(batch: Any) -> Sized:
         _, size = objective.loss_and_size(model.module, batch)
         return Sized(_single(score(model.module, batch)), size.examples)
 
-    return why_no_mean(of_batch, examples)
+    return why_no_mean(score_batch, examples)
 
 
 def _single(value: Any) -> Tensor:

@@ -39,8 +39,8 @@ def complementary_shapley(
     -------
     Estimate
         Values, and what is left to chance in them: each draw's distance from its stratum's mean,
-        over m times the stratum's draws. Where one draw or none is of a client's stratum, all
-        clients' draws of that size stand for the mean.
+        over m times the stratum's draws. Where a client's stratum has one draw or none, the mean
+        of all clients' draws of that size stands in.
 
     References
     ----------
@@ -54,23 +54,24 @@ def complementary_shapley(
     left_utility, right_utility = utility(torch.cat([left, ~left])).double().chunk(2)
     delta = (left_utility - right_utility)[:, None]  # [M m, 1]
 
-    left_of, right_of = left.double(), (~left).double()
+    is_left = left.double()
+    is_right = (~left).double()
     left_size = one_hot(sizes, num_clients + 1).double()  # [M m, m + 1]
     right_size = one_hot(num_clients - sizes, num_clients + 1).double()
-    sums = (left_of * delta).T @ left_size - (right_of * delta).T @ right_size  # [m, m + 1]
-    counts = left_of.T @ left_size + right_of.T @ right_size
+    sums = (is_left * delta).T @ left_size - (is_right * delta).T @ right_size  # [m, m + 1]
+    counts = is_left.T @ left_size + is_right.T @ right_size
     means = sums / counts.clamp_min(1.0)  # [m, m + 1]
-    # What each draw says of client k, and how many draws say it.
-    said = torch.where(left, delta, -delta)  # [M m, m]
-    sizes_of = torch.where(left, sizes[:, None], num_clients - sizes[:, None])  # [M m, m]
-    count = counts.T.gather(0, sizes_of)
-    # One draw alone says nothing of its error: what lies between it and other clients' stands for
-    # that. Of two or more, n - 1 are free.
-    of_size = sums.sum(dim=0) / counts.sum(dim=0).clamp_min(1.0)  # [m + 1]
-    mean = torch.where(count > 1, means.T.gather(0, sizes_of), of_size[sizes_of])
-    free = (count * (count - 1).clamp_min(1.0)).sqrt()
-    drawn = (said - mean) / free  # [M m, m]
-    # A stratum that was not drawn counts as 0.
-    lacking = torch.where(counts == 0, of_size, 0.0).T  # [m + 1, m]
+    # Each draw is a sample for every client k, in the stratum of k and of the size of k's side.
+    samples = torch.where(left, delta, -delta)  # [M m, m]
+    strata = torch.where(left, sizes[:, None], num_clients - sizes[:, None])  # [M m, m]
+    stratum_counts = counts.T.gather(0, strata)  # [M m, m]
+    # One draw alone says nothing about its own error: its distance from the mean of all clients'
+    # draws of that size stands for the error. Of n >= 2 draws, n - 1 are free.
+    size_means = sums.sum(dim=0) / counts.sum(dim=0).clamp_min(1.0)  # [m + 1]
+    centres = torch.where(stratum_counts > 1, means.T.gather(0, strata), size_means[strata])
+    divisors = (stratum_counts * (stratum_counts - 1).clamp_min(1.0)).sqrt()
+    drawn = (samples - centres) / divisors  # [M m, m]
+    # A stratum that was not drawn counts as 0, and errs by what it would have been.
+    lacking = torch.where(counts == 0, size_means, 0.0).T  # [m + 1, m]
     residuals = torch.cat([drawn, lacking[lacking.any(dim=1)]]) / num_clients
     return Estimate(means.sum(dim=1) / num_clients, residuals)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Of the rounds in which all clients are worth the same, so many are to be seen as such.
+# The share of the rounds with equal clients in which they are to be taken for equal.
 CONFIDENCE = 0.95
 
 
@@ -77,7 +77,7 @@ def mean_of_draws(draws: Tensor) -> Estimate:
 
 
 def mean_of_pairs(pairs: Tensor) -> Estimate:
-    """Return the mean of antithetic pairs ``[n, m]``: of two clients each pair says all."""
+    """Return the mean of antithetic pairs ``[n, m]``; for two clients every pair is exact."""
     if pairs.shape[1] <= 2:
         return exactly(pairs.mean(dim=0))
     return mean_of_draws(pairs)

@@ -47,13 +47,16 @@ def exact_shapley(utility: Utility, num_clients: int, **_: object) -> Tensor:
         )
     masks = all_coalitions(num_clients)  # [2**m, m]
     utilities = utility(masks).double()  # [2**m]
-    weights = torch.tensor(
-        [1.0 / (num_clients * math.comb(num_clients - 1, s)) for s in range(num_clients)],
-        dtype=torch.float64,
-    )
-    sizes = masks.sum(dim=1)
-    # With a client and without it, the coalitions of the others come in the same order.
-    values = [weights[sizes[~own]] @ (utilities[own] - utilities[~own]) for own in masks.T]
+    weights_by_size = [
+        1.0 / (num_clients * math.comb(num_clients - 1, size)) for size in range(num_clients)
+    ]
+    weights = torch.tensor(weights_by_size, dtype=torch.float64)  # [m]
+    sizes = masks.sum(dim=1)  # [2**m]
+    values = []
+    for is_member in masks.T:
+        # With the client and without it, the coalitions of the others come in the same order.
+        marginals = utilities[is_member] - utilities[~is_member]  # [2**(m - 1)]
+        values.append(weights[sizes[~is_member]] @ marginals)
     return torch.stack(values)
 
 

@@ -52,15 +52,15 @@ def gtg_shapley(
     window, min_permutations : int
         >= 1.
     num_samples : int
-        No sweep starts after so many orders, >= 1; the first sweep always runs, and whole.
+        No sweep starts after this many orders, >= 1; the first sweep always runs, and whole.
     generator : torch.Generator
         Of the CPU.
 
     Returns
     -------
     Estimate
-        Values, and what is left to chance in them, as if no order were guided; what is truncated
-        comes beside it.
+        Values, and what is left to chance in them, as if no order were guided; the error by
+        truncation is not in it.
 
     References
     ----------
@@ -74,19 +74,22 @@ def gtg_shapley(
     while True:
         sweep = _guided_permutations(num_clients, generator)  # [m, m]
         marginals = torch.cat([marginals, marginal_contributions(utility, sweep, truncation)])
-        done = len(marginals)
-        if done >= num_samples or (
-            done > min_permutations and _relative_change(marginals, window) <= tolerance
-        ):
-            return mean_of_draws(marginals)
+        orders = len(marginals)
+        if orders >= num_samples:
+            break
+        if orders > min_permutations and _relative_change(marginals, window) <= tolerance:
+            break
+    return mean_of_draws(marginals)
 
 
 def _guided_permutations(num_clients: int, generator: Generator) -> Tensor:
+    """Return m random orders of the clients ``[m, m]``; row i starts with client i."""
     keys = torch.rand(num_clients, num_clients, generator=generator, dtype=torch.float64)
-    return keys.fill_diagonal_(-1.0).argsort(dim=1)  # row i starts with client i
+    return keys.fill_diagonal_(-1.0).argsort(dim=1)
 
 
 def _relative_change(marginals: Tensor, window: int) -> float:
+    """Return how far the last ``window`` running means lie from the last one, at most."""
     counts = torch.arange(1, len(marginals) + 1, dtype=torch.float64)
     running_means = marginals.cumsum(dim=0) / counts[:, None]  # [t, m]
     final = running_means[-1]

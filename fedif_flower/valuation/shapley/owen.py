@@ -56,5 +56,5 @@ def owen_shapley(
     here = utilities[: len(coalitions), None]  # [2M, 1]
     there = utilities[len(coalitions) :].view(-1, num_clients)  # [2M, m]
     marginals = torch.where(coalitions, here - there, there - here)
-    below, above = marginals.chunk(2)  # [M, m]: of each coalition, and of its complement.
+    below, above = marginals.chunk(2)  # [M, m]: each coalition's, and its complement's.
     return mean_of_pairs((below + above) / 2)

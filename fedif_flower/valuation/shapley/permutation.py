@@ -17,10 +17,10 @@ def permutation_shapley(
     .. math:: \hat\varphi_i = \frac{1}{M} \sum_{\pi}
               \bigl( u(P_i^\pi \cup \{i\}) - u(P_i^\pi) \bigr)
 
-    with :math:`\pi` one of M orders, of which half are uniformly random and half their reverses,
-    and :math:`P_i^\pi` the clients before i in it. A client that comes early in an order comes late
-    in its reverse, so that the two errors have mostly opposite signs. Of two clients a pair has
-    both orders: the values are exact.
+    with :math:`\pi` one of M orders, half uniformly random and half their reverses, and
+    :math:`P_i^\pi` the clients before i in it. A client that comes early in an order comes late in
+    its reverse, so that the two errors have mostly opposite signs. For two clients a pair has both
+    orders: the values are exact.
 
     Parameters
     ----------
@@ -82,6 +82,10 @@ def marginal_contributions(
 
 
 def _truncated_prefix_values(utility: Utility, ranks: Tensor, truncation: float) -> Tensor:
+    """Return the utility of each order's first 0 to m clients ``[p, m + 1]``.
+
+    Once an order is close to the grand coalition, its utility stays as it is.
+    """
     count, num_clients = ranks.shape
     empty, grand = utility(empty_and_grand(num_clients)).double()
     values = torch.empty(count, num_clients + 1, dtype=torch.float64)

@@ -52,13 +52,21 @@ class CoalitionMemo:
             if key not in self._values:
                 first_rows.setdefault(key, row)
         if first_rows:
-            asked = masks[list(first_rows.values())]
-            values = self._utility(asked).cpu().double()
-            for row in (~values.isfinite()).nonzero().flatten().tolist():
-                named = asked[row].nonzero().flatten().tolist()
-                raise ValuationError(
-                    f"the utility returned {float(values[row])} for the coalition of clients "
-                    f"{named}; allowed: finite numbers"
-                )
+            unseen = masks[list(first_rows.values())]
+            values = self._utility(unseen).cpu().double()
+            _require_finite(values, unseen)
             self._values.update(zip(first_rows, values.tolist(), strict=True))
         return torch.tensor([self._values[key] for key in keys], dtype=torch.float64)
+
+
+def _require_finite(utilities: Tensor, masks: Tensor) -> None:
+    """Raise ValuationError naming the first coalition ``[c, m]`` whose utility is not finite."""
+    rows = (~utilities.isfinite()).nonzero().flatten().tolist()
+    if not rows:
+        return
+    first = rows[0]
+    clients = masks[first].nonzero().flatten().tolist()
+    raise ValuationError(
+        f"the utility returned {float(utilities[first])} for the coalition of clients {clients}; "
+        "allowed: finite numbers"
+    )

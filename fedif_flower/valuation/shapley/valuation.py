@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
@@ -22,11 +23,11 @@ from fedif_flower.valuation.validation import Validation
 
 Estimator = Annotated[str, Setting("how Shapley values are estimated", choices=ESTIMATORS)]
 
-# Utilities are means over examples, their values weighted means of differences of these: pairwise
-# sums of up to 2**20 terms err by less, in units of the largest utility.
+# Utilities are means over examples, and Shapley values weighted means of differences of utilities:
+# pairwise sums of up to 2**20 terms err by less, in units of the largest utility.
 _ROUNDINGS = 16
 
-_WORST = -torch.finfo(torch.float32).max  # Of values of many such, sums are finite in float64.
+_WORST = -torch.finfo(torch.float32).max  # Sums of many such values are finite in float64.
 
 # Coalition models formed by one matrix product take no more than this.
 MEMORY_BUDGET = 256 * 2**20
@@ -77,7 +78,7 @@ class RoundGame:
     updates : RoundUpdates
         The round.
     metric : {"accuracy", "loss", "score"}
-        The mean of what; NaN where it is not defined.
+        Whose mean over the examples is taken; NaN where it is not defined.
     memory_budget : int
         Bytes that coalition models and the threads' replicas of the model may take at a time,
         > 0; at least one coalition model is formed.
@@ -95,8 +96,11 @@ class RoundGame:
         metric: Metric,
         memory_budget: int = MEMORY_BUDGET,
     ) -> None:
-        self._validation, self._updates, self._metric = validation, updates, metric
-        self._params, self._buffers = updates.client_params(), updates.named_client_buffers()
+        self._validation = validation
+        self._updates = updates
+        self._metric = metric
+        self._params = updates.client_params()  # [m, d]
+        self._buffers = updates.named_client_buffers()  # [m, ...] each
         self._affordable = memory_budget // (self._params[0].numel() * self._params.itemsize)
         self.largest = 0.0
 
@@ -104,17 +108,23 @@ class RoundGame:
         """Return the worths ``[c]``, float64, on the CPU, of coalitions ``[c, m]``, bool."""
         # Each replica is a model of its own beside the coalition models that it evaluates.
         pool = self._validation.side_by_side(at_most=self._affordable // 2)
-        threads = len(pool.judges) if pool else 1
-        rows_at_once = self._affordable // threads - 1 if pool else self._affordable
-        blocks = max(-(-len(masks) // max(rows_at_once, 1)), _BLOCKS * threads)
+        if pool:
+            threads = len(pool.judges)
+            rows_at_once = self._affordable // threads - 1
+        else:
+            threads = 1
+            rows_at_once = self._affordable
+        needed = math.ceil(len(masks) / max(rows_at_once, 1))
+        blocks = max(needed, _BLOCKS * threads)
         parts = masks.to(self._params.device).tensor_split(min(blocks, len(masks)))
         if pool:
-            found = pool.map(self._score, parts)
+            scores_by_part = pool.map(self._score, parts)
         else:
             with self._validation.alone() as judge:
-                found = [self._score(judge, part) for part in parts]
-        scores = torch.cat(found).cpu().double()
-        worths = -scores if self._metric == "loss" else scores
+                scores_by_part = [self._score(judge, part) for part in parts]
+        worths = torch.cat(scores_by_part).cpu().double()
+        if self._metric == "loss":
+            worths = -worths
         if self.largest or bool(worths.isfinite().any()):  # Else the global model has diverged.
             worths = worths.where(worths.isfinite(), _WORST)
         self.largest = max(self.largest, float(worths.abs().max()))
@@ -122,18 +132,16 @@ class RoundGame:
 
     def _score(self, judge: Judge, masks: Tensor) -> Tensor:
         """Return the metric of some coalitions ``[rows, m]``, ``[rows]``."""
-        before = self._updates.named_buffers
-        params = coalition_means(self._params, masks, self._updates.global_params)  # [rows, d]
-        buffers = {
-            name: coalition_means(own, masks, before[name]) for name, own in self._buffers.items()
-        }
-        found = [
-            self._validation.mean_by(
-                judge, mean, {name: own[row] for name, own in buffers.items()}, self._metric
-            )
-            for row, mean in enumerate(params)
-        ]
-        return torch.cat(found)
+        mean_params = coalition_means(self._params, masks, self._updates.global_params)  # [rows, d]
+        global_buffers = self._updates.named_buffers
+        mean_buffers = {}
+        for name, client_buffers in self._buffers.items():
+            mean_buffers[name] = coalition_means(client_buffers, masks, global_buffers[name])
+        scores = []
+        for row, params in enumerate(mean_params):
+            buffers = {name: means[row] for name, means in mean_buffers.items()}
+            scores.append(self._validation.mean_by(judge, params, buffers, self._metric))
+        return torch.cat(scores)
 
 
 @dataclass(eq=False, repr=False)
