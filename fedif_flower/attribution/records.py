@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from fedif_flower.attribution.descent import Descent
+
 
 @dataclass(frozen=True)
 class MemberCredit:
@@ -71,13 +73,15 @@ class RoundAttribution:
 
     A round that failed has no clients, nor has one whose step led to where the loss is not finite.
     If a failed round took back the step before it, the contributions to that step are in it with
-    the other sign: contributions always add up to what the model has gained.
+    the other sign: contributions always add up to what the model has gained. ``descent`` is what
+    the gradients at both ends of its step say; ``None``: there was no step, or no finite figure.
     """
 
     server_round: int
     loss_before: float
     loss_after: float
     clients: tuple[ClientAttribution, ...] = ()
+    descent: Descent | None = None
 
     @property
     def decrease(self) -> float:
@@ -98,6 +102,23 @@ class RoundAttribution:
         of a server's momentum what has faded.
         """
         return self.decrease - self.attributed
+
+    @property
+    def slope(self) -> float | None:
+        """By how much the loss would have changed along its slope before the step."""
+        return None if self.descent is None else self.descent.slope
+
+    @property
+    def smoothness(self) -> float | None:
+        """How much the gradient turned, by the length of the step."""
+        return None if self.descent is None else self.descent.smoothness
+
+    @property
+    def bound_held(self) -> bool | None:
+        """Whether the loss rose by no more than the descent lemma's bound for one step."""
+        if self.descent is None:
+            return None
+        return self.descent.is_held(self.loss_before, self.loss_after)
 
 
 def take_back(client: ClientAttribution) -> ClientAttribution:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.attribution.credit import Credit, credited
+from fedif_flower.attribution.descent import Descent, descent_of
 from fedif_flower.attribution.path import (
     Quadrature,
     block_contributions,
@@ -145,9 +146,11 @@ class RoundAttributor:
         """Return a round's attribution; where the path leads out of what is finite, none."""
         loss_before, loss_after = (_loss(end) for end in taken.ends)
         clients = taken.undone
+        descent: Descent | None = None
         if taken.in_step:
             clients = self._attribute(taken, loss_before, loss_after)
-        return RoundAttribution(taken.server_round, loss_before, loss_after, clients)
+            descent = _descent(taken)
+        return RoundAttribution(taken.server_round, loss_before, loss_after, clients, descent)
 
     def _attribute(
         self, taken: TakenRound, loss_before: float, loss_after: float
@@ -333,6 +336,15 @@ def _credited(updates: CarriedUpdates, values: Tensor) -> Tensor:
         returned = updates.applied.double() * (credit.returned * along_basis).sum(dim=1)
         within_bounds = credited(within_bounds, credit.kept, returned)
     return torch.column_stack([within_bounds, contributed])
+
+
+def _descent(taken: TakenRound) -> Descent | None:
+    """Return what the gradients at both ends say of a round's step, where both are there."""
+    before, after = taken.ends
+    if before.exception() or after.exception():
+        return None
+    step = taken.after.params - taken.before.params  # [d]
+    return descent_of(before.result().gradient, after.result().gradient, step)
 
 
 def _loss(end: Future[LossAndGradient]) -> float:

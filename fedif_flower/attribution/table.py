@@ -12,7 +12,8 @@ BLOCKS_KEY = "held_out_blocks"  # In the provenance: each block's part of the he
 
 _OF_CLIENT = ("partition_id", "client_id", "coefficient", "contribution")
 _OF_CREDIT = tuple(field.name for field in fields(MemberCredit))
-_OF_ROUND = ("loss_before", "loss_after", "decrease", "attributed", "remainder")
+_OF_DESCENT = ("slope", "smoothness", "bound_held")
+_OF_ROUND = ("loss_before", "loss_after", "decrease", "attributed", "remainder", *_OF_DESCENT)
 
 COLUMNS = ("round", *_OF_CLIENT, *_OF_CREDIT)
 """Those of ``attribution.csv``, before those of classes and blocks."""

@@ -48,6 +48,9 @@ def write_report(
     remainder = _remainder(summary)
     if remainder:
         lines += [*wrap(remainder, 100), ""]
+    bound = bound_in_words(run.attributed[0])
+    if bound:
+        lines += [*wrap(bound, 100), ""]
     for remark in summary.get("data_remarks", ()):
         lines += [*wrap(f"Data, {remark}.", 100), ""]
     if _has_losses(rounds):
@@ -225,6 +228,29 @@ def _remainder(summary: Mapping[str, Any]) -> str:
         "at a few of its points, which grows with the step, and the effect of batch-norm "
         "statistics and of a server optimizer's momentum that faded."
     )
+
+
+def bound_in_words(rounds: Iterable[Line]) -> str:
+    """Return in how many rounds the one-step bound held, and how straight the steps were.
+
+    Empty where no step was measured.
+
+    Parameters
+    ----------
+    rounds : iterable of mapping
+        Lines of ``attribution_rounds.csv``.
+    """
+    steps = [row for row in rounds if row.get("slope") is not None]
+    if not steps:
+        return ""
+    held = [row for row in steps if row["bound_held"]]
+    words = f"The one-step bound of the descent lemma held in {len(held)} of {len(steps)} rounds"
+    # What the slope foretold, in parts of what the loss did.
+    ratios = [row["slope"] / -row["decrease"] for row in steps if row["decrease"]]
+    if ratios:
+        median = statistics.median(ratios)
+        words += f"; the slope before a step foretold {median:.2g} times the change (median)"
+    return f"{words}. The bound holds for any weights and speaks for none."
 
 
 def _percent(value: float | None) -> str:

@@ -257,6 +257,7 @@ def test_a_failed_round_has_no_clients_and_no_decrease():
     first, failed, last = attributed(fedavg, movers, 3, setup={"min_valid_replies": 3}).rounds
     assert failed.clients == ()
     assert failed.decrease == failed.attributed == failed.remainder == 0.0
+    assert (failed.slope, failed.smoothness, failed.bound_held) == (None, None, None)
     assert failed.loss_before == failed.loss_after == first.loss_after == last.loss_before
 
 
@@ -324,3 +325,31 @@ def test_momentum_of_a_step_that_was_taken_back_is_nobodys():
     assert [len(found.clients) for found in callback.rounds] == [3, 3, 3, 3]
     for found in callback.rounds:
         assert found.attributed == pytest.approx(found.decrease, rel=100 * ROUNDING)
+
+
+def test_a_step_against_the_one_step_bound_by_hand():
+    """The mean step is (.5, .5) from a loss of 10 to one of 7.25; see the first test.
+
+    The gradients are (-4, -2) and (-3.5, -1.5): the loss is |w - (4, 2)|^2 / 2, so that L = 1.
+    """
+    movers = Movers([[2.0, 0.0], [0.0, 2.0], [0.0, 0.0]], [10, 10, 20])
+    for rule in ("trapezoid", "simpson"):
+        (found,) = attributed(fedavg, movers, rule=rule).rounds
+        assert found.slope == pytest.approx(-3.0, rel=ROUNDING)
+        assert found.smoothness == pytest.approx(1.0, rel=ROUNDING)
+        assert found.descent.length**2 == pytest.approx(0.5, rel=ROUNDING)
+        # As for every quadratic loss it is reached: -3 + 1/4.
+        assert found.descent.bound() == pytest.approx(-2.75, rel=ROUNDING)
+        assert found.bound_held
+
+
+def test_the_bound_fails_where_the_gradient_turns_on_the_way_and_back():
+    """From phase pi / 4 of a wave to 3 pi / 4: the slope is the same, and steeper between them."""
+    held_out = validation(loss_fn=waves, target=(0.0, -math.pi / 12))
+    movers = Movers([[0.0, math.pi / 6]] * 2)
+    (found,) = attributed(fedavg, movers, held_out=held_out).rounds
+    assert found.smoothness == pytest.approx(0.0, abs=1e-5)
+    # Half of 3 sin(pi / 4) by pi / 6; half of cos(pi / 4) - cos(3 pi / 4).
+    assert found.slope == pytest.approx(math.sqrt(0.5) * math.pi / 4, rel=1e-5)
+    assert -found.decrease == pytest.approx(math.sqrt(0.5), rel=1e-5)
+    assert found.bound_held is False

@@ -14,6 +14,7 @@ from fedif_flower.errors import CheckpointError, ConfigError
 from fedif_flower.run.attribution import widest_share
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.report import bound_in_words
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
 from tests.run.resuming import run, run_config
@@ -40,6 +41,12 @@ def test_a_line_for_each_accepted_client_and_round(tmp_path):
     losses = [float(row["validation_loss"]) for row in measured[1:]]
     after = [float(row["loss_after"]) for row in rounds]
     assert after == pytest.approx(losses, rel=rounding(torch.float32))
+    for row in rounds:
+        assert float(row["slope"]) < 0 < float(row["smoothness"])
+        assert row["bound_held"] in ("0", "1")
+    report = " ".join((run_dir / "report.md").read_text().split())
+    assert "bound of the descent lemma held in" in report
+    assert "of 5 rounds; the slope before a step foretold" in report
 
 
 def test_a_run_that_was_not_attributed_is_not_resumed_with_attribution(tmp_path):
@@ -99,3 +106,14 @@ def test_a_run_of_ten_rounds_says_it_once(tmp_path, caplog):
     caplog.set_level(logging.INFO, "fedif_flower")
     run(run_config(tmp_path, attribution="trapezoid", num_server_rounds=11))
     assert caplog.text.count("each share is known to +-") == 1
+
+
+def test_the_bound_in_words_by_hand():
+    """Slopes of -2, -3 and -1 where the loss fell by 1, 2 and not at all; a round had no step."""
+    steps = [(-2.0, 1.0, 1), (-3.0, 2.0, 1), (-1.0, 0.0, 0), (None, 0.5, None)]
+    names = ("slope", "decrease", "bound_held")
+    words = bound_in_words([dict(zip(names, step, strict=True)) for step in steps])
+    assert words.startswith("The one-step bound of the descent lemma held in 2 of 3 rounds; the")
+    assert "foretold 1.8 times the change (median)." in words  # Between 2 and 1.5.
+    # The tables of earlier versions have no such columns.
+    assert bound_in_words([{"decrease": 1.0}]) == ""

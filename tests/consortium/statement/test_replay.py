@@ -79,6 +79,7 @@ EVERY_COLUMN = [
     *((name, "attribution") for name in ("weight", "borrowed", "opposed", "contribution_block_7")),
     *((name, "attributed_rounds") for name in ("loss_before", "loss_after", "decrease")),
     *((name, "attributed_rounds") for name in ("attributed", "remainder")),
+    *((name, "attributed_rounds") for name in ("slope", "smoothness", "bound_held")),
 ]
 
 
