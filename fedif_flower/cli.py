@@ -7,7 +7,7 @@ none of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -203,7 +203,8 @@ def check_validation(
             f"on: {100 * found.accuracy:.1f} %"
         )
     if out is not None:
-        Table(out, Suspect._fields).replace([one._asdict() for one in found.suspects])
+        columns = [field.name for field in fields(Suspect)]
+        Table(out, columns).replace([vars(one) for one in found.suspects])
         typer.echo(f"Suspects: {out.absolute()}")
 
 

@@ -19,7 +19,7 @@ PROJECT = Path(__file__).parents[1]
 HEAVY = ("torch", "torchvision", "flwr", "ray", "sklearn", "scipy", "matplotlib", "numpy", "PIL")
 HELP = [
     *([], ["run"], ["sweep"], ["verify"], ["keeper"], ["app"], ["app", "show"], ["node", "log"]),
-    *(["watch"], ["runs"], ["report"], ["show"]),
+    *(["watch"], ["runs"], ["report"], ["show"], ["validation", "check"]),
 ]
 ASK_FOR_HELP = f"""
 import contextlib, io, json, sys
@@ -120,3 +120,13 @@ def test_ctrl_c_while_the_command_is_imported_is_no_traceback(monkeypatch, capsy
         start.main()
     assert ended.value.code == 130
     assert capsys.readouterr().err == "stopped\n"
+
+
+def test_held_out_data_are_checked_without_a_run(fedif, tmp_path):
+    suspects = tmp_path / "suspects.csv"
+    status, said, _ = fedif("validation", "check", "-c", 'dataset="digits"', "--out", suspects)
+    assert status == 0
+    assert said.startswith("120 examples: ")
+    assert "of the held-out labels" in said
+    assert "accuracy on examples that were not trained on: " in said
+    assert suspects.read_text().startswith("index,given,likely,probability\n")

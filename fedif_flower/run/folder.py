@@ -223,7 +223,8 @@ class RunFolder:
         self.attributed_rounds = self._table("attribution_rounds", ROUND_COLUMNS)
         decision = [field.name for field in fields(Decision)]
         self.quarantine = self._table("quarantine", decision)
-        self.held_out = self._table("held_out", Suspect._fields)
+        suspect = [field.name for field in fields(Suspect)]
+        self.held_out = self._table("held_out", suspect)
         self.signatures = self._table("signatures", _SIGNATURE)
         self.receipts = self._table("receipts", _LEAF)
         self.round_heads = self._table("round_heads", _HEAD)

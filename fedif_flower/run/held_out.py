@@ -46,6 +46,8 @@ class ExaminedHeldOut(RunPart):
             remarks.append(f"the held-out loss is corrected for {100 * noise:g} % of wrong labels")
         for remark in remarks:
             logger.log(logging.WARNING if is_corrected else logging.INFO, "%s", remark)
+        if "accuracy" not in loaded.validation.metrics:
+            remarks = []  # The log has said it: a report on no classes need not.
         witness = Witness(run.loaded.validation, run.folder, found, config.eval_every)
         told = {key: value for key, value in record.items() if key != "suspects"}
         return Built(
@@ -142,7 +144,7 @@ class Witness(Callback):
         """Write the suspects, if there are any."""
         if self._found is not None and self._found.suspects:
             self._folder.held_out.begin()
-            self._folder.held_out.append([one._asdict() for one in self._found.suspects])
+            self._folder.held_out.append([vars(one) for one in self._found.suspects])
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
         """Return the share that a round's model contradicts."""

@@ -167,7 +167,11 @@ class HeldOut:
     def to_record(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         rare = {str(label): count for label, count in self.rare.items()}
-        return {**asdict(self), "suspects": [list(s) for s in self.suspects], "rare": rare}
+        return {
+            **asdict(self),
+            "suspects": [list(vars(one).values()) for one in self.suspects],
+            "rare": rare,
+        }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> HeldOut:
@@ -335,7 +339,7 @@ def _estimated(
         return found
     most = math.ceil(estimate.high * len(given))
     suspects = find_suspects(estimate.probabilities, given, most)
-    moved = tuple(one._replace(index=int(places[one.index])) for one in suspects)
+    moved = tuple(replace(one, index=int(places[one.index])) for one in suspects)
     return replace(found, suspects=moved)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -83,7 +84,8 @@ def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profi
     return Profile(shares[best], min(low, shares[best]), max(high, shares[best]), probabilities)
 
 
-class Suspect(NamedTuple):
+@dataclass(frozen=True)
+class Suspect:
     """An example whose label looks wrong.
 
     Attributes

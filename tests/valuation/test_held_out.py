@@ -177,8 +177,7 @@ def test_hand_computed_suspects():
     probabilities = torch.stack([of_zero, 1 - of_zero], dim=1).double()
     labels = torch.tensor([0, 0, 0, 1, 1])
     (one,) = find_suspects(probabilities, labels, 5)
-    assert one[:3] == (2, 0, 1)
-    assert one.probability == pytest.approx(0.9)
+    assert one == Suspect(2, 0, 1, pytest.approx(0.9))
     assert find_suspects(probabilities, labels, 0) == []
 
 
@@ -215,12 +214,3 @@ def test_settings_out_of_range_are_refused(settings):
 def test_seconds_out_of_range_are_refused():
     with pytest.raises(ConfigError, match="seconds = 0; allowed: a number > 0"):
         vet(held_out(digits()[1]), seconds=0)
-
-
-def test_a_suspect_is_a_line():
-    assert Suspect(3, 1, 2, 0.9)._asdict() == {
-        "index": 3,
-        "given": 1,
-        "likely": 2,
-        "probability": 0.9,
-    }
