@@ -46,7 +46,7 @@ class MaskingSettings(Settings, alias_generator=in_section("masking")):
         "off",
         "**experimental**; `keeper`: the server sees no update as long as it follows the protocol, "
         "and a keeper that somebody else runs has the masks (`docs/methods/masked-rounds.md`); "
-        "`trial`: the same with one beside the server, which protects nobody. For `fedif`, "
+        "`trial`: the same, with a keeper beside the server; this protects nobody. For `fedif`, "
         "`fedavg` and `fedprox`",
     )
     keeper_url: str = quiet_setting(

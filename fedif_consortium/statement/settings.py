@@ -39,7 +39,7 @@ class StatementSettings(Settings, alias_generator=in_section("statement")):
     )
     contact: str = setting(
         "",
-        "whom members may ask about that statement: its pages say it",
+        "whom members may ask about the statement; its pages name this person",
         pattern=CONTACT,
         allowed="at most 200 printable characters",
         changes_result=False,

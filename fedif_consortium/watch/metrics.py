@@ -29,7 +29,7 @@ class MetricsSettings(Settings, alias_generator=in_section("metrics")):
 
     port: int = quiet_setting(
         0,
-        "a port on which the server says its figures to Prometheus while the run goes on, at "
+        "a port on which the server serves its figures to Prometheus while the run goes on, at "
         "`/metrics`; 0: none",
         ge=0,
         le=65535,

@@ -44,10 +44,12 @@ class AlignIns(CheckedFields):
 
     threshold: Annotated[
         float,
-        Setting("what is further from the median is left out, in standard deviations", gt=0),
+        Setting(
+            "updates further than this from the median are left out, in standard deviations", gt=0
+        ),
     ] = 1.0
     share: Annotated[
-        float, Setting("of the coordinates, that count as an update's largest", gt=0, le=1)
+        float, Setting("share of the coordinates that counts as an update's largest", gt=0, le=1)
     ] = 0.3
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:

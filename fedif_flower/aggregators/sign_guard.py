@@ -46,7 +46,7 @@ class SignGuard(CheckedFields):
     shortest: Annotated[float, Setting("shorter updates are left out; in medians", ge=0)] = 0.1
     longest: Annotated[float, Setting("longer updates are left out; in medians", gt=0)] = 3.0
     share: Annotated[
-        float, Setting("of the coordinates, whose signs are looked at", gt=0, le=1)
+        float, Setting("share of the coordinates whose signs are looked at", gt=0, le=1)
     ] = 0.1
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:

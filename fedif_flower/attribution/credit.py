@@ -120,8 +120,8 @@ class CreditBounds:
         length: Annotated[
             BoundOfUsual,
             Setting(
-                "an update is credited for at most so many times the usual length of one from as "
-                "many examples; 0: no such bound (`docs/methods/path-attribution.md`)",
+                "an update is credited for at most this many times the usual length of an update "
+                "from as many examples; 0: no such bound (`docs/methods/path-attribution.md`)",
                 allowed=NO_BOUND,
                 changes_result=False,
             ),
@@ -129,8 +129,8 @@ class CreditBounds:
         borrowed: Annotated[
             BoundOfUsual,
             Setting(
-                "what an update holds of the last three global steps is credited for at most so "
-                "many times what is usual beside what is the member's own; 0: no such bound",
+                "the part of an update along the last three global steps is credited for at most "
+                "this many times the usual part; 0: no such bound",
                 allowed=NO_BOUND,
                 changes_result=False,
             ),
@@ -138,7 +138,7 @@ class CreditBounds:
         weight: Annotated[
             BoundOfUsual,
             Setting(
-                "a member is credited for at most so many times the share of the examples that "
+                "a member is credited for at most this many times the share of the examples that "
                 "the median member has; 0: no such bound",
                 allowed=NO_BOUND,
                 changes_result=False,

@@ -52,7 +52,7 @@ class Pace(CheckedFields):
     quorum: Annotated[
         float,
         Setting(
-            "a round closes with so many usable replies: from 1 on a number, below 1 a share of "
+            "a round closes with this many usable replies: from 1 on a number, below 1 a share of "
             "the members that are asked or still at work; 0: all that are asked are waited for",
             ge=0,
         ),
@@ -63,12 +63,12 @@ class Pace(CheckedFields):
     ] = 0.0
     ask_more: Annotated[
         float,
-        Setting("so many times as many members are asked as `fraction-train` says", ge=1),
+        Setting("this many times as many members are asked as `fraction-train` says", ge=1),
     ] = 1.0
     late_rounds: Annotated[
         int,
         Setting(
-            "a reply that comes at most so many rounds after its own still counts, less by "
+            "a reply that comes at most this many rounds after its own still counts, less by "
             "1 / sqrt(1 + rounds); until then its member is not asked anew; 0: it is lost",
             ge=0,
         ),

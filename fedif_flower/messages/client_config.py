@@ -22,10 +22,10 @@ class ClientConfig(TaskConfig, TrainingConfig, AttackConfig, LocalMethodConfig):
         ge=1,
         auto="[the nodes that there are](#how-many-clients); 100 in `make run`, `fedif`, sweeps",
     )
-    seed: int = setting(0, "of partitions, split, model, sampling, attacks and batches", ge=0)
+    seed: int = setting(0, "seed of partitions, split, model, sampling, attacks and batches", ge=0)
     device: str = setting(
         "auto",
-        "for server and clients; a device that is not there is an error",
+        "device of server and clients; one that is not there is an error",
         pattern=DEVICES,
         allowed="auto, cpu, cuda, cuda:N, mps",
     )

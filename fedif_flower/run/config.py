@@ -134,7 +134,7 @@ class RunConfig(ClientConfig, StrategyConfig):
     """Every setting of one federation; ``docs/configuration.md`` describes each key."""
 
     num_server_rounds: int = setting(100, "rounds T", ge=1)
-    eval_every: int = setting(1, "evaluate every so many rounds, and after the last", ge=1)
+    eval_every: int = setting(1, "evaluate every this many rounds, and after the last", ge=1)
     output_dir: str = quiet_setting("runs", "path; results go to `output-dir/run-name/`")
     run_name: str = quiet_setting(
         AUTO,
@@ -152,22 +152,22 @@ class RunConfig(ClientConfig, StrategyConfig):
         LEAST_PARTICIPATION,
         "a run in which a member took part in less than this share of its turns is "
         "`incomplete`: it ends with exit status 3 (`docs/consortium.md`); "
-        "0: none is for that",
+        "0: no run is incomplete for that",
         ge=0,
         le=1,
     )
     checkpoint_every: int = quiet_setting(
         10,
-        "rounds between checkpoints, the last two of which are kept; where clients are real nodes, "
-        "each round has one that costs at most 3 % of the time, and each masked one; 0: none",
+        "rounds between checkpoints; the last two are kept. With real nodes each round has one if "
+        "it costs at most 3 % of the time, and each masked round has one. 0: none",
         ge=0,
     )
     resume: str = quiet_setting(
         "",
-        "`auto`, or a path: go on from the run's last good checkpoint, or from a file; another "
-        "configuration's is refused; what clients keep of their rounds (`scaffold`, `moon`, "
-        "attacks that use the last global step) goes on with `fedif run`; at real nodes and with "
-        "`flwr run` it begins anew, with a warning",
+        "`auto`, or a path: go on from the run's last good checkpoint, or from a file; a "
+        "checkpoint of another configuration is refused. What clients keep of their rounds "
+        "(`scaffold`, `moon`, attacks that use the last global step) goes on with `fedif run`. At "
+        "real nodes and with `flwr run` it begins anew, with a warning",
     )
 
     own_settings: str = quiet_setting(

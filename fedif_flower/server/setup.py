@@ -115,7 +115,7 @@ class Setup(CheckedFields):
     max_examples_ratio: Annotated[
         BoundOfUsual,
         Setting(
-            "no client counts for more than so many times the round's median of examples; "
+            "no client counts for more than this many times the round's median of examples; "
             "0: no such bound",
             allowed=NO_BOUND,
         ),

@@ -41,7 +41,9 @@ class FedAvgM(ServerOptimizer):
 
     keeps_coefficients = True
 
-    momentum: Annotated[float, Setting("of the steps so far, how much goes on", ge=0, lt=1)] = 0.9
+    momentum: Annotated[float, Setting("share of the old sum of steps that stays", ge=0, lt=1)] = (
+        0.9
+    )
     learning_rate: LearningRate = 0.1
 
     def _make(self, params: list[Tensor]) -> Optimizer:
@@ -83,9 +85,11 @@ class FedAdam(ServerOptimizer):
     """
 
     learning_rate: LearningRate = 0.01
-    beta1: Annotated[float, Setting("of the mean of the steps, how much goes on", ge=0, lt=1)] = 0.9
+    beta1: Annotated[
+        float, Setting("share of the old mean of the steps that stays", ge=0, lt=1)
+    ] = 0.9
     beta2: Annotated[
-        float, Setting("of the mean of their squares, how much goes on", ge=0, lt=1)
+        float, Setting("share of the old mean of their squares that stays", ge=0, lt=1)
     ] = 0.99
     tau: Tau = 1e-3
 

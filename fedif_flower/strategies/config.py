@@ -132,7 +132,7 @@ class StrategyConfig(SectionedSettings):
     )
     bucketing: int = setting(
         1,
-        "so many clients, drawn by chance, are averaged and weighed as one; 1: each by itself. For "
+        "this many clients, drawn by chance, are averaged and weighed as one; 1: no groups. For "
         "robust rules that remember no client",
         ge=1,
     )

@@ -60,8 +60,8 @@ class Weighting(CheckedFields):
     bias_correction: Annotated[
         bool,
         Setting(
-            "the weight score of a client of few rounds is the mean of these, not held down (or "
-            "up) by where it started"
+            "the weight score of a client with few rounds is the mean of its rounds, not held "
+            "down or up by where it started"
         ),
     ] = False
     weight_scope: Annotated[

@@ -59,9 +59,15 @@ class TrainingConfig(Settings):
     local_epochs: int = setting(5, "E, a client's passes over its examples in a round", ge=1)
     batch_size: int = setting(16, "B, examples per step; a last smaller batch is kept", ge=1)
     learning_rate: float = setting(
-        0.001, "of the clients' SGD", gt=0, auto="0.05 for digits, 0.001 otherwise"
+        0.001,
+        "learning rate of the clients' SGD",
+        gt=0,
+        auto="0.05 for digits, 0.001 otherwise",
     )
-    momentum: float = setting(0.9, "of the clients' SGD; starts from 0 at every round", ge=0, le=1)
+    momentum: float = setting(
+        0.9, "momentum of the clients' SGD; starts from 0 at every round", ge=0, le=1
+    )
     precision: Precision = setting(
-        "float32", "of the clients' forward and backward pass; the parameters stay float32"
+        "float32",
+        "number format of the clients' forward and backward pass; the parameters stay float32",
     )
