@@ -98,7 +98,7 @@ class Suspect:
         Of that class, in [0, 1].
     """
 
-    index: int  # type: ignore[assignment]  # It hides the method of tuples.
+    index: int
     given: int
     likely: int
     probability: float
