@@ -53,7 +53,8 @@ class Attribution(RunPart):
 
     def build(self, run: RunContext) -> Built:
         """Return the attribution, and the records of its rounds."""
-        config, paying = run.config, run.loaded.validation
+        config = run.config
+        paying = run.loaded.validation
         if config.attribution == "off":
             return NOTHING
         credit = config.section(CreditSettings)
@@ -64,8 +65,8 @@ class Attribution(RunPart):
             salt = salt_of(nonce)
             origin = {NONCE: nonce, COMMITMENT: commitment_of(salt)}
             paying = paying_part(run.loaded, salt)
-            told = "contributions are measured on secret data, commitment %s"
-            logger.info(told, origin[COMMITMENT])
+            words = "contributions are measured on secret data, commitment %s"
+            logger.info(words, origin[COMMITMENT])
         attribution = PathAttribution(
             paying,
             config.attribution,
@@ -73,16 +74,16 @@ class Attribution(RunPart):
             blocks=BLOCKS,
             bounds=credit.bounds(),
         )
-        kept = KeptAttribution(attribution, origin.get(NONCE, ""))
-        attribution.on_attribution.append(kept.tell_widths)
+        in_checkpoints = KeptAttribution(attribution, origin.get(NONCE, ""))
+        attribution.on_attribution.append(in_checkpoints.tell_widths)
         origin[BLOCKS_KEY] = attribution.block_weights
-        return Built(callbacks=[attribution], kept={NAME: kept}, provenance=origin)
+        return Built(callbacks=[attribution], kept={NAME: in_checkpoints}, provenance=origin)
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
         """Raise ConfigError for a rule that gives no update a coefficient: a function's, too."""
-        own = run.config.attribution
+        rule = run.config.attribution
         words = f"'off' with strategy {run.config.strategy!r}, which gives no update a coefficient"
-        require(strategy.combines_updates or own == "off", "attribution", own, words)
+        require(strategy.combines_updates or rule == "off", "attribution", rule, words)
 
 
 class KeptAttribution(Kept):
@@ -97,7 +98,8 @@ class KeptAttribution(Kept):
     """
 
     def __init__(self, attribution: PathAttribution, paying_nonce: str) -> None:
-        self._attribution, self._nonce = attribution, paying_nonce
+        self._attribution = attribution
+        self._nonce = paying_nonce
 
     def tell_widths(self, found: RoundAttribution) -> None:
         """Say once how wide the intervals of shares will roughly be."""
@@ -138,7 +140,7 @@ def widest_share(rounds: Sequence[RoundAttribution], weights: Sequence[float]) -
 
     ``None`` where nobody has one, or some rounds are not split by blocks.
     """
-    clients = [client for found in rounds for client in found.clients]
+    clients = [client for attributed in rounds for client in attributed.clients]
     if not weights or any(len(client.blocks) != len(weights) for client in clients):
         return None
     parts = ((c.client_id, c.contribution, c.credited, c.blocks) for c in clients)

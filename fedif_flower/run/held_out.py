@@ -35,39 +35,42 @@ class ExaminedHeldOut(RunPart):
     def build(self, run: RunContext) -> Built:
         """Return the task with the corrected loss, and what says so in the records."""
         config = run.config
-        found, noise = self._found(run)
+        held_out, noise = self._examined(run)
         loaded = with_noise(run.loaded, noise)
         is_corrected = loaded is not run.loaded
         record: dict[str, Any] = {NOISE: noise if is_corrected else 0.0}
-        if found is not None:
-            record |= found.to_record()
-        remarks = [] if found is None else [f"held-out set: {found.words()}"]
+        remarks = []
+        if held_out is not None:
+            record |= held_out.to_record()
+            remarks.append(f"held-out set: {held_out.words()}")
         if is_corrected:
             remarks.append(f"the held-out loss is corrected for {100 * noise:g} % of wrong labels")
         for remark in remarks:
             logger.log(logging.WARNING if is_corrected else logging.INFO, "%s", remark)
         if "accuracy" not in loaded.validation.metrics:
             remarks = []  # The log has said it: a report on no classes need not.
-        witness = Witness(run.loaded.validation, run.folder, found, config.eval_every)
-        told = {key: value for key, value in record.items() if key != "suspects"}
+        witness = Witness(run.loaded.validation, run.folder, held_out, config.eval_every)
+        # Suspects have a table of their own.
+        without_suspects = {key: value for key, value in record.items() if key != "suspects"}
         return Built(
             callbacks=[witness],
             kept={NAME: KeptHeldOut(record)},
-            provenance={NAME: told},
+            provenance={NAME: without_suspects},
             remarks=remarks,
             loaded=loaded,
         )
 
-    def _found(self, run: RunContext) -> tuple[HeldOut | None, float]:
-        """Return what was found, and for which share of wrong labels the loss is corrected."""
+    def _examined(self, run: RunContext) -> tuple[HeldOut | None, float]:
+        """Return the examination, and for which share of wrong labels the loss is corrected."""
         if run.checkpoint is not None:
             record = run.checkpoint.records.get(NAME) or {NOISE: 0.0}
             noise = float(record[NOISE])
             rest = {key: value for key, value in record.items() if key != NOISE}
-            return (HeldOut.from_record(rest) if rest else None), noise
+            held_out = HeldOut.from_record(rest) if rest else None
+            return held_out, noise
         check = run.config.section(ValidationSettings).check()
-        found = examine(run.loaded, check.seconds) if check.vet else None
-        return found, check.share_of(found)
+        held_out = examine(run.loaded, check.seconds) if check.vet else None
+        return held_out, check.share_of(held_out)
 
 
 def examine(loaded: LoadedTask, seconds: float) -> HeldOut:
@@ -128,23 +131,25 @@ class Witness(Callback):
         The held-out set.
     folder : RunFolder
         The run's; the suspects of an examination are written there.
-    found : HeldOut, optional
+    held_out : HeldOut, optional
         What the examination found.
     every : int
         Rounds from one look to the next, >= 1.
     """
 
     def __init__(
-        self, validation: Validation, folder: RunFolder, found: HeldOut | None, every: int
+        self, validation: Validation, folder: RunFolder, held_out: HeldOut | None, every: int
     ) -> None:
-        self._validation, self._every = validation, every
-        self._folder, self._found = folder, found
+        self._validation = validation
+        self._folder = folder
+        self._held_out = held_out
+        self._every = every
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Write the suspects, if there are any."""
-        if self._found is not None and self._found.suspects:
+        if self._held_out is not None and self._held_out.suspects:
             self._folder.held_out.begin()
-            self._folder.held_out.append([vars(one) for one in self._found.suspects])
+            self._folder.held_out.append([vars(suspect) for suspect in self._held_out.suspects])
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
         """Return the share that a round's model contradicts."""

@@ -21,7 +21,8 @@ LEARNING_RATE = 4e-3  # Of Adam: the task's own is its clients'.
 _MANY = 1000  # Examples.
 _BATCH = 32
 _LARGE_BATCH = 64  # Of many examples.
-_LEAST_STEPS, _LEAST_EPOCHS = 150, 8
+_LEAST_STEPS = 150
+_LEAST_EPOCHS = 8
 _TRIED_STEPS = 8  # To know how long one takes.
 _AT_ONCE = 256  # Examples that a model is asked about.
 _SMALL = 100_000  # Parameters: threads would wait for each other at each operation.
@@ -74,23 +75,24 @@ class Folds(NamedTuple):
     ----------
     training : Tensor
         ``[k, t]``: of the other folds, as many for each.
-    asked : Tensor
+    tested : Tensor
         ``[k, a]``: the fold's own; in smaller ones, the last stands there twice.
     """
 
     training: Tensor
-    asked: Tensor
+    tested: Tensor
 
 
 def draw_folds(count: int, generator: torch.Generator) -> Folds:
     """Cut ``count`` examples into folds at random, whose sizes differ by one at most."""
     order = torch.randperm(count, generator=generator)
-    own = [order[fold::FOLDS] for fold in range(FOLDS)]
-    others = [torch.cat([*own[:fold], *own[fold + 1 :]]) for fold in range(FOLDS)]
-    fewest = min(map(len, others))
-    most = max(map(len, own))
-    asked = [torch.cat([rows, rows[-1:].expand(most - len(rows))]) for rows in own]
-    return Folds(torch.stack([rows[:fewest] for rows in others]), torch.stack(asked))
+    folds = [order[fold::FOLDS] for fold in range(FOLDS)]
+    others = [torch.cat([*folds[:fold], *folds[fold + 1 :]]) for fold in range(FOLDS)]
+    fewest = min(len(rows) for rows in others)
+    training = [rows[:fewest] for rows in others]
+    most = max(len(rows) for rows in folds)
+    tested = [torch.cat([rows, rows[-1:].expand(most - len(rows))]) for rows in folds]
+    return Folds(torch.stack(training), torch.stack(tested))
 
 
 def grids(num_training: int) -> list[Grid]:
@@ -210,7 +212,7 @@ def _train(
         for fold in range(FOLDS):
             drawn = derive_seed("held-out-training", seed, place, fold)
             with seeded_randomness(drawn, labels.device), torch.enable_grad():
-                rows = steps.folds.asked[fold]
+                rows = steps.folds.tested[fold]
                 found[place, :, rows] = _train_fold(models(fold), batch, steps, fold, noise)
     return found.flatten(0, 1)
 
@@ -230,7 +232,7 @@ def _train_fold(model: nn.Module, batch: Any, steps: _Steps, fold: int, noise: T
             optimizer.step(slopes)
         if epoch in steps.epochs:
             model.eval()
-            found.append(answers_of(model, batch, steps.folds.asked[fold]))
+            found.append(answers_of(model, batch, steps.folds.tested[fold]))
     return torch.stack(found)
 
 
@@ -249,10 +251,10 @@ class _Adam:
     def step(self, slopes: Sequence[Tensor]) -> None:
         """Move the parameters, in place."""
         self.steps += 1
-        own = [slope.detach() for slope in slopes]
-        torch._foreach_lerp_(self.means, own, 1 - 0.9)
+        gradients = [slope.detach() for slope in slopes]
+        torch._foreach_lerp_(self.means, gradients, 1 - 0.9)
         torch._foreach_mul_(self.squares, 0.999)
-        torch._foreach_addcmul_(self.squares, own, own, 1 - 0.999)
+        torch._foreach_addcmul_(self.squares, gradients, gradients, 1 - 0.999)
         roots = torch._foreach_sqrt(self.squares)
         torch._foreach_div_(roots, math.sqrt(1 - 0.999**self.steps))
         torch._foreach_add_(roots, 1e-8)
@@ -268,12 +270,12 @@ def _loss(logits: Tensor, labels: Tensor, noise: Tensor, num_classes: int) -> Te
 
 def answers_of(model: nn.Module, batch: Any, rows: Tensor) -> Tensor:
     """Return a model's outputs for some examples, ``[len(rows), C]``, in float32."""
-    found = []
+    outputs = []
     with evaluation_mode(model)():
         for some in torch.split(rows, _AT_ONCE):
             *inputs, _ = take_rows(batch, some)
-            found.append(model(*inputs).float())
-    return torch.cat(found)
+            outputs.append(model(*inputs).float())
+    return torch.cat(outputs)
 
 
 def features_of(model: nn.Module, batch: Any) -> Tensor:
@@ -282,25 +284,27 @@ def features_of(model: nn.Module, batch: Any) -> Tensor:
     Each feature has mean 0 and deviation 1 over the examples. Where the model has no such layer,
     they are its outputs.
     """
-    given: list[Tensor] = []
+    layer_inputs: list[Tensor] = []  # Of the fully connected layers, in a pass.
     hooks = [
-        module.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
+        module.register_forward_pre_hook(lambda _, arguments: layer_inputs.append(arguments[0]))
         for module in model.modules()
         if isinstance(module, nn.Linear)
     ]
     count = num_rows(batch) or 0
-    found = []
+    pieces = []
     try:
         with evaluation_mode(model)():
             for some in torch.split(torch.arange(count), _AT_ONCE):
-                given.clear()
+                layer_inputs.clear()
                 *inputs, _ = take_rows(batch, some)
                 outputs = model(*inputs)
-                last = given[-1] if given else outputs
-                found.append((last if last.dim() == 2 else outputs).float())
+                last = layer_inputs[-1] if layer_inputs else outputs
+                if last.dim() != 2:
+                    last = outputs
+                pieces.append(last.float())
     finally:
         for hook in hooks:
             hook.remove()
-    features = torch.cat(found)
+    features = torch.cat(pieces)
     deviation = features.std(dim=0)
     return (features - features.mean(dim=0)) / deviation.clamp_min(1e-6)

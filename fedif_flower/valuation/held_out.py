@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -130,8 +129,7 @@ class HeldOut:
 
     def words(self) -> str:
         """Return what was found, in a sentence or a few."""
-        said = [self._labels(), *self._classes(), *self._twice()]
-        return "; ".join(said)
+        return "; ".join([self._labels(), *self._classes(), *self._twice()])
 
     def _labels(self) -> str:
         if self.noise is None or self.low is None or self.high is None:
@@ -148,46 +146,46 @@ class HeldOut:
         )
 
     def _classes(self) -> list[str]:
-        said = []
+        phrases = []
         if self.missing:
-            said.append(f"no held-out example of the classes {_listed(self.missing)}")
+            phrases.append(f"no held-out example of the classes {_listed(self.missing)}")
         if self.rare:
             few = [f"{label} ({count})" for label, count in self.rare.items()]
-            said.append(f"fewer than {RARE} held-out examples of the classes {_listed(few)}")
-        return said
+            phrases.append(f"fewer than {RARE} held-out examples of the classes {_listed(few)}")
+        return phrases
 
     def _twice(self) -> list[str]:
-        said = []
+        phrases = []
         if self.copies:
-            said.append(f"{self.copies} of {self.examples} held-out inputs are there twice")
+            phrases.append(f"{self.copies} of {self.examples} held-out inputs are there twice")
         if self.shared:
-            said.append(f"{self.shared} of them are in the test split, too")
-        return said
+            phrases.append(f"{self.shared} of them are in the test split, too")
+        return phrases
 
     def to_record(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         rare = {str(label): count for label, count in self.rare.items()}
         return {
             **asdict(self),
-            "suspects": [list(vars(one).values()) for one in self.suspects],
+            "suspects": [list(vars(suspect).values()) for suspect in self.suspects],
             "rare": rare,
         }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> HeldOut:
         """Read what :meth:`to_record` returned."""
-        own = dict(record)
-        own["suspects"] = tuple(Suspect(*values) for values in record["suspects"])
-        own["missing"] = tuple(record["missing"])
-        own["rare"] = {int(label): count for label, count in record["rare"].items()}
-        return cls(**own)
+        values = dict(record)
+        values["suspects"] = tuple(Suspect(*suspect) for suspect in record["suspects"])
+        values["missing"] = tuple(record["missing"])
+        values["rare"] = {int(label): count for label, count in record["rare"].items()}
+        return cls(**values)
 
 
 def _listed(values: Sequence[object]) -> str:
     """Return the first few values, and how many there are more."""
-    shown = ", ".join(map(str, values[:_NAMED]))
-    more = len(values) - _NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
+    shown = ", ".join(str(value) for value in values[:_NAMED])
+    num_more = len(values) - _NAMED
+    return f"{shown} and {num_more} more" if num_more > 0 else shown
 
 
 def vet(
@@ -237,49 +235,48 @@ def vet(
     """
     require(seconds > 0, "seconds", seconds, "a number > 0")
     began = time.perf_counter()
-    found = _examined(validation, test, build, seed, seconds)
-    return replace(found, seconds=round(time.perf_counter() - began, 3))
+    held_out = _examine(validation, test, build, seed, seconds)
+    return replace(held_out, seconds=round(time.perf_counter() - began, 3))
 
 
-def _examined(
+def _examine(
     validation: Validation,
     test: Validation | None,
     build: Callable[[int], nn.Module] | None,
     seed: int,
     seconds: float,
 ) -> HeldOut:
-    own = _inputs_of(validation)
-    seen = Counter(own)
-    there = None if test is None else set(_inputs_of(test))
-    examples = int(validation.num_examples)
-    found = HeldOut(
-        examples,
-        copies=len(own) - len(seen),
-        shared=None if there is None else sum(row in there for row in own),
+    inputs = _inputs_of(validation)
+    shared = None
+    if test is not None:
+        test_inputs = set(_inputs_of(test))
+        shared = sum(row in test_inputs for row in inputs)
+    held_out = HeldOut(
+        int(validation.num_examples), copies=len(inputs) - len(set(inputs)), shared=shared
     )
     if "accuracy" not in validation.metrics:
-        return replace(found, why_none="targets are no classes")
+        return replace(held_out, why_none="targets are no classes")
     batch, places = _labelled(validation)
     if batch is None:
-        return replace(found, why_none="its batches cannot be divided into examples")
+        return replace(held_out, why_none="its batches cannot be divided into examples")
     labels = batch[-1]
     num_classes = _num_classes(validation, batch)
     counts = labels.bincount(minlength=num_classes).tolist()
-    found = replace(
-        found,
+    held_out = replace(
+        held_out,
         missing=tuple(label for label, count in enumerate(counts) if not count),
         rare={label: count for label, count in enumerate(counts) if 0 < count < RARE},
     )
     if validation.judge.objective.class_mean is None:
-        return replace(found, why_none="the loss is no cross-entropy of torch")
+        return replace(held_out, why_none="the loss is no cross-entropy of torch")
     if len(labels) < LEAST_EXAMPLES:
         few = f"{len(labels)} examples are too few; at least {LEAST_EXAMPLES} are needed"
-        return replace(found, why_none=few)
+        return replace(held_out, why_none=few)
     models = _models(validation, build, seed)
     fitted, how = _fit(models, batch, num_classes, seed, seconds)
     if fitted is None:
-        return replace(found, why_none=f"it would take more than {seconds:g} s")
-    return _estimated(replace(found, how=how), fitted, labels, places, seed)
+        return replace(held_out, why_none=f"it would take more than {seconds:g} s")
+    return _estimate(replace(held_out, how=how), fitted, labels, places, seed)
 
 
 def contradicted_share(
@@ -321,26 +318,29 @@ def contradicted_share(
     return float(contradicted) / validation.num_examples
 
 
-def _estimated(
-    found: HeldOut, fitted: CrossFit, labels: Tensor, places: Tensor, seed: int
+def _estimate(
+    held_out: HeldOut, fitted: CrossFit, labels: Tensor, places: Tensor, seed: int
 ) -> HeldOut:
-    """Return what was found with the share of wrong labels, and the suspects."""
+    """Return the examination with the share of wrong labels, and the suspects."""
     estimate = profile(fitted.logits, labels, torch_generator("held-out-bootstrap", seed))
-    given = labels.cpu()
-    right = estimate.probabilities.argmax(dim=1) == given
-    found = replace(
-        found,
+    labels = labels.cpu()
+    right = estimate.probabilities.argmax(dim=1) == labels
+    held_out = replace(
+        held_out,
         noise=estimate.noise,
         low=estimate.low,
         high=estimate.high,
         accuracy=float(right.double().mean()),
     )
-    if not found.correction:
-        return found
-    most = math.ceil(estimate.high * len(given))
-    suspects = find_suspects(estimate.probabilities, given, most)
-    moved = tuple(replace(one, index=int(places[one.index])) for one in suspects)
-    return replace(found, suspects=moved)
+    if not held_out.correction:
+        return held_out
+    most = math.ceil(estimate.high * len(labels))
+    # Labels that are ignored were left out: suspects are told by their place among all.
+    suspects = [
+        replace(suspect, index=int(places[suspect.index]))
+        for suspect in find_suspects(estimate.probabilities, labels, most)
+    ]
+    return replace(held_out, suspects=tuple(suspects))
 
 
 def _fit(

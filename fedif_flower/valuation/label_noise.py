@@ -121,7 +121,8 @@ class ForwardCorrected:
             require_transitions(noise)
         else:
             require(noise >= 0, "noise", noise, "a number >= 0, or chances [C, C]")
-        self.loss_fn, self.noise = loss_fn, noise
+        self.loss_fn = loss_fn
+        self.noise = noise
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
         """Return the loss of logits ``[n, C, ...]`` and targets ``[n, ...]``."""

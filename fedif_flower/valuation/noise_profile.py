@@ -67,7 +67,9 @@ def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profi
 
     most = _MOST_OF_RANGE * (num_classes - 1) / num_classes
     shares = [share for share in GRID if share < most]
-    heights, places, drawn_heights = [], [], []
+    heights = []
+    places = []
+    drawn_heights = []
     for share in shares:
         noise = torch.tensor(share, dtype=torch.float64)
         likelihood = log_chance_of_label(of_label, noise, num_classes)  # [settings, n]

@@ -144,8 +144,8 @@ class Validation(Passes):
         flat = FlatModel(model, self.device)
         with without_trace(flat.module, self.device):
             read = read_batches(inputs, targets, self.batch_size)
-            moved = (to_device(batch, self.device) for batch in read)
-            tried = try_batches(flat, objective, moved)
+            batches = (to_device(batch, self.device) for batch in read)
+            tried = try_batches(flat, objective, batches)
         super().__init__(Judge(flat, objective, whole=tried.whole, is_random=tried.is_random))
         self.metrics = tried.metrics
         self.hold(tried.batches)
@@ -178,9 +178,8 @@ class Validation(Passes):
         ConfigError
             If it lies outside its range.
         """
-        own = self.judge.objective
-        objective = corrected_objective(own, noise)
-        if objective is own:
+        objective = corrected_objective(self.judge.objective, noise)
+        if objective is self.judge.objective:
             return self
         other = copy.copy(self)
         vars(other).pop("gradients", None)  # Those of the loss as it was.
