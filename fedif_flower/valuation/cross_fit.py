@@ -108,7 +108,7 @@ def grids(num_training: int) -> list[Grid]:
     least = [Grid((0.15,), all_epochs), Grid((0.15,), fewer_epochs)]
     if num_training >= _MANY:
         return least
-    return [Grid((0.0, 0.15, 0.3, 0.5), all_epochs), Grid((0.0, 0.3), all_epochs), *least]
+    return [Grid((0.0, 0.3), all_epochs), *least]
 
 
 def cross_fit(

@@ -106,7 +106,7 @@ def test_too_little_time_trains_less_then_a_regression_then_nothing(monkeypatch)
 
     monkeypatch.setattr(cross_fit, "_predicted_seconds", predicted)
     assert "fewer than usual" in vet(judge, seconds=1).how
-    took["left"] = 4
+    took["left"] = 3
     assert vet(judge, seconds=1).how.startswith("logistic regression on the features")
     took["left"] = 99
     own = vet(judge, seconds=1)
