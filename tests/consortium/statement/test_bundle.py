@@ -110,8 +110,13 @@ def test_a_line_that_is_not_as_it_should_be_is_named(split_run, name, old, new, 
 
 
 def test_a_model_that_diverged_leaves_losses_out(split_run):
-    path = split_run / "attribution_rounds.csv"
-    path.write_text(path.read_text() + "3,0.75,nan,0.0,0.0,0.0\n4,inf,0.5,0.0,0.0,0.0\n")
+    without_fall = {"decrease": 0.0, "attributed": 0.0, "remainder": 0.0}
+    RunFolder(split_run).attributed_rounds.append(
+        [
+            {"round": 3, "loss_before": 0.75, "loss_after": "nan", **without_fall},
+            {"round": 4, "loss_before": "inf", "loss_after": 0.5, **without_fall},
+        ]
+    )
     assert read_run(split_run).losses == [2.0, 1.25, 0.75, 0.5]
 
 
