@@ -111,7 +111,7 @@ def test_a_line_that_is_not_as_it_should_be_is_named(split_run, name, old, new, 
 
 def test_a_model_that_diverged_leaves_losses_out(split_run):
     path = split_run / "attribution_rounds.csv"
-    path.write_text(path.read_text() + "3,0.75,nan,0.0,0.0,0.0\n4,inf,0.5,0.0,0.0,0.0\n")
+    path.write_text(path.read_text() + "3,0.75,nan,0.0,0.0,0.0,,,\n4,inf,0.5,0.0,0.0,0.0,,,\n")
     assert read_run(split_run).losses == [2.0, 1.25, 0.75, 0.5]
 
 
