@@ -71,6 +71,13 @@ def make(
     again: Annotated[
         bool, typer.Option("--again", help="make another one; the one that is there is kept")
     ] = False,
+    accept_held_out: Annotated[
+        bool,
+        typer.Option(
+            "--accept-held-out",
+            help="pay by held-out data that are not to be paid by: the statement says so",
+        ),
+    ] = False,
 ) -> None:
     """State what each member contributed to a run: signed pages, a table, JSON.
 
@@ -101,6 +108,7 @@ def make(
         pay_by=pay_by,
         ties=ties,
         again=again,
+        accept_held_out=accept_held_out,
     )
     typer.echo(f"Statement: {(folder / PAGE).absolute()}")
     account = read_account((folder / ACCOUNT).read_text())

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedif_consortium.statement.held_out import HeldOutAccount, Standing, judge_held_out
 from fedif_consortium.statement.luck import (
     EXAMPLES,
     ROUNDS,
@@ -69,8 +70,9 @@ class Account:
     ``completeness`` is that of the whole run, whichever rounds count. ``about`` names what the
     intervals are about; empty: there are none. ``is_drawn`` says whether some members were asked
     in fewer rounds than others, ``never_drawn`` who was in none. ``groups`` are the client ids of
-    those who are not told apart, see :mod:`~fedif_consortium.statement.luck`. ``names`` are what
-    the operator calls members, by client id.
+    those who are not told apart, see :mod:`~fedif_consortium.statement.luck`. ``held_out`` says
+    whether the held-out set is one to pay by. ``names`` are what the operator calls members, by
+    client id.
     """
 
     rounds: int
@@ -95,6 +97,7 @@ class Account:
     is_drawn: bool
     never_drawn: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...]
+    held_out: HeldOutAccount
     names: Mapping[int, str]
     members: tuple[MemberAccount, ...]
 
@@ -200,6 +203,8 @@ def settle(
     pay_by: PayBy = "sum",
     ties: Ties = "apart",
     from_round: int = 1,
+    *,
+    accept_held_out: bool = False,
 ) -> Account:
     """Return the account of a run.
 
@@ -215,11 +220,13 @@ def settle(
         Whether members that are not told apart share equally what is theirs together.
     from_round : int
         The rounds before this one count for nothing.
+    accept_held_out : bool
+        Pay by a held-out set that is not to be paid by; the account says so.
 
     Raises
     ------
     ConfigError
-        If there is no such round.
+        If there is no such round, or what the run says of its held-out set cannot be read.
     """
     counted = records.since(from_round)
     left_out = left_out_rounds(counted.rounds)
@@ -239,6 +246,13 @@ def settle(
         other_rounds=_other_rounds(used),
         left_out_harm=_left_out_harm(counted, left_out),
     )
+    standing = Standing(
+        client_ids=list(used.members),
+        worth=np.array(totals.worth, dtype=float),
+        is_paid=np.array([share > 0 for share in shares.earned]),
+        draws=draws.divisors if pay_by == "draw" else [1] * len(draws.counts),
+        lucks=lucks.of_worth,
+    )
     return Account(
         **vars(_gain(counted, used)),
         rounds=len(counted.rounds),
@@ -257,6 +271,7 @@ def settle(
         is_drawn=draws.is_drawn,
         never_drawn=_names_of(records, draws.never_drawn),
         groups=_client_ids(records, shares.groups),
+        held_out=judge_held_out(records, used, standing, is_accepted=accept_held_out),
         names=records.names,
         members=tuple(sorted(members, key=lambda m: (-m.contribution, m.client_id))),
     )

@@ -19,6 +19,7 @@ from fedif_consortium.evidence.keys import SigningKey, content_fingerprint, publ
 from fedif_consortium.evidence.names import require_apart
 from fedif_consortium.evidence.signed import first_error
 from fedif_consortium.statement.account import Account, settle
+from fedif_consortium.statement.held_out import require_payable
 from fedif_consortium.statement.luck import Between
 from fedif_consortium.statement.manifest import (
     ACCOUNT,
@@ -97,6 +98,7 @@ def make_statement(
     again: bool = False,
     pay_by: PayBy = "sum",
     ties: Ties = "apart",
+    accept_held_out: bool = False,
 ) -> Path:
     """Write ``statement/`` in a run's folder; return it.
 
@@ -117,6 +119,9 @@ def make_statement(
     again : bool
         Where there is a statement already, keep it as ``statement-1`` (``-2`` ...). Members may
         have been sent it, and their pages name its manifest.
+    accept_held_out : bool
+        Pay by a held-out set that is not to be paid by (see
+        :mod:`~fedif_consortium.statement.held_out`); the statement says so.
 
     Raises
     ------
@@ -137,7 +142,10 @@ def make_statement(
             raise ConfigError(f"names: none is a member's client_id, like {min(records.members)}")
         require_apart(records.names.values(), "the members' names:")
         require_consistent(records)
-        account = settle(records, budget_cents, pay_by, ties, from_round)
+        account = settle(
+            records, budget_cents, pay_by, ties, from_round, accept_held_out=accept_held_out
+        )
+        require_payable(account.held_out)
         put_folder(folder, _signed_files(account, records, key, contact))
     return folder
 

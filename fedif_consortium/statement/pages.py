@@ -19,6 +19,7 @@ from jinja2.runtime import Context
 from fedif_consortium.evidence.keys import fingerprint
 from fedif_consortium.page import TEMPLATES, templates
 from fedif_consortium.statement.account import Account
+from fedif_consortium.statement.held_out import REASONS
 from fedif_consortium.statement.luck import BOTH, DRAW, EXAMPLES, ROUNDS
 from fedif_consortium.statement.manifest import PAGE, Manifest
 from fedif_consortium.statement.member_account import RULES
@@ -193,6 +194,7 @@ def _templates() -> Environment:
     }
     environment.globals = environment.globals | {
         "verdict_rules": RULES,
+        "held_out_reasons": REASONS,
         "counted": _COUNTED,
         "letters": LETTERS,
         "not_asked": NOT_ASKED,

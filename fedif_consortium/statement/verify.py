@@ -34,6 +34,7 @@ from fedif_consortium.statement.bundle import (
     parse_budget,
     read_account,
 )
+from fedif_consortium.statement.held_out import is_payable
 from fedif_consortium.statement.manifest import (
     ACCOUNT,
     ENVELOPE,
@@ -422,7 +423,13 @@ def _check_account(run: RunFolder, manifest: Manifest) -> Account:
         account.pay_by,
         account.ties,
         account.first_round,
+        accept_held_out=account.held_out.is_accepted,
     )
+    if not is_payable(settled_again.held_out):
+        raise StatementError(
+            "the held-out set is not to be paid by, and the statement does not say that the "
+            "operator accepted that"
+        )
     _require_same(json.loads(text), json.loads(account_json(settled_again)), ACCOUNT)
     # Another version may word or draw things differently.
     if manifest.made_with == made_with():
@@ -461,6 +468,8 @@ def _check_terms(account: Account, config: Mapping[str, Any]) -> tuple[str, ...]
             chosen.append(f"{key} {value}")
     if account.first_round > 1:
         chosen.append(f"from round {account.first_round} on")
+    if account.held_out.is_accepted:
+        chosen.append("a held-out set that is not to be paid by")
     return tuple(chosen)
 
 

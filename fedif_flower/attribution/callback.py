@@ -25,7 +25,7 @@ from fedif_flower.server.record import Round, Step
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.server.summary import shown_setting
 from fedif_flower.valuation.parallel import LossAndGradient
-from fedif_flower.valuation.parts import block_validations, class_validations
+from fedif_flower.valuation.parts import block_validations, block_weights, class_validations
 from fedif_flower.valuation.validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -129,6 +129,12 @@ class PathAttribution(Callback):
     def block_weights(self) -> list[float]:
         """Each block's part of the held-out examples' weight; empty: there are no blocks."""
         weights: list[float] = self._attributor.block_weights.tolist()
+        return weights
+
+    @property
+    def class_weights(self) -> list[float]:
+        """Each class's part of the held-out examples' weight; empty: no split by classes."""
+        weights: list[float] = block_weights(self._attributor.classes).tolist()
         return weights
 
     @property

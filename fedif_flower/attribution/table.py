@@ -9,6 +9,7 @@ from fedif_flower.attribution.records import MemberCredit, RoundAttribution
 CLASS_COLUMN = "contribution_class_"  # With the class's number.
 BLOCK_COLUMN = "contribution_block_"  # With the block's number: contributions there.
 BLOCKS_KEY = "held_out_blocks"  # In the provenance: each block's part of the held-out examples.
+CLASSES_KEY = "held_out_classes"  # There: each class's part, where contributions are split by them.
 
 _OF_CLIENT = ("partition_id", "client_id", "coefficient", "contribution")
 _OF_CREDIT = tuple(field.name for field in fields(MemberCredit))

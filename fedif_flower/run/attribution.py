@@ -13,7 +13,7 @@ from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.intervals import block_sums, share_half_widths
 from fedif_flower.attribution.quarantine import Quarantine
 from fedif_flower.attribution.records import RoundAttribution
-from fedif_flower.attribution.table import BLOCKS_KEY
+from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
 from fedif_flower.errors import require
 from fedif_flower.run.config import CreditSettings, QuarantineSettings, RunConfig
 from fedif_flower.run.folder import RunFolder
@@ -77,6 +77,8 @@ class Attribution(RunPart):
         in_checkpoints = KeptAttribution(attribution, origin.get(NONCE, ""))
         attribution.on_attribution.append(in_checkpoints.tell_widths)
         origin[BLOCKS_KEY] = attribution.block_weights
+        if attribution.class_weights:
+            origin[CLASSES_KEY] = attribution.class_weights
         return Built(callbacks=[attribution], kept={NAME: in_checkpoints}, provenance=origin)
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:

@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedif_flower.attribution.callback import PathAttribution
-from fedif_flower.attribution.table import BLOCKS_KEY
+from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
 from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import printable
@@ -214,6 +214,8 @@ class RunWriter(Callback):
         provenance = origin("", paying, modules_behind(objects))
         if self._attribution is not None:
             provenance[BLOCKS_KEY] = self._attribution.block_weights
+            if self._attribution.class_weights:
+                provenance[CLASSES_KEY] = self._attribution.class_weights
         provenance[SETTINGS_KEY] = known_settings(strategy, self._attribution)
         self.folder.provenance.write(provenance)
 

@@ -28,6 +28,9 @@ def make_run(
     node_ids: Mapping[int, int] = NONE,
     credited: Mapping[int, float] = NONE,
     blocks: Mapping[int, Sequence[float]] = NONE,
+    classes: Mapping[int, Sequence[float]] = NONE,
+    provenance: Mapping[str, Any] = NONE,
+    contradicted: float | None = None,
 ) -> Path:
     """Write a run: contributions by partition, a mapping for each round.
 
@@ -35,7 +38,9 @@ def make_run(
     that were not refused. Omega is 0.5, examples are 100 more than the partition. ``credited`` is
     the share of its contributions that a partition is credited with, 1 where it is not said.
     ``blocks`` are the parts of a partition's contributions that come from each of as many blocks of
-    held-out examples, of equal weights.
+    held-out examples, of equal weights. ``classes`` are those that come from each of ``by_class``
+    classes, equal ones where they are not said. ``provenance`` is added to what there is;
+    ``contradicted`` is the share of labels that the last model contradicts.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(run_dir)
@@ -54,12 +59,15 @@ def make_run(
             weight = 1 / len(values)
             more = {"weight_score": 0.5, "num_examples": 100.0 + partition, "status": "accepted"}
             clients.append({**member, **more, "malicious": False, "weight": weight})
-            classes = {f"contribution_class_{k}": value / by_class for k in range(by_class)}
+            class_parts = classes.get(partition, [1 / by_class] * by_class if by_class else [])
+            split_by_class = {
+                f"contribution_class_{k}": value * part for k, part in enumerate(class_parts)
+            }
             split = enumerate(blocks.get(partition, ()))
             counted = {"contribution": value, "credited": value * credited.get(partition, 1.0)}
             counted |= {f"contribution_block_{k}": value * part for k, part in split}
             usual = dict.fromkeys(USUAL, 0.0)
-            parts.append({**member, **counted, "coefficient": weight, **usual, **classes})
+            parts.append({**member, **counted, "coefficient": weight, **usual, **split_by_class})
         for (of_round, partition), reason in rejections.items():
             if of_round == number:
                 status = statuses.get((number, partition), "refused")
@@ -79,7 +87,12 @@ def make_run(
     counts = dict.fromkeys(("rejected", "failed", "late", "round_failed", "online"), 0)
     of_round = Counter(line["round"] for line in clients)
     folder.rounds.replace(
-        {**counts, "round": number, "accepted": of_round[number]}
+        {
+            **counts,
+            "round": number,
+            "accepted": of_round[number],
+            "validation_contradicted": contradicted,
+        }
         for number in range(len(rounds) + 1)
     )
     folder.config.write({"strategy": "fedif", "gamma": 0.3, "attribution": "simpson"})
@@ -87,7 +100,7 @@ def make_run(
     digests = {"settings_sha256": "aa", "validation_sha256": "bb", "code_sha256": "cc"}
     shares = [1 / num_blocks for _ in range(num_blocks)]
     digests = {name: 32 * digest for name, digest in digests.items()}
-    folder.provenance.write({**digests, "held_out_blocks": shares})
+    folder.provenance.write({**digests, "held_out_blocks": shares, **provenance})
     folder.model.write_bytes(b"a model")
     if names:
         folder.names.replace({"client_id": key, "name": name} for key, name in names.items())

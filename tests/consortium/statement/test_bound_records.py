@@ -394,6 +394,19 @@ RESTS_ON: dict[str, tuple[Callable[[RunFolder], None], str]] = {
         write("provenance", held_out_blocks=[]),
         "about member.intervals",
     ),
+    "held_out_classes in provenance.json": (
+        write("provenance", held_out_classes=[0.55, *[0.05] * 9]),
+        "held_out.swaps",
+    ),
+    "what was found of the held-out set in provenance.json": (
+        write("provenance", held_out={"corrected_noise": 0.07, "missing": [3]}),
+        "held_out.verdict held_out.unjudged held_out.examples held_out.wrong held_out.wrong_low "
+        "held_out.wrong_high held_out.corrected held_out.missing held_out.doubts",
+    ),
+    "labels that the last model contradicts in rounds.csv": (
+        to("rounds", {"round": "6"}, validation_contradicted="0.123"),
+        "held_out.contradicted",
+    ),
     "what is usual in attribution.csv": (
         both(
             to("attribution", BOB, length="9.0", weight="9.0", borrowed="9.0", opposed="0.99"),
@@ -485,14 +498,14 @@ RESTS_ON: dict[str, tuple[Callable[[RunFolder], None], str]] = {
     "names in names.csv": (swap_in("names", "name", "ada", "cyd"), "names member.name"),
 }
 # What the operator says with the statement: terms of the run config bind it, or it is told.
-SAID = {"budget_cents", "first_round", "pay_by", "ties"}
+SAID = {"budget_cents", "first_round", "pay_by", "ties", "held_out.is_accepted"}
 
 
 def numbers(said: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield what a statement says, by what it is called above."""
     for name, value in said.items():
-        if name == "completeness":
-            yield from ((f"completeness.{inner}", of) for inner, of in value.items())
+        if name in ("completeness", "held_out"):
+            yield from ((f"{name}.{inner}", of) for inner, of in value.items())
         elif name == "members":
             yield "members", [member["name"] for member in value]
             for member in value:

@@ -118,7 +118,7 @@ def test_a_model_that_is_lost_at_the_end_pays_nobody(tmp_path, end):
     run = make_run(tmp_path / "run", [{0: 0.5, 1: 0.5}])
     fall = "0.0" if end == "nan" else "-1.5"
     path = run / "attribution_rounds.csv"
-    path.write_text(path.read_text() + f"2,1.0,{end},{fall},0.0,{fall}\n")
+    path.write_text(path.read_text() + f"2,1.0,{end},{fall},0.0,{fall},,,\n")
     settled = settle(read_run(run), 10_00)
     assert {member.cents for member in settled.members} == {0}
     words = "no finite validation loss" if end == "nan" else "did not fall"
@@ -130,8 +130,8 @@ def test_what_repairs_a_model_without_a_finite_loss_pays_nobody(tmp_path):
     run = make_run(tmp_path / "run", [{0: 0.5, 1: 0.5}])
     path = run / "attribution_rounds.csv"
     path.write_text(
-        path.read_text() + "2,1.0,nan,0.0,0.0,0.0\n3,inf,30.0,0.0,0.0,0.0\n"
-        "4,30.0,1.0,29.0,29.0,0.0\n5,1.0,0.5,0.5,0.5,0.0\n"
+        path.read_text() + "2,1.0,nan,0.0,0.0,0.0,,,\n3,inf,30.0,0.0,0.0,0.0,,,\n"
+        "4,30.0,1.0,29.0,29.0,0.0,,,\n5,1.0,0.5,0.5,0.5,0.0,,,\n"
     )
     parts = run / "attribution.csv"
     line = parts.read_text().splitlines()[1].split(",")

@@ -1,0 +1,421 @@
+r"""Whether a run's held-out set is one to pay by, and what it would take to change the order.
+
+A run is *settled* where nothing that is known of the held-out set could change the order of those
+who are paid, *open* where something could, and *not to be paid by* where too many labels look wrong
+for what the loss allows for. It has no verdict where the set was not examined before the run.
+
+Wrong labels that the loss does not allow for could be any. Where a share :math:`\delta` of the
+examples is wrong, the right ones are a sample at the chi-square distance
+:math:`\delta / (1 - \delta)` from all n. So by Cauchy and Schwarz two members may change places
+where
+
+.. math:: (c_i - c_j)^2 \le \frac{\delta}{1 - \delta}\, n \operatorname{se}^2(c_i - c_j)
+
+with se the standard error over held-out examples. That is the worst that they can do. The bound
+takes for :math:`\delta` the upper end of the share's interval less what the loss is corrected for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
+
+from fedif_consortium.evidence.signed import first_error
+from fedif_consortium.statement.luck import EXAMPLES, Luck, groups, told_apart
+from fedif_consortium.statement.records import RunRecords
+from fedif_flower.attribution.shift import least_swap
+from fedif_flower.attribution.table import CLASSES_KEY
+from fedif_flower.errors import ConfigError
+
+Array = NDArray[np.float64]
+RunVerdict = Literal["settled", "open", "not-to-be-paid-by"]
+Reason = Literal[
+    "wrong-labels",
+    "contradicted",
+    "possibly-wrong-labels",
+    "labels-not-known",
+    "missing-classes",
+    "too-few-examples",
+    "no-intervals",
+]
+Unjudged = Literal["", "not-examined", "no-shares"]
+
+NOT_TO_BE_PAID_BY: RunVerdict = "not-to-be-paid-by"
+# Beyond what the loss is corrected for. A tenth of wrong labels, uncorrected, moved a third of the
+# money among honest members.
+MOST_UNCORRECTED = 0.1
+# Corrected contributions were measured with up to 30 % of wrong labels, which was found as .25 to
+# .40 (docs/methods/held-out.md).
+MOST_CORRECTED = 0.4
+# Of the last model, beyond what the loss is corrected for. A model is overconfident on hard data,
+# and whoever poisons it moves this: so it takes more than an estimate from the set alone.
+MOST_CONTRADICTED = 0.25
+REASONS: Mapping[str, str] = {
+    "wrong-labels": "more held-out labels look wrong than the loss can be corrected for",
+    "contradicted": "the model that came out is sure that many held-out labels are others",
+    "possibly-wrong-labels": "more held-out labels may be wrong than the loss is corrected for",
+    "labels-not-known": "whether held-out labels are wrong is not known",
+    "missing-classes": "what members contribute to classes without a held-out example is not known",
+    "too-few-examples": "there are too few held-out examples to tell some members apart",
+    "no-intervals": "how much depends on which held-out examples there were is not known",
+}
+HELD_OUT_KEY = "held_out"  # In the provenance: what was found before the first round.
+_CONTRADICTED = "validation_contradicted"  # In rounds.csv.
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Why the order could be another, and of which members, by client id."""
+
+    reason: Reason
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class NearestSwap:
+    """The least change of the held-out classes at which two neighbours in the order are level.
+
+    Attributes
+    ----------
+    ahead, behind : int
+        Their client ids.
+    distance : float, optional
+        Chi-square distance of the mix of classes; ``None``: no mix puts them level.
+    label : int, optional
+        The class that moves most in it.
+    times : float, optional
+        How many times as frequent that class is then.
+    """
+
+    ahead: int
+    behind: int
+    distance: float | None
+    label: int | None
+    times: float | None
+
+
+@dataclass(frozen=True)
+class HeldOutAccount:
+    """What a statement says of the held-out set.
+
+    Attributes
+    ----------
+    verdict : {"settled", "open", "not-to-be-paid-by"}, optional
+        ``None``: there is none.
+    unjudged : {"", "not-examined", "no-shares"}
+        Why there is none.
+    is_accepted : bool
+        Whether the operator pays by a set that is not to be paid by.
+    examples : int, optional
+        How many there are.
+    wrong, wrong_low, wrong_high : float, optional
+        The share of labels that looked wrong before the first round, and its 90 % interval.
+    corrected : float
+        For which share of them the loss was corrected.
+    contradicted : float, optional
+        The share of labels of which the last model is sure that they are others.
+    missing : tuple of int
+        Classes that have no example.
+    doubts : tuple of Doubt
+        What could change the order.
+    swaps : tuple of NearestSwap
+        For neighbours in the order of those who are paid; empty: contributions are not by class.
+    """
+
+    verdict: RunVerdict | None
+    unjudged: Unjudged
+    is_accepted: bool
+    examples: int | None
+    wrong: float | None
+    wrong_low: float | None
+    wrong_high: float | None
+    corrected: float
+    contradicted: float | None
+    missing: tuple[int, ...]
+    doubts: tuple[Doubt, ...]
+    swaps: tuple[NearestSwap, ...]
+
+    @property
+    def nearest_swaps(self) -> list[NearestSwap]:
+        """The swaps that some mix brings about, the nearest first."""
+        possible = [swap for swap in self.swaps if swap.distance is not None]
+        return sorted(possible, key=lambda swap: swap.distance or 0.0)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What ``provenance.json`` says of an examination; of none, the correction alone."""
+
+    corrected_noise: FiniteFloat = 0.0
+    examples: int | None = None
+    noise: FiniteFloat | None = None
+    low: FiniteFloat | None = None
+    high: FiniteFloat | None = None
+    missing: tuple[int, ...] = ()
+
+    @property
+    def surely_uncorrected(self) -> float:
+        """The least share of wrong labels that the loss does not allow for."""
+        return max((self.low or 0.0) - self.corrected_noise, 0.0)
+
+    @property
+    def possibly_uncorrected(self) -> float:
+        """The largest one."""
+        return max((self.high or 0.0) - self.corrected_noise, 0.0)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Who is paid by what, in the order of ``client_ids``.
+
+    Attributes
+    ----------
+    client_ids : sequence of int
+        The members.
+    worth : NDArray
+        ``[n]``: what shares are of.
+    is_paid : NDArray
+        ``[n]``: who has a share.
+    draws : sequence of int
+        ``[n]``: what sums over rounds are divided by for ``worth``.
+    lucks : sequence of Luck
+        How else ``worth`` could have come out.
+    """
+
+    client_ids: Sequence[int]
+    worth: Array
+    is_paid: NDArray[np.bool_]
+    draws: Sequence[int]
+    lucks: Sequence[Luck]
+
+    @property
+    def luck_of_examples(self) -> Luck | None:
+        """How it could have come out with other held-out examples, if that is known."""
+        for luck in self.lucks:
+            if luck.about == EXAMPLES:
+                return luck
+        return None
+
+    def paid(self) -> list[int]:
+        """Return the places of those who are paid, the highest first."""
+        places = np.flatnonzero(self.is_paid).tolist()
+        return sorted(places, key=lambda place: (-self.worth[place], place))
+
+    def ids(self, places: Iterable[int]) -> tuple[int, ...]:
+        """Return the client ids of members at some places, in the order of the members."""
+        return tuple(self.client_ids[place] for place in sorted(set(places)))
+
+
+def judge_held_out(
+    records: RunRecords, used: RunRecords, standing: Standing, *, is_accepted: bool = False
+) -> HeldOutAccount:
+    """Return what a statement says of the held-out set.
+
+    Parameters
+    ----------
+    records : RunRecords
+        The whole run's.
+    used : RunRecords
+        Those of the rounds that count.
+    standing : Standing
+        Who is paid by what in these rounds.
+    is_accepted : bool
+        Whether the operator means to pay by a set that is not to be paid by.
+
+    Raises
+    ------
+    ConfigError
+        If what the provenance says of the held-out set cannot be read.
+    """
+    examined = read_examined(records.provenance)
+    contradicted = _last_contradicted(records.lines)
+    verdict: RunVerdict | None = None
+    doubts: list[Doubt] = []
+    unjudged = _why_unjudged(examined, standing)
+    if not unjudged:
+        against = _against_paying(examined, contradicted, standing)
+        doubts = [*against, *_doubts(examined, standing)]
+        if against:
+            verdict = NOT_TO_BE_PAID_BY
+        elif doubts:
+            verdict = "open"
+        else:
+            verdict = "settled"
+    return HeldOutAccount(
+        verdict=verdict,
+        unjudged=unjudged,
+        is_accepted=is_accepted and verdict == NOT_TO_BE_PAID_BY,
+        examples=examined.examples,
+        wrong=examined.noise,
+        wrong_low=examined.low,
+        wrong_high=examined.high,
+        corrected=examined.corrected_noise,
+        contradicted=contradicted,
+        missing=examined.missing,
+        doubts=tuple(doubts),
+        swaps=tuple(_swaps(used, standing)),
+    )
+
+
+def is_payable(held_out: HeldOutAccount) -> bool:
+    """Tell whether the set is one to pay by, or the operator has accepted that it is not."""
+    return held_out.verdict != NOT_TO_BE_PAID_BY or held_out.is_accepted
+
+
+def require_payable(held_out: HeldOutAccount) -> None:
+    """Raise ConfigError for a set that is not to be paid by, unless that was accepted."""
+    if is_payable(held_out):
+        return
+    reasons = [REASONS[doubt.reason] for doubt in held_out.doubts if doubt.reason in _AGAINST]
+    raise ConfigError(
+        f"the held-out set is not to be paid by: {', and '.join(reasons)}; --accept-held-out goes "
+        "on, and the statement says so"
+    )
+
+
+def read_examined(provenance: Mapping[str, Any]) -> Examined:
+    """Return what a run's provenance says of its held-out set.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read.
+    """
+    record = provenance.get(HELD_OUT_KEY, {})
+    try:
+        return TypeAdapter(Examined).validate_python(record)
+    except ValidationError as error:
+        raise ConfigError(f"provenance.json: {HELD_OUT_KEY}: {first_error(error)}") from error
+
+
+_AGAINST: tuple[Reason, ...] = ("wrong-labels", "contradicted")
+
+
+def _why_unjudged(examined: Examined, standing: Standing) -> Unjudged:
+    if examined.examples is None:
+        return "not-examined"
+    if not standing.is_paid.any():
+        return "no-shares"
+    return ""
+
+
+def _against_paying(
+    examined: Examined, contradicted: float | None, standing: Standing
+) -> list[Doubt]:
+    """Return why nobody is to be paid by the set; nothing: it may be paid by."""
+    everybody = standing.ids(standing.paid())
+    reasons: list[Doubt] = []
+    is_uncorrected = examined.surely_uncorrected > MOST_UNCORRECTED
+    if is_uncorrected or (examined.noise or 0.0) > MOST_CORRECTED:
+        reasons.append(Doubt("wrong-labels", everybody))
+    unexplained = (contradicted or 0.0) - examined.corrected_noise
+    if unexplained > MOST_CONTRADICTED:
+        reasons.append(Doubt("contradicted", everybody))
+    return reasons
+
+
+def _doubts(examined: Examined, standing: Standing) -> list[Doubt]:
+    """Return what else could change the order, and of whom: of one member there is none."""
+    paid = standing.paid()
+    luck = standing.luck_of_examples
+    everybody = standing.ids(paid)
+    named: dict[Reason, tuple[int, ...]] = {}
+    if examined.noise is None:
+        named["labels-not-known"] = everybody
+    elif luck is not None:
+        named["possibly-wrong-labels"] = standing.ids(_moved_by_labels(examined, standing, luck))
+    elif examined.possibly_uncorrected:
+        named["possibly-wrong-labels"] = everybody
+    if examined.missing:
+        named["missing-classes"] = everybody
+    if luck is None:
+        named["no-intervals"] = everybody
+    else:
+        named["too-few-examples"] = standing.ids(_not_told_apart(standing, luck))
+    return [Doubt(reason, members) for reason, members in named.items() if len(members) > 1]
+
+
+def _not_told_apart(standing: Standing, luck: Luck) -> list[int]:
+    """Return who is not told apart from another one who is paid, by held-out examples."""
+    paid_worth = np.where(standing.is_paid, standing.worth, 0.0)
+    alike = groups(paid_worth, told_apart(standing.worth, [luck]))
+    return [place for group in alike if len(group) > 1 for place in group]
+
+
+def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list[int]:
+    """Return who could change places with another one who is paid, by wrong labels."""
+    wrong = examined.possibly_uncorrected
+    if not wrong or examined.examples is None:
+        return []
+    reach = wrong / (1 - wrong) * examined.examples
+    moved: list[int] = []
+    paid = standing.paid()
+    for rank, i in enumerate(paid):
+        for j in paid[rank + 1 :]:
+            gap = standing.worth[i] - standing.worth[j]
+            squared_error = ((luck.credited[:, i] - luck.credited[:, j]) ** 2).sum()
+            if gap**2 <= reach * squared_error:
+                moved += [i, j]
+    return moved
+
+
+def _last_contradicted(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the share of labels that the last model that was asked contradicts."""
+    for line in reversed(lines):
+        share = line.get(_CONTRADICTED)
+        if share is not None:
+            return float(share)
+    return None
+
+
+def _swaps(records: RunRecords, standing: Standing) -> list[NearestSwap]:
+    """Return the least change of classes that puts each two neighbours level."""
+    by_class = credited_by_class(records, standing)
+    if by_class is None:
+        return []
+    mix = np.array(records.provenance[CLASSES_KEY])
+    swaps = []
+    for ahead, behind in pairwise(standing.paid()):
+        # By rounding, sums over classes may say otherwise than sums over rounds of two equals.
+        if by_class[ahead].sum() < by_class[behind].sum():
+            ahead, behind = behind, ahead
+        swap = least_swap(by_class[ahead], by_class[behind], mix)
+        ids = (standing.client_ids[ahead], standing.client_ids[behind])
+        label = swap.most_moved
+        if swap.ratios is None or label is None:
+            swaps.append(NearestSwap(*ids, None, None, None))
+        else:
+            times = float(swap.ratios[label])
+            swaps.append(NearestSwap(*ids, swap.distance, label, times))
+    return swaps
+
+
+def credited_by_class(records: RunRecords, standing: Standing) -> Array | None:
+    """Return what members are credited with by class, ``[n, C]``, in the unit of their worth.
+
+    Of each class's part of a contribution the same share is credited as of the whole. Where what is
+    credited is no share of it, below 0 or a larger loss, all examples lose alike. ``None`` where
+    contributions are not by class, or the classes' parts of the examples are not known.
+    """
+    mix = records.provenance.get(CLASSES_KEY)
+    if not mix or any(len(part.by_class) != len(mix) for part in records.parts):
+        return None
+    place_of = {client_id: place for place, client_id in enumerate(standing.client_ids)}
+    parts_of_examples = np.array(mix)
+    sums = np.zeros((len(place_of), len(mix)))
+    for part in records.parts:
+        by_class = np.array(part.by_class)
+        share = part.credited / part.contribution if part.contribution else -1.0
+        if 0 <= share <= 1:
+            credited = share * by_class
+        else:
+            credited = by_class + (part.credited - part.contribution) * parts_of_examples
+        sums[place_of[part.client_id]] += credited
+    per_worth: Array = sums / np.array(standing.draws, dtype=float)[:, None]
+    return per_worth

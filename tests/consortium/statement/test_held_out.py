@@ -1,0 +1,235 @@
+"""What a statement says of the held-out set: a verdict, whose order is open, and what swaps two."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedif_consortium.statement.account import settle
+from fedif_consortium.statement.bundle import account_json, make_statement
+from fedif_consortium.statement.held_out import NearestSwap
+from fedif_consortium.statement.manifest import ACCOUNT
+from fedif_consortium.statement.records import read_run
+from fedif_consortium.statement.verify import verify
+from fedif_flower.errors import ConfigError, StatementError
+from tests.consortium.statement.runs import make_run
+from tests.consortium.watch.test_page import Outline
+
+ALIKE = (0.25, 0.25, 0.25, 0.25)
+# Of 3 nats in all the block means are 3.6 and 2.4: se^2 = 4 x .6^2 / 12 = .12.
+UNEVEN = (0.3, 0.2, 0.3, 0.2)
+CLEAN = {"corrected_noise": 0.0, "examples": 100, "noise": 0.0, "low": 0.0, "high": 0.0}
+ROUNDS = [{0: 0.5, 1: 0.25}] * 6
+
+
+def run_of(folder, found=CLEAN, rounds=ROUNDS, first=UNEVEN, **more):
+    """A run of two members with 3 and 1.5 nats, or of those in ``rounds``."""
+    blocks = dict.fromkeys(rounds[0], ALIKE) | {0: first}
+    provenance = more.pop("provenance", {})
+    if found is not None:
+        provenance = {"held_out": {"missing": [], **found}, **provenance}
+    more.setdefault("blocks", blocks)
+    return make_run(folder / "run", rounds, provenance=provenance, **more)
+
+
+def held_out_of(folder, found=CLEAN, *, accept=False, **more):
+    run = run_of(folder, found, **more)
+    return settle(read_run(run), 1000, accept_held_out=accept).held_out
+
+
+def doubts_of(held_out) -> dict[str, tuple[int, ...]]:
+    return {doubt.reason: doubt.members for doubt in held_out.doubts}
+
+
+def test_an_examined_set_that_tells_members_apart_is_settled(tmp_path):
+    held_out = held_out_of(tmp_path)
+    assert (held_out.verdict, held_out.unjudged, held_out.doubts) == ("settled", "", ())
+    assert (held_out.examples, held_out.wrong, held_out.is_accepted) == (100, 0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("high", "corrected", "verdict"),
+    [
+        # 1.5^2 / (100 x .12) = .1875 = d / (1 - d) for d = .158.
+        (0.15, 0.0, "settled"),
+        (0.16, 0.0, "open"),
+        (0.35, 0.2, "settled"),
+        (0.35, 0.15, "open"),
+    ],
+)
+def test_wrong_labels_that_could_change_the_order(tmp_path, high, corrected, verdict):
+    found = CLEAN | {"noise": corrected, "high": high, "corrected_noise": corrected}
+    held_out = held_out_of(tmp_path, found)
+    assert held_out.verdict == verdict
+    expected = {"possibly-wrong-labels": (0, 1)} if verdict == "open" else {}
+    assert doubts_of(held_out) == expected
+
+
+def test_the_order_of_those_who_are_alike_is_open(tmp_path):
+    rounds = [{0: 0.5, 1: 0.25, 2: 0.24}] * 6
+    blocks = {0: ALIKE, 1: UNEVEN, 2: ALIKE}
+    held_out = held_out_of(tmp_path, rounds=rounds, blocks=blocks)
+    assert (held_out.verdict, doubts_of(held_out)) == ("open", {"too-few-examples": (1, 2)})
+
+
+@pytest.mark.parametrize(
+    ("found", "more", "reason"),
+    [
+        ({"missing": [2]}, {}, "missing-classes"),
+        ({"noise": None, "low": None, "high": None}, {}, "labels-not-known"),
+        ({}, {"blocks": {}}, "no-intervals"),
+    ],
+)
+def test_what_is_not_known_leaves_everybodys_order_open(tmp_path, found, more, reason):
+    held_out = held_out_of(tmp_path, CLEAN | found, **more)
+    assert (held_out.verdict, doubts_of(held_out)) == ("open", {reason: (0, 1)})
+
+
+def test_an_only_member_has_no_order(tmp_path):
+    assert held_out_of(tmp_path, rounds=[{0: 0.5}] * 6).verdict == "settled"
+
+
+AGAINST = {
+    "surely more wrong than corrected": ({"low": 0.11, "noise": 0.2, "high": 0.3}, {}),
+    "more than was ever measured": (
+        {"low": 0.4, "noise": 0.45, "high": 0.5, "corrected_noise": 0.45},
+        {},
+    ),
+    "contradicted": ({}, {"contradicted": 0.26}),
+}
+NOT_YET = {
+    "not surely": ({"low": 0.1, "noise": 0.2, "high": 0.3}, {}),
+    "corrected": ({"low": 0.2, "noise": 0.3, "high": 0.4, "corrected_noise": 0.3}, {}),
+    "contradicted as corrected": (
+        {"low": 0.1, "noise": 0.2, "high": 0.2, "corrected_noise": 0.2},
+        {"contradicted": 0.4},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AGAINST)
+def test_a_set_that_is_not_to_be_paid_by(tmp_path, case):
+    found, more = AGAINST[case]
+    held_out = held_out_of(tmp_path, CLEAN | found, **more)
+    assert held_out.verdict == "not-to-be-paid-by"
+    reason = "contradicted" if case == "contradicted" else "wrong-labels"
+    assert doubts_of(held_out)[reason] == (0, 1)
+
+
+@pytest.mark.parametrize("case", NOT_YET)
+def test_a_set_that_may_be_paid_by(tmp_path, case):
+    found, more = NOT_YET[case]
+    assert held_out_of(tmp_path, CLEAN | found, **more).verdict in ("open", "settled")
+
+
+@pytest.mark.parametrize("found", [None, {"corrected_noise": 0.0}, {"corrected_noise": 0.2}])
+def test_a_set_that_nobody_examined_has_no_verdict(tmp_path, key, found):
+    held_out = held_out_of(tmp_path, found, contradicted=0.5)
+    assert (held_out.verdict, held_out.unjudged, held_out.doubts) == (None, "not-examined", ())
+    folder = make_statement(tmp_path / "run", key)
+    for page in (folder / "statement.html", folder / "members" / "001.html"):
+        assert "Not examined. The held-out set was not examined before" in text_of(page)
+
+
+def test_a_run_without_shares_has_none_either(tmp_path):
+    held_out = held_out_of(tmp_path, rounds=[{0: -0.5, 1: -0.25}] * 6)
+    assert (held_out.verdict, held_out.unjudged) == (None, "no-shares")
+
+
+def test_records_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"provenance\.json: held_out: high = 'x'"):
+        held_out_of(tmp_path, CLEAN | {"high": "x"})
+
+
+# -- accepted
+
+
+def text_of(page) -> str:
+    return " ".join(Outline(page.read_text()).text.split())
+
+
+def test_what_is_not_to_be_paid_by_is_refused_unless_accepted_and_signed(tmp_path, key):
+    found, more = AGAINST["surely more wrong than corrected"]
+    run = run_of(tmp_path, CLEAN | found, **more)
+    with pytest.raises(ConfigError, match=r"not to be paid by: more held-out .*--accept-held-out"):
+        make_statement(run, key)
+    assert not (run / "statement").exists()
+    folder = make_statement(run, key, accept_held_out=True)
+    said = json.loads((folder / ACCOUNT).read_bytes())["held_out"]
+    assert (said["verdict"], said["is_accepted"]) == ("not-to-be-paid-by", True)
+    assert "a held-out set that is not to be paid by" in verify(run).chosen
+    page = text_of(folder / "statement.html")
+    assert "Not to be paid by. The operator goes on all the same, and signs that." in page
+    assert "About 20 % of 100 labels looked wrong before the first round (11 to 30 %)" in page
+    assert "pays by the held-out set all the same" in text_of(folder / "members" / "001.html")
+
+
+def test_a_set_that_may_be_paid_by_needs_no_acceptance(tmp_path):
+    assert not held_out_of(tmp_path, accept=True).is_accepted
+
+
+def test_who_did_not_accept_cannot_say_nothing(tmp_path, key, monkeypatch):
+    """An operator who leaves out the refusal makes a statement that nobody verifies."""
+    found, more = AGAINST["contradicted"]
+    run = run_of(tmp_path, CLEAN | found, **more)
+    monkeypatch.setattr("fedif_consortium.statement.bundle.require_payable", lambda _: None)
+    make_statement(run, key)
+    with pytest.raises(StatementError, match="does not say that the operator accepted that"):
+        verify(run)
+
+
+# -- by class
+
+
+def by_class(*parts):
+    """Members' parts of contributions by class, in halves of the held-out set."""
+    return {
+        "by_class": 2,
+        "classes": dict(enumerate(parts)),
+        "provenance": {"held_out_classes": [0.5, 0.5]},
+    }
+
+
+def test_neighbours_and_the_least_change_that_swaps_them(tmp_path, key):
+    """3 nats in the first class, 1.5 in the second one.
+
+    The classes' means are 6, 0 and 0, 3: differences 6 and -3, D = 1.5, variance 4.5^2, and q has
+    the second class 1 + 1.5 x 4.5 / 4.5^2 times as often.
+    """
+    held_out = held_out_of(tmp_path, **by_class([1, 0], [0, 1]))
+    (swap,) = held_out.swaps
+    assert (swap.ahead, swap.behind) == (0, 1)
+    assert swap.distance == pytest.approx(1 / 9)
+    assert swap.label in (0, 1)
+    assert swap.times == pytest.approx((2 / 3, 4 / 3)[swap.label])
+    page = text_of(make_statement(tmp_path / "run", key) / "statement.html")
+    words = f"would be level with client-0 with class {swap.label} {swap.times:.2f} times as often"
+    assert words in page.replace("partition 0", "client-0").replace("client 0", "client-0")
+    verify(tmp_path / "run")
+
+
+def test_who_is_ahead_in_every_class_stays_so(tmp_path, key):
+    held_out = held_out_of(tmp_path, **by_class([0.5, 0.5], [0.5, 0.5]))
+    assert held_out.swaps == (NearestSwap(0, 1, None, None, None),)
+    page = text_of(make_statement(tmp_path / "run", key) / "statement.html")
+    assert "1 of 1 pairs of neighbours keep their order with any mix" in page
+
+
+@pytest.mark.parametrize("provenance", [{}, {"held_out_classes": [1.0]}])
+def test_without_the_classes_parts_there_is_no_swap(tmp_path, provenance):
+    more = by_class([1, 0], [0, 1]) | {"provenance": provenance}
+    assert held_out_of(tmp_path, **more).swaps == ()
+
+
+def test_swaps_are_of_credits(tmp_path):
+    """Half of the first member's contribution is credited: both are level as it is."""
+    held_out = held_out_of(tmp_path, credited={0: 0.5}, **by_class([1, 0], [0, 1]))
+    assert held_out.swaps[0].distance == pytest.approx(0.0, abs=1e-12)
+
+
+def test_an_account_reads_as_it_was_written(tmp_path):
+    from fedif_consortium.statement.bundle import read_account
+
+    account = settle(read_run(run_of(tmp_path, **by_class([1, 0], [0, 1]))))
+    assert read_account(account_json(account)) == account
