@@ -12,6 +12,8 @@ from typing import Any
 from fedif_consortium.statement.records import USUAL
 from fedif_flower.run.folder import RunFolder
 
+_FIGURES = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
+
 NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -105,3 +107,9 @@ def make_run(
     if names:
         folder.names.replace({"client_id": key, "name": name} for key, name in names.items())
     return run_dir
+
+
+def add_rounds(run_dir: Path, *rounds: Sequence[object]) -> None:
+    """Write more lines of ``attribution_rounds.csv``: round, both losses, fall and its parts."""
+    lines = [dict(zip(_FIGURES, figures, strict=True)) for figures in rounds]
+    RunFolder(run_dir).attributed_rounds.append(lines)

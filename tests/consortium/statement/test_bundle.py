@@ -11,7 +11,7 @@ from fedif_consortium.statement.manifest import ENVELOPE, read_signed
 from fedif_consortium.statement.records import read_names, read_run
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.folder import RunFolder
-from tests.consortium.statement.runs import make_run
+from tests.consortium.statement.runs import add_rounds, make_run
 
 ROUNDS = [{0: 0.5, 1: 0.25, 2: -0.125}] * 6
 
@@ -110,13 +110,7 @@ def test_a_line_that_is_not_as_it_should_be_is_named(split_run, name, old, new, 
 
 
 def test_a_model_that_diverged_leaves_losses_out(split_run):
-    without_fall = {"decrease": 0.0, "attributed": 0.0, "remainder": 0.0}
-    RunFolder(split_run).attributed_rounds.append(
-        [
-            {"round": 3, "loss_before": 0.75, "loss_after": "nan", **without_fall},
-            {"round": 4, "loss_before": "inf", "loss_after": 0.5, **without_fall},
-        ]
-    )
+    add_rounds(split_run, (3, 0.75, "nan", 0.0, 0.0, 0.0), (4, "inf", 0.5, 0.0, 0.0, 0.0))
     assert read_run(split_run).losses == [2.0, 1.25, 0.75, 0.5]
 
 

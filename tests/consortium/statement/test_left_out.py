@@ -22,7 +22,7 @@ from fedif_flower.errors import StatementError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.consortium.statement import signed_runs as of
-from tests.consortium.statement.runs import make_run
+from tests.consortium.statement.runs import add_rounds, make_run
 
 HARMED = 3  # The round in which a member spoils the model, of six.
 SPOILER = 1
@@ -116,9 +116,8 @@ def test_a_run_that_ends_spoilt_has_no_gain_to_share():
 @pytest.mark.parametrize("end", ["nan", "2.5"])
 def test_a_model_that_is_lost_at_the_end_pays_nobody(tmp_path, end):
     run = make_run(tmp_path / "run", [{0: 0.5, 1: 0.5}])
-    fall = "0.0" if end == "nan" else "-1.5"
-    path = run / "attribution_rounds.csv"
-    path.write_text(path.read_text() + f"2,1.0,{end},{fall},0.0,{fall},,,\n")
+    fall = 0.0 if end == "nan" else -1.5
+    add_rounds(run, (2, 1.0, end, fall, 0.0, fall))
     settled = settle(read_run(run), 10_00)
     assert {member.cents for member in settled.members} == {0}
     words = "no finite validation loss" if end == "nan" else "did not fall"
@@ -128,10 +127,12 @@ def test_a_model_that_is_lost_at_the_end_pays_nobody(tmp_path, end):
 def test_what_repairs_a_model_without_a_finite_loss_pays_nobody(tmp_path):
     # 2 -> 1 -> nan -> 30 -> 1 -> 0.5: 29 of it is a recovery.
     run = make_run(tmp_path / "run", [{0: 0.5, 1: 0.5}])
-    path = run / "attribution_rounds.csv"
-    path.write_text(
-        path.read_text() + "2,1.0,nan,0.0,0.0,0.0,,,\n3,inf,30.0,0.0,0.0,0.0,,,\n"
-        "4,30.0,1.0,29.0,29.0,0.0,,,\n5,1.0,0.5,0.5,0.5,0.0,,,\n"
+    add_rounds(
+        run,
+        (2, 1.0, "nan", 0.0, 0.0, 0.0),
+        (3, "inf", 30.0, 0.0, 0.0, 0.0),
+        (4, 30.0, 1.0, 29.0, 29.0, 0.0),
+        (5, 1.0, 0.5, 0.5, 0.5, 0.0),
     )
     parts = run / "attribution.csv"
     line = parts.read_text().splitlines()[1].split(",")
