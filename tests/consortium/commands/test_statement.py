@@ -61,3 +61,16 @@ def test_a_statement_is_signed_with_the_key_that_members_know(tmp_path, monkeypa
         call("statement", run_dir, "--again")
     assert not (run_dir / "statement-1").exists()
     call("statement", run_dir, "--again", "--key", federation / "statement-key.pem")
+
+
+def test_held_out_data_that_are_not_to_be_paid_by_take_a_word(tmp_path):
+    wrong = {"corrected_noise": 0.0, "examples": 90, "noise": 0.3, "low": 0.2, "high": 0.4}
+    rounds = [{0: 0.5, 1: 0.25}] * 5
+    run_dir = make_run(tmp_path / "run", rounds, provenance={"held_out": wrong})
+    key = ("--key", tmp_path / "operator.pem")
+    with pytest.raises(ConfigError, match=r"not to be paid by: .*; --accept-held-out goes on"):
+        call("statement", run_dir, *key)
+    call("statement", run_dir, *key, "--accept-held-out")
+    assert "not in the run config: pay-by sum, ties apart, a held-out set that is not to be" in (
+        call("verify", run_dir)
+    )
