@@ -27,7 +27,8 @@ from fedif_flower.client.app import task_app
 from fedif_flower.devices import torch_threads
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.held_out import NAME, NOISE
+from fedif_flower.run.folder import HELD_OUT_KEY
+from fedif_flower.run.held_out import NOISE
 from fedif_flower.run.results import load
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -137,7 +138,7 @@ def measure(data_dir: str, cell: Row) -> list[Row]:
         task = task_of(config, cell)
         grid = LocalGrid(task_app(task), config.num_clients)
         run = load(run_federation(grid, config, task=task))
-        found = run.folder.provenance.read()[NAME]
+        found = run.folder.provenance.read()[HELD_OUT_KEY]
         row: dict[str, Any] = {
             "accuracy": run.summary["test_accuracy"],
             "auc": run.summary["detection_auc"],

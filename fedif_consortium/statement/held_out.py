@@ -29,9 +29,11 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from fedif_consortium.evidence.signed import first_error
 from fedif_consortium.statement.luck import EXAMPLES, Luck, groups, told_apart
 from fedif_consortium.statement.records import RunRecords
+from fedif_flower.attribution.intervals import split_credit
 from fedif_flower.attribution.shift import least_swap
 from fedif_flower.attribution.table import CLASSES_KEY
 from fedif_flower.errors import ConfigError
+from fedif_flower.run.folder import HELD_OUT_KEY
 
 Array = NDArray[np.float64]
 RunVerdict = Literal["settled", "open", "not-to-be-paid-by"]
@@ -65,7 +67,6 @@ REASONS: Mapping[str, str] = {
     "too-few-examples": "there are too few held-out examples to tell some members apart",
     "no-intervals": "how much depends on which held-out examples there were is not known",
 }
-HELD_OUT_KEY = "held_out"  # In the provenance: what was found before the first round.
 _CONTRADICTED = "validation_contradicted"  # In rounds.csv.
 
 
@@ -399,9 +400,9 @@ def _swaps(records: RunRecords, standing: Standing) -> list[NearestSwap]:
 def credited_by_class(records: RunRecords, standing: Standing) -> Array | None:
     """Return what members are credited with by class, ``[n, C]``, in the unit of their worth.
 
-    Of each class's part of a contribution the same share is credited as of the whole. Where what is
-    credited is no share of it, below 0 or a larger loss, all examples lose alike. ``None`` where
-    contributions are not by class, or the classes' parts of the examples are not known.
+    How a credit is split: :func:`~fedif_flower.attribution.intervals.split_credit`, where all
+    examples lose alike. ``None`` where contributions are not by class, or the classes' parts of the
+    examples are not known.
     """
     mix = records.provenance.get(CLASSES_KEY)
     if not mix or any(len(part.by_class) != len(mix) for part in records.parts):
@@ -410,12 +411,9 @@ def credited_by_class(records: RunRecords, standing: Standing) -> Array | None:
     parts_of_examples = np.array(mix)
     sums = np.zeros((len(place_of), len(mix)))
     for part in records.parts:
-        by_class = np.array(part.by_class)
-        share = part.credited / part.contribution if part.contribution else -1.0
-        if 0 <= share <= 1:
-            credited = share * by_class
-        else:
-            credited = by_class + (part.credited - part.contribution) * parts_of_examples
-        sums[place_of[part.client_id]] += credited
+        lost = (part.credited - part.contribution) * parts_of_examples
+        sums[place_of[part.client_id]] += split_credit(
+            part.contribution, part.credited, np.array(part.by_class), lost
+        )
     per_worth: Array = sums / np.array(standing.draws, dtype=float)[:, None]
     return per_worth

@@ -57,8 +57,7 @@ def block_sums(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return what members contributed, and are credited with, by block, ``[b, n]`` each.
 
-    Of each block's part the same share is credited as of the whole contribution. Where what is
-    credited is no share of it, below 0 or a larger loss, all blocks lose alike.
+    How a credit is split: :func:`split_credit`, where all blocks lose alike.
 
     Parameters
     ----------
@@ -75,16 +74,40 @@ def block_sums(
     credited_sums = np.zeros((blocks, len(place)))
     for client_id, contribution, credited, by_block in parts:
         contributed_by_block = np.array(by_block)  # [b]
-        share = credited / contribution if contribution else -1.0
-        if 0 <= share <= 1:
-            credited_by_block = share * contributed_by_block
-        else:
-            # Of what is nearly 0 the share would be a multiple without limit.
-            credited_by_block = contributed_by_block + (credited - contribution) / blocks
+        lost_by_block = (credited - contribution) / blocks
         column = place[client_id]
         contributed_sums[:, column] += contributed_by_block
-        credited_sums[:, column] += credited_by_block
+        credited_sums[:, column] += split_credit(
+            contribution, credited, contributed_by_block, lost_by_block
+        )
     return contributed_sums, credited_sums
+
+
+def split_credit(
+    contribution: float,
+    credited: float,
+    parts: NDArray[np.float64],
+    lost: float | NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Return what is credited of each part of a contribution, ``[k]``.
+
+    Of each part the same share is credited as of the whole. Where what is credited is no share of
+    it, below 0 or a larger loss, the parts lose what they are told: of a contribution that is
+    nearly 0, the share would be a multiple without limit.
+
+    Parameters
+    ----------
+    contribution, credited : float
+        The whole, and what of it is credited.
+    parts : NDArray
+        ``[k]``: by block or by class; they sum to the contribution.
+    lost : float or NDArray
+        What each part loses in that case, ``[k]`` or the same for all.
+    """
+    share = credited / contribution if contribution else -1.0
+    if 0 <= share <= 1:
+        return share * parts
+    return parts + lost
 
 
 def deviations(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:

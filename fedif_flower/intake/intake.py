@@ -323,17 +323,6 @@ class IntakeAround(Intake):
         """Screen the replies to a round as they come, each on its own."""
         return self.inner.collect(server_round, replies, asked, closing, arrive)
 
-    def updates(
-        self,
-        server_round: int,
-        accepted: Sequence[AcceptedReply],
-        received: ModelVectors,
-        device: torch.device,
-        seed: int,
-    ) -> RoundUpdates:
-        """Return the m accepted replies as a round's updates, on a device."""
-        return self.inner.updates(server_round, accepted, received, device, seed)
-
     def reweigh(self, updates: RoundUpdates, aggregation: Aggregation) -> Aggregation:
         """Return a round's weights as they are to be used."""
         return self.inner.reweigh(updates, aggregation)

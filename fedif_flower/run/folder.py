@@ -44,6 +44,7 @@ from fedif_flower.valuation.noise_profile import Suspect
 
 _MEMBER = ("round", "partition_id", "client_id")
 SETTINGS_KEY = "settings"  # In the provenance of a run without a run config.
+HELD_OUT_KEY = "held_out"  # In provenance and checkpoints: what was found before round 1.
 # What a new model is measured by; a task's metrics have columns of their own behind.
 MEASURED = (
     "test_accuracy",

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import ValidationSettings
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.folder import HELD_OUT_KEY, RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.server.model import GlobalModel
@@ -21,7 +21,6 @@ from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.held_out import HeldOut, contradicted_share, vet
 
-NAME = "held_out"  # In provenance and checkpoints.
 NOISE = "corrected_noise"  # There: for which share of wrong labels the loss is corrected.
 COLUMN = "validation-contradicted"
 logger = logging.getLogger(__name__)
@@ -54,8 +53,8 @@ class ExaminedHeldOut(RunPart):
         without_suspects = {key: value for key, value in record.items() if key != "suspects"}
         return Built(
             callbacks=[witness],
-            kept={NAME: KeptHeldOut(record)},
-            provenance={NAME: without_suspects},
+            kept={HELD_OUT_KEY: KeptHeldOut(record)},
+            provenance={HELD_OUT_KEY: without_suspects},
             remarks=remarks,
             loaded=loaded,
         )
@@ -63,7 +62,7 @@ class ExaminedHeldOut(RunPart):
     def _examined(self, run: RunContext) -> tuple[HeldOut | None, float]:
         """Return the examination, and for which share of wrong labels the loss is corrected."""
         if run.checkpoint is not None:
-            record = run.checkpoint.records.get(NAME) or {NOISE: 0.0}
+            record = run.checkpoint.records.get(HELD_OUT_KEY) or {NOISE: 0.0}
             noise = float(record[NOISE])
             rest = {key: value for key, value in record.items() if key != NOISE}
             held_out = HeldOut.from_record(rest) if rest else None
@@ -101,7 +100,7 @@ def with_noise(loaded: LoadedTask, noise: float) -> LoadedTask:
 
 def with_recorded_noise(loaded: LoadedTask, provenance: Mapping[str, Any]) -> LoadedTask:
     """Return a task with the held-out loss that a run's provenance tells of."""
-    return with_noise(loaded, float(provenance.get(NAME, {}).get(NOISE, 0.0)))
+    return with_noise(loaded, float(provenance.get(HELD_OUT_KEY, {}).get(NOISE, 0.0)))
 
 
 class KeptHeldOut(Kept):

@@ -152,6 +152,11 @@ class BaseArguments(FlowerArguments, total=False):
     setup: Setup
 
 
+def seed_of(base: BaseArguments) -> int:
+    """Return the seed of the setup among a strategy's arguments."""
+    return base.get("setup", DEFAULTS).seed
+
+
 def naming(base: BaseArguments, model: Any) -> BaseArguments:
     """Return them with the names of arrays of a model of one's own, where the setup gives none.
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Unpack
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.nodes import sample_independently
-from fedif_flower.server.setup import DEFAULTS, BaseArguments
+from fedif_flower.server.setup import BaseArguments, seed_of
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.scored import ScoredStrategy, Weighting, valuation_on
 from fedif_flower.valuation import Validation, Valuation
@@ -77,8 +77,7 @@ class AFedSV(ScoredStrategy):
         ] = "fixed-size",
         **base: Unpack[BaseArguments],
     ) -> None:
-        seed = base.get("setup", DEFAULTS).seed
-        shapley = valuation_on(self, validation, partial(ShapleyValuation, seed=seed))
+        shapley = valuation_on(self, validation, partial(ShapleyValuation, seed=seed_of(base)))
         super().__init__(shapley, gamma=gamma, weighting=weighting, **base)
         self.sampling = sampling
         if sampling == "independent":

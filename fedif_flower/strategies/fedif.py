@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Unpack
 
-from torch import Tensor
-
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.server.setup import BaseArguments
 from fedif_flower.settings import Scalar
@@ -74,10 +72,6 @@ class FedIF(ScoredStrategy):
     ) -> None:
         influence = valuation_on(self, validation, InfluenceValuation)
         super().__init__(influence, gamma=gamma, weighting=weighting, **base)
-
-    def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
-        """Begin with the validation gradient at w_{t-1}, ``params`` [d], while clients train."""
-        self.valuation.prepare(params, buffers)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights p ``[m]`` of a round's clients, and the scores behind them."""

@@ -6,7 +6,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Unpack
 
-from fedif_flower.server.setup import DEFAULTS, BaseArguments
+from fedif_flower.server.setup import BaseArguments, seed_of
 from fedif_flower.strategies.scored import ScoredStrategy, Weighting, valuation_on
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma
@@ -37,6 +37,5 @@ class FedSV(ScoredStrategy):
         weighting: Weighting | None = None,
         **base: Unpack[BaseArguments],
     ) -> None:
-        seed = base.get("setup", DEFAULTS).seed
-        shapley = valuation_on(self, validation, partial(SampledOrders, seed=seed))
+        shapley = valuation_on(self, validation, partial(SampledOrders, seed=seed_of(base)))
         super().__init__(shapley, gamma=gamma, weighting=weighting, **base)

@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Unpack
 
-from fedif_flower.server.setup import DEFAULTS, BaseArguments
+from fedif_flower.server.setup import BaseArguments, seed_of
 from fedif_flower.strategies.scored import ScoredStrategy, Weighting, valuation_on
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma
@@ -41,8 +41,7 @@ class LeaveOneOut(ScoredStrategy):
         weighting: Weighting | None = None,
         **base: Unpack[BaseArguments],
     ) -> None:
-        seed = base.get("setup", DEFAULTS).seed
-        shapley = valuation_on(self, validation, partial(LEAVE_ONE_OUT, seed=seed))
+        shapley = valuation_on(self, validation, partial(LEAVE_ONE_OUT, seed=seed_of(base)))
         if isinstance(shapley, ShapleyValuation):
             # Whatever estimator it was given with.
             shapley = replace(shapley, estimator="leave-one-out")

@@ -10,7 +10,7 @@ from typing import Annotated, Unpack
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.server.loop import ScreenedStrategy
-from fedif_flower.server.setup import DEFAULTS, BaseArguments, naming
+from fedif_flower.server.setup import BaseArguments, naming, seed_of
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.scored import bounds, finite_scores, valuation_on
 from fedif_flower.valuation import Validation, Valuation
@@ -57,8 +57,7 @@ class SFedAvg(ScreenedStrategy):
         ] = 0.75,
         **base: Unpack[BaseArguments],
     ) -> None:
-        seed = base.get("setup", DEFAULTS).seed
-        shapley = valuation_on(self, validation, partial(SampledOrders, seed=seed))
+        shapley = valuation_on(self, validation, partial(SampledOrders, seed=seed_of(base)))
         super().__init__(**naming(base, shapley.validation or shapley))
         self.valuation = shapley
         self.validation = shapley.validation

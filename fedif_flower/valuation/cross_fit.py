@@ -161,7 +161,8 @@ class _Steps:
         generator: torch.Generator,
         at_most: int | None = None,
     ) -> None:
-        self.folds, self.epochs = folds, epochs
+        self.folds = folds
+        self.epochs = epochs
         size = folds.training.shape[1]
         self.by_epoch: list[list[Tensor]] = []
         left = math.inf if at_most is None else at_most
@@ -205,35 +206,34 @@ def _train(
 ) -> Tensor:
     """Train a model for each fold and correction: ``[settings, n, C]``."""
     *_, labels = batch
-    asked = len(steps.epochs)
-    found = torch.empty(len(corrections), asked, len(labels), num_classes, device=labels.device)
+    settings = (len(corrections), len(steps.epochs))
+    logits = torch.empty(*settings, len(labels), num_classes, device=labels.device)
     for place, correction in enumerate(corrections):
         noise = torch.tensor(correction, device=labels.device)
         for fold in range(FOLDS):
             drawn = derive_seed("held-out-training", seed, place, fold)
             with seeded_randomness(drawn, labels.device), torch.enable_grad():
                 rows = steps.folds.tested[fold]
-                found[place, :, rows] = _train_fold(models(fold), batch, steps, fold, noise)
-    return found.flatten(0, 1)
+                logits[place, :, rows] = _train_fold(models(fold), batch, steps, fold, noise)
+    return logits.flatten(0, 1)
 
 
 def _train_fold(model: nn.Module, batch: Any, steps: _Steps, fold: int, noise: Tensor) -> Tensor:
     """Train one model; return what it says of its fold: ``[epochs, a, C]``."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = _Adam(trained)
-    found = []
+    answers = []
     for epoch, batches in enumerate(steps.by_epoch, 1):
         model.train()
         for rows in batches:
             *inputs, labels = take_rows(batch, rows[fold])
-            logits = model(*inputs)
-            loss = _loss(logits, labels, noise, logits.shape[1])
+            loss = _loss(model(*inputs), labels, noise)
             slopes = torch.autograd.grad(loss, trained, materialize_grads=True)
             optimizer.step(slopes)
         if epoch in steps.epochs:
             model.eval()
-            found.append(answers_of(model, batch, steps.folds.tested[fold]))
-    return torch.stack(found)
+            answers.append(answers_of(model, batch, steps.folds.tested[fold]))
+    return torch.stack(answers)
 
 
 class _Adam:
@@ -262,10 +262,10 @@ class _Adam:
         torch._foreach_addcdiv_(self.params, self.means, roots, -rate)
 
 
-def _loss(logits: Tensor, labels: Tensor, noise: Tensor, num_classes: int) -> Tensor:
+def _loss(logits: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
     """Return the mean corrected loss of logits ``[b, C]``."""
     log_p = logits.float().log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
-    return -log_chance_of_label(log_p, noise, num_classes).mean()
+    return -log_chance_of_label(log_p, noise, logits.shape[1]).mean()
 
 
 def answers_of(model: nn.Module, batch: Any, rows: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profi
 
     with :math:`z_{is}` the logits of example i by a model that was not trained on it, in setting s.
     Settings and temperature :math:`\tau` are in the profile because a model's overconfidence would
-    pass for wrong labels otherwise. The interval is between the 5th and the 95th of a hundred
-    bootstrap draws of examples.
+    pass for wrong labels otherwise. The interval is the middle 90 % of 200 bootstrap draws
+    of examples.
 
     Parameters
     ----------
