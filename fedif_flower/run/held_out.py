@@ -48,7 +48,13 @@ class ExaminedHeldOut(RunPart):
             logger.log(logging.WARNING if is_corrected else logging.INFO, "%s", remark)
         if "accuracy" not in loaded.validation.metrics:
             remarks = []  # The log has said it: a report on no classes need not.
-        witness = Witness(run.loaded.validation, run.folder, held_out, config.eval_every)
+        witness = Witness(
+            run.loaded.validation,
+            run.folder,
+            held_out,
+            every=config.eval_every,
+            last_round=config.num_server_rounds,
+        )
         # Suspects have a table of their own.
         without_suspects = {key: value for key, value in record.items() if key != "suspects"}
         return Built(
@@ -134,15 +140,24 @@ class Witness(Callback):
         What the examination found.
     every : int
         Rounds from one look to the next, >= 1.
+    last_round : int
+        The run's: its model is looked at in any case.
     """
 
     def __init__(
-        self, validation: Validation, folder: RunFolder, held_out: HeldOut | None, every: int
+        self,
+        validation: Validation,
+        folder: RunFolder,
+        held_out: HeldOut | None,
+        *,
+        every: int,
+        last_round: int,
     ) -> None:
         self._validation = validation
         self._folder = folder
         self._held_out = held_out
         self._every = every
+        self._last_round = last_round
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Write the suspects, if there are any."""
@@ -152,7 +167,8 @@ class Witness(Callback):
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
         """Return the share that a round's model contradicts."""
-        if server_round % self._every or "accuracy" not in self._validation.metrics:
+        is_due = server_round % self._every == 0 or server_round == self._last_round
+        if not is_due or "accuracy" not in self._validation.metrics:
             return {}
         try:
             vectors = model.vectors

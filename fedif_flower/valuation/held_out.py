@@ -39,7 +39,7 @@ class HeldOutCheck(CheckedFields):
     ----------
     noise : float or {"auto", "off"}
         For which share of wrong labels the loss is corrected, in [0, 0.9]; ``"auto"``: the
-        estimate, where its interval lies above 0; ``"off"``: none.
+        estimate, where three quarters of the bootstrap's draws lie above 0; ``"off"``: none.
     vet : bool
         Examine the set before the first round.
     seconds : float
@@ -50,8 +50,8 @@ class HeldOutCheck(CheckedFields):
         Noise,
         Setting(
             "for which share of wrong labels the held-out loss is corrected; `auto`: the share "
-            "that the set itself tells before the first round, where its interval lies above 0; "
-            "`off`: none (`docs/methods/held-out.md`)",
+            "that the set itself tells before the first round, where three quarters of the "
+            "bootstrap's draws lie above 0; `off`: none (`docs/methods/held-out.md`)",
             allowed="a number >= 0 and <= 0.9, 'auto' or 'off'",
         ),
     ] = "auto"
@@ -86,6 +86,8 @@ class HeldOut:
         How many count.
     noise, low, high : float, optional
         The share of wrong labels, and the ends of its 90 % interval; ``None``: no estimate.
+    lower_quartile : float, optional
+        The share that three quarters of the bootstrap's draws reach.
     why_none : str
         Why there is no estimate; empty: there is one.
     accuracy : float, optional
@@ -110,6 +112,7 @@ class HeldOut:
     noise: float | None = None
     low: float | None = None
     high: float | None = None
+    lower_quartile: float | None = None
     why_none: str = ""
     accuracy: float | None = None
     suspects: tuple[Suspect, ...] = ()
@@ -122,8 +125,13 @@ class HeldOut:
 
     @property
     def correction(self) -> float:
-        """The share of wrong labels to correct for: the estimate, if its interval is above 0."""
-        if self.noise is None or self.low is None or self.low <= 0:
+        """The share of wrong labels to correct for.
+
+        The estimate, where three quarters of the bootstrap's draws lie above 0. To correct right
+        labels for a few wrong ones costs little, and to leave wrong ones as they are costs much:
+        so this asks for less than the 90 % interval would.
+        """
+        if self.noise is None or not self.lower_quartile:
             return 0.0
         return self.noise
 
@@ -330,6 +338,7 @@ def _estimate(
         noise=estimate.noise,
         low=estimate.low,
         high=estimate.high,
+        lower_quartile=estimate.lower_quartile,
         accuracy=float(right.double().mean()),
     )
     if not held_out.correction:

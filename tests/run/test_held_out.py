@@ -102,6 +102,14 @@ def test_wrong_labels_are_said_before_anybody_is_asked_and_corrected(tmp_path, c
     assert replay(folder.path, digits(config)).rounds == 2
 
 
+def test_the_last_model_is_looked_at_whatever_the_rounds_between(tmp_path):
+    config = config_of(tmp_path, num_server_rounds=3, eval_every=2, validation__vet=False)
+    folder = run(config, wrong=0)
+    lines = load(folder.path).lines("rounds")
+    looked_at = [line["round"] for line in lines if line["validation_contradicted"] is not None]
+    assert looked_at == [0, 2, 3]
+
+
 def test_a_clean_run_is_the_run_without_an_examination(tmp_path):
     models = []
     for vet in (True, False):

@@ -190,12 +190,30 @@ def test_hand_computed_profile():
     own = profile(logits, labels, torch.Generator().manual_seed(0))
     assert own.noise == 0.1
     assert 0.03 <= own.low <= 0.1 <= own.high <= 0.2
+    assert own.low <= own.lower_quartile <= own.noise
+
+
+@pytest.mark.parametrize(("wrong", "corrected_for"), [(1, 0.0), (2, 0.03)])
+def test_a_quarter_of_draws_without_a_wrong_label_is_where_correction_ends(wrong, corrected_for):
+    """Of draws of 100 examples, 0.99^100 = 37 % have none of one, 0.98^100 = 13 % none of two."""
+    logits = torch.zeros(1, 100, 10)
+    logits[:, :, 0] = 50.0
+    labels = torch.zeros(100, dtype=torch.long)
+    labels[:wrong] = 1
+    own = profile(logits, labels, torch.Generator().manual_seed(0))
+    assert own.low == 0.0
+    assert own.lower_quartile == corrected_for
+    held_out = HeldOut(100, own.noise, own.low, own.high, own.lower_quartile)
+    assert held_out.correction == corrected_for
 
 
 def test_what_is_corrected_for():
-    sure = HeldOut(100, noise=0.3, low=0.2, high=0.4)
-    unsure = HeldOut(100, noise=0.1, low=0.0, high=0.25)
+    sure = HeldOut(100, noise=0.3, low=0.2, high=0.4, lower_quartile=0.25)
+    likely = HeldOut(100, noise=0.1, low=0.0, high=0.25, lower_quartile=0.03)
+    unsure = HeldOut(100, noise=0.1, low=0.0, high=0.25, lower_quartile=0.0)
     assert HeldOutCheck().share_of(sure) == 0.3
+    assert HeldOutCheck().share_of(likely) == 0.1
+    assert "about 10 % (0 to 25 %) of the held-out labels look wrong" in likely.words()
     assert HeldOutCheck().share_of(unsure) == 0.0
     assert HeldOutCheck().share_of(None) == 0.0
     assert HeldOutCheck(noise="off").share_of(sure) == 0.0
