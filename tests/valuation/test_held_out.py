@@ -181,6 +181,28 @@ def test_hand_computed_suspects():
     assert find_suspects(probabilities, labels, 0) == []
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_suspects_are_those_of_cleanlab_in_its_order(seed):
+    """The reference implementation of confident learning, by the authors of its paper."""
+    from cleanlab.filter import find_label_issues  # Takes seconds to import.
+
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (200,), generator=generator)
+    is_clear = torch.rand(200, 1, generator=generator) > 0.25
+    noise = torch.randn(200, 4, generator=generator, dtype=torch.float64)
+    probabilities = (noise + 2 * functional.one_hot(labels, 4) * is_clear).softmax(dim=1)
+    theirs = find_label_issues(
+        labels.numpy(),
+        probabilities.numpy(),
+        filter_by="confident_learning",
+        return_indices_ranked_by="normalized_margin",
+        n_jobs=1,
+    )
+    ours = [suspect.index for suspect in find_suspects(probabilities, labels, 200)]
+    assert len(ours) > 10
+    assert ours == theirs.tolist()
+
+
 def test_hand_computed_profile():
     """Nine of ten labels are sure to be right, one to be wrong: the share is a tenth."""
     logits = torch.zeros(1, 100, 10)
