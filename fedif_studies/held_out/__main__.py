@@ -19,7 +19,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_studies.held_out.cells import LINES, cells_of
 from fedif_studies.held_out.measure import measure
 from fedif_studies.held_out.table import table
-from fedif_studies.lab.commands import Again
+from fedif_studies.lab.commands import Again, run_study
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS
 
@@ -46,4 +46,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)
