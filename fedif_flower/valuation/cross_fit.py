@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ _AT_ONCE = 256  # Examples that a model is asked about.
 _SMALL = 100_000  # Parameters: threads would wait for each other at each operation.
 
 Models = Callable[[int], nn.Module]  # By fold, on the data's device.
+logger = logging.getLogger(__name__)
 
 
 class Grid(NamedTuple):
@@ -128,7 +130,8 @@ def cross_fit(
         Draws folds and the order of examples.
     seconds : float
         How long it may take, > 0. A few steps are measured first; where the whole grid would take
-        longer, fewer corrections and epochs are trained.
+        longer, fewer corrections and epochs are trained. The log says beforehand how long it will
+        take.
 
     Returns
     -------
@@ -140,8 +143,10 @@ def cross_fit(
     is_small = sum(parameter.numel() for parameter in models(0).parameters()) <= _SMALL
     with torch_threads(1 if is_small else torch.get_num_threads()):
         for place, grid in enumerate(grids(folds.training.shape[1])):
-            if _predicted_seconds(models, batch, num_classes, folds, grid) > seconds:
+            predicted = _predicted_seconds(models, batch, num_classes, folds, grid)
+            if predicted > seconds:
                 continue
+            logger.info("the held-out set is examined: %s, about %.1f s", grid.words(), predicted)
             steps = _Steps(folds, grid.epochs, torch_generator("held-out-order", seed))
             logits = _train(models, batch, num_classes, steps, grid.corrections, seed)
             return CrossFit(logits, grid, is_reduced=place > 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import cache
 
@@ -112,6 +113,17 @@ def test_too_little_time_trains_less_then_a_regression_then_nothing(monkeypatch)
     own = vet(judge, seconds=1)
     assert own.noise is None
     assert "it would take more than 1 s" in own.words()
+
+
+def test_how_long_it_will_take_is_said_before_a_model_is_trained(monkeypatch, caplog):
+    def said(*arguments):
+        raise AssertionError(caplog.text)
+
+    monkeypatch.setattr(cross_fit, "_predicted_seconds", lambda *_: 12.34)
+    monkeypatch.setattr(cross_fit, "_train", said)
+    words = "the held-out set is examined: 10 trainings of .* epochs on 5 folds, about 12.3 s"
+    with caplog.at_level(logging.INFO), pytest.raises(AssertionError, match=words):
+        vet(held_out(digits()[1]))
 
 
 def test_few_examples_have_no_estimate():
