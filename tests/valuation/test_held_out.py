@@ -245,13 +245,13 @@ def test_what_is_corrected_for():
     sure = HeldOut(100, noise=0.3, low=0.2, high=0.4, lower_quartile=0.25)
     likely = HeldOut(100, noise=0.1, low=0.0, high=0.25, lower_quartile=0.03)
     unsure = HeldOut(100, noise=0.1, low=0.0, high=0.25, lower_quartile=0.0)
-    assert HeldOutCheck().share_of(sure) == 0.3
-    assert HeldOutCheck().share_of(likely) == 0.1
+    assert HeldOutCheck().noise_of(sure) == 0.3
+    assert HeldOutCheck().noise_of(likely) == 0.1
     assert "about 10 % (0 to 25 %) of the held-out labels look wrong" in likely.words()
-    assert HeldOutCheck().share_of(unsure) == 0.0
-    assert HeldOutCheck().share_of(None) == 0.0
-    assert HeldOutCheck(noise="off").share_of(sure) == 0.0
-    assert HeldOutCheck(noise=0.2).share_of(sure) == 0.2
+    assert HeldOutCheck().noise_of(unsure) == 0.0
+    assert HeldOutCheck().noise_of(None) == 0.0
+    assert HeldOutCheck(noise="off").noise_of(sure) == 0.0
+    assert HeldOutCheck(noise=0.2).noise_of(sure) == 0.2
     assert "about 10 % (0 to 25 %) of the held-out labels may be wrong, or none" in unsure.words()
 
 
