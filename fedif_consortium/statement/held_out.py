@@ -67,7 +67,7 @@ REASONS: Mapping[str, str] = {
     "too-few-examples": "there are too few held-out examples to tell some members apart",
     "no-intervals": "how much depends on which held-out examples there were is not known",
 }
-_CONTRADICTED = "validation_contradicted"  # In rounds.csv.
+CONTRADICTED = "validation_contradicted"  # In rounds.csv.
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def judge_held_out(
         If what the provenance says of the held-out set cannot be read.
     """
     examined = read_examined(records.provenance)
-    contradicted = _last_contradicted(records.lines)
+    contradicted = last_contradicted(records.lines)
     verdict: RunVerdict | None = None
     doubts: list[Doubt] = []
     unjudged = _why_unjudged(examined, standing)
@@ -366,10 +366,10 @@ def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list
     return moved
 
 
-def _last_contradicted(lines: Sequence[Mapping[str, Any]]) -> float | None:
+def last_contradicted(lines: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the share of labels that the last model that was asked contradicts."""
     for line in reversed(lines):
-        share = line.get(_CONTRADICTED)
+        share = line.get(CONTRADICTED)
         if share is not None:
             return float(share)
     return None

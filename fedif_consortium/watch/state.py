@@ -11,6 +11,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from fedif_consortium.statement.held_out import (
+    CONTRADICTED,
+    Examined,
+    last_contradicted,
+    read_examined,
+)
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, called
@@ -49,6 +55,7 @@ _ROUNDS = {
     "rejected": "int64",
     "failed": "int64",
     "round_failed": "int64",
+    CONTRADICTED: "double",
 }
 # And with how a client's lines are summed up.
 _LINES = {
@@ -200,6 +207,16 @@ class Watched:
             if words:
                 return words
         return ""
+
+    @property
+    def contradicted(self) -> float | None:
+        """The share of held-out labels of which the last model is sure that they are others."""
+        return last_contradicted(self.rounds)
+
+    @cached_property
+    def examined(self) -> Examined:
+        """What was found in the held-out set before the first round."""
+        return read_examined(_read(self.folder.provenance))
 
     @cached_property
     def members(self) -> list[WatchedMember]:
