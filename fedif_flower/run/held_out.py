@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.held_out_classes import HeldOutClasses
 from fedif_flower.run.config import ValidationSettings
 from fedif_flower.run.folder import HELD_OUT_KEY, RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
@@ -57,6 +58,7 @@ class ExaminedHeldOut(RunPart):
             provenance={HELD_OUT_KEY: without_suspects},
             remarks=remarks,
             loaded=loaded,
+            told=classes_of(held_out).told(),
         )
 
     def _examined(self, run: RunContext) -> tuple[HeldOut | None, float]:
@@ -81,6 +83,13 @@ def examine(loaded: LoadedTask, seconds: float) -> HeldOut:
         seed=loaded.config.seed,
         seconds=seconds,
     )
+
+
+def classes_of(held_out: HeldOut | None) -> HeldOutClasses:
+    """Return the classes that a set which was examined can hardly value."""
+    if held_out is None:
+        return HeldOutClasses()
+    return HeldOutClasses.of(held_out.missing, held_out.rare)
 
 
 def with_noise(loaded: LoadedTask, noise: float) -> LoadedTask:
