@@ -34,6 +34,7 @@ from fedif_flower.attribution.shift import least_swap
 from fedif_flower.attribution.table import CLASSES_KEY
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import HELD_OUT_KEY
+from fedif_flower.run.secret_validation import COMMITMENT, PAYING_KEY, PAYING_WITNESS
 
 Array = NDArray[np.float64]
 RunVerdict = Literal["settled", "open", "not-to-be-paid-by"]
@@ -113,6 +114,8 @@ class HeldOutAccount:
         Why there is none.
     is_accepted : bool
         Whether the operator pays by a set that is not to be paid by.
+    is_secret : bool
+        Whether it is that of the secret data, by which the run pays.
     examples : int, optional
         How many there are.
     wrong, wrong_low, wrong_high : float, optional
@@ -132,6 +135,7 @@ class HeldOutAccount:
     verdict: RunVerdict | None
     unjudged: Unjudged
     is_accepted: bool
+    is_secret: bool
     examples: int | None
     wrong: float | None
     wrong_low: float | None
@@ -235,7 +239,7 @@ def judge_held_out(
         If what the provenance says of the held-out set cannot be read.
     """
     examined = read_examined(records.provenance)
-    contradicted = last_contradicted(records.lines)
+    contradicted = last_contradicted(records.lines, witness_of(records.provenance))
     verdict: RunVerdict | None = None
     doubts: list[Doubt] = []
     unjudged = _why_unjudged(examined, standing)
@@ -252,6 +256,7 @@ def judge_held_out(
         verdict=verdict,
         unjudged=unjudged,
         is_accepted=is_accepted and verdict == NOT_TO_BE_PAID_BY,
+        is_secret=is_secret(records.provenance),
         examples=examined.examples,
         wrong=examined.noise,
         wrong_low=examined.low,
@@ -281,18 +286,35 @@ def require_payable(held_out: HeldOutAccount) -> None:
 
 
 def read_examined(provenance: Mapping[str, Any]) -> Examined:
-    """Return what a run's provenance says of its held-out set.
+    """Return what a run's provenance says of the held-out set that it pays by.
 
     Raises
     ------
     ConfigError
         If it cannot be read.
     """
-    record = provenance.get(HELD_OUT_KEY, {})
+    key = HELD_OUT_KEY
+    if is_secret(provenance) and PAYING_KEY in provenance:
+        key = PAYING_KEY
+    record = provenance.get(key, {})
     try:
-        return TypeAdapter(Examined).validate_python(record)
+        examined = TypeAdapter(Examined).validate_python(record)
     except ValidationError as error:
-        raise ConfigError(f"provenance.json: {HELD_OUT_KEY}: {first_error(error)}") from error
+        raise ConfigError(f"provenance.json: {key}: {first_error(error)}") from error
+    if is_secret(provenance) and key != PAYING_KEY:
+        # An earlier version, which examined the validation split alone, and corrected both alike.
+        return Examined(corrected_noise=examined.corrected_noise)
+    return examined
+
+
+def is_secret(provenance: Mapping[str, Any]) -> bool:
+    """Tell whether a run pays by other held-out data than it weighs by."""
+    return COMMITMENT in provenance
+
+
+def witness_of(provenance: Mapping[str, Any]) -> str:
+    """Return the column of ``rounds.csv`` that says how many labels that pay are contradicted."""
+    return PAYING_WITNESS if is_secret(provenance) else CONTRADICTED
 
 
 _AGAINST: tuple[Reason, ...] = ("wrong-labels", "contradicted")
@@ -366,10 +388,10 @@ def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list
     return moved
 
 
-def last_contradicted(lines: Sequence[Mapping[str, Any]]) -> float | None:
+def last_contradicted(lines: Sequence[Mapping[str, Any]], column: str) -> float | None:
     """Return the share of labels that the last model that was asked contradicts."""
     for line in reversed(lines):
-        share = line.get(CONTRADICTED)
+        share = line.get(column)
         if share is not None:
             return float(share)
     return None

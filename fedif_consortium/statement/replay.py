@@ -26,7 +26,7 @@ from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.modules import hashes_here
 from fedif_flower.run.provenance import MODULES, code_hash, data_hash
 from fedif_flower.run.rows import csv_text
-from fedif_flower.run.secret_validation import paying_part
+from fedif_flower.run.secret_validation import recorded_part
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.record import Round, Step
@@ -106,11 +106,12 @@ def _load(records: RunRecords, task: Task | None) -> LoadedTask:
     loaded = load_task(config, task)
     if data_hash(tensors_in(loaded.validation_data)) != records.provenance["validation_sha256"]:
         raise StatementError("the validation set is not the one that the run had")
-    loaded = with_recorded_noise(loaded, records.provenance)
     salt = records.salt()
-    if not salt:
-        return loaded
-    return replace(loaded, validation=paying_part(loaded, salt))
+    paying = None
+    if salt:
+        paying = recorded_part(loaded, salt, records.provenance)
+    loaded = with_recorded_noise(loaded, records.provenance)
+    return loaded if paying is None else replace(loaded, validation=paying)
 
 
 def _attribute(

@@ -41,7 +41,7 @@ def warn_of_classes(settings: ConfigRecord, data: Any, context: Context) -> None
     """
     if HELD_OUT_CLASSES_KEY not in settings or is_simulated():
         return
-    said = ConfigRecord({"run": f"{settings.get(RUN_KEY)} {settings[HELD_OUT_CLASSES_KEY]}"})
+    said = ConfigRecord({"run": f"{settings.get(RUN_KEY)!r} {settings[HELD_OUT_CLASSES_KEY]!r}"})
     if context.state.get(_STATE_KEY) == said:
         return
     context.state[_STATE_KEY] = said

@@ -107,9 +107,11 @@ def with_noise(loaded: LoadedTask, noise: float) -> LoadedTask:
     return loaded if validation is loaded.validation else replace(loaded, validation=validation)
 
 
-def with_recorded_noise(loaded: LoadedTask, provenance: Mapping[str, Any]) -> LoadedTask:
-    """Return a task with the held-out loss that a run's provenance tells of."""
-    return with_noise(loaded, float(provenance.get(HELD_OUT_KEY, {}).get(NOISE, 0.0)))
+def with_recorded_noise(
+    loaded: LoadedTask, provenance: Mapping[str, Any], key: str = HELD_OUT_KEY
+) -> LoadedTask:
+    """Return a task with the held-out loss that a run's provenance tells of, under a key."""
+    return with_noise(loaded, float(provenance.get(key, {}).get(NOISE, 0.0)))
 
 
 class KeptHeldOut(Kept):
@@ -143,11 +145,19 @@ class Witness(Callback):
         What the examination found.
     every : int
         Rounds from one look to the next, >= 1.
+    column : str
+        Under which name it tells the share.
     """
 
     def __init__(
-        self, validation: Validation, folder: RunFolder, held_out: HeldOut | None, every: int
+        self,
+        validation: Validation,
+        folder: RunFolder,
+        held_out: HeldOut | None,
+        every: int,
+        column: str = COLUMN,
     ) -> None:
+        self._column = column
         self._validation = validation
         self._folder = folder
         self._held_out = held_out
@@ -168,4 +178,4 @@ class Witness(Callback):
             share = contradicted_share(self._validation, vectors.params, model.named_buffers)
         except Exception:  # Out of the user's model: the evaluation says what is wrong with it.
             return {}
-        return {} if share is None else {COLUMN: share}
+        return {} if share is None else {self._column: share}

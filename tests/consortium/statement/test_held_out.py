@@ -13,6 +13,7 @@ from fedif_consortium.statement.manifest import ACCOUNT
 from fedif_consortium.statement.records import read_run
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement.runs import make_run
 from tests.consortium.watch.test_page import Outline
 
@@ -140,6 +141,46 @@ def test_a_run_without_shares_has_none_either(tmp_path):
 def test_records_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"provenance\.json: held_out: high = 'x'"):
         held_out_of(tmp_path, CLEAN | {"high": "x"})
+
+
+# -- secret data pay
+
+WRONG = CLEAN | {"low": 0.11, "noise": 0.2, "high": 0.3}
+NONE_YET = {"paying_commitment": "0" * 64, "paying_nonce": "a"}
+
+
+def secret_of(folder, weighs, pays, paying=None, **more):
+    """A run that pays by other data than it weighs by; its models contradict some of those."""
+    provenance = NONE_YET | ({} if pays is None else {"paying_held_out": pays})
+    run = RunFolder(run_of(folder, weighs, provenance=provenance, **more))
+    lines = [line | {"paying_contradicted": paying} for line in run.rounds.read()]
+    run.rounds.begin(["paying_contradicted"])
+    run.rounds.append(lines)
+    return settle(read_run(run.path), 1000).held_out
+
+
+@pytest.mark.parametrize(
+    ("weighs", "pays", "verdict", "wrong"),
+    [(CLEAN, WRONG, "not-to-be-paid-by", 0.2), (WRONG, CLEAN, "settled", 0.0)],
+)
+def test_the_verdict_is_of_the_data_that_pay(tmp_path, weighs, pays, verdict, wrong):
+    held_out = secret_of(tmp_path, weighs, pays)
+    assert (held_out.verdict, held_out.wrong, held_out.is_secret) == (verdict, wrong, True)
+
+
+@pytest.mark.parametrize(
+    ("weighs", "pays", "verdict"), [(0.5, 0.2, "settled"), (0.2, 0.5, "not-to-be-paid-by")]
+)
+def test_so_is_what_the_model_contradicts(tmp_path, weighs, pays, verdict):
+    held_out = secret_of(tmp_path, CLEAN, CLEAN, pays, contradicted=weighs)
+    assert (held_out.verdict, held_out.contradicted) == (verdict, pays)
+
+
+def test_data_that_pay_and_were_not_examined_have_no_verdict(tmp_path):
+    """Earlier versions examined the data that weigh, and corrected both alike."""
+    held_out = secret_of(tmp_path, CLEAN | {"corrected_noise": 0.3}, None)
+    assert (held_out.verdict, held_out.unjudged) == (None, "not-examined")
+    assert (held_out.corrected, held_out.examples) == (0.3, None)
 
 
 # -- accepted
