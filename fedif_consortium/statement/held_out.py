@@ -13,12 +13,23 @@ where
 
 with se the standard error over held-out examples. That is the worst that they can do. The bound
 takes for :math:`\delta` the upper end of the share's interval less what the loss is corrected for.
+
+Classes of a few examples need no reason of their own: that there are too few examples covers them.
+Blocks of examples are drawn without regard to classes. So m examples of a class, by which two
+members differ by :math:`d_e` each, add about
+
+.. math:: \sum_e d_e^2 = m \bar d^2 + (m - 1) s_d^2
+
+to the squared standard error of the two members' difference. For m > 1 that is at least half of
+:math:`m s_d^2`, the variance of the class's own sum; for m = 1 it is the square of all that the
+class adds. Who is told apart differs by more than two standard errors, which are more than one of
+the class's own: so no class that is off by one of these swaps them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -27,7 +38,7 @@ from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from fedif_consortium.evidence.signed import first_error
-from fedif_consortium.statement.luck import EXAMPLES, Luck, groups, told_apart
+from fedif_consortium.statement.luck import EXAMPLES, Luck, told_apart
 from fedif_consortium.statement.records import RunRecords
 from fedif_flower.attribution.intervals import split_credit
 from fedif_flower.attribution.shift import least_swap
@@ -124,8 +135,8 @@ class HeldOutAccount:
         For which share of them the loss was corrected.
     contradicted : float, optional
         The share of labels of which the last model is sure that they are others.
-    missing : tuple of int
-        Classes that have no example.
+    missing, rare : tuple of int
+        Classes that have no example, or fewer than ten.
     doubts : tuple of Doubt
         What could change the order.
     swaps : tuple of NearestSwap
@@ -143,6 +154,7 @@ class HeldOutAccount:
     corrected: float
     contradicted: float | None
     missing: tuple[int, ...]
+    rare: tuple[int, ...]
     doubts: tuple[Doubt, ...]
     swaps: tuple[NearestSwap, ...]
 
@@ -163,6 +175,7 @@ class Examined:
     low: FiniteFloat | None = None
     high: FiniteFloat | None = None
     missing: tuple[int, ...] = ()
+    rare: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def surely_uncorrected(self) -> float:
@@ -264,6 +277,7 @@ def judge_held_out(
         corrected=examined.corrected_noise,
         contradicted=contradicted,
         missing=examined.missing,
+        rare=tuple(examined.rare),
         doubts=tuple(doubts),
         swaps=tuple(_swaps(used, standing)),
     )
@@ -365,10 +379,15 @@ def _doubts(examined: Examined, standing: Standing) -> list[Doubt]:
 
 
 def _not_told_apart(standing: Standing, luck: Luck) -> list[int]:
-    """Return who is not told apart from another one who is paid, by held-out examples."""
-    paid_worth = np.where(standing.is_paid, standing.worth, 0.0)
-    alike = groups(paid_worth, told_apart(standing.worth, [luck]))
-    return [place for group in alike if len(group) > 1 for place in group]
+    """Return who is not told apart from another one who is paid, by held-out examples.
+
+    Groups would not do: the first of a group may be told apart from who is alike with its last.
+    """
+    apart = told_apart(standing.worth, [luck])
+    paid = standing.paid()
+    return [
+        place for place in paid if not all(apart[place, other] for other in paid if other != place)
+    ]
 
 
 def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list[int]:

@@ -74,6 +74,59 @@ def test_the_order_of_those_who_are_alike_is_open(tmp_path):
     assert (held_out.verdict, doubts_of(held_out)) == ("open", {"too-few-examples": (1, 2)})
 
 
+def test_who_is_alike_with_the_last_of_a_group_is_named_too(tmp_path):
+    """The first one is told apart from the third, the second from neither.
+
+    Parts of 3, 2.4 and 1.8 nats by block: the second one's differ from the others' by .6 in two
+    blocks, up and down, so that se^2 = 4 x 2 x .6^2 / 3 = .96 of either difference.
+    """
+    rounds = [{0: 0.5, 1: 0.4, 2: 0.3}] * 6
+    shares = {0: (3.0, [0.75, 0.75, 0.75, 0.75]), 2: (1.8, [0.45, 0.45, 0.45, 0.45])}
+    shares[1] = (2.4, [1.2, 0.0, 0.6, 0.6])
+    blocks = {i: tuple(part / total for part in parts) for i, (total, parts) in shares.items()}
+    held_out = held_out_of(tmp_path, rounds=rounds, blocks=blocks)
+    assert doubts_of(held_out) == {"too-few-examples": (0, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("examples", "ahead", "verdict"),
+    [
+        # t = 2.093 with 19 degrees; 1 nat in one block of 20 has a standard error of
+        # sqrt(20 / 19 x (1 - 1 / 20)) = 1.
+        (1, 1.09, "open"),
+        (1, 1.10, "settled"),
+        # In nine of them sqrt(20 / 19 x (1 / 9 - 1 / 20)) = .254, times t = .531.
+        (9, -0.47, "open"),
+        (9, -0.46, "settled"),
+    ],
+)
+def test_classes_of_a_few_examples_are_covered_by_too_few_examples(
+    tmp_path, key, examples, ahead, verdict
+):
+    """A class gives the first member 1 nat, from a block for each of its examples.
+
+    By the others it is ahead by so much. Where it is told apart all the same, it is ahead also if
+    the class is off by its standard error, which for one example is all of it.
+    """
+    others = [(2 + ahead) / 20] * 20
+    of_class = [1 / examples] * examples + [0.0] * (20 - examples)
+    of_first = [other + own for other, own in zip(others, of_class, strict=True)]
+    total = sum(of_first)
+    run = run_of(
+        tmp_path,
+        CLEAN | {"rare": {"7": examples}},
+        rounds=[{0: total / 6, 1: 2 / 6}] * 6,
+        blocks={0: tuple(part / total for part in of_first), 1: (0.05,) * 20},
+    )
+    held_out = settle(read_run(run)).held_out
+    assert held_out.verdict == verdict
+    assert doubts_of(held_out) == ({"too-few-examples": (0, 1)} if verdict == "open" else {})
+    assert held_out.rare == (7,)
+    if verdict == "open":
+        page = text_of(make_statement(run, key) / "statement.html")
+        assert "Fewer than ten examples are of the classes 7" in page
+
+
 @pytest.mark.parametrize(
     ("found", "more", "reason"),
     [
