@@ -11,12 +11,20 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from fedif_consortium.statement.held_out import (
+    CONTRADICTED,
+    Examined,
+    last_contradicted,
+    read_examined,
+    witness_of,
+)
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, called
 from fedif_flower.run.folder import JsonFile, RunFolder, Table
 from fedif_flower.run.live_state import SECONDS_PER_SIGN
 from fedif_flower.run.rows import Line, read_table
+from fedif_flower.run.secret_validation import PAYING_WITNESS
 from fedif_flower.server.record import headline
 
 # In the order in which a page lists them: who needs a look comes first.
@@ -49,6 +57,8 @@ _ROUNDS = {
     "rejected": "int64",
     "failed": "int64",
     "round_failed": "int64",
+    CONTRADICTED: "double",
+    PAYING_WITNESS: "double",
 }
 # And with how a client's lines are summed up.
 _LINES = {
@@ -200,6 +210,26 @@ class Watched:
             if words:
                 return words
         return ""
+
+    @property
+    def contradicted(self) -> float | None:
+        """The share of held-out labels of which the last model is sure that they are others."""
+        return last_contradicted(self.rounds, self.witness)
+
+    @cached_property
+    def provenance(self) -> Mapping[str, Any]:
+        """Where its results come from."""
+        return _read(self.folder.provenance)
+
+    @property
+    def witness(self) -> str:
+        """The column of ``rounds.csv`` with that share, of the data that the run pays by."""
+        return witness_of(self.provenance)
+
+    @cached_property
+    def examined(self) -> Examined:
+        """What was found in these data before the first round."""
+        return read_examined(self.provenance)
 
     @cached_property
     def members(self) -> list[WatchedMember]:

@@ -11,7 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.held_out_classes import HeldOutClasses
 from fedif_flower.run.config import ValidationSettings
 from fedif_flower.run.folder import HELD_OUT_KEY, RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
@@ -19,9 +23,11 @@ from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.held_out import HeldOut, contradicted_share, vet
+from fedif_flower.valuation.held_out import HeldOut, HeldOutCheck, contradicted_share, vet
+from fedif_flower.valuation.label_noise import is_noise
 
 NOISE = "corrected_noise"  # There: for which share of wrong labels the loss is corrected.
+BY_CLASS = "corrected_by_class"  # There: whether it is by the chances of each class.
 COLUMN = "validation-contradicted"
 logger = logging.getLogger(__name__)
 
@@ -37,13 +43,16 @@ class ExaminedHeldOut(RunPart):
         held_out, noise = self._examined(run)
         loaded = with_noise(run.loaded, noise)
         is_corrected = loaded is not run.loaded
-        record: dict[str, Any] = {NOISE: noise if is_corrected else 0.0}
+        if not is_corrected:
+            noise = 0.0  # The loss is none that can be corrected, or the task's own allows for it.
+        record = noise_record(noise, held_out)
         remarks = []
         if held_out is not None:
-            record |= held_out.to_record()
             remarks.append(f"held-out set: {held_out.words()}")
         if is_corrected:
-            remarks.append(f"the held-out loss is corrected for {100 * noise:g} % of wrong labels")
+            remarks.append(f"the held-out loss is corrected for {corrected_words(record)}")
+        elif is_noise(loaded.validation.noise):
+            remarks.append("the task's own loss allows for wrong held-out labels, and stays so")
         for remark in remarks:
             logger.log(logging.WARNING if is_corrected else logging.INFO, "%s", remark)
         if "accuracy" not in loaded.validation.metrics:
@@ -63,19 +72,17 @@ class ExaminedHeldOut(RunPart):
             provenance={HELD_OUT_KEY: without_suspects},
             remarks=remarks,
             loaded=loaded,
+            told=classes_of(held_out).told(),
         )
 
-    def _examined(self, run: RunContext) -> tuple[HeldOut | None, float]:
-        """Return the examination, and for which share of wrong labels the loss is corrected."""
+    def _examined(self, run: RunContext) -> tuple[HeldOut | None, float | Tensor]:
+        """Return the examination, and for which wrong labels the loss is corrected."""
         if run.checkpoint is not None:
-            record = run.checkpoint.records.get(HELD_OUT_KEY) or {NOISE: 0.0}
-            noise = float(record[NOISE])
-            rest = {key: value for key, value in record.items() if key != NOISE}
-            held_out = HeldOut.from_record(rest) if rest else None
-            return held_out, noise
+            record = run.checkpoint.records.get(HELD_OUT_KEY, {})
+            return recorded_examination(record), recorded_noise(record)
         check = run.config.section(ValidationSettings).check()
         held_out = examine(run.loaded, check.seconds) if check.vet else None
-        return held_out, check.share_of(held_out)
+        return held_out, noise_to_correct(check, held_out)
 
 
 def examine(loaded: LoadedTask, seconds: float) -> HeldOut:
@@ -89,14 +96,75 @@ def examine(loaded: LoadedTask, seconds: float) -> HeldOut:
     )
 
 
-def with_noise(loaded: LoadedTask, noise: float) -> LoadedTask:
-    """Return a task whose held-out loss allows for a share of wrong labels; 0: the task itself.
+def classes_of(held_out: HeldOut | None) -> HeldOutClasses:
+    """Return the classes that a set which was examined can hardly value."""
+    if held_out is None:
+        return HeldOutClasses()
+    return HeldOutClasses.of(held_out.missing, held_out.rare)
+
+
+def noise_to_correct(check: HeldOutCheck, held_out: HeldOut | None) -> float | Tensor:
+    """Return for what a run corrects its loss: a share of wrong labels, or chances ``[C, C]``.
+
+    Raises
+    ------
+    ConfigError
+        If chances by class are wanted, and there is no estimate of them.
+    """
+    try:
+        return check.noise_of(held_out)
+    except ConfigError as error:
+        raise ConfigError(f"validation.{error}") from error
+
+
+def noise_record(noise: float | Tensor, held_out: HeldOut | None) -> dict[str, Any]:
+    """Return what records have of an examination, and of what the loss is corrected for."""
+    record: dict[str, Any] = {}
+    if held_out is not None:
+        record = held_out.to_record()
+    if isinstance(noise, Tensor):
+        # The chances are the examination's.
+        record |= {NOISE: record["by_class"], BY_CLASS: True}
+    else:
+        record[NOISE] = noise
+    return record
+
+
+def recorded_noise(record: Mapping[str, Any]) -> float | Tensor:
+    """Return for what the loss is corrected, by a record; 0 where there is none."""
+    if record.get(BY_CLASS):
+        return torch.tensor(record["transitions"], dtype=torch.float64)
+    return float(record.get(NOISE, 0.0))
+
+
+def recorded_examination(record: Mapping[str, Any]) -> HeldOut | None:
+    """Return what was found, by a record; ``None``: the set was not examined."""
+    found = {key: value for key, value in record.items() if key not in (NOISE, BY_CLASS)}
+    if not found:
+        return None
+    return HeldOut.from_record({"suspects": (), **found})
+
+
+def corrected_words(record: Mapping[str, Any]) -> str:
+    """Say for what the loss is corrected, by a record."""
+    share = f"{100 * record[NOISE]:.3g} % of wrong labels"
+    if record.get(BY_CLASS):
+        return f"{share}, by class"
+    return share
+
+
+def with_noise(loaded: LoadedTask, noise: float | Tensor) -> LoadedTask:
+    """Return a task whose held-out loss allows for wrong labels; 0: the task itself.
+
+    A loss of the task that allows for them by itself stays as it is.
 
     Raises
     ------
     ConfigError
         If labels of so few classes would say nothing then.
     """
+    if is_noise(loaded.validation.noise):
+        return loaded
     try:
         validation = loaded.validation.with_noise(noise)
     except ConfigError as error:
@@ -104,9 +172,11 @@ def with_noise(loaded: LoadedTask, noise: float) -> LoadedTask:
     return loaded if validation is loaded.validation else replace(loaded, validation=validation)
 
 
-def with_recorded_noise(loaded: LoadedTask, provenance: Mapping[str, Any]) -> LoadedTask:
-    """Return a task with the held-out loss that a run's provenance tells of."""
-    return with_noise(loaded, float(provenance.get(HELD_OUT_KEY, {}).get(NOISE, 0.0)))
+def with_recorded_noise(
+    loaded: LoadedTask, provenance: Mapping[str, Any], key: str = HELD_OUT_KEY
+) -> LoadedTask:
+    """Return a task with the held-out loss that a run's provenance tells of, under a key."""
+    return with_noise(loaded, recorded_noise(provenance.get(key, {})))
 
 
 class KeptHeldOut(Kept):
@@ -142,6 +212,8 @@ class Witness(Callback):
         Rounds from one look to the next, >= 1.
     last_round : int
         The run's: its model is looked at in any case.
+    column : str
+        Under which name it tells the share.
     """
 
     def __init__(
@@ -152,7 +224,9 @@ class Witness(Callback):
         *,
         every: int,
         last_round: int,
+        column: str = COLUMN,
     ) -> None:
+        self._column = column
         self._validation = validation
         self._folder = folder
         self._held_out = held_out
@@ -175,4 +249,4 @@ class Witness(Callback):
             share = contradicted_share(self._validation, vectors.params, model.named_buffers)
         except Exception:  # Out of the user's model: the evaluation says what is wrong with it.
             return {}
-        return {} if share is None else {COLUMN: share}
+        return {} if share is None else {self._column: share}

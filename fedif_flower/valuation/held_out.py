@@ -200,10 +200,10 @@ class HeldOut:
         if not self.correction:
             about = f"about {100 * self.noise:.0f} % ({interval})"
             return f"{about} of the held-out labels may be wrong, or none"
-        return (
-            f"about {100 * self.noise:.0f} % ({interval}) of the held-out labels look wrong: "
-            f"{len(self.suspects)} suspects in held_out.csv"
-        )
+        words = f"about {100 * self.noise:.0f} % ({interval}) of the held-out labels look wrong"
+        if not self.suspects:
+            return words
+        return f"{words}: {len(self.suspects)} suspects in held_out.csv"
 
     def _confusions(self) -> list[str]:
         if not self.confused:

@@ -57,3 +57,15 @@ def test_what_a_run_lacks_and_where_its_rounds_failed(tmp_path):
         "The loss is not finite: the model has diverged.",
         "Rounds that left the model as it was: 1; the last was round 2: nobody came",
     ]
+
+
+@pytest.mark.parametrize(("last", "is_said"), [(0.35, False), (0.36, True)])
+def test_labels_that_the_model_contradicts_beyond_what_a_statement_allows(tmp_path, last, is_said):
+    """A tenth is allowed for by the loss, and a quarter by the statement."""
+    folder = make_folder(tmp_path, HONEST, validation_contradicted=[0.9, 0.5, last, None])
+    folder.provenance.write({"held_out": {"corrected_noise": 0.1}})
+    words = (
+        f"The model is sure that {last:.0%} of the held-out labels are others; the loss is "
+        "corrected for 10% of wrong ones."
+    )
+    assert told(folder) == ([words] if is_said else [])
