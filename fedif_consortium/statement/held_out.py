@@ -44,8 +44,8 @@ from fedif_flower.attribution.intervals import split_credit
 from fedif_flower.attribution.shift import least_swap
 from fedif_flower.attribution.table import CLASSES_KEY
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.folder import HELD_OUT_KEY
-from fedif_flower.run.secret_validation import COMMITMENT, PAYING_KEY, PAYING_WITNESS
+from fedif_flower.run.held_out import MOST_CONTRADICTED, last_contradicted
+from fedif_flower.run.secret_validation import PAYING_KEY, examined_key, is_secret, witness_of
 from fedif_flower.valuation.held_out import confused_share
 
 Array = NDArray[np.float64]
@@ -68,9 +68,6 @@ MOST_UNCORRECTED = 0.1
 # Corrected contributions were measured with up to 30 % of wrong labels, which was found as .25 to
 # .40 (docs/methods/held-out.md).
 MOST_CORRECTED = 0.4
-# Of the last model, beyond what the loss is corrected for. A model is overconfident on hard data,
-# and whoever poisons it moves this: so it takes more than an estimate from the set alone.
-MOST_CONTRADICTED = 0.25
 REASONS: Mapping[str, str] = {
     "wrong-labels": "more held-out labels look wrong than the loss can be corrected for",
     "contradicted": "the model that came out is sure that many held-out labels are others",
@@ -80,7 +77,6 @@ REASONS: Mapping[str, str] = {
     "too-few-examples": "there are too few held-out examples to tell some members apart",
     "no-intervals": "how much depends on which held-out examples there were is not known",
 }
-CONTRADICTED = "validation_contradicted"  # In rounds.csv.
 
 
 @dataclass(frozen=True)
@@ -310,9 +306,7 @@ def read_examined(provenance: Mapping[str, Any]) -> Examined:
     ConfigError
         If it cannot be read.
     """
-    key = HELD_OUT_KEY
-    if is_secret(provenance) and PAYING_KEY in provenance:
-        key = PAYING_KEY
+    key = examined_key(provenance)
     record = provenance.get(key, {})
     try:
         examined = TypeAdapter(Examined).validate_python(record)
@@ -322,16 +316,6 @@ def read_examined(provenance: Mapping[str, Any]) -> Examined:
         # An earlier version, which examined the validation split alone, and corrected both alike.
         return Examined(corrected_noise=examined.corrected_noise)
     return examined
-
-
-def is_secret(provenance: Mapping[str, Any]) -> bool:
-    """Tell whether a run pays by other held-out data than it weighs by."""
-    return COMMITMENT in provenance
-
-
-def witness_of(provenance: Mapping[str, Any]) -> str:
-    """Return the column of ``rounds.csv`` that says how many labels that pay are contradicted."""
-    return PAYING_WITNESS if is_secret(provenance) else CONTRADICTED
 
 
 _AGAINST: tuple[Reason, ...] = ("wrong-labels", "contradicted")
@@ -408,15 +392,6 @@ def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list
             if gap**2 <= reach * squared_error:
                 moved += [i, j]
     return moved
-
-
-def last_contradicted(lines: Sequence[Mapping[str, Any]], column: str) -> float | None:
-    """Return the share of labels that the last model that was asked contradicts."""
-    for line in reversed(lines):
-        share = line.get(column)
-        if share is not None:
-            return float(share)
-    return None
 
 
 def _swaps(records: RunRecords, standing: Standing) -> list[NearestSwap]:

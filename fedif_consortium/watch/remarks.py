@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from fedif_consortium.statement.held_out import MOST_CONTRADICTED
 from fedif_consortium.watch.state import Watched
 from fedif_flower.messages.text import enumerated
+from fedif_flower.run.held_out import MOST_CONTRADICTED
 
 MISSES = 3  # In a row: by chance it is hardly so.
 SLOW = 3.0  # Times the usual round.
@@ -102,11 +102,10 @@ def _about_held_out(run: Watched) -> Iterator[Remark]:
     contradicted = run.contradicted
     if contradicted is None:
         return
-    corrected = run.examined.corrected_noise
-    if contradicted - corrected > MOST_CONTRADICTED:
+    if contradicted - run.corrected > MOST_CONTRADICTED:
         text = (
             f"The model is sure that {contradicted:.0%} of the held-out labels are others; the "
-            f"loss is corrected for {corrected:.0%} of wrong ones."
+            f"loss is corrected for {run.corrected:.0%} of wrong ones."
         )
         advice = (
             "Look at the held-out labels (fedif validation check), and at members who may teach "

@@ -11,20 +11,14 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from fedif_consortium.statement.held_out import (
-    CONTRADICTED,
-    Examined,
-    last_contradicted,
-    read_examined,
-    witness_of,
-)
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, called
 from fedif_flower.run.folder import JsonFile, RunFolder, Table
+from fedif_flower.run.held_out import NOISE, WITNESS, last_contradicted
 from fedif_flower.run.live_state import SECONDS_PER_SIGN
 from fedif_flower.run.rows import Line, read_table
-from fedif_flower.run.secret_validation import PAYING_WITNESS
+from fedif_flower.run.secret_validation import PAYING_WITNESS, examined_key, witness_of
 from fedif_flower.server.record import headline
 
 # In the order in which a page lists them: who needs a look comes first.
@@ -57,7 +51,7 @@ _ROUNDS = {
     "rejected": "int64",
     "failed": "int64",
     "round_failed": "int64",
-    CONTRADICTED: "double",
+    WITNESS: "double",
     PAYING_WITNESS: "double",
 }
 # And with how a client's lines are summed up.
@@ -227,9 +221,11 @@ class Watched:
         return witness_of(self.provenance)
 
     @cached_property
-    def examined(self) -> Examined:
-        """What was found in these data before the first round."""
-        return read_examined(self.provenance)
+    def corrected(self) -> float:
+        """For which share of wrong labels the loss of these data is corrected."""
+        with refused_as(ConfigError, f"{self.folder.provenance.path} is not what a run writes"):
+            record = self.provenance.get(examined_key(self.provenance), {})
+            return float(record.get(NOISE, 0.0))
 
     @cached_property
     def members(self) -> list[WatchedMember]:

@@ -28,7 +28,10 @@ from fedif_flower.valuation.label_noise import is_noise
 
 NOISE = "corrected_noise"  # There: for which share of wrong labels the loss is corrected.
 BY_CLASS = "corrected_by_class"  # There: whether it is by the chances of each class.
-COLUMN = "validation-contradicted"
+WITNESS = "validation_contradicted"  # In rounds.csv: how many labels a model contradicts.
+# Of the last model, beyond what the loss is corrected for. A model is overconfident on hard data,
+# and whoever poisons it moves this: so it takes more than an estimate from the set alone.
+MOST_CONTRADICTED = 0.25
 logger = logging.getLogger(__name__)
 
 
@@ -101,6 +104,23 @@ def classes_of(held_out: HeldOut | None) -> HeldOutClasses:
     if held_out is None:
         return HeldOutClasses()
     return HeldOutClasses.of(held_out.missing, held_out.rare)
+
+
+def last_contradicted(lines: Sequence[Mapping[str, Any]], column: str) -> float | None:
+    """Return the share of labels that the last model that was asked contradicts.
+
+    Parameters
+    ----------
+    lines : sequence of mapping
+        Of ``rounds.csv``, in the order of the rounds.
+    column : str
+        Of the data, see :func:`~fedif_flower.run.secret_validation.witness_of`.
+    """
+    for line in reversed(lines):
+        share = line.get(column)
+        if share is not None:
+            return float(share)
+    return None
 
 
 def noise_to_correct(check: HeldOutCheck, held_out: HeldOut | None) -> float | Tensor:
@@ -224,7 +244,7 @@ class Witness(Callback):
         *,
         every: int,
         last_round: int,
-        column: str = COLUMN,
+        column: str = WITNESS,
     ) -> None:
         self._column = column
         self._validation = validation

@@ -27,6 +27,7 @@ from fedif_flower.run.folder import HELD_OUT_KEY
 from fedif_flower.run.held_out import (
     BY_CLASS,
     NOISE,
+    WITNESS,
     corrected_words,
     noise_record,
     noise_to_correct,
@@ -188,5 +189,20 @@ def recorded_part(loaded: LoadedTask, salt: str, provenance: Mapping[str, Any]) 
 
     Runs of earlier versions corrected it for what they found in the validation split.
     """
-    key = PAYING_KEY if PAYING_KEY in provenance else HELD_OUT_KEY
-    return with_recorded_noise(paying_part(loaded, salt), provenance, key).validation
+    part = paying_part(loaded, salt)
+    return with_recorded_noise(part, provenance, examined_key(provenance)).validation
+
+
+def is_secret(provenance: Mapping[str, Any]) -> bool:
+    """Tell whether a run pays by other held-out data than it weighs by."""
+    return COMMITMENT in provenance
+
+
+def examined_key(provenance: Mapping[str, Any]) -> str:
+    """Return where a provenance says for which share the loss of what pays is corrected."""
+    return PAYING_KEY if PAYING_KEY in provenance else HELD_OUT_KEY
+
+
+def witness_of(provenance: Mapping[str, Any]) -> str:
+    """Return the column of ``rounds.csv`` that says how many labels that pay are contradicted."""
+    return PAYING_WITNESS if is_secret(provenance) else WITNESS
