@@ -35,7 +35,10 @@ class ExaminedHeldOut(RunPart):
         """Return the task with the corrected loss, and what says so in the records."""
         config = run.config
         held_out, noise = self._examined(run)
-        loaded = with_noise(run.loaded, noise)
+        interval = None
+        if held_out is not None:
+            interval = interval_of(held_out.low, held_out.high)
+        loaded = with_noise(run.loaded, noise, interval)
         is_corrected = loaded is not run.loaded
         record: dict[str, Any] = {NOISE: noise if is_corrected else 0.0}
         remarks = []
@@ -83,8 +86,20 @@ def examine(loaded: LoadedTask, seconds: float) -> HeldOut:
     )
 
 
-def with_noise(loaded: LoadedTask, noise: float) -> LoadedTask:
+def interval_of(low: float | None, high: float | None) -> tuple[float, float] | None:
+    """Return between which shares of wrong labels the true one lies, if there is such a doubt."""
+    if low is None or high is None or not low < high:
+        return None
+    return low, high
+
+
+def with_noise(
+    loaded: LoadedTask, noise: float, interval: tuple[float, float] | None = None
+) -> LoadedTask:
     """Return a task whose held-out loss allows for a share of wrong labels; 0: the task itself.
+
+    ``interval`` is where the true share lies, see
+    :meth:`~fedif_flower.valuation.validation.Validation.with_noise`.
 
     Raises
     ------
@@ -92,7 +107,7 @@ def with_noise(loaded: LoadedTask, noise: float) -> LoadedTask:
         If labels of so few classes would say nothing then.
     """
     try:
-        validation = loaded.validation.with_noise(noise)
+        validation = loaded.validation.with_noise(noise, interval)
     except ConfigError as error:
         raise ConfigError(f"validation.{error}") from error
     return loaded if validation is loaded.validation else replace(loaded, validation=validation)
@@ -100,7 +115,9 @@ def with_noise(loaded: LoadedTask, noise: float) -> LoadedTask:
 
 def with_recorded_noise(loaded: LoadedTask, provenance: Mapping[str, Any]) -> LoadedTask:
     """Return a task with the held-out loss that a run's provenance tells of."""
-    return with_noise(loaded, float(provenance.get(HELD_OUT_KEY, {}).get(NOISE, 0.0)))
+    record = provenance.get(HELD_OUT_KEY, {})
+    interval = interval_of(record.get("low"), record.get("high"))
+    return with_noise(loaded, float(record.get(NOISE, 0.0)), interval)
 
 
 class KeptHeldOut(Kept):

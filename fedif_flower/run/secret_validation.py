@@ -76,4 +76,4 @@ def paying_part(loaded: LoadedTask, salt: str) -> Validation:
             "credit.secret-validation = true needs a test split of tensors with more examples than "
             f"the validation split's {count}"
         )
-    return part.with_noise(loaded.validation.noise)
+    return part.with_noise(loaded.validation.noise, loaded.validation.noise_interval)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from fedif_consortium.statement.replay import replay
+from fedif_flower.attribution.table import split_columns
 from fedif_flower.client.app import task_app
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.run import held_out
 from fedif_flower.run.config import RunConfig, ValidationSettings
 from fedif_flower.run.federation import run_federation
@@ -24,6 +25,7 @@ from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Task
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.held_out import HeldOut, contradicted_share
+from tests.consortium.statement.signed_runs import altered, rewrite
 from tests.run.points import classes, regression
 from tests.run.points import run as run_points
 from tests.run.resuming import Killed, killed_at
@@ -100,6 +102,16 @@ def test_wrong_labels_are_said_before_anybody_is_asked_and_corrected(tmp_path, c
         loaded.validation.loss(loaded.validation.params()), rel=1e-6
     )
     assert replay(folder.path, digits(config)).rounds == 2
+
+    # Where the share lies in an interval, contributions are measured at both of its ends.
+    assert corrected.noise_interval == (record["low"], record["high"])
+    lines = folder.attribution.read()
+    noise_columns = set(split_columns(0, 20, has_noise_ends=True))
+    assert all(all(line[column] for column in noise_columns) for line in lines)
+    changed = "contribution_noise_high"
+    rewrite(folder.attribution, altered({"round": "2", "client_id": "1003"}, **{changed: "7.0"}))
+    with pytest.raises(StatementError, match=f"round 2, client 1003: {changed} = 7.0 is recorded"):
+        replay(folder.path, digits(config))
 
 
 def test_a_clean_run_is_the_run_without_an_examination(tmp_path):
