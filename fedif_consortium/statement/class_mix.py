@@ -19,11 +19,11 @@ import numpy as np
 
 from fedif_consortium.statement.held_out import Array, Standing, credited_by_class
 from fedif_consortium.statement.records import RunRecords
-from fedif_consortium.statement.settings import StatementSettings
 from fedif_flower.attribution.shift import share_intervals
 from fedif_flower.attribution.table import CLASSES_KEY
+from fedif_flower.run.config import CreditSettings
 
-CLASS_SHIFT = "statement.class-shift"
+CLASS_SHIFT = "credit.class-shift"
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class ClassMix:
 def class_mix(records: RunRecords) -> ClassMix | None:
     """Return up to which mix a statement asks; ``None``: contributions are not by class.
 
-    How far is set by ``statement.class-shift``; 0: it does not ask.
+    How far is set by ``credit.class-shift``; 0: it does not ask.
     """
     mix = records.provenance.get(CLASSES_KEY) or []
-    default = StatementSettings.defaults()[CLASS_SHIFT]
+    default = CreditSettings.defaults()[CLASS_SHIFT]
     radius = float(records.config.get(CLASS_SHIFT, default))
     is_split = all(len(part.by_class) == len(mix) for part in records.parts)
     if not mix or not is_split or radius == 0:

@@ -51,14 +51,6 @@ class StatementSettings(Settings, alias_generator=in_section("statement")):
         "all",
         changes_result=False,
     )
-    class_shift: float = setting(
-        0.11,
-        "how far another mix of the held-out classes may be for the intervals of shares over such "
-        "mixes (with `credit.per-class`): a chi-square distance, 0.11 where one of ten equally "
-        "frequent classes is twice as frequent; 0: no such intervals",
-        ge=0,
-        changes_result=False,
-    )
     ties: Literal["", Ties] = setting(
         "",
         "`alike`: members that the held-out set (and the draw) cannot tell apart share equally",

@@ -415,8 +415,8 @@ RESTS_ON: dict[str, tuple[Callable[[RunFolder], None], str]] = {
         write("provenance", held_out_classes=[0.55, *[0.05] * 9]),
         "held_out.swaps member.mix_interval",
     ),
-    "statement.class-shift in config.json": (
-        write("config", **{"statement.class-shift": 0.05}),
+    "credit.class-shift in config.json": (
+        write("config", **{"credit.class-shift": 0.05}),
         "mix member.mix_interval",
     ),
     "contributions with other shares of wrong labels in attribution.csv": (

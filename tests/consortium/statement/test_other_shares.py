@@ -35,7 +35,7 @@ def run_of(folder, rounds=ROUNDS, *, provenance=(), shift=None, **more):
     run = make_run(folder / "run", rounds, provenance=dict(provenance), **more)
     if shift is not None:
         config = RunFolder(run).config
-        config.write(config.read() | {"statement.class-shift": shift})
+        config.write(config.read() | {"credit.class-shift": shift})
     return run
 
 
@@ -147,9 +147,9 @@ def test_pages_table_and_verify_say_it(tmp_path, key):
     assert account.mix.times == pytest.approx(1.5)
     # Another distance than the run was agreed with does not follow from its records.
     config = RunFolder(run).config
-    config.write(config.read() | {"statement.class-shift": 0.01})
+    config.write(config.read() | {"credit.class-shift": 0.01})
     make_statement(run, key, again=True)
-    config.write(config.read() | {"statement.class-shift": 0.25})
+    config.write(config.read() | {"credit.class-shift": 0.25})
     with pytest.raises(StatementError, match=r"config\.json was changed"):
         verify(run)
 
