@@ -19,26 +19,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedif_consortium.statement.held_out import HeldOutAccount, Standing, judge_held_out
+from fedif_consortium.statement.class_mix import ClassMix, class_mix, mix_intervals
+from fedif_consortium.statement.held_out import (
+    HeldOutAccount,
+    Standing,
+    judge_held_out,
+    read_examined,
+)
 from fedif_consortium.statement.luck import (
     EXAMPLES,
-    ROUNDS,
-    Between,
     Luck,
-    between,
     groups,
-    kinds_of_luck,
     told_apart,
 )
 from fedif_consortium.statement.member_account import MemberAccount, judged
 from fedif_consortium.statement.member_facts import labels, member_facts
+from fedif_consortium.statement.noise_interval import AtNoiseEnd, at_noise_ends, union
 from fedif_consortium.statement.records import RunRecords
 from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_consortium.statement.shares import (
@@ -50,8 +52,18 @@ from fedif_consortium.statement.shares import (
     reason_against_shares,
     share_out,
 )
-from fedif_flower.attribution.intervals import MIN_ROUNDS, share_deviations
-from fedif_flower.run.completeness import Completeness, MemberTurns
+from fedif_consortium.statement.sums import (
+    Draws,
+    Intervals,
+    Totals,
+    column_sums,
+    draws_of,
+    intervals_of,
+    lucks_of,
+    totals_of,
+)
+from fedif_flower.attribution.intervals import MIN_ROUNDS
+from fedif_flower.run.completeness import Completeness
 
 DECISIVE = 0.5  # Of what all rounds together moved.
 
@@ -71,7 +83,8 @@ class Account:
     intervals are about; empty: there are none. ``is_drawn`` says whether some members were asked
     in fewer rounds than others, ``never_drawn`` who was in none. ``groups`` are the client ids of
     those who are not told apart, see :mod:`~fedif_consortium.statement.luck`. ``held_out`` says
-    whether the held-out set is one to pay by. ``names`` are what the operator calls members, by
+    whether the held-out set is one to pay by, ``mix`` up to which other mix of its classes shares
+    have intervals, if they have. ``names`` are what the operator calls members, by
     client id.
     """
 
@@ -98,6 +111,7 @@ class Account:
     never_drawn: tuple[str, ...]
     groups: tuple[tuple[int, ...], ...]
     held_out: HeldOutAccount
+    mix: ClassMix | None
     names: Mapping[int, str]
     members: tuple[MemberAccount, ...]
 
@@ -133,47 +147,6 @@ class _Gain:
 
 
 @dataclass(frozen=True)
-class _Draws:
-    """In how many of the rounds that count members were asked.
-
-    ``counts`` are in the members' order, ``never_drawn`` are the client ids of those who were asked
-    in none. ``is_drawn`` says whether some were asked in fewer rounds than others.
-    """
-
-    counts: list[int]
-    never_drawn: list[int]
-    is_drawn: bool
-
-    @property
-    def divisors(self) -> list[int]:
-        """What sums are divided by for means per draw; the sum of who was never drawn is 0."""
-        return [max(count, 1) for count in self.counts]
-
-
-@dataclass(frozen=True)
-class _Totals:
-    """Members' sums over the rounds that count, in their order.
-
-    ``contributed`` and ``credited`` are in nats. ``gained`` and ``worth`` are what shares are of:
-    these very sums, or their means per draw.
-    """
-
-    contributed: list[float]
-    credited: list[float]
-    gained: list[Fraction]
-    worth: list[Fraction]
-
-
-@dataclass(frozen=True)
-class _Lucks:
-    """How else sums, means per draw, and what shares are of could have come out."""
-
-    of_sums: list[Luck]
-    of_means: list[Luck]
-    of_worth: list[Luck]
-
-
-@dataclass(frozen=True)
 class _Shares:
     """Who gets which share of what was gained, in the members' order.
 
@@ -186,15 +159,6 @@ class _Shares:
     paid: list[Fraction]
     nobody: Fraction
     cents: Sequence[int | None]
-
-
-@dataclass(frozen=True)
-class _Intervals:
-    """Each member's intervals of its contribution, of that per draw, and of its own share."""
-
-    of_sums: list[tuple[Between, ...]]
-    of_means: list[tuple[Between, ...]]
-    of_shares: list[tuple[Between, ...]]
 
 
 def settle(
@@ -232,26 +196,33 @@ def settle(
     left_out = left_out_rounds(counted.rounds)
     used = counted.without(left_out)
     turns = used.judged().members
-    draws = _draws(used, turns)
-    totals = _totals(used, draws, pay_by)
-    lucks = _lucks(used, draws, pay_by)
+    draws = draws_of(used, turns)
+    totals = totals_of(used, draws, pay_by)
+    lucks = lucks_of(used, draws, pay_by)
     unpaid = _reason_against_shares(counted, used, totals)
     shares = _shares(totals, lucks.of_worth, unpaid, ties, budget_cents)
+    noise_ends = []
+    if not unpaid and read_examined(used.provenance).is_corrected_within_an_interval:
+        noise_ends = at_noise_ends(used, draws, pay_by)
+    standing = Standing(
+        client_ids=list(used.members),
+        worth=np.array(totals.worth, dtype=float),
+        shares=np.array(shares.earned, dtype=float),
+        draws=draws.divisors if pay_by == "draw" else [1] * len(draws.counts),
+        lucks=lucks.of_worth,
+        worth_at_noise_ends=[end.worth for end in noise_ends],
+    )
+    mix = class_mix(used)
     members = _member_accounts(
         facts=list(member_facts(used, turns)),
         draws=draws,
         totals=totals,
         shares=shares,
-        intervals=_intervals(totals, draws, shares.earned, lucks),
+        intervals=intervals_of(totals, draws, shares.earned, lucks),
+        noise_ends=noise_ends,
+        mix_intervals=mix_intervals(used, standing, mix),
         other_rounds=_other_rounds(used),
         left_out_harm=_left_out_harm(counted, left_out),
-    )
-    standing = Standing(
-        client_ids=list(used.members),
-        worth=np.array(totals.worth, dtype=float),
-        is_paid=np.array([share > 0 for share in shares.earned]),
-        draws=draws.divisors if pay_by == "draw" else [1] * len(draws.counts),
-        lucks=lucks.of_worth,
     )
     return Account(
         **vars(_gain(counted, used)),
@@ -272,6 +243,7 @@ def settle(
         never_drawn=_names_of(records, draws.never_drawn),
         groups=_client_ids(records, shares.groups),
         held_out=judge_held_out(records, used, standing, is_accepted=accept_held_out),
+        mix=mix,
         names=records.names,
         members=tuple(sorted(members, key=lambda m: (-m.contribution, m.client_id))),
     )
@@ -296,59 +268,14 @@ def _gain(counted: RunRecords, used: RunRecords) -> _Gain:
     )
 
 
-def _reason_against_shares(counted: RunRecords, used: RunRecords, totals: _Totals) -> str:
+def _reason_against_shares(counted: RunRecords, used: RunRecords, totals: Totals) -> str:
     """Return why nobody has a share; empty: shares hold."""
     fall = fall_of(counted.rounds)
     return reason_against_shares(fall, used.decrease, used.remainder, totals.credited)
 
 
-def _draws(records: RunRecords, turns: Sequence[MemberTurns]) -> _Draws:
-    """Return in how many of the rounds each member was asked."""
-    rounds = {row.round for row in records.rounds}
-    rounds_of: dict[int, set[int]] = {}  # By client id.
-    for reply in records.replies:
-        asked_in = reply.asked_in or reply.round
-        if asked_in in rounds:
-            rounds_of.setdefault(reply.client_id, set()).add(asked_in)
-    counts = [len(rounds_of.get(client_id, ())) for client_id in records.members]
-    never_drawn = sorted({*records.names, *records.members} - rounds_of.keys())
-    times_asked = {turn.count["asked"] for turn in turns}
-    return _Draws(counts, never_drawn, bool(never_drawn) or len(times_asked) > 1)
-
-
-def _totals(records: RunRecords, draws: _Draws, pay_by: PayBy) -> _Totals:
-    """Return members' sums over rounds, and what shares are of."""
-    contributed, credited = map(_column_sums, records.by_round)
-    gained = list(map(Fraction, contributed))
-    worth = list(map(Fraction, credited))
-    if pay_by == "draw":
-        gained = _per_draw(gained, draws)
-        worth = _per_draw(worth, draws)
-    return _Totals(contributed, credited, gained, worth)
-
-
-def _column_sums(by_round: NDArray[np.float64]) -> list[float]:
-    """Return the exact sums of ``[T, n]`` over rounds; with 0.0 added, none is -0.0."""
-    return [math.fsum(column) + 0.0 for column in by_round.T]
-
-
-def _per_draw(sums: Sequence[Fraction], draws: _Draws) -> list[Fraction]:
-    """Return exact means per draw."""
-    return [value / count for value, count in zip(sums, draws.divisors, strict=True)]
-
-
-def _lucks(records: RunRecords, draws: _Draws, pay_by: PayBy) -> _Lucks:
-    """Return how else all this could have come out."""
-    of_sums = kinds_of_luck(records, draws.is_drawn)
-    of_means = kinds_of_luck(records, draws.is_drawn, np.array(draws.divisors, dtype=float))
-    of_paid = of_means if pay_by == "draw" else of_sums
-    # Shares and ties are about the held-out set and the draw: other rounds are another run.
-    of_worth = [luck for luck in of_paid if luck.about != ROUNDS]
-    return _Lucks(of_sums, of_means, of_worth)
-
-
 def _shares(
-    totals: _Totals,
+    totals: Totals,
     lucks: Sequence[Luck],
     unpaid: str,
     ties: Ties,
@@ -374,32 +301,15 @@ def _shares(
     return _Shares(tied, earned, paid, nobody, cents)
 
 
-def _intervals(
-    totals: _Totals, draws: _Draws, shares: Sequence[Fraction], lucks: _Lucks
-) -> _Intervals:
-    """Return between which values members' figures could have come out."""
-    contributed = np.array(totals.contributed)
-    gained = np.array(totals.gained, dtype=float)
-    worth = np.array(totals.worth, dtype=float)
-    of_shares = []
-    if any(shares):
-        for luck in lucks.of_worth:
-            moved_shares = share_deviations(worth, gained, luck.credited, luck.contributed)
-            of_shares.append(replace(luck, contributed=moved_shares))
-    return _Intervals(
-        of_sums=between(contributed, lucks.of_sums),
-        of_means=between(contributed / draws.divisors, lucks.of_means),
-        of_shares=between(np.array(shares, dtype=float), of_shares, 0.0, 1.0),
-    )
-
-
 def _member_accounts(
     *,
     facts: Sequence[Mapping[str, Any]],
-    draws: _Draws,
-    totals: _Totals,
+    draws: Draws,
+    totals: Totals,
     shares: _Shares,
-    intervals: _Intervals,
+    intervals: Intervals,
+    noise_ends: Sequence[AtNoiseEnd],
+    mix_intervals: Sequence[tuple[float, float] | tuple[()]],
     other_rounds: Sequence[float | None],
     left_out_harm: Sequence[float],
 ) -> list[MemberAccount]:
@@ -423,7 +333,9 @@ def _member_accounts(
             cents=shares.cents[i],
             intervals=intervals.of_sums[i],
             draw_intervals=intervals.of_means[i] if was_drawn else (),
-            share_intervals=intervals.of_shares[i],
+            share_intervals=tuple(union(intervals.of_shares[i], i, noise_ends)),
+            noise_shares=tuple(end.shares[i] for end in noise_ends),
+            mix_interval=mix_intervals[i],
         )
         members.append(judged(member))
     return members
@@ -443,7 +355,7 @@ def _other_rounds(records: RunRecords) -> Sequence[float | None]:
     if decisive is None:
         return [None] * len(records.members)
     contributed, _ = records.by_round
-    return _column_sums(np.delete(contributed, decisive, axis=0))
+    return column_sums(np.delete(contributed, decisive, axis=0))
 
 
 def _left_out_harm(records: RunRecords, left_out: Collection[int]) -> list[float]:
@@ -453,7 +365,7 @@ def _left_out_harm(records: RunRecords, left_out: Collection[int]) -> list[float
     is_out = np.array([row.round in left_out for row in records.rounds])
     contributed, _ = records.by_round
     fall = fall_of(records.rounds)
-    return [max(-value, 0.0) / fall for value in _column_sums(contributed[is_out])]
+    return [max(-value, 0.0) / fall for value in column_sums(contributed[is_out])]
 
 
 def _names_of(records: RunRecords, client_ids: Sequence[int]) -> tuple[str, ...]:

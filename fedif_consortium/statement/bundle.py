@@ -259,6 +259,8 @@ def account_csv(account: Account) -> str:
         row["low"], row["high"] = _ends(member.intervals)
         row["draw_low"], row["draw_high"] = _ends(member.draw_intervals)
         row["share_low"], row["share_high"] = _ends(member.share_intervals)
+        row["share_noise_low"], row["share_noise_high"] = member.noise_shares or (None, None)
+        row["share_mix_low"], row["share_mix_high"] = member.mix_interval or (None, None)
         row["verdict"] = member.verdict.level
         row["reason"] = member.verdict.reason
         rows.append(row)

@@ -54,6 +54,7 @@ Reason = Literal[
     "wrong-labels",
     "contradicted",
     "possibly-wrong-labels",
+    "noise-interval",
     "labels-not-known",
     "missing-classes",
     "too-few-examples",
@@ -72,6 +73,7 @@ REASONS: Mapping[str, str] = {
     "wrong-labels": "more held-out labels look wrong than the loss can be corrected for",
     "contradicted": "the model that came out is sure that many held-out labels are others",
     "possibly-wrong-labels": "more held-out labels may be wrong than the loss is corrected for",
+    "noise-interval": "how many of the held-out labels are wrong is known up to an interval alone",
     "labels-not-known": "whether held-out labels are wrong is not known",
     "missing-classes": "what members contribute to classes without a held-out example is not known",
     "too-few-examples": "there are too few held-out examples to tell some members apart",
@@ -176,6 +178,13 @@ class Examined:
     rare: Mapping[int, int] = field(default_factory=dict)
 
     @property
+    def is_corrected_within_an_interval(self) -> bool:
+        """Whether the loss is corrected for a share that is known up to an interval alone."""
+        if self.low is None or self.high is None:
+            return False
+        return self.corrected_noise > 0 and self.low < self.high
+
+    @property
     def surely_uncorrected(self) -> float:
         """The least share of wrong labels that the loss does not allow for."""
         return max((self.low or 0.0) - self.corrected_noise, 0.0)
@@ -197,19 +206,27 @@ class Standing:
         The members.
     worth : NDArray
         ``[n]``: what shares are of.
-    is_paid : NDArray
-        ``[n]``: who has a share.
+    shares : NDArray
+        ``[n]``: of what was gained, before those who are not told apart are paid alike.
     draws : sequence of int
         ``[n]``: what sums over rounds are divided by for ``worth``.
     lucks : sequence of Luck
         How else ``worth`` could have come out.
+    worth_at_noise_ends : sequence of NDArray
+        ``[n]`` each: ``worth`` at both ends of the share of wrong labels; empty: it is not known.
     """
 
     client_ids: Sequence[int]
     worth: Array
-    is_paid: NDArray[np.bool_]
+    shares: Array
     draws: Sequence[int]
     lucks: Sequence[Luck]
+    worth_at_noise_ends: Sequence[Array] = ()
+
+    @property
+    def is_paid(self) -> NDArray[np.bool_]:
+        """Who has a share, ``[n]``."""
+        return self.shares > 0
 
     @property
     def luck_of_examples(self) -> Luck | None:
@@ -356,6 +373,8 @@ def _doubts(examined: Examined, standing: Standing) -> list[Doubt]:
         named["possibly-wrong-labels"] = standing.ids(_moved_by_labels(examined, standing, luck))
     elif examined.possibly_uncorrected:
         named["possibly-wrong-labels"] = everybody
+    if examined.is_corrected_within_an_interval:
+        named["noise-interval"] = standing.ids(_moved_by_noise(standing))
     if examined.missing:
         named["missing-classes"] = everybody
     if luck is None:
@@ -392,6 +411,28 @@ def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list
             if gap**2 <= reach * squared_error:
                 moved += [i, j]
     return moved
+
+
+def _moved_by_noise(standing: Standing) -> list[int]:
+    """Return who changes places with another one at an end of the share of wrong labels.
+
+    Where contributions at the ends are not known, these could be all who are paid.
+    """
+    if not standing.worth_at_noise_ends:
+        return standing.paid()
+    gaps = _gaps(standing.worth)
+    moved = np.zeros(len(gaps), dtype=bool)
+    for worth in standing.worth_at_noise_ends:
+        moved |= (gaps * _gaps(worth) < 0).any(axis=1)
+    places: list[int] = np.flatnonzero(moved).tolist()
+    return places
+
+
+def _gaps(worth: Array) -> Array:
+    """Return by how much each is ahead of each other, ``[n, n]``: who is paid nothing is last."""
+    paid_worth = np.maximum(worth, 0.0)
+    gaps: Array = paid_worth[:, None] - paid_worth
+    return gaps
 
 
 def _swaps(records: RunRecords, standing: Standing) -> list[NearestSwap]:

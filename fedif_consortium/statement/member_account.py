@@ -86,7 +86,14 @@ class MemberAccount:
     intervals : tuple of Between
         The contribution's 95 % intervals, one for each kind of luck; the last is about all of them.
     draw_intervals, share_intervals : tuple of Between
-        The same of ``per_draw`` and ``own_share``.
+        The same of ``per_draw`` and ``own_share``. Where there are ``noise_shares``, intervals of
+        the share are the unions with those at both ends.
+    noise_shares : tuple of float
+        The share at the lowest and the highest share of wrong labels that the held-out set may
+        have; empty: contributions there were not measured.
+    mix_interval : tuple of float
+        The lowest and the highest share with another mix of the held-out classes; empty:
+        contributions are not by class.
     verdict : Verdict
         Accept, review or quarantine, and why.
     """
@@ -126,6 +133,8 @@ class MemberAccount:
     intervals: tuple[Between, ...]
     draw_intervals: tuple[Between, ...]
     share_intervals: tuple[Between, ...]
+    noise_shares: tuple[float, ...]
+    mix_interval: tuple[float, float] | tuple[()]
     verdict: Verdict = Verdict("accept", "nobody judged it")
 
     @property

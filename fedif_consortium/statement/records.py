@@ -19,7 +19,13 @@ from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from fedif_consortium.evidence.signed import first_error
 from fedif_consortium.statement.manifest import SALT, read_file
 from fedif_consortium.statement.own_parts import OwnPart
-from fedif_flower.attribution.table import BLOCK_COLUMN, BLOCKS_KEY, CLASS_COLUMN
+from fedif_flower.attribution.table import (
+    BLOCK_COLUMN,
+    BLOCKS_KEY,
+    CLASS_COLUMN,
+    NOISE_ENDS,
+    noise_block_column,
+)
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.completeness import Completeness, completeness
@@ -52,7 +58,9 @@ class Part:
 
     ``credited`` is what it is credited with, at most the contribution. ``length``, ``weight`` and
     ``borrowed`` say how its update compares with what is usual, ``opposed`` how far it is turned
-    against another one. Masked rounds are not split by blocks.
+    against another one. Masked rounds are not split by blocks. Where the share of wrong labels is
+    known up to an interval alone, there are also contribution, credit and blocks at both of its
+    ends, ``low`` and ``high``.
     """
 
     round: int
@@ -66,6 +74,26 @@ class Part:
     borrowed: FiniteFloat
     opposed: FiniteFloat
     by_block: tuple[FiniteFloat, ...]
+    contribution_noise_low: FiniteFloat | None = None
+    credited_noise_low: FiniteFloat | None = None
+    by_block_noise_low: tuple[FiniteFloat, ...] = ()
+    contribution_noise_high: FiniteFloat | None = None
+    credited_noise_high: FiniteFloat | None = None
+    by_block_noise_high: tuple[FiniteFloat, ...] = ()
+
+    def at_noise_end(self, end: str) -> Part | None:
+        """Return the part at an end of the share of wrong labels, without classes, if it is known.
+
+        ``end`` is ``"low"`` or ``"high"``.
+        """
+        contribution = getattr(self, f"contribution_noise_{end}")
+        credited = getattr(self, f"credited_noise_{end}")
+        if contribution is None or credited is None:
+            return None
+        by_block = getattr(self, f"by_block_noise_{end}")
+        return replace(
+            self, contribution=contribution, credited=credited, by_block=by_block, by_class=()
+        )
 
 
 @dataclass(frozen=True)
@@ -201,6 +229,21 @@ class RunRecords:
             sums[1][place] += part.credited
         return sums
 
+    def at_noise_ends(self) -> list[RunRecords]:
+        """Return the records at the lowest and the highest share of wrong labels.
+
+        What each contributed, is credited with, and that by block is what it would be there.
+        Nothing where that is not known of all parts.
+        """
+        ends = []
+        for end in NOISE_ENDS:
+            parts = [part.at_noise_end(end) for part in self.parts]
+            known = tuple(part for part in parts if part is not None)
+            if len(known) < len(parts) or not parts:
+                return []
+            ends.append(replace(self, parts=known))
+        return ends
+
     def without(self, rounds: Collection[int]) -> RunRecords:
         """Return the records without what some rounds contributed; replies stay."""
         return replace(
@@ -247,6 +290,8 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     rounds = _parse(folder.attributed_rounds, RoundLoss)
     replies = _parse(folder.clients, Reply)
     lists = {"by_class": CLASS_COLUMN, "by_block": BLOCK_COLUMN}
+    for end in NOISE_ENDS:
+        lists[f"by_block_noise_{end}"] = noise_block_column(end)
     parts = _parse(folder.attribution, Part, lists)
     if not rounds or [row.round for row in rounds] != list(range(1, len(rounds) + 1)):
         raise ConfigError(f"{folder.attributed_rounds.path}: its rounds are not 1, 2, 3 ...")
@@ -360,12 +405,13 @@ def _require_bounded_credit(records: RunRecords) -> None:
 
     That is over the whole run: a step that was taken back has both with the other sign.
     """
-    contributed, credited = records.by_round
-    beyond = (credited - contributed).sum(axis=0)
-    rounding = ROUNDING * np.abs(contributed).sum(axis=0)
-    for client_id in compress(records.members, beyond > rounding):
-        name = records.folder.attribution.path.name
-        raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
+    for counted in (records, *records.at_noise_ends()):
+        contributed, credited = counted.by_round
+        beyond = (credited - contributed).sum(axis=0)
+        rounding = ROUNDING * np.abs(contributed).sum(axis=0)
+        for client_id in compress(records.members, beyond > rounding):
+            name = records.folder.attribution.path.name
+            raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
 
 
 def read_names(path: Path) -> dict[int, str]:

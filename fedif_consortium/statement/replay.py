@@ -19,8 +19,8 @@ from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
 from fedif_flower.run.config import CreditSettings, RunConfig
+from fedif_flower.run.correction import with_recorded_noise
 from fedif_flower.run.folder import Table, files_of_rounds
-from fedif_flower.run.held_out import with_recorded_noise
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.modules import hashes_here

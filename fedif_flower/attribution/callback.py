@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
 from fedif_flower.attribution.credit import Credit, CreditBounds, PastSteps
+from fedif_flower.attribution.noise_ends import NoiseEnds
 from fedif_flower.attribution.path import find_refinements
 from fedif_flower.attribution.records import ClientAttribution, RoundAttribution, take_back
 from fedif_flower.attribution.rounds import CarriedUpdates, RoundAttributor, TakenRound, carry
@@ -43,6 +44,11 @@ class PathAttribution(Callback):
     shared: beside FedIF the trapezoid costs no gradient but one at the end of the run, Simpson's
     rule one a round and two Gauss-Legendre nodes two; beside other strategies, one a round more.
     Buffers are interpolated along the path; what they change is part of the remainder.
+
+    Where the loss is corrected for wrong labels, and their share is known up to an interval
+    (:attr:`Validation.noise_interval <fedif_flower.valuation.validation.Validation>`), each round
+    also has the contributions at both ends of it (:mod:`~fedif_flower.attribution.noise_ends`).
+    They take two more passes back at each node of the rule.
 
     Parameters
     ----------
@@ -104,6 +110,7 @@ class PathAttribution(Callback):
         self._attributor = RoundAttributor(
             validation,
             find_refinements(rule),
+            NoiseEnds(validation),
             class_validations(validation) if per_class else [],
             block_validations(validation, blocks),
         )
@@ -124,6 +131,11 @@ class PathAttribution(Callback):
     def num_classes(self) -> int:
         """How many classes contributions are split by; 0: they are not."""
         return len(self._attributor.classes)
+
+    @property
+    def has_noise_ends(self) -> bool:
+        """Whether contributions are also measured at both ends of the share of wrong labels."""
+        return len(self._attributor.ends) > 0
 
     @property
     def block_weights(self) -> list[float]:

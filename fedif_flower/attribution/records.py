@@ -31,6 +31,25 @@ class MemberCredit:
 
 
 @dataclass(frozen=True)
+class NoiseEnd:
+    """What one client contributed to one round's step, if as many labels were wrong as at one end.
+
+    The step is the same. Attributes are those of :class:`ClientAttribution`.
+
+    Attributes
+    ----------
+    contribution, credited : float
+        In nats of the loss that is corrected for that share.
+    blocks : tuple of float
+        The contribution by block; empty where it is not split.
+    """
+
+    contribution: float
+    credited: float
+    blocks: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
 class ClientAttribution:
     """What one client contributed to one round's step.
 
@@ -51,6 +70,10 @@ class ClientAttribution:
         The part of it that comes from each block of held-out examples (see
         :func:`~fedif_flower.attribution.path.block_contributions`); they sum to ``contribution``.
         Empty in rounds whose updates nobody sees.
+    noise_ends : tuple of NoiseEnd
+        The contribution at the lowest and at the highest share of wrong labels that the held-out
+        set may have. Empty where the loss is not corrected, or that interval is not known, and in
+        rounds whose updates nobody sees.
     """
 
     partition_id: int
@@ -60,6 +83,7 @@ class ClientAttribution:
     classes: tuple[float, ...] = ()
     credit: MemberCredit | None = None
     blocks: tuple[float, ...] = ()
+    noise_ends: tuple[NoiseEnd, ...] = ()
 
     @property
     def credited(self) -> float:
@@ -133,4 +157,13 @@ def take_back(client: ClientAttribution) -> ClientAttribution:
         classes=tuple(-value for value in client.classes),
         blocks=tuple(-value for value in client.blocks),
         credit=credit,
+        noise_ends=tuple(_take_back_end(end) for end in client.noise_ends),
+    )
+
+
+def _take_back_end(end: NoiseEnd) -> NoiseEnd:
+    return NoiseEnd(
+        contribution=-end.contribution,
+        credited=-end.credited,
+        blocks=tuple(-value for value in end.blocks),
     )

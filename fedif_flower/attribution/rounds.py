@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedif_flower.attribution.credit import Credit, credited
 from fedif_flower.attribution.descent import Descent, descent_of
+from fedif_flower.attribution.noise_ends import NoiseEnds
 from fedif_flower.attribution.path import (
     Quadrature,
     block_contributions,
@@ -21,7 +22,12 @@ from fedif_flower.attribution.path import (
     is_settled,
     slopes,
 )
-from fedif_flower.attribution.records import ClientAttribution, MemberCredit, RoundAttribution
+from fedif_flower.attribution.records import (
+    ClientAttribution,
+    MemberCredit,
+    NoiseEnd,
+    RoundAttribution,
+)
 from fedif_flower.messages.text import printable
 from fedif_flower.round import BufferNames, ModelVectors, UnseenUpdates
 from fedif_flower.valuation.parallel import LossAndGradient
@@ -130,10 +136,14 @@ class RoundAttributor:
         The held-out examples of each class; empty: contributions are not split by them.
     blocks : sequence of Validation
         Blocks of the held-out examples, likewise.
+    ends : NoiseEnds
+        Both ends of the share of wrong labels, at which contributions are measured as well; there
+        may be none.
     """
 
     validation: Validation
     quadratures: Sequence[Quadrature]
+    ends: NoiseEnds
     classes: Sequence[Validation] = ()
     blocks: Sequence[Validation] = ()
 
@@ -181,7 +191,9 @@ class RoundAttributor:
         num_classes = len(self.classes)
         clients = []
         for member in sorted(sums):
-            coefficient, credited_sum, contribution, *splits = sums[member].tolist()
+            coefficient, *figures_of_member = sums[member].tolist()
+            own, *at_ends = self._groups(figures_of_member, taken)
+            credited_sum, contribution, *splits = own
             member_credit = None
             if newest.credit is not None:
                 ratios = compared.get(member, ())
@@ -194,14 +206,29 @@ class RoundAttributor:
                     classes=tuple(splits[:num_classes]),
                     credit=member_credit,
                     blocks=tuple(splits[num_classes:]),
+                    noise_ends=tuple(_noise_end(group) for group in at_ends),
                 )
             )
         return tuple(clients)
 
+    def _groups(self, figures: Sequence[float], taken: TakenRound) -> list[Sequence[float]]:
+        """Return a member's figures of the loss itself, and of each end of the wrong labels.
+
+        Those of an end are as many as of the loss itself, without the classes.
+        """
+        if taken.unseen is not None:
+            return [figures]
+        size = 2 + len(self.blocks)
+        own = size + len(self.classes)
+        starts = range(own, len(figures), size)
+        return [figures[:own], *(figures[start : start + size] for start in starts)]
+
     def _sums(self, taken: TakenRound, decrease: float) -> dict[Member, Tensor]:
         """Return each member's coefficient, credit, contribution and its splits, ``[3 + c + b]``.
 
-        A member counts under the partition that it claimed last: a claim may change.
+        Behind them are credit, contribution and its blocks at each end of the share of wrong
+        labels, ``[2 + b]`` each (see :meth:`_groups`). A member counts under the partition that it
+        claimed last: a claim may change.
         """
         last_claim: dict[int, Member] = {}
         for updates in reversed(taken.in_step):
@@ -213,22 +240,25 @@ class RoundAttributor:
             # The coefficient that a line tells is the one of its own round's update.
             is_newest = updates is taken.in_step[0]
             coefficients = updates.applied if is_newest else torch.zeros(len(rows))
-            columns = torch.column_stack([coefficients, rows])  # [m, 3 + c + b]
+            columns = torch.column_stack([coefficients, rows])  # [m, 3 + c + b + ...]
             for (_, client_id), row in zip(updates.members, columns, strict=True):
                 member = last_claim[client_id]
                 sums[member] = sums[member] + row if member in sums else row
         return sums
 
     def _contributions(self, taken: TakenRound, decrease: float) -> list[Tensor]:
-        """Return for each round in the step ``[m, 2 + c + b]``: credited, contributed, splits."""
+        """Return for each round in the step ``[m, 2 + c + b]``: credited, contributed, splits.
+
+        Behind them are ``[m, 2 + b]`` for each end of the share of wrong labels.
+        """
         if taken.unseen is not None:
             return [self._contributed_unseen(taken, taken.unseen)]
-        middle: Tensor | None = None
+        middle: list[Tensor] | None = None
         slopes_by_block: list[Tensor] = []
         if self.blocks:
             middle, slopes_by_block = self._middle(taken)
         slopes_at: dict[float, list[Tensor]] = {}  # By node of the rule, for each round.
-        contributed: list[Tensor] = []
+        contributed: list[list[Tensor]] = []
         coarser: Tensor | None = None
         for rule in self.quadratures:
             for node in rule.nodes:
@@ -237,37 +267,53 @@ class RoundAttributor:
             contributed = []
             for place, updates in enumerate(taken.in_step):
                 at_nodes = torch.stack([slopes_at[node][place] for node in rule.nodes])
-                contributed.append(_integrated(updates, at_nodes, rule))
-            totals = torch.cat([rows[:, 1] for rows in contributed])
+                contributed.append(self._integrated(updates, at_nodes, rule))
+            totals = torch.cat([groups[0][:, 1] for groups in contributed])
             if is_settled(totals, coarser, decrease):
                 break
             coarser = totals
-        if not self.blocks:
-            return contributed
+        if self.blocks:
+            for updates, groups, along in zip(
+                taken.in_step, contributed, slopes_by_block, strict=True
+            ):
+                self._split_by_blocks(updates, groups, along)
+        return [torch.cat(groups, dim=1) for groups in contributed]
+
+    def _split_by_blocks(
+        self, updates: CarriedUpdates, groups: list[Tensor], along: Tensor
+    ) -> None:
+        """Put contributions by block behind those of the loss itself, and of each end.
+
+        ``along`` are the slopes in the middle of the step, ``[b, 1 + ends, m]``.
+        """
         weights = self.block_weights
-        split = []
-        for updates, rows, along in zip(taken.in_step, contributed, slopes_by_block, strict=True):
-            by_block = block_contributions(along, updates.applied, weights, rows[:, 1])  # [b, m]
-            split.append(torch.cat([rows, by_block.T], dim=1))
-        return split
+        for place, rows in enumerate(groups):
+            of_group = along[:, place]  # [b, m]
+            by_block = block_contributions(of_group, updates.applied, weights, rows[:, 1])  # [b, m]
+            groups[place] = torch.cat([rows, by_block.T], dim=1)
 
-    def _middle(self, taken: TakenRound) -> tuple[Tensor, list[Tensor]]:
-        """Return the gradient ``[d]`` in the middle of the step, and each round's slopes [b, m].
+    def _middle(self, taken: TakenRound) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the gradients in the middle of the step, and each round's slopes by block.
 
-        One pass over the examples gives both, block by block; one block's gradient is held.
+        They are the loss's own ``[d]`` and those at the ends of the share of wrong labels; slopes
+        are ``[b, 1 + ends, m]``. One pass over the examples gives both, block by block; one block's
+        gradients are held.
         """
         params, buffers = taken.at(_MIDDLE)
         squared_norms = [
             torch.linalg.vector_norm(updates.updates, dim=1) ** 2 for updates in taken.in_step
         ]
         along: list[list[Tensor]] = [[] for _ in taken.in_step]
-        whole = torch.zeros_like(params)  # [d]
+        wholes = [torch.zeros_like(params) for _ in range(1 + len(self.ends))]  # [d] each
         for block, weight in zip(self.blocks, self.block_weights.tolist(), strict=True):
-            gradient = block.gradient(params, buffers)
-            whole.add_(gradient.to(whole), alpha=weight)
+            gradients = self.ends.with_loss(block, params, buffers)
+            for whole, gradient in zip(wholes, gradients, strict=True):
+                whole.add_(gradient.to(whole), alpha=weight)
             for place, updates in enumerate(taken.in_step):
-                along[place].append(slopes(updates.updates, gradient, squared_norms[place]))
-        return whole, [torch.stack(of_blocks) for of_blocks in along]
+                norms = squared_norms[place]
+                of_block = [slopes(updates.updates, gradient, norms) for gradient in gradients]
+                along[place].append(torch.stack(of_block))
+        return wholes, [torch.stack(of_blocks) for of_blocks in along]
 
     def _contributed_unseen(self, taken: TakenRound, unseen: UnseenUpdates) -> Tensor:
         """Return what updates that nobody sees contributed: one product, with the mean gradient."""
@@ -287,23 +333,49 @@ class RoundAttributor:
             return taken.ends[int(node)].result().gradient
         return self.validation.gradient(*taken.at(node))
 
-    def _slopes(self, taken: TakenRound, node: float, middle: Tensor | None) -> list[Tensor]:
-        """Return how fast the loss falls along each round's updates and basis, [1 + c, m + k].
+    def _gradients(self, taken: TakenRound, node: float) -> list[Tensor]:
+        """Return the gradient ``[d]`` at a point, and those at the ends of the wrong labels."""
+        if node in (0.0, 1.0):
+            return [self._gradient(taken, node), *self.ends.at_model(*taken.at(node))]
+        return self.ends.with_loss(self.validation, *taken.at(node))
 
-        ``middle`` is the gradient in the middle of the step, where it is known.
+    def _slopes(self, taken: TakenRound, node: float, middle: list[Tensor] | None) -> list[Tensor]:
+        """Return how fast losses fall along each round's updates and basis, [1 + c + ends, m + k].
+
+        They are the loss itself, that of each class, and those at the ends of the share of wrong
+        labels. ``middle`` are the gradients in the middle of the step, where they are known.
         """
         if middle is not None and node == _MIDDLE:
-            gradients = [middle]
+            gradients = middle
         else:
-            gradients = [self._gradient(taken, node)]
+            gradients = self._gradients(taken, node)
+        own, *at_ends = gradients
+        of_classes = []
         for one_class in self.classes:
             share = one_class.total_weight / self.validation.total_weight
-            gradients.append(one_class.gradient(*taken.at(node)) * share)
-        return [_slopes_along(updates, gradients) for updates in taken.in_step]
+            of_classes.append(one_class.gradient(*taken.at(node)) * share)
+        all_gradients = [own, *of_classes, *at_ends]
+        return [_slopes_along(updates, all_gradients) for updates in taken.in_step]
+
+    def _integrated(
+        self, updates: CarriedUpdates, at_nodes: Tensor, rule: Quadrature
+    ) -> list[Tensor]:
+        """Return what :func:`_credited` does, of slopes ``[nodes, 1 + c + ends, m + k]``.
+
+        First of the loss itself and its classes, ``[m, 2 + c]``, then of each end, ``[m, 2]``.
+        """
+        applied = updates.applied.double()
+        num_basis = at_nodes.shape[2] - len(applied)
+        factors = torch.cat([applied, applied.new_ones(num_basis)])  # [m + k]
+        values = [contributions(along, factors, rule) for along in at_nodes.unbind(1)]
+        own = 1 + len(self.classes)
+        of_loss = _credited(updates, torch.stack(values[:own], dim=1))
+        of_ends = [_credited(updates, of_end[:, None]) for of_end in values[own:]]
+        return [of_loss, *of_ends]
 
 
 def _slopes_along(updates: CarriedUpdates, gradients: Sequence[Tensor]) -> Tensor:
-    """Return the slopes ``[1 + c, m + k]`` along updates and their basis, for each gradient."""
+    """Return the slopes ``[g, m + k]`` along updates and their basis, for each gradient."""
     rows = []
     for gradient in gradients:
         along = slopes(updates.updates, gradient)  # [m]
@@ -311,15 +383,6 @@ def _slopes_along(updates: CarriedUpdates, gradients: Sequence[Tensor]) -> Tenso
             along = torch.cat([along, slopes(updates.basis, gradient)])  # [m + k]
         rows.append(along)
     return torch.stack(rows)
-
-
-def _integrated(updates: CarriedUpdates, at_nodes: Tensor, rule: Quadrature) -> Tensor:
-    """Return what :func:`_credited` does, of slopes ``[nodes, 1 + c, m + k]`` along the step."""
-    applied = updates.applied.double()
-    num_basis = at_nodes.shape[2] - len(applied)
-    factors = torch.cat([applied, applied.new_ones(num_basis)])  # [m + k]
-    values = [contributions(along, factors, rule) for along in at_nodes.unbind(1)]
-    return _credited(updates, torch.stack(values, dim=1))
 
 
 def _credited(updates: CarriedUpdates, values: Tensor) -> Tensor:
@@ -336,6 +399,12 @@ def _credited(updates: CarriedUpdates, values: Tensor) -> Tensor:
         returned = updates.applied.double() * (credit.returned * along_basis).sum(dim=1)
         within_bounds = credited(within_bounds, credit.kept, returned)
     return torch.column_stack([within_bounds, contributed])
+
+
+def _noise_end(figures: Sequence[float]) -> NoiseEnd:
+    """Return a member's figures at one end: credited, contributed, then by block."""
+    credited_sum, contribution, *by_block = figures
+    return NoiseEnd(contribution, min(contribution, credited_sum), tuple(by_block))
 
 
 def _descent(taken: TakenRound) -> Descent | None:

@@ -22,8 +22,9 @@ from fedif_flower.run.config import (
     RunConfig,
     ValidationSettings,
 )
+from fedif_flower.run.correction import NOISE
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.held_out import NOISE, Witness, classes_of
+from fedif_flower.run.held_out import Witness, classes_of
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
 from fedif_flower.run.secret_validation import NONCE, PAYING_WITNESS, SecretData
 from fedif_flower.server.loop import ScreenedStrategy

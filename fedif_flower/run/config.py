@@ -61,6 +61,13 @@ class CreditSettings(Settings, alias_generator=in_section("credit")):
     per_class: bool = quiet_setting(
         False, "contributions are also split by the class of the validation examples"
     )
+    class_shift: float = quiet_setting(
+        0.11,
+        "with `credit.per-class`: how far another mix of the held-out classes may be for intervals "
+        "of shares over such mixes, a chi-square distance; at 0.11 one of ten equally frequent "
+        "classes is twice as frequent; 0: no such intervals",
+        ge=0,
+    )
     secret_validation: bool = quiet_setting(
         False,
         "contributions are measured on test examples that the server draws by a secret salt, as "

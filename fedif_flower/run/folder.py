@@ -368,9 +368,15 @@ class RunFolder:
         """Return where its tables lie, there or not."""
         return [path for path in self._results if path.suffix == ".csv"]
 
-    def begin_attribution(self, num_classes: int, num_blocks: int = 0) -> None:
-        """Begin both tables of the attribution, with a column for each class and each block."""
-        self.attribution.begin(split_columns(num_classes, num_blocks))
+    def begin_attribution(
+        self, num_classes: int, num_blocks: int = 0, *, has_noise_ends: bool = False
+    ) -> None:
+        """Begin both tables of the attribution, with a column for each class and each block.
+
+        ``has_noise_ends``: also for contributions at both ends of the share of wrong labels.
+        """
+        columns = split_columns(num_classes, num_blocks, has_noise_ends=has_noise_ends)
+        self.attribution.begin(columns)
         self.attributed_rounds.begin()
 
     def add_attribution(self, attribution: RoundAttribution) -> None:

@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from fedif_flower.errors import ConfigError
 from fedif_flower.messages.held_out_classes import HeldOutClasses
 from fedif_flower.run.config import ValidationSettings
+from fedif_flower.run.correction import Correction, corrected_words, recorded_examination
 from fedif_flower.run.folder import HELD_OUT_KEY, RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.held_out import HeldOut, HeldOutCheck, contradicted_share, vet
+from fedif_flower.valuation.held_out import HeldOut, contradicted_share, vet
 from fedif_flower.valuation.label_noise import is_noise
 
-NOISE = "corrected_noise"  # There: for which share of wrong labels the loss is corrected.
-BY_CLASS = "corrected_by_class"  # There: whether it is by the chances of each class.
 WITNESS = "validation_contradicted"  # In rounds.csv: how many labels a model contradicts.
 # Of the last model, beyond what the loss is corrected for. A model is overconfident on hard data,
 # and whoever poisons it moves this: so it takes more than an estimate from the set alone.
@@ -43,12 +37,12 @@ class ExaminedHeldOut(RunPart):
     def build(self, run: RunContext) -> Built:
         """Return the task with the corrected loss, and what says so in the records."""
         config = run.config
-        held_out, noise = self._examined(run)
-        loaded = with_noise(run.loaded, noise)
+        held_out, correction = self._examined(run)
+        loaded = correction.apply(run.loaded)
         is_corrected = loaded is not run.loaded
         if not is_corrected:
-            noise = 0.0  # The loss is none that can be corrected, or the task's own allows for it.
-        record = noise_record(noise, held_out)
+            correction = Correction()  # For none: the loss is not one to correct, or is the task's.
+        record = correction.to_record(held_out)
         remarks = []
         if held_out is not None:
             remarks.append(f"held-out set: {held_out.words()}")
@@ -78,14 +72,16 @@ class ExaminedHeldOut(RunPart):
             told=classes_of(held_out).told(),
         )
 
-    def _examined(self, run: RunContext) -> tuple[HeldOut | None, float | Tensor]:
+    def _examined(self, run: RunContext) -> tuple[HeldOut | None, Correction]:
         """Return the examination, and for which wrong labels the loss is corrected."""
         if run.checkpoint is not None:
             record = run.checkpoint.records.get(HELD_OUT_KEY, {})
-            return recorded_examination(record), recorded_noise(record)
+            return recorded_examination(record), Correction.of_record(record)
         check = run.config.section(ValidationSettings).check()
-        held_out = examine(run.loaded, check.seconds) if check.vet else None
-        return held_out, noise_to_correct(check, held_out)
+        held_out = None
+        if check.vet:
+            held_out = examine(run.loaded, check.seconds)
+        return held_out, Correction.of(check, held_out)
 
 
 def examine(loaded: LoadedTask, seconds: float) -> HeldOut:
@@ -121,82 +117,6 @@ def last_contradicted(lines: Sequence[Mapping[str, Any]], column: str) -> float 
         if share is not None:
             return float(share)
     return None
-
-
-def noise_to_correct(check: HeldOutCheck, held_out: HeldOut | None) -> float | Tensor:
-    """Return for what a run corrects its loss: a share of wrong labels, or chances ``[C, C]``.
-
-    Raises
-    ------
-    ConfigError
-        If chances by class are wanted, and there is no estimate of them.
-    """
-    try:
-        return check.noise_of(held_out)
-    except ConfigError as error:
-        raise ConfigError(f"validation.{error}") from error
-
-
-def noise_record(noise: float | Tensor, held_out: HeldOut | None) -> dict[str, Any]:
-    """Return what records have of an examination, and of what the loss is corrected for."""
-    record: dict[str, Any] = {}
-    if held_out is not None:
-        record = held_out.to_record()
-    if isinstance(noise, Tensor):
-        # The chances are the examination's.
-        record |= {NOISE: record["by_class"], BY_CLASS: True}
-    else:
-        record[NOISE] = noise
-    return record
-
-
-def recorded_noise(record: Mapping[str, Any]) -> float | Tensor:
-    """Return for what the loss is corrected, by a record; 0 where there is none."""
-    if record.get(BY_CLASS):
-        return torch.tensor(record["transitions"], dtype=torch.float64)
-    return float(record.get(NOISE, 0.0))
-
-
-def recorded_examination(record: Mapping[str, Any]) -> HeldOut | None:
-    """Return what was found, by a record; ``None``: the set was not examined."""
-    found = {key: value for key, value in record.items() if key not in (NOISE, BY_CLASS)}
-    if not found:
-        return None
-    return HeldOut.from_record({"suspects": (), **found})
-
-
-def corrected_words(record: Mapping[str, Any]) -> str:
-    """Say for what the loss is corrected, by a record."""
-    share = f"{100 * record[NOISE]:.3g} % of wrong labels"
-    if record.get(BY_CLASS):
-        return f"{share}, by class"
-    return share
-
-
-def with_noise(loaded: LoadedTask, noise: float | Tensor) -> LoadedTask:
-    """Return a task whose held-out loss allows for wrong labels; 0: the task itself.
-
-    A loss of the task that allows for them by itself stays as it is.
-
-    Raises
-    ------
-    ConfigError
-        If labels of so few classes would say nothing then.
-    """
-    if is_noise(loaded.validation.noise):
-        return loaded
-    try:
-        validation = loaded.validation.with_noise(noise)
-    except ConfigError as error:
-        raise ConfigError(f"validation.{error}") from error
-    return loaded if validation is loaded.validation else replace(loaded, validation=validation)
-
-
-def with_recorded_noise(
-    loaded: LoadedTask, provenance: Mapping[str, Any], key: str = HELD_OUT_KEY
-) -> LoadedTask:
-    """Return a task with the held-out loss that a run's provenance tells of, under a key."""
-    return with_noise(loaded, recorded_noise(provenance.get(key, {})))
 
 
 class KeptHeldOut(Kept):

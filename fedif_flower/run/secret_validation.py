@@ -23,17 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.folder import HELD_OUT_KEY
-from fedif_flower.run.held_out import (
+from fedif_flower.run.correction import (
     BY_CLASS,
     NOISE,
-    WITNESS,
+    Correction,
     corrected_words,
-    noise_record,
-    noise_to_correct,
     recorded_examination,
     with_recorded_noise,
 )
+from fedif_flower.run.folder import HELD_OUT_KEY
+from fedif_flower.run.held_out import WITNESS
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.seeding import torch_generator
 from fedif_flower.storage import config_folder, require_private, write_private
@@ -109,7 +108,7 @@ def examine_part(part: LoadedTask, check: HeldOutCheck) -> dict[str, Any]:
             seed=part.config.seed,
             seconds=check.seconds,
         )
-    record = noise_record(noise_to_correct(check, held_out), held_out)
+    record = Correction.of(check, held_out).to_record(held_out)
     record.pop("suspects", None)
     return record
 

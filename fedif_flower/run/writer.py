@@ -184,7 +184,11 @@ class RunWriter(Callback):
 
     def _begin_attribution(self, attribution: PathAttribution) -> None:
         """Write what was attributed before, and be told of what will be."""
-        self.folder.begin_attribution(attribution.num_classes, len(attribution.block_weights))
+        self.folder.begin_attribution(
+            attribution.num_classes,
+            len(attribution.block_weights),
+            has_noise_ends=attribution.has_noise_ends,
+        )
         for earlier in attribution.rounds:
             self.folder.add_attribution(earlier)
         if self.folder.add_attribution not in attribution.on_attribution:

@@ -19,6 +19,7 @@ from fedif_flower.errors import DivergedError
 from fedif_flower.round import all_finite
 from fedif_flower.seeding import derive_seed
 from fedif_flower.tasks.modules import own_randomness, seed_all
+from fedif_flower.tasks.task import LossFunction
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.gathered import Judged, gather, on_cpu
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective
@@ -117,6 +118,33 @@ class Judge:
         # The next pass writes into the model's own gradient.
         answer = total if is_half else total.clone()
         return LossAndGradient(sum(weighted) / total_weight, answer)
+
+    def differentiate_by(
+        self, losses: Sequence[LossFunction], batches: Sequence[Batch], total_weight: float
+    ) -> list[Tensor]:
+        """Return what these batches add to the gradient ``[d]`` of each of several mean losses.
+
+        They are taken of the same outputs: one pass forward serves them all. Gradients are at
+        least in float32.
+        """
+        parameters = self.model.parameters
+        wide = torch.promote_types(self.model.params.dtype, torch.float32)
+        totals = [torch.zeros_like(self.model.params, dtype=wide) for _ in losses]
+        for batch in self._in_turn(batches):
+            if not batch.weight:
+                continue
+            share = batch.weight / total_weight
+            outputs, targets = self.objective.judged(self.model.module, batch.content)
+            for place, loss_fn in enumerate(losses):
+                pieces = torch.autograd.grad(
+                    loss_fn(outputs, targets),
+                    parameters,
+                    retain_graph=place + 1 < len(losses),
+                    materialize_grads=True,
+                )
+                gradient = torch.cat([piece.reshape(-1) for piece in pieces])  # [d]
+                totals[place].add_(gradient.to(wide), alpha=share)
+        return totals
 
     def sum(self, batches: Sequence[Batch], metrics: Sequence[str]) -> Tensor:
         """Return each metric's sum over these batches, ``[len(metrics)]``.

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import DivergedError, ValuationError, require
+from fedif_flower.round import all_finite
 from fedif_flower.tasks.batches import read_batches, to_device
 from fedif_flower.tasks.modules import keep_freed_memory, without_trace
 from fedif_flower.tasks.task import BatchLoss, Data, LossFunction, ScoreFunction
 from fedif_flower.valuation.flat_model import FlatModel
-from fedif_flower.valuation.label_noise import ForwardCorrected
+from fedif_flower.valuation.label_noise import ForwardCorrected, is_noise
 from fedif_flower.valuation.objective import corrected_objective, objective_of
 from fedif_flower.valuation.parallel import Buffers, Judge, LossAndGradient, Passes, SharedGradients
 from fedif_flower.valuation.parts import draw_batches
@@ -148,6 +149,7 @@ class Validation(Passes):
             tried = try_batches(flat, objective, batches)
         super().__init__(Judge(flat, objective, whole=tried.whole, is_random=tried.is_random))
         self.metrics = tried.metrics
+        self._noise_interval: tuple[float, float] | None = None
         self.hold(tried.batches)
 
     def __repr__(self) -> str:
@@ -164,7 +166,14 @@ class Validation(Passes):
         loss_fn = self.judge.objective.loss_fn
         return loss_fn.noise if isinstance(loss_fn, ForwardCorrected) else 0.0
 
-    def with_noise(self, noise: float | Tensor) -> Validation:
+    @property
+    def noise_interval(self) -> tuple[float, float] | None:
+        """Between which shares of wrong labels the true one lies; ``None``: that is not known."""
+        return self._noise_interval
+
+    def with_noise(
+        self, noise: float | Tensor, interval: tuple[float, float] | None = None
+    ) -> Validation:
         """Return the same data and model with a loss that allows for wrong labels.
 
         Parameters
@@ -172,11 +181,16 @@ class Validation(Passes):
         noise : float or Tensor
             As the constructor takes it. Where the loss stays as it is, this validation itself is
             returned.
+        interval : tuple of float, optional
+            Between which shares the true one lies, low < high: :class:`PathAttribution
+            <fedif_flower.attribution.callback.PathAttribution>` measures contributions at both
+            ends, too. The gradient and the losses are those of ``noise`` alone. Chances by class
+            have none.
 
         Raises
         ------
         ConfigError
-            If it lies outside its range.
+            If a share lies outside its range, or the interval has no width.
         """
         objective = corrected_objective(self.judge.objective, noise)
         if objective is self.judge.objective:
@@ -188,6 +202,13 @@ class Validation(Passes):
         judge = Judge(model, objective, whole=old.whole, is_random=old.is_random)
         Passes.__init__(other, judge)
         other.loss(other.params())  # What lies outside its range is refused here.
+        other._noise_interval = None
+        is_share = not isinstance(noise, Tensor) and is_noise(noise)
+        if interval is not None and is_share:
+            low, high = interval
+            require(0 <= low < high, "interval", interval, "0 <= low < high")
+            self.with_noise(high)  # Likewise.
+            other._noise_interval = (low, high)
         return other
 
     @property
@@ -235,6 +256,46 @@ class Validation(Passes):
             If the gradient is not finite.
         """
         return self.loss_and_gradient(params, buffers).checked().gradient
+
+    def noise_gradients(
+        self, noises: Sequence[float], params: Tensor, buffers: Buffers = None
+    ) -> list[Tensor]:
+        r"""Return the gradient ``[d]`` for each of several shares of wrong labels.
+
+        Losses corrected for other shares differ in how much each example counts alone (see
+        :class:`~fedif_flower.valuation.label_noise.ForwardCorrected`): one pass forward serves
+        them all, and each takes a pass back.
+
+        Parameters
+        ----------
+        noises : sequence of float
+            :math:`\varepsilon`, >= 0 and < (C - 1) / C, of a loss that is corrected for one share.
+        params, buffers
+            As :meth:`gradient` takes them.
+
+        Raises
+        ------
+        ValuationError
+            If the loss is not corrected.
+        DivergedError
+            If a gradient is not finite.
+        """
+        loss_fn = self.judge.objective.loss_fn
+        if not isinstance(loss_fn, ForwardCorrected):
+            raise ValuationError("the loss is not corrected for wrong labels: it has one gradient")
+        losses = [ForwardCorrected(loss_fn.loss_fn, noise) for noise in noises]
+        parts = self._go_through(
+            *(params, buffers),
+            lambda judge, batches: judge.differentiate_by(losses, batches, self.total_weight),
+            ("loss",),
+        )
+        gradients = parts[0]
+        for of_part in parts[1:]:
+            for gradient, more in zip(gradients, of_part, strict=True):
+                gradient += more
+        if not all(all_finite(gradient) for gradient in gradients):
+            raise DivergedError("the validation gradient is not finite: the model has diverged")
+        return gradients
 
     @cached_property
     def gradients(self) -> SharedGradients:

@@ -14,9 +14,9 @@ from torch.nn import functional
 from fedif_flower.client.app import task_app
 from fedif_flower.devices import torch_threads
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.correction import NOISE
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import HELD_OUT_KEY
-from fedif_flower.run.held_out import NOISE
 from fedif_flower.run.results import Run, load
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.seeding import torch_generator

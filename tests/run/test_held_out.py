@@ -12,11 +12,13 @@ import torch
 from torch.nn import functional
 
 from fedif_consortium.statement.replay import replay
+from fedif_flower.attribution.table import split_columns
 from fedif_flower.client.app import task_app
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.held_out_classes import HeldOutClasses, read_held_out_classes
 from fedif_flower.run import held_out
 from fedif_flower.run.config import RunConfig, ValidationSettings
+from fedif_flower.run.correction import with_recorded_noise
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import load_task
@@ -29,6 +31,7 @@ from fedif_flower.tasks.task import Task
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.held_out import HeldOut, contradicted_share
 from fedif_flower.valuation.label_noise import ForwardCorrected
+from tests.consortium.statement.signed_runs import altered, rewrite
 from tests.run.points import classes, regression
 from tests.run.points import run as run_points
 from tests.run.resuming import Killed, killed_at
@@ -97,7 +100,7 @@ def test_wrong_labels_are_said_before_anybody_is_asked_and_corrected(tmp_path, c
 
     # The loss that the records tell of is the corrected one, whoever takes it again.
     loaded = load_task(config, digits(config))
-    corrected = held_out.with_recorded_noise(loaded, folder.provenance.read()).validation
+    corrected = with_recorded_noise(loaded, folder.provenance.read()).validation
     first = load(folder.path).lines("rounds")[0]
     assert corrected.noise == record["noise"]
     assert first["validation_loss"] == pytest.approx(corrected.loss(corrected.params()), rel=1e-6)
@@ -105,6 +108,16 @@ def test_wrong_labels_are_said_before_anybody_is_asked_and_corrected(tmp_path, c
         loaded.validation.loss(loaded.validation.params()), rel=1e-6
     )
     assert replay(folder.path, digits(config)).rounds == 2
+
+    # Where the share lies in an interval, contributions are measured at both of its ends.
+    assert corrected.noise_interval == (record["low"], record["high"])
+    lines = folder.attribution.read()
+    noise_columns = set(split_columns(0, 20, has_noise_ends=True))
+    assert all(all(line[column] for column in noise_columns) for line in lines)
+    changed = "contribution_noise_high"
+    rewrite(folder.attribution, altered({"round": "2", "client_id": "1003"}, **{changed: "7.0"}))
+    with pytest.raises(StatementError, match=f"round 2, client 1003: {changed} = 7.0 is recorded"):
+        replay(folder.path, digits(config))
 
 
 def test_the_last_model_is_looked_at_whatever_the_rounds_between(tmp_path):
@@ -217,9 +230,7 @@ def test_chances_by_class_are_corrected_for_recorded_and_found_again(tmp_path, m
     losses = [load(f.path).lines("rounds")[-1]["validation_loss"] for f in (folder, same)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
-    loaded = held_out.with_recorded_noise(
-        load_task(config, digits(config)), folder.provenance.read()
-    )
+    loaded = with_recorded_noise(load_task(config, digits(config)), folder.provenance.read())
     torch.testing.assert_close(
         loaded.validation.noise, torch.tensor(BY_CLASS.transitions, dtype=torch.float64)
     )
@@ -395,6 +406,7 @@ def test_what_pays_is_examined_and_corrected_for_itself(tmp_path, own_secret, ca
     salt = salt_of(provenance["paying_nonce"])
     part = recorded_part(load_task(config, task), salt, provenance)
     assert part.noise == pays["noise"]
+    assert part.noise_interval == (pays["low"], pays["high"])
     measured = float(folder.attributed_rounds.read()[0]["loss_before"])
     assert measured == pytest.approx(part.loss(part.params()), rel=1e-6)
     plain = paying_part(load_task(config, task), salt).validation

@@ -13,11 +13,15 @@ from client_app import app as client_app
 from fedif_consortium.masking import keeper, masked_reply
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.parts import run_parts
+from fedif_consortium.statement.account import settle
+from fedif_consortium.statement.records import read_run
 from fedif_flower.errors import ConfigError
+from fedif_flower.run import held_out
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.valuation.held_out import HeldOut
 from tests.run.resuming import CLIENTS, Killed, killed_at, run_config
 
 ROUNDS = 5
@@ -86,6 +90,22 @@ def test_a_masked_run_learns_and_its_records_say_who_kept_the_masks(masked):
     assert said["keeper"] == "beside the server, for trial"
     assert len(bytes.fromhex(said["log"])) == 32
     assert float(read_rows(masked[0] / "rounds.csv")[-1]["test_accuracy"]) > 0.5
+
+
+def test_masked_updates_have_no_contributions_at_other_shares_of_wrong_labels(
+    tmp_path, monkeypatch
+):
+    """Each end would take another product of every update with a gradient."""
+    doubtful = HeldOut(120, noise=0.2, low=0.1, high=0.3)
+    monkeypatch.setattr(held_out, "examine", lambda *_: doubtful)
+    run_dir = run(masked_config(tmp_path, num_server_rounds=2, **{"validation.noise": 0.2}))
+    rows = read_rows(run_dir / "attribution.csv")
+    assert len(rows) == 2 * CLIENTS
+    assert any(float(row["contribution"]) for row in rows)
+    assert {row["contribution_noise_low"] for row in rows} == {""}
+    account = settle(read_run(run_dir))
+    assert {member.noise_shares for member in account.members} == {()}
+    assert "noise-interval" in {doubt.reason for doubt in account.held_out.doubts}
 
 
 def written(run_dir: Path) -> bytes:

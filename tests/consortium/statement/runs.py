@@ -10,8 +10,10 @@ from types import MappingProxyType
 from typing import Any
 
 from fedif_consortium.statement.records import USUAL
+from fedif_flower.attribution.table import NOISE_ENDS, noise_block_column, noise_column
 from fedif_flower.run.folder import RunFolder
 
+FIGURES = ("contribution", "credited")
 _FIGURES = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
 
 NONE: Mapping[Any, Any] = MappingProxyType({})
@@ -33,6 +35,7 @@ def make_run(
     classes: Mapping[int, Sequence[float]] = NONE,
     provenance: Mapping[str, Any] = NONE,
     contradicted: float | None = None,
+    at_noise_ends: Mapping[int, Sequence[float]] = NONE,
 ) -> Path:
     """Write a run: contributions by partition, a mapping for each round.
 
@@ -42,7 +45,9 @@ def make_run(
     ``blocks`` are the parts of a partition's contributions that come from each of as many blocks of
     held-out examples, of equal weights. ``classes`` are those that come from each of ``by_class``
     classes, equal ones where they are not said. ``provenance`` is added to what there is;
-    ``contradicted`` is the share of labels that the last model contradicts.
+    ``contradicted`` is the share of labels that the last model contradicts. ``at_noise_ends`` has a
+    partition's contributions, credits and blocks at both ends of the share of wrong labels, in
+    multiples of those that are said above.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(run_dir)
@@ -68,6 +73,13 @@ def make_run(
             split = enumerate(blocks.get(partition, ()))
             counted = {"contribution": value, "credited": value * credited.get(partition, 1.0)}
             counted |= {f"contribution_block_{k}": value * part for k, part in split}
+            for end, factor in zip(NOISE_ENDS, at_noise_ends.get(partition, ()), strict=False):
+                at_end = {noise_column(name, end): counted[name] for name in FIGURES}
+                at_end |= {
+                    f"{noise_block_column(end)}{k}": value * part
+                    for k, part in enumerate(blocks.get(partition, ()))
+                }
+                counted |= {column: factor * figure for column, figure in at_end.items()}
             usual = dict.fromkeys(USUAL, 0.0)
             parts.append({**member, **counted, "coefficient": weight, **usual, **split_by_class})
         for (of_round, partition), reason in rejections.items():
@@ -82,7 +94,7 @@ def make_run(
         loss -= fall["decrease"]
         rounds.append({"round": number, "loss_before": loss_before, "loss_after": loss, **fall})
     num_blocks = max(map(len, blocks.values()), default=0)
-    folder.begin_attribution(by_class, num_blocks)
+    folder.begin_attribution(by_class, num_blocks, has_noise_ends=bool(at_noise_ends))
     folder.attribution.append(parts)
     folder.attributed_rounds.append(rounds)
     folder.clients.replace(clients)

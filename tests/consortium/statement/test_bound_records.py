@@ -6,6 +6,7 @@ signs them and the statement. Members hold receipts and their keys.
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -356,6 +357,22 @@ def pay_in_secret(run: RunFolder) -> None:
     shutil.rmtree(run.statement)  # It opens no salt.
 
 
+def measure_at_ends(run: RunFolder) -> None:
+    """Let ada gain nothing where fewer labels are wrong, and all others nothing where more are."""
+    rows = run.attribution.read()
+    for row in rows:
+        is_ada = row["client_id"] == "1000"
+        for end, is_gained in (("low", not is_ada), ("high", is_ada)):
+            gained = "0.5" if is_gained else "0.0"
+            row |= {f"contribution_noise_{end}": gained, f"credited_noise_{end}": gained}
+    with run.attribution.path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    found = {"examples": 100, "noise": 0.2, "low": 0.1, "high": 0.3, "corrected_noise": 0.2}
+    write("provenance", held_out=found)(run)
+
+
 BOB, BOB_3 = {"client_id": "1001"}, {"round": "3", "client_id": "1001"}
 LEFT = {"round": "3", "partition_id": "1", "client_id": "1001", "presence": "revoked"}
 REFUSED = {"status": "refused", "weight": "0.0", "rejection": "its length"}
@@ -412,7 +429,15 @@ RESTS_ON: dict[str, tuple[Callable[[RunFolder], None], str]] = {
     ),
     "held_out_classes in provenance.json": (
         write("provenance", held_out_classes=[0.55, *[0.05] * 9]),
-        "held_out.swaps",
+        "held_out.swaps member.mix_interval",
+    ),
+    "credit.class-shift in config.json": (
+        write("config", **{"credit.class-shift": 0.05}),
+        "mix member.mix_interval",
+    ),
+    "contributions with other shares of wrong labels in attribution.csv": (
+        measure_at_ends,
+        "member.noise_shares member.share_intervals held_out.doubts",
     ),
     "what was found of the held-out set in provenance.json": (
         write("provenance", held_out={"corrected_noise": 0.07, "missing": [3], "rare": {"2": 1}}),

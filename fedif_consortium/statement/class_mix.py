@@ -1,0 +1,102 @@
+r"""Shares with another mix of classes among the held-out examples.
+
+Contributions by class tell what a member would have contributed on a held-out set with another mix
+of the same classes (:mod:`fedif_flower.attribution.shift`). A statement gives the interval of each
+share over all mixes q within a chi-square ball around the held-out one,
+:math:`\sum_k (q_k - p_k)^2 / p_k \le \rho`.
+
+In words: of C equally frequent classes, one that is m times as frequent, at the cost of all others
+alike, lies at the distance :math:`\rho = (m - 1)^2 / (C - 1)`. With ten classes and
+:math:`\rho = 0.11`, one is twice as frequent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedif_consortium.statement.held_out import Array, Standing, credited_by_class
+from fedif_consortium.statement.records import RunRecords
+from fedif_flower.attribution.shift import share_intervals
+from fedif_flower.attribution.table import CLASSES_KEY
+from fedif_flower.run.config import CreditSettings
+
+CLASS_SHIFT = "credit.class-shift"
+
+
+@dataclass(frozen=True)
+class ClassMix:
+    """The mixes of classes that a statement's intervals are about.
+
+    Attributes
+    ----------
+    radius : float
+        The largest chi-square distance from the held-out mix.
+    classes : int
+        How many classes the held-out set has.
+    """
+
+    radius: float
+    classes: int
+
+    @property
+    def times(self) -> float:
+        """How many times as frequent one of as many equal classes may be."""
+        if self.classes < 2:
+            return 1.0
+        return 1 + math.sqrt(self.radius * (self.classes - 1))
+
+
+def class_mix(records: RunRecords) -> ClassMix | None:
+    """Return up to which mix a statement asks; ``None``: contributions are not by class.
+
+    How far is set by ``credit.class-shift``; 0: it does not ask.
+    """
+    mix = records.provenance.get(CLASSES_KEY) or []
+    default = CreditSettings.defaults()[CLASS_SHIFT]
+    radius = float(records.config.get(CLASS_SHIFT, default))
+    is_split = all(len(part.by_class) == len(mix) for part in records.parts)
+    if not mix or not is_split or radius == 0:
+        return None
+    return ClassMix(radius, len(mix))
+
+
+def mix_intervals(
+    records: RunRecords, standing: Standing, mix: ClassMix | None
+) -> list[tuple[float, float] | tuple[()]]:
+    """Return the ends of each member's share over all mixes; empty ones where nobody has a share.
+
+    Parameters
+    ----------
+    records : RunRecords
+        Those of the rounds that count.
+    standing : Standing
+        Who is paid by what in them.
+    mix : ClassMix, optional
+        Up to which mix; ``None``: contributions are not by class.
+    """
+    nobody: list[tuple[float, float] | tuple[()]] = [()] * len(standing.client_ids)
+    if mix is None or not standing.is_paid.any():
+        return nobody
+    credited = credited_by_class(records, standing)
+    if credited is None:
+        return nobody
+    contributed = _contributed_by_class(records, standing, mix.classes)
+    shares = np.array(records.provenance[CLASSES_KEY])
+    ends = share_intervals(credited, contributed, shares, mix.radius)
+    # By rounding, sums over classes may lie beside those over rounds.
+    lows = np.minimum(ends[:, 0], standing.shares).tolist()
+    highs = np.maximum(ends[:, 1], standing.shares).tolist()
+    return list(zip(lows, highs, strict=True))
+
+
+def _contributed_by_class(records: RunRecords, standing: Standing, classes: int) -> Array:
+    """Return what members contributed by class, ``[n, C]``, in the unit of their worth."""
+    place_of = {client_id: place for place, client_id in enumerate(standing.client_ids)}
+    sums = np.zeros((len(place_of), classes))
+    for part in records.parts:
+        sums[place_of[part.client_id]] += np.array(part.by_class)
+    per_worth: Array = sums / np.array(standing.draws, dtype=float)[:, None]
+    return per_worth

@@ -1,0 +1,131 @@
+"""Members' sums over the rounds that count, and how else these could have come out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedif_consortium.statement.luck import ROUNDS, Between, Luck, between, kinds_of_luck
+from fedif_consortium.statement.records import RunRecords
+from fedif_consortium.statement.settings import PayBy
+from fedif_flower.attribution.intervals import share_deviations
+from fedif_flower.run.completeness import MemberTurns
+
+
+@dataclass(frozen=True)
+class Draws:
+    """In how many of the rounds that count members were asked.
+
+    ``counts`` are in the members' order, ``never_drawn`` are the client ids of those who were asked
+    in none. ``is_drawn`` says whether some were asked in fewer rounds than others.
+    """
+
+    counts: list[int]
+    never_drawn: list[int]
+    is_drawn: bool
+
+    @property
+    def divisors(self) -> list[int]:
+        """What sums are divided by for means per draw; the sum of who was never drawn is 0."""
+        return [max(count, 1) for count in self.counts]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Members' sums over the rounds that count, in their order.
+
+    ``contributed`` and ``credited`` are in nats. ``gained`` and ``worth`` are what shares are of:
+    these very sums, or their means per draw.
+    """
+
+    contributed: list[float]
+    credited: list[float]
+    gained: list[Fraction]
+    worth: list[Fraction]
+
+
+@dataclass(frozen=True)
+class Lucks:
+    """How else sums, means per draw, and what shares are of could have come out."""
+
+    of_sums: list[Luck]
+    of_means: list[Luck]
+    of_worth: list[Luck]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Each member's intervals of its contribution, of that per draw, and of its own share."""
+
+    of_sums: list[tuple[Between, ...]]
+    of_means: list[tuple[Between, ...]]
+    of_shares: list[tuple[Between, ...]]
+
+
+def draws_of(records: RunRecords, turns: Sequence[MemberTurns]) -> Draws:
+    """Return in how many of the rounds each member was asked."""
+    rounds = {row.round for row in records.rounds}
+    rounds_of: dict[int, set[int]] = {}  # By client id.
+    for reply in records.replies:
+        asked_in = reply.asked_in or reply.round
+        if asked_in in rounds:
+            rounds_of.setdefault(reply.client_id, set()).add(asked_in)
+    counts = [len(rounds_of.get(client_id, ())) for client_id in records.members]
+    never_drawn = sorted({*records.names, *records.members} - rounds_of.keys())
+    times_asked = {turn.count["asked"] for turn in turns}
+    return Draws(counts, never_drawn, bool(never_drawn) or len(times_asked) > 1)
+
+
+def totals_of(records: RunRecords, draws: Draws, pay_by: PayBy) -> Totals:
+    """Return members' sums over rounds, and what shares are of."""
+    contributed, credited = map(column_sums, records.by_round)
+    gained = list(map(Fraction, contributed))
+    worth = list(map(Fraction, credited))
+    if pay_by == "draw":
+        gained = _per_draw(gained, draws)
+        worth = _per_draw(worth, draws)
+    return Totals(contributed, credited, gained, worth)
+
+
+def column_sums(by_round: NDArray[np.float64]) -> list[float]:
+    """Return the exact sums of ``[T, n]`` over rounds; with 0.0 added, none is -0.0."""
+    return [math.fsum(column) + 0.0 for column in by_round.T]
+
+
+def _per_draw(sums: Sequence[Fraction], draws: Draws) -> list[Fraction]:
+    """Return exact means per draw."""
+    return [value / count for value, count in zip(sums, draws.divisors, strict=True)]
+
+
+def lucks_of(records: RunRecords, draws: Draws, pay_by: PayBy) -> Lucks:
+    """Return how else all this could have come out."""
+    of_sums = kinds_of_luck(records, draws.is_drawn)
+    of_means = kinds_of_luck(records, draws.is_drawn, np.array(draws.divisors, dtype=float))
+    of_paid = of_means if pay_by == "draw" else of_sums
+    # Shares and ties are about the held-out set and the draw: other rounds are another run.
+    of_worth = [luck for luck in of_paid if luck.about != ROUNDS]
+    return Lucks(of_sums, of_means, of_worth)
+
+
+def intervals_of(
+    totals: Totals, draws: Draws, shares: Sequence[Fraction], lucks: Lucks
+) -> Intervals:
+    """Return between which values members' figures could have come out."""
+    contributed = np.array(totals.contributed)
+    gained = np.array(totals.gained, dtype=float)
+    worth = np.array(totals.worth, dtype=float)
+    of_shares = []
+    if any(shares):
+        for luck in lucks.of_worth:
+            moved_shares = share_deviations(worth, gained, luck.credited, luck.contributed)
+            of_shares.append(replace(luck, contributed=moved_shares))
+    return Intervals(
+        of_sums=between(contributed, lucks.of_sums),
+        of_means=between(contributed / draws.divisors, lucks.of_means),
+        of_shares=between(np.array(shares, dtype=float), of_shares, 0.0, 1.0),
+    )
