@@ -12,6 +12,7 @@ SUREST = 0.4  # Of the examples that models answer with a class.
 PRIOR = 4.0  # Examples of a class that the mean over classes counts for.
 LEAST_OF_CLASS = 20  # Labels of each class that there are: fewer tell nothing of a class alone.
 _STEPS = 60  # Of expectation and maximisation, which change the chances by less than 0.001 then.
+_WITHIN = 0.9  # Of the weight at which a right label would be as likely as another.
 
 
 def enough_of_each_class(labels: Tensor, num_classes: int) -> bool:
@@ -79,6 +80,9 @@ def likely_transitions(
     transitions : Tensor
         ``[C, C]``: where to begin.
 
+    Where another label of a class is likelier than the right one then, all are drawn towards the
+    symmetric chances S until it is not: no loss can be corrected by such an estimate.
+
     Returns
     -------
     tuple of Tensor
@@ -90,7 +94,24 @@ def likely_transitions(
         posterior = probabilities * transitions[:, labels].T
         posterior = posterior / posterior.sum(dim=1, keepdim=True)  # q [n, C]
         transitions = _towards_symmetric(posterior.T @ given)
-    return transitions, posterior.mean(dim=0)
+    return _with_right_labels_ahead(transitions), posterior.mean(dim=0)
+
+
+def _with_right_labels_ahead(transitions: Tensor) -> Tensor:
+    r"""Return chances ``[C, C]`` of which the diagonal has the largest of each row.
+
+    With the weight :math:`\lambda` they are :math:`\lambda T + (1 - \lambda) S`, S symmetric.
+    """
+    num_classes = len(transitions)
+    right = transitions.diagonal()
+    symmetric = transition_matrix(1 - float(right.mean()), num_classes)
+    ahead = float(symmetric[0, 0] - symmetric[0, 1])
+    others = transitions - torch.diag(right)
+    behind = float((others.max(dim=1).values - right).max())
+    if behind < 0:
+        return transitions
+    weight = _WITHIN * ahead / (ahead + behind)
+    return weight * transitions + (1 - weight) * symmetric
 
 
 def _likeliest(logits: Tensor, labels: Tensor, transitions: Tensor) -> Tensor:

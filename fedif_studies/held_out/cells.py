@@ -13,7 +13,8 @@ from fedif_studies.rows import Row
 LEAST_TEST = 100
 MOST_HELD_OUT = {"digits": 600 - LEAST_TEST}
 AS_IT_IS, LEFT_OUT, CORRECTED = TREATMENTS = ("as it is", "left out", "corrected")
-BY_CLASS = "by class"  # Corrected by the very chances by which labels became others.
+BY_CLASS = "by class"  # Corrected by chances of each class, as estimated ...
+TRUE_CHANCES = "true chances"  # ... or those by which labels became others.
 KEY = (
     "data",
     "attack",
@@ -61,7 +62,12 @@ LINES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "strategy": ("influence-descent", "fltrust", "afedsv"),
         "treatment": _TWO,
     },
-    "confused": {**CORE, "kind": (CONFUSED,), "treatment": (AS_IT_IS, CORRECTED, BY_CLASS)},
+    "confused": {
+        **CORE,
+        "kind": (CONFUSED,),
+        "treatment": (AS_IT_IS, CORRECTED, BY_CLASS, TRUE_CHANCES),
+    },
+    "by-class": {**CORE, "treatment": (BY_CLASS,)},
 }
 
 

@@ -34,6 +34,7 @@ from fedif_studies.held_out.cells import (
     CORRECTED,
     LEFT_OUT,
     STRATEGIES,
+    TRUE_CHANCES,
 )
 from fedif_studies.held_out.labels import (
     CONFUSED,
@@ -56,6 +57,7 @@ OF_DATA: Mapping[str, Mapping[str, Scalar]] = {
     },
     "cifar10": {"num-server-rounds": 30},
 }
+_NOISE: Mapping[str, Scalar] = {CORRECTED: "auto", BY_CLASS: "by-class"}
 USUAL: Mapping[str, Scalar] = {
     "num-clients": 10,
     "fraction-train": 1.0,
@@ -70,7 +72,7 @@ USUAL: Mapping[str, Scalar] = {
 
 def measure(data_dir: str, cell: Row) -> list[Row]:
     """Return the figures of one run."""
-    is_corrected = cell["treatment"] == CORRECTED
+    noise = _NOISE.get(cell["treatment"], "off")
     settings: dict[str, Scalar] = {
         **USUAL,
         **OF_DATA[cell["data"]],
@@ -79,8 +81,8 @@ def measure(data_dir: str, cell: Row) -> list[Row]:
         "dataset": cell["data"],
         "strategy": cell["strategy"],
         "seed": int(cell["seed"]),
-        "validation.noise": "auto" if is_corrected else "off",
-        "validation.vet": is_corrected,
+        "validation.noise": noise,
+        "validation.vet": noise != "off",
     }
     if data_dir and cell["data"] != "digits":
         settings["data-dir"] = data_dir
@@ -113,6 +115,7 @@ def figures_of(run: Run, cell: Row) -> Row:
         "noise": examined.get("noise"),
         "low": examined.get("low"),
         "high": examined.get("high"),
+        "by_class": examined.get("by_class"),
         "corrected": examined[NOISE],
         "contradicted": _last_contradicted(run),
         "seconds": examined.get("seconds"),
@@ -166,7 +169,7 @@ def task_of(task: Task, config_seed: int, cell: Row) -> Task:
     )
     if cell["treatment"] == LEFT_OUT:
         return without_suspects(faulty, config_seed)
-    if cell["treatment"] == BY_CLASS:
+    if cell["treatment"] == TRUE_CHANCES:
         loss = task.loss or functional.cross_entropy
         chances = true_transitions(share, num_classes, others)
         return replace(faulty, loss=ForwardCorrected(loss, chances))

@@ -8,11 +8,11 @@ from statistics import mean
 from typing import Any
 
 from fedif_flower.tables import ResultTable
-from fedif_studies.held_out.cells import AS_IT_IS, BY_CLASS, KEY, TREATMENTS
+from fedif_studies.held_out.cells import AS_IT_IS, BY_CLASS, KEY, TREATMENTS, TRUE_CHANCES
 from fedif_studies.held_out.labels import KINDS, WHOLE
 from fedif_studies.rows import Row
 
-_TAKEN = (*TREATMENTS, BY_CLASS)
+_TAKEN = (*TREATMENTS, BY_CLASS, TRUE_CHANCES)
 _FEDERATION = ("data", "attack", "strategy", "examples", "seed")
 
 

@@ -96,14 +96,15 @@ def test_sets_that_leave_no_test_examples_are_no_cells():
 def test_right_labels_are_confused_with_none():
     confused = list(cells.cells_of("confused", ["digits"], [100], [0.0, 0.3], 1))
     assert {cell["wrong"] for cell in confused} == {0.3}
-    assert len(confused) == 2 * 2 * 3
+    assert len(confused) == 2 * 2 * 4
 
 
 @pytest.mark.all
 @pytest.mark.parametrize("line", cells.LINES)
 def test_a_cell_of_each_line(monkeypatch, line):
     monkeypatch.setitem(measure.OF_DATA, "digits", {"num-server-rounds": 2})
-    last = list(cells.cells_of(line, ["digits"], [100], [0.3], 1))[-1]
+    size = 400 if line == "by-class" else 100  # Each class has to have 20 labels.
+    last = list(cells.cells_of(line, ["digits"], [size], [0.3], 1))[-1]
     (figures,) = measure.measure("", last)
     assert sum(map(float, figures["shares"].split())) == pytest.approx(1, abs=1e-3)
 

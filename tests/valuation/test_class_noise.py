@@ -52,6 +52,21 @@ def test_a_model_that_knows_the_classes_tells_the_chances():
     assert mix.tolist() == pytest.approx([0.5, 0.5])
 
 
+def test_a_right_label_is_the_likeliest_whatever_the_estimate():
+    """Of class 0, 60 of 100 labels are 1; of class 1 none is wrong: rows (0.4, 0.6) and (0, 1).
+
+    S has 0.7 and 0.3; the weight is 0.9 * 0.4 / (0.4 + 0.2) = 0.6. Row 0 is 0.6 * 0.4 + 0.4 * 0.7
+    = 0.52 then. (Chances are drawn towards their mean before, which changes the third digit.)
+    """
+    classes = torch.arange(2000) // 1000
+    labels = classes.clone()
+    labels[:600] = 1
+    start = torch.tensor([[0.5, 0.5], [0.1, 0.9]], dtype=torch.float64)
+    chances, _ = likely_transitions(sure(classes, 2), labels, start)
+    assert chances[0, 0] == pytest.approx(0.52, abs=0.005)
+    assert chances.sum(dim=1).tolist() == pytest.approx([1, 1])
+
+
 def test_classes_that_nobody_names_are_no_obstacle():
     labels = torch.arange(60) % 3
     assert enough_of_each_class(labels, 5)
