@@ -18,7 +18,7 @@ import typer
 from fedif_flower.run.rows import read_rows
 from fedif_studies.held_out.cells import LINES, cells_of
 from fedif_studies.held_out.measure import measure
-from fedif_studies.held_out.table import table
+from fedif_studies.held_out.table import short_table, table
 from fedif_studies.lab.commands import Again, run_study
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS
@@ -33,9 +33,14 @@ def main(
     sizes: Annotated[str, typer.Option(help="held-out examples")] = "20,100,500,2000",
     wrong: Annotated[str, typer.Option(help="shares of wrong labels")] = "0,0.1,0.3,0.5",
     seeds: Annotated[int, typer.Option(min=1)] = 3,
+    short: Annotated[bool, typer.Option(help="measure nothing, print the page's tables")] = False,
     again: Again = False,
 ) -> None:
     """Measure what the rows lack, and print a table of all."""
+    if short:
+        for name in data.split(","):
+            typer.echo("\n".join(short_table(read_rows(CSV), name).to_markdown()) + "\n")
+        return
     if line not in LINES:
         raise typer.BadParameter(f"line = {line!r}; allowed: {', '.join(LINES)}")
     shares = [float(share) for share in wrong.split(",")]

@@ -7,7 +7,14 @@ from itertools import product
 from typing import Any
 
 from fedif_flower.settings import Scalar
-from fedif_studies.held_out.labels import CONFUSED, HALF, MISSING, SYMMETRIC, WHOLE
+from fedif_studies.held_out.labels import (
+    CONFUSED,
+    HALF,
+    MISSING,
+    SINGLE,
+    SYMMETRIC,
+    WHOLE,
+)
 from fedif_studies.rows import Row
 
 LEAST_TEST = 100
@@ -57,6 +64,12 @@ LINES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "core": CORE,
     "classes": {**CORE, "classes": (HALF, MISSING), "treatment": _TWO},
     "attacks": {**CORE, "attack": ("poisoned-fl", SIX_AS_ZERO), "treatment": _TWO},
+    "targeted": {
+        **CORE,
+        "attack": (SIX_AS_ZERO,),
+        "classes": (SINGLE, MISSING),
+        "treatment": _TWO,
+    },
     "strategies": {
         **CORE,
         "strategy": ("influence-descent", "fltrust", "afedsv"),

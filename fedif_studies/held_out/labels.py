@@ -12,7 +12,7 @@ from fedif_flower.seeding import torch_generator
 from fedif_flower.valuation.label_noise import transition_matrix
 
 SYMMETRIC, CONFUSED = KINDS = ("symmetric", "confused")
-WHOLE, HALF, MISSING = CLASSES = ("whole", "half", "missing")
+WHOLE, HALF, SINGLE, MISSING = CLASSES = ("whole", "half", "single", "missing")
 CLASS = 6  # Of which examples are left out; malicious members call it 0.
 # Each class, and the one that people take it for.
 PAIRS: Mapping[str, Sequence[tuple[int, int]]] = {
@@ -86,11 +86,9 @@ def true_transitions(share: float, num_classes: int, others: Tensor | None = Non
 
 
 def kept_of_class(labels: Tensor, classes: str) -> Tensor:
-    """Return which of the examples ``[n]`` stay where class 6 is whole, half or missing."""
+    """Return which of the examples ``[n]`` stay: all of class 6, half, one, or none."""
     kept = torch.ones(len(labels), dtype=torch.bool)
     rows = (labels == CLASS).nonzero().flatten()
-    if classes == HALF:
-        kept[rows[len(rows) // 2 :]] = False
-    if classes == MISSING:
-        kept[rows] = False
+    left = {WHOLE: len(rows), HALF: len(rows) // 2, SINGLE: 1, MISSING: 0}[classes]
+    kept[rows[left:]] = False
     return kept

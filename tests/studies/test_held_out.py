@@ -72,7 +72,9 @@ def test_chances_by_which_labels_are_replaced():
     assert labels.true_transitions(0.09, 10)[0, 1] == pytest.approx(0.01)
 
 
-@pytest.mark.parametrize(("classes", "left"), [("whole", 3), ("half", 1), ("missing", 0)])
+@pytest.mark.parametrize(
+    ("classes", "left"), [("whole", 3), ("half", 1), ("single", 1), ("missing", 0)]
+)
 def test_examples_of_a_class_are_left_out(classes, left):
     given = torch.tensor([6, 1, 6, 2, 6])
     kept = given[labels.kept_of_class(given, classes)]
