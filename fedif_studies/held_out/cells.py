@@ -81,6 +81,13 @@ LINES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "treatment": (AS_IT_IS, CORRECTED, BY_CLASS, TRUE_CHANCES),
     },
     "by-class": {**CORE, "treatment": (BY_CLASS,)},
+    # Minutes each: FedIF alone, under attack.
+    "hard": {
+        **CORE,
+        "attack": ("label-noise",),
+        "strategy": ("fedif",),
+        "treatment": (AS_IT_IS, CORRECTED, BY_CLASS),
+    },
 }
 
 

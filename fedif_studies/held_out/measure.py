@@ -55,7 +55,12 @@ OF_DATA: Mapping[str, Mapping[str, Scalar]] = {
         "learning-rate": 0.05,
         "batch-size": 32,
     },
-    "cifar10": {"num-server-rounds": 30},
+    # A folder of images; a convolutional network takes minutes to examine.
+    "cifar10": {
+        "dataset": "image-folder",
+        "num-server-rounds": 30,
+        "validation.seconds": 900.0,
+    },
 }
 _NOISE: Mapping[str, Scalar] = {CORRECTED: "auto", BY_CLASS: "by-class"}
 USUAL: Mapping[str, Scalar] = {
@@ -75,10 +80,10 @@ def measure(data_dir: str, cell: Row) -> list[Row]:
     noise = _NOISE.get(cell["treatment"], "off")
     settings: dict[str, Scalar] = {
         **USUAL,
+        "dataset": cell["data"],
         **OF_DATA[cell["data"]],
         **STRATEGIES[cell["strategy"]],
         **ATTACKS[cell["attack"]],
-        "dataset": cell["data"],
         "strategy": cell["strategy"],
         "seed": int(cell["seed"]),
         "validation.noise": noise,
