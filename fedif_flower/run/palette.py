@@ -6,6 +6,8 @@ things apart by colour alone: points differ in shape too, lines in their dashes.
 
 from __future__ import annotations
 
+from typing import Any
+
 BLACK = "#000000"
 ORANGE = "#e69f00"
 SKY = "#56b4e9"
@@ -19,7 +21,16 @@ PURPLE = "#cc79a7"
 COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 # As matplotlib calls them, in the same order.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES = ("-", "--", "-.", ":")
 
 HONEST = BLUE
 MALICIOUS = VERMILLION
+
+
+def look(index: int) -> dict[str, Any]:
+    """Return the colour and the marker of the index-th of several things, for matplotlib.
+
+    No two of the first 49 have both alike.
+    """
+    turn, place = divmod(index, len(COLOURS))
+    marker = MARKERS[(place + turn) % len(MARKERS)]
+    return {"color": COLOURS[place], "marker": marker}
