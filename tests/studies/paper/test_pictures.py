@@ -11,10 +11,12 @@ from fedif_studies.lab.measurements import find_measurements
 from fedif_studies.lab.table import MeanStd
 from fedif_studies.paper.cells import fill_table
 from fedif_studies.paper.commands import report
+from fedif_studies.paper.curve_picture import heaviest
 from fedif_studies.paper.curves import Curves
+from fedif_studies.paper.dot_pictures import seconds_picture
 from fedif_studies.paper.findings import auc_finding, seconds_finding
 from fedif_studies.paper.glance import CASES, glance_finding, glance_picture
-from fedif_studies.paper.pictures import accuracy_picture, heaviest, seconds_picture
+from fedif_studies.paper.pictures import accuracy_picture
 from fedif_studies.paper.tables import TABLES
 from fedif_studies.pictures.panels import SHEETS
 from tests.studies.lab.small import DEFAULTS, write_result
@@ -53,9 +55,8 @@ def measured(tmp_path):
 
 
 def test_every_cell_with_a_row_is_a_point_beside_the_papers_and_the_others_are_counted(measured):
-    gpu = {"cores": 2, "processor": "abacus", "gpu": "slide rule", "device": "cuda"}
     row = settings("cifar10", "krum", "clean", device="cuda")
-    write_result(measured / "d", row, accuracies(0.3, 0.3), machine=gpu)
+    write_result(measured / "d", row, accuracies(0.3, 0.3), machine=GPU)
     picture = accuracy_picture(TABLES["cifar10"], cells_of(measured))
     for sheet in SHEETS:
         points = points_in(picture.draw(sheet))
@@ -135,6 +136,37 @@ def test_seconds_stand_beside_the_papers(tmp_path):
     points = points_in(seconds_picture(table, cells).draw(SHEETS[0]))
     assert points["filled"] == ["AFedSV, cifar10, here: 30.0000", "FedIF, cifar10, here: 0.0200"]
     assert len(points["hollow"]) == 10
+
+
+GPU = {"cores": 2, "processor": "abacus", "gpu": "slide rule", "device": "cuda"}
+
+
+def test_seconds_of_a_cpu_are_not_divided_by_those_of_a_gpu(tmp_path):
+    own = settings("timing", "fedif", "cifar10")
+    write_result(tmp_path / "a", own, [0.5] * 10, aggregation_seconds_per_round=0.02)
+    for row, seconds in (("afedsv", 8.0), ("fedif", 0.002)):
+        on_gpu = settings("timing", row, "cifar10", device="cuda")
+        measured = {"aggregation_seconds_per_round": seconds, "machine": GPU}
+        write_result(tmp_path / f"{row}-b", on_gpu, [0.5] * 10, **measured)
+    finding = seconds_finding(TABLES["timing"], cells_of(tmp_path, "timing"))
+    assert "CIFAR-10: 4,000 times here, 500 times in the paper." in finding
+
+
+def test_a_curve_of_a_gpu_has_holes_in_its_points(tmp_path):
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    write_result(
+        tmp_path / "runs" / "a", settings("cifar10", "fedavg", HEAVY), accuracies(0.4, 0.4)
+    )
+    for row in ("fedavg", "fedif"):
+        on_gpu = settings("cifar10", row, HEAVY, device="cuda")
+        write_result(tmp_path / "runs" / f"{row}-b", on_gpu, accuracies(0.5, 0.5), machine=GPU)
+    assert "Missing: 10 of 12 curves." in reported(docs, tmp_path / "runs")
+    points = points_in((docs / "pictures" / "curves-380.svg").read_text())
+    assert points["filled"][-1] == "FedAvg, round 100: 40.00"  # The CPU's, where it has one.
+    assert points["holed"][-1] == "FedIF, round 100: 50.00"
+    assert len(points["filled"]) == len(points["holed"]) == 5
+    assert len(points["hollow"]) == 12
 
 
 def test_the_heaviest_column_has_most_malicious_clients_and_the_worst_they_do():

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from fedif_studies.paper.pictures import LOOKS
+from fedif_studies.paper.points import LOOKS
 from fedif_studies.pictures import svg
 from fedif_studies.pictures.panels import SHEETS, Scale, legend, limits, panel_grid, wrapped
 from fedif_studies.pictures.sheets import Picture, write_picture
