@@ -77,8 +77,7 @@ def _curve_panel(
     for cell in sorted(cells, key=lambda cell: cell.gpu):  # A CPU's name is empty here.
         curve = curves.mean(cell)
         if curve and cell.row.key not in drawn:
-            # An untrained model is left out: it would take most of the panel's height.
-            drawn[cell.row.key] = [point for point in curve if point[0]]
+            drawn[cell.row.key] = curve
             kinds[cell.row.key] = "holed" if cell.gpu else "filled"
         if cell.paper is not None:
             printed[cell.row.key] = cell.paper
@@ -123,7 +122,7 @@ def _draw_curves(panels: Sequence[CurvePanel], sheet: Sheet, title: str, finding
     entries: list[Entry] = [(LOOKS[row.key], "filled", row.title) for row in panels[0].rows]
     marks = (
         f"Means over seeds, a point at every {_POINTS}th round (with a hole: on a GPU). Hollow, at "
-        "the right: the paper."
+        "the right: the paper. A curve begins where it comes into its panel."
     )
     across, height = (1, 150.0) if sheet.is_narrow else (len(panels), 300.0)
 
@@ -150,7 +149,9 @@ def _draw_curves(panels: Sequence[CurvePanel], sheet: Sheet, title: str, finding
 def _draw_curve_panel(drawing: Drawing, box: Box, panel: CurvePanel, across: int) -> None:
     size = drawing.size
     rows = [row for row in panel.rows if row.key in panel.curves]
-    values = [100 * accuracy for row in rows for _, accuracy in panel.curves[row.key]]
+    # The steep beginning would take most of the panel's height.
+    late = [point for row in rows for point in panel.curves[row.key] if point[0] >= _POINTS]
+    values = [100 * accuracy for _, accuracy in late]
     values += [panel.printed[row.key].mean for row in panel.rows if row.key in panel.printed]
     low, high = limits(values)
     up = Scale(low, high, box.bottom, box.top)
@@ -171,7 +172,8 @@ def _draw_curve_panel(drawing: Drawing, box: Box, panel: CurvePanel, across: int
 
 def _draw_curve(drawing: Drawing, along: Scale, up: Scale, row: Variant, panel: CurvePanel) -> None:
     """Draw a method's curve, with a point at every 20th round and at the last one."""
-    look, curve = LOOKS[row.key], panel.curves[row.key]
+    look = LOOKS[row.key]
+    curve = [point for point in panel.curves[row.key] if 100 * point[1] >= up.low]
     drawing.curve([(along(n), up(100 * accuracy)) for n, accuracy in curve], look.colour)
     for number, accuracy in curve:
         if number % _POINTS == 0 or number == curve[-1][0]:
