@@ -127,7 +127,7 @@ from fedif_flower.tasks.data.datasets import load_dataset
 from fedif_flower.tasks.data.partition import dirichlet_partition
 digits = load_dataset("digits")
 images = (digits.train.images * (255 / digits.max_value)).round().astype("uint8")
-for i, part in enumerate(dirichlet_partition(digits, 4, 1.0, 0)):
+for i, part in enumerate(dirichlet_partition(digits.train.labels, 4, 1.0, 0)):
     for name in digits.classes:
         pathlib.Path(sys.argv[1], f"partition-{i}", "train", name).mkdir(parents=True)
     for index in part.tolist():

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from fedif_flower.strategies import Setup as Setup
     from fedif_flower.strategies import SFedAvg as SFedAvg
     from fedif_flower.strategies import ShapFed as ShapFed
+    from fedif_flower.tasks.data.partition import dirichlet_partition as dirichlet_partition
     from fedif_flower.tasks.task import ClientSite as ClientSite
     from fedif_flower.tasks.task import Metric as Metric
     from fedif_flower.tasks.task import Site as Site

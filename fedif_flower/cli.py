@@ -153,7 +153,8 @@ def new_app(
 def show(
     run_dir: RunDir,
     sort: Annotated[str, typer.Option(help="a column: contribution, weight_score, name ...")] = "",
-    picture: Annotated[Path | None, typer.Option(help="draw the members here, *.png")] = None,
+    picture: Annotated[Path | None, typer.Option(help="draw the run here, *.png")] = None,
+    of: Annotated[str, typer.Option(help="what the picture shows: members, rounds")] = "members",
 ) -> None:
     """Show a run's figures and its members, complete or not."""
     require_directories([run_dir])
@@ -167,7 +168,7 @@ def show(
     results.table(sort).print(console)
     typer.echo(repr(results))
     if picture is not None:
-        typer.echo(f"Picture: {results.plot(picture).absolute()}")
+        typer.echo(f"Picture: {results.plot(picture, of).absolute()}")
 
 
 validation_cli = typer.Typer(name="validation", no_args_is_help=True)

@@ -28,6 +28,7 @@ from fedif_flower.settings import parse_overrides
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.valuation import shapley
 from fedif_studies.lab.spec import read_sweep
+from fedif_studies.paper.glance import CASES
 from fedif_studies.paper.report import update_docs
 from fedif_studies.rows import ORIGIN
 from tests.server.hostile import Clients
@@ -62,6 +63,7 @@ WITH_CODE = [
 def test_every_link_between_files_of_the_repository_leads_somewhere(path):
     text = re.sub(r"^ *```.*?^ *```", "", path.read_text(), flags=re.DOTALL | re.M)
     targets = [t for t in re.findall(r"\]\(([^)\s#]+)[^)\s]*\)", text) if ":" not in t]
+    targets += re.findall(r'\b(?:src|srcset)="([^"]+)"', text)
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
@@ -157,17 +159,78 @@ def test_docstrings_refer_to_what_exists(room):
         assert [path for path in ROLE.findall(file.read_text()) if not is_there(path)] == [], file
 
 
-def test_results_are_those_of_the_committed_rows(tmp_path):
-    (tmp_path / "results").mkdir()
+def test_results_and_their_pictures_are_those_of_the_committed_rows(tmp_path):
+    docs = tmp_path / "docs"
+    (docs / "results").mkdir(parents=True)
     for path in (DOCS / "results").glob("*"):
         if not path.name.startswith("bench-"):
-            (tmp_path / "results" / path.name).write_bytes(path.read_bytes())
-    shutil.copy(DOCS / "results.md", tmp_path)
-    page = update_docs(tmp_path, [], RunConfig.defaults())
+            (docs / "results" / path.name).write_bytes(path.read_bytes())
+    shutil.copy(DOCS / "results.md", docs)
+    shutil.copy(REPOSITORY / "README.md", tmp_path)
+    page = update_docs(docs, [], RunConfig.defaults())
     assert page.read_text() == (DOCS / "results.md").read_text()
+    assert (tmp_path / "README.md").read_text() == README
+    drawn, committed = (
+        {path.name: path.read_text() for path in folder.glob("*.svg")}
+        for folder in (docs / "pictures", DOCS / "pictures")
+    )
+    assert drawn.keys() == committed.keys()
+    assert [name for name in drawn if drawn[name] != committed[name]] == []
 
 
 README = (REPOSITORY / "README.md").read_text()
+
+
+def percent_of(name: str, figure: str, of_case: dict[str, str]) -> float:
+    """Return the mean of a figure over the three rows that have these values, in percent."""
+    rows = read_rows(DOCS / "results" / name)
+    fitting = [row for row in rows if of_case.items() <= row.items()]
+    assert len(fitting) == 3
+    return 100 * sum(float(row[figure]) for row in fitting) / 3
+
+
+def of_noise(method: str, bounds: str = "") -> float:
+    if bounds:
+        rule = {"rule.weights": method, "rule.bounds": bounds}
+        return percent_of("cifar10-label-noise-bounds.csv", "test-last-ten", rule)
+    column = {"column": "label-noise_0.7_0.7-0.8", "normalization": "data", "row": method}
+    return percent_of("cifar10.csv", "test-last-ten", column)
+
+
+def of_arena(data: str, attack: str, rule: str, bounds: str) -> float:
+    bout = {"data": data, "attack": attack, "rule": rule, "bounds": bounds}
+    return percent_of("arena.csv", "accuracy", bout)
+
+
+def test_what_the_readme_says_below_its_picture_is_what_the_rows_say():
+    fedavg, fedif = (of_noise(method, "full") for method in ("fedavg", "fedif"))
+    fedavg_without, fedif_without = (of_noise(method) for method in ("fedavg", "fedif"))
+    fashion = [of_arena("Fashion-MNIST", "none", rule, "full") for rule in ("FedAvg", "FedIF")]
+    cost = fashion[0] - fashion[1]
+    scaled = ("CIFAR-10 (JPEG)", "scaling x10")
+    descent = of_arena(*scaled, "influence descent", "full")
+    text = " ".join(README.partition("<!-- end: at a glance -->")[2].split())
+    assert text.startswith(
+        f"With wrong labels at 70 % of CIFAR-10's clients, FedIF has {fedif:.1f} % test accuracy "
+        f"with its default bounds and {fedif_without:.1f} % without, where FedAvg has "
+        f"{fedavg_without:.1f} %. Much of that lead comes from the bounds, which any method can "
+        f"have: FedAvg with them has {fedavg:.1f} %. Where nobody attacks, FedIF costs "
+        f"{cost:.1f} points on Fashion-MNIST, and where 40 % send updates ten times too long on "
+        f"CIFAR-10, all but influence descent with bounds ({descent:.1f} %) end below 30 %."
+    )
+    others = [("influence descent", "none")]
+    others += [(rule, bounds) for rule in ("FedAvg", "FedIF") for bounds in ("none", "full")]
+    assert max(of_arena(*scaled, *other) for other in others) < 30
+
+
+def test_the_table_at_a_glance_is_what_its_picture_is_drawn_from():
+    text = (DOCS / "results.md").read_text().partition("## At a glance")[2]
+    lines = re.findall(r"^\| (?:CIFAR-10|digits|Fashion-MNIST).*", text, flags=re.M)[: len(CASES)]
+    columns = (("FedAvg", False), ("FedAvg", True), ("FedIF", False), ("FedIF", True))
+    for line, case in zip(lines, CASES, strict=True):
+        figures = case.read(DOCS / "results")
+        shown = [f"{figures[bar].mean:.1f}" for bar in (*columns, ("influence descent", False))]
+        assert re.findall(r"\| (\d+\.\d)", line) == shown, case
 
 
 def test_library_example(tmp_path, monkeypatch, capsys):

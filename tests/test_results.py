@@ -4,8 +4,11 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy.stats import t
 from typer.testing import CliRunner
 
@@ -13,6 +16,7 @@ from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.records import read_run
 from fedif_flower import load
 from fedif_flower.errors import ConfigError
+from fedif_flower.run import plots
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import read_rows
 from fedif_studies.commands import cli
@@ -127,7 +131,7 @@ def test_a_run_that_is_not_complete_is_shown_and_not_compared(two, tmp_path):
         compare([run, load(two[1])])
 
 
-def test_the_commands(two, tmp_path):
+def test_the_commands(two, tmp_path, pictures):
     def fedif(*arguments: object) -> str:
         return CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False).stdout
 
@@ -135,7 +139,55 @@ def test_the_commands(two, tmp_path):
     assert "client 2" in shown
     assert "2 rounds, complete" in shown
     assert (tmp_path / "members.png").read_bytes().startswith(PNG)
+    shown = fedif("show", two[0], "--picture", tmp_path / "rounds.png", "--of", "rounds")
+    assert shown.rstrip().endswith("rounds.png")
     compared = fedif("compare", *two, "--output-dir", tmp_path / "both")
     assert "median" in compared
     assert (tmp_path / "both" / "accuracy.png").read_bytes().startswith(PNG)
     assert "| fedif |" in (tmp_path / "both" / "table.md").read_text()
+
+
+def drawn_rounds(run: Run, path: Path, monkeypatch) -> Figure:
+    figures = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, _: figures.append(figure))
+    run.plot(path, "rounds")
+    return figures[0]
+
+
+def test_influences_and_weights_are_drawn_by_client_and_round(two, tmp_path, monkeypatch):
+    run = load(two[0])  # FedIF: three clients, two rounds.
+    figure = drawn_rounds(run, tmp_path / "rounds.png", monkeypatch)
+    maps = {axes.images[0].colorbar.ax.get_ylabel(): axes for axes in figure.axes if axes.images}
+    assert set(maps) == {"influence", "weight"}
+    for name, column in (("influence", "score"), ("weight", "weight")):
+        shown = maps[name].images[0].get_array()  # [clients, rounds]
+        assert shown.shape == (3, 2)
+        for line in run.lines("clients"):
+            row = sorted(member.client_id for member in run.members).index(line["client_id"])
+            assert shown[row, line["round"] - 1] == pytest.approx(line[column])
+    assert maps["weight"].get_xlabel() == "round; grey: had no part"
+
+
+def test_a_client_without_a_part_in_a_round_is_grey_and_the_malicious_stand_below(
+    tmp_path, monkeypatch
+):
+    run = by_hand(tmp_path)
+    clients = [(1, 0, 0.5, 0), (1, 2, -1.0, 1), (5, 1, 0.25, 0)]
+    lines = [dict(zip(("round", "client_id", "weight", "bad"), c, strict=True)) for c in clients]
+    told = [{**line, "score": None} for line in lines]
+    members = [SimpleNamespace(client_id=i, label=f"c{i}", malicious=i == 0) for i in range(3)]
+    monkeypatch.setattr(Run, "lines", lambda self, table="members": told)
+    monkeypatch.setattr(Run, "members", members)
+    monkeypatch.setattr(Run, "last_round", 5)
+    figure = drawn_rounds(run, tmp_path / "rounds.png", monkeypatch)
+    (axes,) = (axes for axes in figure.axes if axes.images)  # Nobody has influences.
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["c1", "c2", "c0 (malicious)"]
+    shown = axes.images[0].get_array().filled(np.nan)
+    expected = np.full((3, 5), np.nan)
+    expected[0, 4], expected[1, 0], expected[2, 0] = 0.25, -1.0, 0.5
+    np.testing.assert_array_equal(shown, expected)
+
+
+def test_what_cannot_be_drawn_is_named(two, tmp_path):
+    with pytest.raises(ConfigError, match="of = 'loss'; allowed: members, rounds"):
+        load(two[0]).plot(tmp_path / "x.png", "loss")

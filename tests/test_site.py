@@ -62,3 +62,12 @@ def test_formulas_and_roles_are_rendered(site):
 def test_home_is_the_readme_with_links_of_the_site(site):
     assert 'href="tutorial/deployment.html"' in site["index.html"]
     assert 'src="weight-scores.png"' in site["index.html"]
+    assert 'srcset="pictures/at-a-glance-380.svg"' in site["index.html"]
+
+
+def test_every_picture_of_a_page_is_there(built, site):
+    for name, page in site.items():
+        sources = re.findall(r'<(?:img|source)\b[^>]*?\b(?:src|srcset)="([^"]+)"', page)
+        files = [source for source in sources if not source.startswith("data:")]
+        folder = (built / name).parent
+        assert [file for file in files if not (folder / file).exists()] == [], name

@@ -47,6 +47,8 @@ for _notebook in sorted(NOTEBOOKS.glob("*.ipynb")):
         RENDERED[f"examples/{_name}"] = _drawn
         REPOSITORY_PAGES[f"examples/{_name}"] = f"examples/notebooks/{_name}"
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+# Of a picture in several widths, which Markdown has no words for.
+_SOURCE = re.compile(r'(\b(?:src|srcset)=")([^"\s#]+)()(")')
 _FENCE = re.compile(r"^( *```.*?^ *```)", flags=re.DOTALL | re.MULTILINE)
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', flags=re.DOTALL)
 
@@ -90,9 +92,9 @@ def translate_links(markdown: str, page: str) -> str:
         return f"{opening}{posixpath.relpath(pages.get(path, path), here)}{anchor}{closing}"
 
     parts = _FENCE.split(markdown)
-    return "".join(
-        part if index % 2 else _LINK.sub(translate, part) for index, part in enumerate(parts)
-    )
+    for index in range(0, len(parts), 2):  # Every other part is code.
+        parts[index] = _SOURCE.sub(translate, _LINK.sub(translate, parts[index]))
+    return "".join(parts)
 
 
 def _to_mathml(match: re.Match[str]) -> str:

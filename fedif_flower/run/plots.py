@@ -9,16 +9,21 @@ from textwrap import shorten
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.palette import BLUE, HONEST, MALICIOUS, VERMILLION, look
 from fedif_flower.run.rows import Line
 from fedif_flower.storage import write_atomically
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-HONEST = "#2a6fbb"
-MALICIOUS = "#c8442e"
-FEW = 10  # Clients, at most, whose lines are named: as many as there are colours.
+FEW = 10  # Clients, at most, whose lines are named.
+_MOST_NAMED = 40  # Clients, at most, whose rows are named.
+_SHOWN = 98  # Percent of the values that a map has colours for; those beyond have the last colour.
 MAX_NAME = 24  # Characters of a name.
 Series = Mapping[int, Sequence[tuple[int, float]]]  # Of rounds and values, by client id.
 _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
@@ -38,7 +43,7 @@ def plot_progress(rounds: Sequence[Line], folder: RunFolder, title: str) -> Path
         label = "validation labels contradicted"
         axes.plot(*zip(*contradicted, strict=True), "-.", color="grey", linewidth=0.9, label=label)
     axes.set(xlabel="round", ylabel=metric.replace("_", " "), title=title)
-    axes.grid(alpha=0.3)
+    dress(axes)
     if metric == "accuracy":
         path = folder.pictures["accuracy"]
         axes.set(ylim=(0, 1))
@@ -94,26 +99,36 @@ def plot_members(
     few = len(series) <= FEW
     figure = new_figure()
     axes = figure.subplots()
-    for client_id, points in sorted(series.items()):
+    for index, (client_id, points) in enumerate(sorted(series.items())):
+        is_malicious = client_id in malicious
+        style = _style_of_many(is_malicious=is_malicious)
         if few:
-            style = _named_style(members[client_id][0], is_malicious=client_id in malicious)
-        else:
-            style = {"color": MALICIOUS if client_id in malicious else HONEST}
+            named = _named_style(members[client_id][0], is_malicious=is_malicious)
+            style = {**look(index), **named, "markersize": 3.5}
         # Between its rounds a client keeps its value.
         steps = [*points, (last, points[-1][1])]
-        axes.step(*zip(*steps, strict=True), where="post", alpha=0.6, linewidth=0.9, **style)
+        axes.step(*zip(*steps, strict=True), where="post", alpha=0.7, linewidth=0.9, **style)
     if not few and malicious:
         # Lines without points, for the legend alone.
-        axes.plot([], [], color=HONEST, label=f"honest ({len(series) - len(malicious)} clients)")
-        axes.plot([], [], color=MALICIOUS, label=f"malicious ({len(malicious)})")
+        honest = f"honest ({len(series) - len(malicious)} clients)"
+        axes.plot([], [], label=honest, **_style_of_many(is_malicious=False))
+        others = f"malicious ({len(malicious)})"
+        axes.plot([], [], label=others, **_style_of_many(is_malicious=True))
     axes.set(xlabel="round", ylabel=ylabel, title=title)
-    axes.grid(alpha=0.3)
+    dress(axes)
     if few:
         # Names stand beside the lines, not over them.
         axes.legend(loc="upper left", fontsize="small", bbox_to_anchor=(1.0, 1.0))
     elif malicious:
         axes.legend(loc="upper left", fontsize="small")
     save_figure(figure, path)
+
+
+def _style_of_many(*, is_malicious: bool) -> dict[str, Any]:
+    """Return how a client is drawn whose name is not in the picture."""
+    if is_malicious:
+        return {"color": MALICIOUS, "linestyle": (0, (4, 1))}
+    return {"color": HONEST, "linestyle": "-"}
 
 
 def _named_style(name: str, *, is_malicious: bool) -> dict[str, Any]:
@@ -124,11 +139,108 @@ def _named_style(name: str, *, is_malicious: bool) -> dict[str, Any]:
     return {"label": label, "linestyle": "-"}
 
 
-def new_figure(height: float = 4.0) -> Figure:
-    """Return an empty picture, 7 by ``height`` inches."""
+def plot_rounds(
+    columns: Mapping[str, Series],
+    members: Mapping[int, tuple[str, bool]],
+    last: int,
+    path: Path,
+    *,
+    title: str,
+) -> None:
+    """Draw what each client had in each round as maps, one below the other.
+
+    Parameters
+    ----------
+    columns : mapping of str to Series
+        What is shown, and its values by client.
+    members : mapping of int to tuple of str and bool
+        By client id: its name, and whether it is known to misbehave. Honest clients stand above.
+    last : int
+        The last round.
+    path : Path
+        The PNG file.
+    title : str
+        Above the picture.
+    """
+    order = sorted(members, key=lambda client_id: (members[client_id][1], client_id))
+    height = 0.9 + len(columns) * max(2.4, min(0.2 * len(order), 4.0))
+    figure = new_figure(height)
+    figure.suptitle(title)
+    all_axes = figure.subplots(len(columns), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, (name, series) in zip(all_axes, columns.items(), strict=True):
+        values = np.full((len(order), last), np.nan)  # [clients, rounds]; nan: it had no part.
+        for row, client_id in enumerate(order):
+            for server_round, value in series.get(client_id, ()):
+                values[row, server_round - 1] = value
+        _draw_map(figure, axes, values, name)
+        _name_rows(axes, [members[client_id] for client_id in order])
+    axes.set(xlabel="round; grey: had no part")
+    save_figure(figure, path)
+
+
+def _draw_map(figure: Figure, axes: Axes, values: NDArray[np.float64], name: str) -> None:
+    """Draw values ``[n, T]``: blue above 0, vermillion below, grey where there are none."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colours = ["#ffffff", BLUE]
+    known = np.abs(values[np.isfinite(values)])
+    reach = float(np.percentile(known, _SHOWN)) if known.size else 0.0
+    reach = reach or float(known.max(initial=0.0)) or 1.0
+    low = 0.0
+    if np.nanmin(values, initial=0.0) < 0:
+        colours = [VERMILLION, *colours]
+        low = -reach
+    colour_map = LinearSegmentedColormap.from_list("palette", colours)
+    rounds = values.shape[1]
+    drawn = axes.imshow(
+        values,
+        aspect="auto",
+        interpolation="nearest",
+        cmap=colour_map,
+        vmin=low,
+        vmax=reach,
+        extent=(0.5, rounds + 0.5, len(values) - 0.5, -0.5),
+    )
+    axes.set_facecolor("#d9d9d9")
+    figure.colorbar(drawn, ax=axes, label=name, extend="max" if low == 0 else "both")
+
+
+def _name_rows(axes: Axes, members: Sequence[tuple[str, bool]]) -> None:
+    """Name the clients of a map; where there are many, only who is honest and who is not."""
+    if len(members) <= _MOST_NAMED:
+        names = []
+        for name, is_malicious in members:
+            shown = shorten(name, MAX_NAME, placeholder=" ...")
+            names.append(f"{shown} (malicious)" if is_malicious else shown)
+        axes.set_yticks(range(len(members)), names, fontsize="small")
+        return
+    num_malicious = sum(is_malicious for _, is_malicious in members)
+    num_honest = len(members) - num_malicious
+    groups = [(num_honest / 2, f"honest ({num_honest})")] if num_honest else []
+    if num_malicious:
+        groups.append((num_honest + num_malicious / 2, f"malicious ({num_malicious})"))
+        axes.axhline(num_honest - 0.5, color="black", linewidth=0.9)
+    places = [place for place, _ in groups]
+    titles = [group for _, group in groups]
+    axes.set_yticks(places, titles, rotation="vertical", verticalalignment="center")
+
+
+def new_figure(height: float = 4.0, width: float = 7.0) -> Figure:
+    """Return an empty picture, in inches."""
     from matplotlib.figure import Figure  # takes half a second, which only drawing should cost
 
-    return Figure(figsize=(7, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def dress(axes: Axes) -> None:
+    """Give axes the look of all pictures: a light grid, no frame."""
+    axes.grid(color="#d8dee4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#6e7781")
+    axes.tick_params(color="#6e7781")
 
 
 def save_figure(figure: Figure, path: Path) -> None:

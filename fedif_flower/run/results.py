@@ -21,7 +21,8 @@ from fedif_flower.messages.client_node import called
 from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import JsonFile, RunFolder
-from fedif_flower.run.plots import new_figure, save_figure
+from fedif_flower.run.palette import HONEST, MALICIOUS
+from fedif_flower.run.plots import dress, new_figure, plot_rounds, save_figure
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.tables import ResultTable, shown_number
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 UNFINISHED = "unfinished"  # It goes on, or was stopped: its completeness is not known yet.
 TABLES = ("members", "rounds", "clients", "attendance", "attribution")
+DRAWN = ("members", "rounds")
 _MOST_BARS = 40  # Members that a picture has room for.
 # What a member contributed, and the ends of its interval.
 _Contribution = tuple[float | None, float | None, float | None]
@@ -254,14 +256,44 @@ class Run:
             "away": str(member.away),
         }
 
-    def plot(self, path: str | Path) -> Path:
-        """Draw what each member contributed, with its interval; else its weight score.
+    def plot(self, path: str | Path, of: str = "members") -> Path:
+        """Draw the members, or what each had in each round.
+
+        Parameters
+        ----------
+        path : str or Path
+            The PNG file.
+        of : {"members", "rounds"}
+            What each member contributed, with its interval (else its weight score); or its
+            influence and its weight over the rounds.
 
         Raises
         ------
         ConfigError
-            If the run has neither.
+            If the run has nothing of it.
         """
+        require(of in DRAWN, "of", of, ", ".join(DRAWN))
+        if of == "rounds":
+            return self._plot_rounds(Path(path))
+        return self._plot_members(Path(path))
+
+    def _plot_rounds(self, path: Path) -> Path:
+        """Draw members' influences and weights over the rounds; a column that nobody has is out."""
+        columns = {}
+        for column, name in (("score", "influence"), ("weight", "weight")):
+            series: dict[int, list[tuple[int, float]]] = {}
+            for line in self.lines("clients"):
+                if line[column] is not None:
+                    series.setdefault(line["client_id"], []).append((line["round"], line[column]))
+            if series:
+                columns[name] = series
+        if not columns:
+            raise ConfigError(f"{self.name}: neither influences nor weights to draw")
+        members = {member.client_id: (member.label, member.malicious) for member in self.members}
+        plot_rounds(columns, members, self.last_round, path, title=self.title)
+        return path
+
+    def _plot_members(self, path: Path) -> Path:
         if any(member.contribution is not None for member in self.members):
             column = "contribution"
             xlabel = "decrease of the validation loss"
@@ -276,13 +308,15 @@ class Run:
         figure = new_figure(height=1.2 + 0.25 * len(shown))
         axes = figure.subplots()
         values = np.array([getattr(member, column) for member in shown])
-        colours = ["C1" if member.malicious else "C0" for member in shown]
-        axes.barh(range(len(shown)), values, xerr=_error_bars(shown, values), color=colours)
-        axes.set_yticks(range(len(shown)), [member.label for member in shown])
+        bars = axes.barh(range(len(shown)), values, xerr=_error_bars(shown, values), color=HONEST)
+        for member, bar in zip(shown, bars, strict=True):
+            if member.malicious:
+                bar.set(facecolor=MALICIOUS, edgecolor="white", hatch="//")
+        axes.set_yticks(range(len(shown)), [_called_in_picture(member) for member in shown])
         axes.set(xlabel=xlabel, title=self.title)
-        axes.grid(alpha=0.3, axis="x")
-        save_figure(figure, Path(path))
-        return Path(path)
+        dress(axes)
+        save_figure(figure, path)
+        return path
 
     @cached_property
     def attributed(self) -> tuple[list[Line], list[Line]]:
@@ -417,6 +451,12 @@ def _columns_with_values(lines: Sequence[Mapping[str, str]]) -> list[str]:
         if values != {"-"}:
             columns.append(column)
     return columns
+
+
+def _called_in_picture(member: Member) -> str:
+    if member.malicious:
+        return f"{member.label} (malicious)"
+    return member.label
 
 
 def _error_bars(members: Sequence[Member], values: NDArray[np.float64]) -> Any:

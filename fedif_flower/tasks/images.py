@@ -189,4 +189,6 @@ def _parts(
     name: str, data_dir: str, num_partitions: int, dirichlet_alpha: float, seed: int
 ) -> list[NDArray[np.int64]]:
     """Return who has which images; read once, since a process may play many clients."""
-    return dirichlet_partition(_dataset(name, data_dir), num_partitions, dirichlet_alpha, seed)
+    return dirichlet_partition(
+        _dataset(name, data_dir).train.labels, num_partitions, dirichlet_alpha, seed
+    )

@@ -117,7 +117,10 @@ class AuditTask:
     def members(self) -> list[AuditMember]:
         """Honest members, with parts drawn by Dirichlet from the config's seed."""
         parts = dirichlet_partition(
-            self.dataset, self.config.num_clients, self.config.dirichlet_alpha, self.config.seed
+            self.dataset.train.labels,
+            self.config.num_clients,
+            self.config.dirichlet_alpha,
+            self.config.seed,
         )
         members = []
         for index, part in enumerate(parts):

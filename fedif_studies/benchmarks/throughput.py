@@ -60,7 +60,7 @@ class Workload:
     @cached_property
     def partitions(self) -> list[Tensor]:
         """Which images each client has."""
-        parts = dirichlet_partition(self.dataset, CLIENTS, 1.0, 0)
+        parts = dirichlet_partition(self.dataset.train.labels, CLIENTS, 1.0, 0)
         return [torch.from_numpy(part) for part in parts]
 
     def config(self, strategy: str, output_dir: str) -> RunConfig:

@@ -147,7 +147,7 @@ def find_data(dataset: str, data_dir: str) -> tuple[dict[str, Scalar], str]:
     CIFAR-10 as folders of images, ``train/<class>/`` and ``test/<class>/`` in ``data_dir`` or in
     its ``cifar10``, is taken where it lies there; it is called JPEG if that is what the files are.
     """
-    title = _TITLES.get(dataset, dataset)
+    title = title_of_data(dataset)
     if not data_dir:
         return {"dataset": dataset, "data-dir": ""}, title
     place = Path(data_dir).expanduser().absolute()
@@ -157,6 +157,11 @@ def find_data(dataset: str, data_dir: str) -> tuple[dict[str, Scalar], str]:
                 settings: dict[str, Scalar] = {"dataset": "image-folder", "data-dir": str(folder)}
                 return settings, f"CIFAR-10 ({_kind_of_images(folder)})"
     return {"dataset": dataset, "data-dir": str(place)}, title
+
+
+def title_of_data(dataset: str) -> str:
+    """Return what a data set is called in a report."""
+    return _TITLES.get(dataset, dataset)
 
 
 def _kind_of_images(folder: Path) -> str:

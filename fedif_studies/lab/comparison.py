@@ -16,7 +16,6 @@ from fedif_flower.run.writer import STAGES_KEY
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.config import configured_bounds, default_clipping
 from fedif_flower.tables import ResultTable
-from fedif_studies.lab.curves import plot_curves
 from fedif_studies.lab.measurements import (
     ACCURACIES,
     ACCURACY,
@@ -25,6 +24,7 @@ from fedif_studies.lab.measurements import (
     read_measurement,
     to_row,
 )
+from fedif_studies.lab.panels import axes_of, plot_sweep, roles_of
 from fedif_studies.lab.table import MeanStd, write_table
 from fedif_studies.rows import add_rows
 
@@ -135,20 +135,30 @@ def report_sweep(
         values = tuple(measurement.config.get(axis, "") for axis in axes)
         combinations.setdefault(values, []).append(measurement)
     lines = []
-    series = {}
     rows = []
     for values, of_seeds in combinations.items():
         labels = [str(value) for value in values]
         lines.append([*labels, str(len(of_seeds)), *_figures(of_seeds)])
-        series[", ".join(labels) or "all runs"] = of_seeds
         rows += [to_row(measurement) for measurement in of_seeds]
-    picture = folder / "accuracy.png"
-    pictures = [picture] if plot_curves(series, picture, name) else []
+    pictures = _draw_sweep(name, measurements, axes, folder)
     about = " ".join(dict.fromkeys(map(_about, measurements)))
     heading = [*axes, "seeds", *ACCURACIES.values(), "detection AUC"]
     table = ResultTable(name, heading, lines, num_labels=len(axes))
     write_table(table, folder, console, [about], pictures)
     add_rows(folder / "results.csv", rows, anew=True)
+
+
+def _draw_sweep(
+    name: str, measurements: Sequence[Measurement], keys: Sequence[str], folder: Path
+) -> list[Path]:
+    """Draw a sweep over rounds, and along the axis with most numbers; return the pictures."""
+    axes = axes_of(measurements, keys)
+    along, over_rounds = roles_of(axes, over_rounds=False), roles_of(axes, over_rounds=True)
+    drawn = []
+    if along != over_rounds:
+        drawn.append((along, folder / "axes.png"))
+    drawn.append((over_rounds, folder / "accuracy.png"))
+    return [path for roles, path in drawn if plot_sweep(measurements, axes, roles, path, name)]
 
 
 def varying(measurements: Sequence[Measurement]) -> list[str]:

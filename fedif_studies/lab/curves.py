@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedif_flower.run.plots import new_figure, save_figure
+from fedif_flower.run import plots
+from fedif_flower.run.palette import look
 from fedif_flower.storage import make_folder
 from fedif_studies.lab.measurements import ACCURACY, Measurement
 
@@ -39,7 +40,7 @@ def plot_curves(
     bool
         ``False`` if there is nothing to draw.
     """
-    figure = new_figure(height=4.5)
+    figure = plots.new_figure(height=4.5)
     axes = figure.subplots()
     runs = list(itertools.chain.from_iterable(series.values()))
     metric = runs[0].metric if runs else ACCURACY
@@ -54,11 +55,13 @@ def plot_curves(
         rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
         values = [[scale * curve[round_] for curve in curves] for round_ in rounds]
         means = [statistics.fmean(of_seeds) for of_seeds in values]
-        colour = f"C{index}"
-        axes.plot(rounds, means, color=colour, label=name)
+        # A marker at some of the rounds: colours alone do not tell lines apart for everybody.
+        every = max(1, len(rounds) // 8)
+        axes.plot(rounds, means, label=name, markevery=every, markersize=5, **look(index))
         if len(curves) > 1:
             low = [min(of_seeds) for of_seeds in values]
             high = [max(of_seeds) for of_seeds in values]
+            colour = look(index)["color"]
             axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
     if not axes.lines:
         return False
@@ -66,8 +69,8 @@ def plot_curves(
     if in_percent:
         label += ", %"
     axes.set(xlabel="round", ylabel=label, title=title)
-    axes.grid(alpha=0.3)
+    plots.dress(axes)
     axes.legend(loc="lower right" if in_percent else "best")
     make_folder(path.parent)
-    save_figure(figure, path)
+    plots.save_figure(figure, path)
     return True

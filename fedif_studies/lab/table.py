@@ -75,13 +75,20 @@ def write_table(
     console: Console,
     remarks: Sequence[str],
     pictures: Sequence[Path] = (),
+    more: Sequence[ResultTable] = (),
 ) -> None:
-    """Print a table and remarks on it; write both, and its pictures, into ``table.md``."""
+    """Print a table and remarks on it; write both, and its pictures, into ``table.md``.
+
+    Below it stand ``more`` tables, each with its title.
+    """
     make_folder(folder)
     page = folder / "table.md"
     shown = [f"![{picture.stem}]({picture.name})" for picture in pictures]
     paragraphs = [f"# {table.title}", "\n".join(table.to_markdown()), *remarks, *shown]
+    for other in more:
+        paragraphs += [f"## {other.title}", "\n".join(other.to_markdown())]
     write_atomically(page, "\n\n".join(paragraphs) + "\n")
-    table.print(console)
+    for printed in (table, *more):
+        printed.print(console)
     for line in (*remarks, f"Report: {page.absolute()}"):
         console.print(line, highlight=False, soft_wrap=True)

@@ -25,7 +25,11 @@ from fedif_studies.paper.cells import (
     settings_of_cells,
     why_in_no_cell,
 )
+from fedif_studies.paper.curves import curve_rows, path_of, update_curves
+from fedif_studies.paper.glance import glance_picture
+from fedif_studies.paper.pictures import write_pictures
 from fedif_studies.paper.tables import TABLES, PaperTable, Settings
+from fedif_studies.pictures.sheets import write_picture
 from fedif_studies.rows import add_rows, put_tables
 
 _MOST_NAMED = 5  # Runs that are no cells.
@@ -54,6 +58,9 @@ def report_table(
     pictures = [] if table.is_timed else _draw_pictures(table, cells, folder)
     write_table(result_table(table, cells), folder, console, remarks, pictures)
     add_rows(folder / "results.csv", result_rows(table, cells), anew=True)
+    curves = curve_rows(cells)
+    if curves:
+        add_rows(folder / "curves.csv", curves, anew=True)
 
 
 def _measurements_of(cells: Iterable[TableCell]) -> list[Measurement]:
@@ -220,6 +227,8 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
         The page.
     """
     text: list[str] = []
+    filled = {}
+    with_other_pixels = {}
     for table in TABLES.values():
         path = docs / "results" / f"{table.name}.csv"
         # Later ones win, so that a new result replaces an old one.
@@ -230,8 +239,12 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
         has_new = any(m.run_dir is not None for m in _measurements_of([*cells, *earlier]))
         if has_new:
             add_rows(path, result_rows(table, [*cells, *earlier]), anew=True)
+            if not table.is_timed:
+                update_curves(path_of(docs, table.name), [*cells, *earlier])
             # Six digits are kept: what is shown is what the rows say, not what they were made from.
             cells, earlier = _filled(table, read_results(path), defaults)
+        filled[table.name] = cells
+        with_other_pixels[table.name] = earlier
         measured = {cell.place for cell in (*cells, *earlier) if cell.measurements}
         shown = [cell for cell in cells if cell.place in measured]
         text += [
@@ -245,8 +258,21 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
             "",
         ]
     page = docs / "results.md"
-    put_tables(page, {"results": text})
+    pictures = write_pictures(docs, filled, with_other_pixels)
+    put_tables(page, {"results": text, "pictures": pictures})
+    put_glance(docs, page)
     return page
+
+
+def put_glance(docs: Path, page: Path) -> None:
+    """Draw the picture at a glance, and put it on the pages that have marks for it.
+
+    These are ``results.md``, and ``README.md`` beside the folder.
+    """
+    for path, seen_from in ((page, ""), (docs.parent / "README.md", f"{docs.name}/")):
+        if path.is_file() and "<!-- begin: at a glance -->" in path.read_text():
+            lines = write_picture(docs, glance_picture(docs / "results"), seen_from)
+            put_tables(path, {"at a glance": lines})
 
 
 def _filled(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import io
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.seeding import numpy_generator
@@ -18,13 +22,15 @@ from fedif_flower.storage import (
     exclusive_lock,
     write_atomically,
 )
-from fedif_flower.tasks.data.cache import Dataset
 
 
 def dirichlet_partition(
-    dataset: Dataset, num_partitions: int, dirichlet_alpha: float, seed: int
+    labels: Tensor | NDArray[np.integer[Any]] | Sequence[int],
+    num_partitions: int,
+    dirichlet_alpha: float = 1.0,
+    seed: int = 0,
 ) -> list[NDArray[np.int64]]:
-    r"""Divide the train split among clients, class by class, in Dirichlet proportions.
+    r"""Divide examples among clients, class by class, in Dirichlet proportions.
 
     .. math:: (q_{1,k}, \dots, q_{K,k}) \sim \mathrm{Dir}(\alpha, \dots, \alpha)
 
@@ -34,8 +40,8 @@ def dirichlet_partition(
 
     Parameters
     ----------
-    dataset : Dataset
-        Its train split, of n examples, is divided.
+    labels : Tensor, NDArray or sequence of int
+        ``[n]``, the class of each example, an integer.
     num_partitions : int
         K, the number of clients, in [1, n].
     dirichlet_alpha : float
@@ -46,12 +52,13 @@ def dirichlet_partition(
     Returns
     -------
     list of NDArray[np.int64]
-        K disjoint arrays of indices into the train split, shuffled; together all of it.
+        K disjoint arrays of indices into the labels, shuffled; together all of them.
 
     Raises
     ------
     ConfigError
-        If there are too many partitions, or :math:`\alpha` is so small that one has no example.
+        If labels are no integers, there are too many partitions, or :math:`\alpha` is so small
+        that one has no example.
     DataError
         If the cache cannot be written.
 
@@ -59,22 +66,23 @@ def dirichlet_partition(
     ----------
     Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
     """
-    total = len(dataset.train)
+    classes = _classes(labels)
+    total = len(classes)
     if not 1 <= num_partitions <= total:
         raise ConfigError(
-            f"num_partitions = {num_partitions}; allowed: 1 to {total}, the train images of "
-            f"{dataset.name!r}"
+            f"num_partitions = {num_partitions}; allowed: 1 to {total}, as many as examples"
         )
     alpha = float(dirichlet_alpha)
+    digest = hashlib.sha256(classes.tobytes()).hexdigest()
     # Both libraries' versions: either may change what a seed draws.
     versions = [importlib.metadata.version(package) for package in ("flwr-datasets", "numpy")]
-    key = content_key([dataset.fingerprint, num_partitions, alpha, seed, versions], 24)
+    key = content_key([digest, num_partitions, alpha, seed, versions], 24)
     root = cache_root()
     path = root / f"partitions-{key}.npz"
     if not path.is_file():
         with cache_errors(root), exclusive_lock(root / "partitions.lock"):
             if not path.is_file():  # Another process may have drawn it.
-                partitions = _draw(dataset.train.labels, num_partitions, alpha, seed)
+                partitions = _draw(classes, num_partitions, alpha, seed)
                 buffer = io.BytesIO()
                 sizes = [len(partition) for partition in partitions]
                 np.savez(buffer, indices=np.concatenate(partitions), sizes=sizes)
@@ -84,6 +92,19 @@ def dirichlet_partition(
             return np.split(stored["indices"], np.cumsum(stored["sizes"])[:-1])
     except Exception as error:
         raise DataError(f"{path} is damaged ({error}); remove it to have it drawn again") from error
+
+
+def _classes(labels: Tensor | NDArray[np.integer[Any]] | Sequence[int]) -> NDArray[np.int64]:
+    """Return labels as one array, wherever they lie."""
+    if isinstance(labels, Tensor):
+        labels = labels.detach().cpu().numpy()
+    array = np.asarray(labels)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ConfigError(
+            f"labels of shape {array.shape} and type {array.dtype}; allowed: integers, one for "
+            "each example"
+        )
+    return np.ascontiguousarray(array, dtype=np.int64)
 
 
 def _draw(
@@ -114,7 +135,7 @@ def _draw(
     except ValueError as error:
         raise ConfigError(
             f"dirichlet-alpha = {alpha}: found no division among {num_partitions} clients in which "
-            "each has a train image; allowed: a larger dirichlet-alpha, or fewer clients"
+            "each has an example; allowed: a larger dirichlet-alpha, or fewer clients"
         ) from error
 
 

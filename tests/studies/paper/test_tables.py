@@ -118,6 +118,9 @@ def test_a_table_is_written_with_its_rows_and_pictures(tmp_path, capsys):
     assert fedif + "| **63.60±0.43** | -0.60 |" in text
     assert "Rounds: 100; seeds: 0, 1; missing: 43 of 45 cells." in text
     assert [path.name for path in folder.glob("*.png")] == ["clean.png"]
+    curve = [row for row in read_rows(folder / "curves.csv") if row["row"] == "fedavg"]
+    assert [int(row["round"]) for row in curve] == list(range(0, 101, 5))
+    assert [row["test"] for row in curve[:2]] == ["0.100000", "0.200000"]
     rows = read_rows(folder / "results.csv")
     assert [(row["row"], row["seed"]) for row in rows] == [
         *(("fedavg", "0"), ("fedif", "0"), ("fedif", "1"))

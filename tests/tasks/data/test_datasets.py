@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
+import fedif_flower
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.tasks.data.cache import Dataset, channel_moments
 from fedif_flower.tasks.data.datasets import DATASETS, NORMALIZATIONS, load_dataset, to_pixels
@@ -84,7 +85,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("num_partitions", [1, 7, 100])
 @pytest.mark.parametrize("alpha", [0.5, 1, 1000.0])
 def test_partitions_are_disjoint_complete_and_not_tiny(digits, num_partitions, alpha) -> None:
-    partitions = dirichlet_partition(digits, num_partitions, alpha, 0)
+    partitions = dirichlet_partition(digits.train.labels, num_partitions, alpha, 0)
     assert len(partitions) == num_partitions
     assert sorted(np.concatenate(partitions)) == list(range(1197))
     assert min(map(len, partitions)) >= min(10, 1197 // num_partitions // 4)
@@ -93,7 +94,9 @@ def test_partitions_are_disjoint_complete_and_not_tiny(digits, num_partitions, a
 
 def test_partitions_depend_on_each_argument_and_on_no_cache(digits, tmp_path, monkeypatch) -> None:
     def drawn(*arguments: float) -> list[list[int]]:
-        return [partition.tolist() for partition in dirichlet_partition(digits, *arguments)]
+        return [
+            partition.tolist() for partition in dirichlet_partition(digits.train.labels, *arguments)
+        ]
 
     base = drawn(10, 1.0, 0)
     for other in ((10, 1.0, 1), (10, 0.9, 0), (11, 1.0, 0)):
@@ -102,14 +105,35 @@ def test_partitions_depend_on_each_argument_and_on_no_cache(digits, tmp_path, mo
     assert drawn(10, 1.0, 0) == base
 
 
+def test_labels_of_ones_own_are_divided_whatever_holds_them(digits, cache) -> None:
+    labels = torch.tensor([0, 1] * 100)
+    parts = fedif_flower.dirichlet_partition(labels, 4, dirichlet_alpha=1e6)
+    # So large an alpha gives everybody the same: 25 of each class, but for one at either cut.
+    for part in parts:
+        counts = labels[part].bincount(minlength=2)
+        assert counts.tolist() == pytest.approx([25, 25], abs=1)
+    assert sorted(np.concatenate(parts)) == list(range(200))
+    for same in (labels.to(torch.int32), labels.numpy(), labels.tolist()):
+        again = fedif_flower.dirichlet_partition(same, 4, dirichlet_alpha=1e6)
+        assert [part.tolist() for part in again] == [part.tolist() for part in parts]
+    others = fedif_flower.dirichlet_partition(1 - labels, 4, dirichlet_alpha=1e6)
+    assert [part.tolist() for part in others] != [part.tolist() for part in parts]
+
+
+@pytest.mark.parametrize("labels", [[0.5, 1.0], [[0, 1]], ["cat", "dog"], torch.eye(2)])
+def test_what_is_no_label_of_each_example_is_refused(labels) -> None:
+    with pytest.raises(ConfigError, match=r"labels of shape .* allowed: integers, one for each"):
+        fedif_flower.dirichlet_partition(labels, 2)
+
+
 def test_damaged_partitions_are_named(digits: Dataset, cache: Path) -> None:
-    dirichlet_partition(digits, 2, 1.0, 0)
+    dirichlet_partition(digits.train.labels, 2, 1.0, 0)
     (path,) = cache.glob("partitions-*.npz")
     content = bytearray(path.read_bytes())
     content[400] ^= 1  # within the indices
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"{path} is damaged .*; remove it"):
-        dirichlet_partition(digits, 2, 1.0, 0)
+        dirichlet_partition(digits.train.labels, 2, 1.0, 0)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +147,7 @@ def test_damaged_partitions_are_named(digits: Dataset, cache: Path) -> None:
 )
 def test_what_cannot_be_divided_is_refused(digits, cache, num, alpha, message, recwarn) -> None:
     with pytest.raises(ConfigError, match=message):
-        dirichlet_partition(digits, num, alpha, 0)
+        dirichlet_partition(digits.train.labels, num, alpha, 0)
     assert not list(cache.glob("partitions-*.npz"))
     assert not recwarn.list
 

@@ -1,0 +1,121 @@
+"""Runs of the same seeds beside each other: differences seed by seed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import NamedTuple
+
+from fedif_flower.run import plots
+from fedif_flower.run.palette import BLACK, look
+from fedif_flower.storage import make_folder
+from fedif_flower.tables import ResultTable
+from fedif_studies.lab.measurements import ACCURACY, Measurement
+
+_WIDTH = 32  # Characters of a name in a line.
+
+
+class Pairs(NamedTuple):
+    """What one combination of settings has beyond the first one, by seed."""
+
+    name: str
+    by_seed: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return statistics.fmean(self.by_seed.values())
+
+
+class Paired(NamedTuple):
+    """The first combination of settings, and what the others have beyond it."""
+
+    first: str
+    others: Sequence[Pairs]
+    metric: str
+
+    @property
+    def unit(self) -> str:
+        """What the differences are in."""
+        return "points" if self.metric == ACCURACY else self.metric
+
+
+def pair_runs(measurements: Sequence[Measurement], keys: Sequence[str]) -> Paired | None:
+    """Return differences in the mean of the last ten rounds, over the seeds that both have.
+
+    Parameters
+    ----------
+    measurements : sequence of Measurement
+        The runs. Of two with the same settings and seed, the later one counts.
+    keys : sequence of str
+        The settings in which they differ, without the seed.
+
+    Returns
+    -------
+    Paired, optional
+        ``None`` where nothing shares a seed with the first run's settings.
+    """
+    groups: dict[str, dict[int, float]] = {}
+    for measurement in measurements:
+        name = ", ".join(f"{key} = {measurement.config.get(key, '')}" for key in keys)
+        scale = 100 if measurement.metric == ACCURACY else 1
+        value = scale * measurement.figures["test-last-ten"]
+        groups.setdefault(name, {})[measurement.seed] = value
+    (first, reference), *rest = groups.items()
+    others = []
+    for name, values in rest:
+        shared = sorted(values.keys() & reference.keys())
+        if shared:
+            others.append(Pairs(name, {seed: values[seed] - reference[seed] for seed in shared}))
+    if not others:
+        return None
+    return Paired(first, others, measurements[0].metric)
+
+
+def paired_table(paired: Paired) -> ResultTable:
+    """Return a line for each combination of settings, with a column for each seed."""
+    seeds = sorted({seed for pairs in paired.others for seed in pairs.by_seed})
+    form = "+.2f" if paired.metric == ACCURACY else "+.4g"
+    lines = []
+    for pairs in paired.others:
+        shown = {seed: format(value, form) for seed, value in pairs.by_seed.items()}
+        line = [pairs.name, *(shown.get(seed, "-") for seed in seeds)]
+        above = sum(difference > 0 for difference in pairs.by_seed.values())
+        line += [format(pairs.mean, form), f"{above} of {len(pairs.by_seed)}"]
+        lines.append(line)
+    heading = ["settings", *(f"seed {seed}" for seed in seeds), "mean", "higher in"]
+    title = f"{paired.unit} beyond {paired.first}, mean of the last ten rounds"
+    return ResultTable(title, heading, lines, num_labels=1)
+
+
+def plot_pairs(paired: Paired, path: Path) -> None:
+    """Draw a line for each combination of settings: a point for each seed, and a bar at their mean.
+
+    Parameters
+    ----------
+    paired : Paired
+        The differences.
+    path : Path
+        The PNG file.
+    """
+    figure = plots.new_figure(1.4 + 0.45 * len(paired.others))
+    axes = figure.subplots()
+    axes.axvline(0.0, color=BLACK, linewidth=0.9)
+    seeds = sorted({seed for pairs in paired.others for seed in pairs.by_seed})
+    for index, seed in enumerate(seeds):
+        places = [place for place, pairs in enumerate(paired.others) if seed in pairs.by_seed]
+        values = [paired.others[place].by_seed[seed] for place in places]
+        axes.plot(values, places, linestyle="none", label=f"seed {seed}", **look(index))
+    for place, pairs in enumerate(paired.others):
+        axes.vlines(pairs.mean, place - 0.3, place + 0.3, color=BLACK, linewidth=1.6)
+    axes.set_yticks(
+        range(len(paired.others)), [fill(pairs.name, _WIDTH) for pairs in paired.others]
+    )
+    axes.set_ylim(len(paired.others) - 0.5, -0.5)  # The first stands above.
+    axes.set(xlabel=fill(f"{paired.unit} beyond {paired.first}", 2 * _WIDTH))
+    plots.dress(axes)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+    make_folder(path.parent)
+    plots.save_figure(figure, path)

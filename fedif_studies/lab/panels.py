@@ -1,0 +1,210 @@
+"""A sweep as a picture: panels for one axis, lines for another, bars over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from fedif_flower.run import plots
+from fedif_flower.run.palette import look
+from fedif_flower.settings import Scalar
+from fedif_flower.storage import make_folder
+from fedif_studies.lab.measurements import ACCURACY, Measurement
+from fedif_studies.lab.table import MeanStd
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROUND = "round"  # What lies along a panel where no axis has numbers enough.
+_FEWEST = 3  # Numbers that make an axis lie along a panel.
+_MOST_ACROSS = 3  # Panels in a row.
+_BARS = 8  # Over rounds, at most.
+
+Point = tuple[float, MeanStd]
+"""Where a point lies along its panel, and its mean and deviation over seeds."""
+
+
+class Roles(NamedTuple):
+    """What each axis of a sweep is in its picture.
+
+    ``along`` lies along a panel, and is :data:`ROUND` where no axis has numbers enough; ``panels``
+    has a panel for each value, and may be empty: one panel has all; ``lines`` have a line for each
+    combination of their values.
+    """
+
+    along: str
+    panels: str
+    lines: tuple[str, ...]
+
+
+def roles_of(axes: Mapping[str, Sequence[Scalar]], *, over_rounds: bool) -> Roles:
+    """Return what each axis is.
+
+    The axis with most numbers lies along the panels. Of the others, the first has the lines, the
+    second the panels, and what is left belongs to the lines.
+
+    Parameters
+    ----------
+    axes : mapping of str to sequence of Scalar
+        The values of each axis, in the order of the sweep's file.
+    over_rounds : bool
+        Whether rounds lie along the panels, whatever the axes are.
+    """
+    numeric = [key for key, values in axes.items() if _are_numbers(values)]
+    if over_rounds:
+        numeric = []
+    along = max(numeric, key=lambda key: len(axes[key]), default=ROUND)
+    others = [key for key in axes if key != along]
+    if len(others) < 2:
+        return Roles(along, "", tuple(others))
+    first, second, *more = others
+    return Roles(along, second, (first, *more))
+
+
+def _are_numbers(values: Sequence[Scalar]) -> bool:
+    if len(values) < _FEWEST:
+        return False
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def axes_of(
+    measurements: Sequence[Measurement], keys: Sequence[str]
+) -> dict[str, tuple[Scalar, ...]]:
+    """Return the values of each axis: numbers by size, others as they come."""
+    axes = {}
+    for key in keys:
+        values = list(dict.fromkeys(m.config.get(key, "") for m in measurements))
+        if _are_numbers(values):
+            values.sort()
+        axes[key] = tuple(values)
+    return axes
+
+
+def points_of(measurements: Sequence[Measurement], along: str) -> list[Point]:
+    """Return a line's points: its runs' means and deviations over seeds.
+
+    They are the means of the last ten rounds by a setting, or those of each round. Accuracies are
+    in percent.
+    """
+    values: dict[float, list[float]] = {}
+    for measurement in measurements:
+        scale = 100 if measurement.metric == ACCURACY else 1
+        if along == ROUND:
+            for number, value in measurement.curve("test"):
+                values.setdefault(number, []).append(scale * value)
+        else:
+            place = float(measurement.config[along])
+            values.setdefault(place, []).append(scale * measurement.figures["test-last-ten"])
+    return [(place, MeanStd.of(values[place])) for place in sorted(values)]
+
+
+def plot_sweep(
+    measurements: Sequence[Measurement],
+    axes: Mapping[str, Sequence[Scalar]],
+    roles: Roles,
+    path: Path,
+    title: str,
+) -> bool:
+    """Draw a sweep.
+
+    Parameters
+    ----------
+    measurements : sequence of Measurement
+        Its runs; those with another metric than the first are left out.
+    axes : mapping of str to sequence of Scalar
+        The values of each axis.
+    roles : Roles
+        What each axis is.
+    path : Path
+        The PNG file.
+    title : str
+        Above the picture.
+
+    Returns
+    -------
+    bool
+        ``False`` if there is nothing to draw.
+    """
+    metric = measurements[0].metric
+    shown = [measurement for measurement in measurements if measurement.metric == metric]
+    if not points_of(shown, roles.along):
+        return False
+    values = axes.get(roles.panels, ("",))
+    down = math.ceil(len(values) / _MOST_ACROSS)
+    across = math.ceil(len(values) / down)
+    figure = plots.new_figure(0.8 + 3.0 * down, max(7.0, 3.2 * across + 1.8))
+    figure.suptitle(title)
+    panels = figure.subplots(down, across, squeeze=False, sharey=True)
+    for unused in panels.flat[len(values) :]:
+        unused.set_visible(False)
+    lines: dict[str, int] = {}  # The place of each line in the legend, in all panels the same.
+    for panel, value in zip(panels.flat, values, strict=False):
+        own = shown
+        if roles.panels:
+            own = [m for m in shown if m.config.get(roles.panels, "") == value]
+            panel.set_title(f"{roles.panels} = {value}", fontsize="medium")
+        _draw_panel(panel, own, roles, lines)
+        panel.set(xlabel=roles.along)
+    for panel in panels[:, 0]:
+        panel.set(ylabel=_label_of(metric, roles.along))
+    if roles.lines:
+        _draw_legend(figure, panels.flat, lines, roles)
+    make_folder(path.parent)
+    plots.save_figure(figure, path)
+    return True
+
+
+def _draw_legend(
+    figure: Figure, panels: Iterable[Axes], lines: Iterable[str], roles: Roles
+) -> None:
+    """Name the lines of all panels beside them."""
+    by_name: dict[str, Artist] = {}
+    for panel in panels:
+        handles, names = panel.get_legend_handles_labels()
+        by_name |= dict(zip(names, handles, strict=True))
+    title = ", ".join(roles.lines)
+    drawn = [by_name[name] for name in lines]
+    figure.legend(drawn, list(lines), loc="outside right upper", title=title, fontsize="small")
+
+
+def _draw_panel(
+    panel: Axes, measurements: Sequence[Measurement], roles: Roles, lines: dict[str, int]
+) -> None:
+    by_line: dict[str, list[Measurement]] = {}
+    for measurement in measurements:
+        name = ", ".join(str(measurement.config.get(key, "")) for key in roles.lines)
+        by_line.setdefault(name, []).append(measurement)
+    for name, of_line in by_line.items():
+        index = lines.setdefault(name, len(lines))
+        points = points_of(of_line, roles.along)
+        # Bars of lines that are close would hide each other at the same rounds.
+        every: int | tuple[int, int] = 1
+        if roles.along == ROUND:
+            apart = max(1, math.ceil(len(points) / _BARS))
+            every = (index % apart, apart)
+        panel.errorbar(
+            [place for place, _ in points],
+            [mean.mean for _, mean in points],
+            yerr=[mean.std or 0.0 for _, mean in points],
+            errorevery=every,
+            markevery=every,
+            label=name,
+            capsize=2.5,
+            linewidth=1.4,
+            markersize=5,
+            **look(index),
+        )
+    plots.dress(panel)
+
+
+def _label_of(metric: str, along: str) -> str:
+    label = f"test {metric}"
+    if metric == ACCURACY:
+        label += ", %"
+    if along != ROUND:
+        label += "\n(mean of the last ten rounds)"
+    return label

@@ -1,0 +1,198 @@
+"""Accuracy over rounds in the heaviest columns, FedAvg beside FedIF beside AFedSV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from fedif_studies.lab.table import MeanStd
+from fedif_studies.paper.cells import TableCell
+from fedif_studies.paper.curves import Curve, Curves
+from fedif_studies.paper.findings import curves_finding
+from fedif_studies.paper.points import DATA, LOOKS, Filled
+from fedif_studies.paper.tables import TABLES, PaperTable, Variant
+from fedif_studies.pictures.panels import (
+    Box,
+    Entry,
+    Scale,
+    Sheet,
+    compose,
+    horizontal_lines,
+    limits,
+    panel_grid,
+    vertical_lines,
+)
+from fedif_studies.pictures.sheets import Picture
+from fedif_studies.pictures.svg import Drawing, Kind
+
+_DRAWN = ("fedavg", "fedif", "afedsv")
+_LAST = 100  # The round that the paper's figures are of.
+_POINTS = 20  # Rounds from a point of a curve to the next.
+
+
+class CurvePanel(NamedTuple):
+    """A column whose curves are drawn: its title, its methods, and what is there by method.
+
+    ``kinds`` tells the curves of a GPU from those of a CPU.
+    """
+
+    title: str
+    rows: Sequence[Variant]
+    curves: Mapping[str, Curve]
+    kinds: Mapping[str, Kind]
+    printed: Mapping[str, MeanStd]
+
+
+def heaviest(table: PaperTable, attack: str) -> Variant:
+    """Return the column of an attack with most malicious clients, and the worst they do."""
+    columns = [column for column in table.columns if column.settings.get("attack") == attack]
+
+    def weight(column: Variant) -> tuple[float, float, float]:
+        settings = column.settings
+        amounts = (settings.get("poison-ratio-max", 0.0), settings.get("gradient-noise.std", 0.0))
+        return float(settings["malicious-fraction"]), float(amounts[0]), float(amounts[1])
+
+    return max(columns, key=weight)
+
+
+def curve_panels(filled: Filled, curves: Mapping[str, Curves]) -> list[CurvePanel]:
+    """Return the four heaviest columns: label noise and gradient noise on both data sets."""
+    panels = []
+    for data, (poisoned, noisy) in DATA.items():
+        for name, attack in ((poisoned, "label-noise"), (noisy, "gradient-noise")):
+            column = heaviest(TABLES[name], attack)
+            cells = [cell for cell in filled[name] if cell.column.key == column.key]
+            title = f"{data}, {column.title}"
+            panels.append(_curve_panel(title, TABLES[name], cells, curves[name]))
+    return panels
+
+
+def _curve_panel(
+    title: str, table: PaperTable, cells: Sequence[TableCell], curves: Curves
+) -> CurvePanel:
+    """Return what is there of a column; a method's curve is a CPU's, else a GPU's."""
+    drawn: dict[str, Curve] = {}
+    kinds: dict[str, Kind] = {}
+    printed = {}
+    for cell in sorted(cells, key=lambda cell: cell.gpu):  # A CPU's name is empty here.
+        curve = curves.mean(cell)
+        if curve and cell.row.key not in drawn:
+            drawn[cell.row.key] = curve
+            kinds[cell.row.key] = "holed" if cell.gpu else "filled"
+        if cell.paper is not None:
+            printed[cell.row.key] = cell.paper
+    rows = [row for row in table.rows if row.key in _DRAWN]
+    return CurvePanel(title, rows, drawn, kinds, printed)
+
+
+def curves_picture(filled: Filled, curves: Mapping[str, Curves]) -> Picture:
+    """Return accuracy over rounds, FedAvg beside FedIF beside AFedSV."""
+    title = "Test accuracy in % over rounds under the heaviest label noise and gradient noise"
+    panels = curve_panels(filled, curves)
+    last = {}
+    for panel in panels:
+        titles = {row.key: row.title for row in panel.rows}
+        last[panel.title] = {
+            titles[key]: 100 * panel.curves[key][-1][1] for key in titles if key in panel.curves
+        }
+    finding = curves_finding(last)
+
+    def draw(sheet: Sheet) -> str:
+        return _draw_curves(panels, sheet, title, finding)
+
+    return Picture("curves", title, finding, _missing_curves(panels), draw)
+
+
+def _missing_curves(panels: Sequence[CurvePanel]) -> str:
+    """Return how many curves are not there, and which."""
+    count = 0
+    by_panel = []
+    for panel in panels:
+        absent = [row.title for row in panel.rows if row.key not in panel.curves]
+        count += len(absent)
+        if absent:
+            by_panel.append(f"{panel.title}: {', '.join(absent)}")
+    words = f"Missing: {count} of {sum(len(panel.rows) for panel in panels)} curves"
+    if by_panel:
+        words += f". {'; '.join(by_panel)}"
+    return f"{words}."
+
+
+def _draw_curves(panels: Sequence[CurvePanel], sheet: Sheet, title: str, finding: str) -> str:
+    entries: list[Entry] = [(LOOKS[row.key], "filled", row.title) for row in panels[0].rows]
+    marks = (
+        f"Means over seeds, a point at every {_POINTS}th round (with a hole: on a GPU). Hollow, at "
+        "the right: the paper. A curve begins where it comes into its panel."
+    )
+    across, height = (1, 150.0) if sheet.is_narrow else (len(panels), 300.0)
+
+    def body(drawing: Drawing, top: float) -> float:
+        size = sheet.size
+        grid = panel_grid(
+            sheet,
+            len(panels),
+            across,
+            start=top,
+            height=height,
+            above=2.0 * size if sheet.is_narrow else 3.2 * size,
+            below=2.7 * size,
+            left=0.0,
+            each_left=2.4 * size,
+        )
+        for panel, box in zip(panels, grid.boxes, strict=True):
+            _draw_curve_panel(drawing, box, panel, across)
+        return grid.bottom
+
+    return compose(sheet, title, finding, entries, marks, body)
+
+
+def _draw_curve_panel(drawing: Drawing, box: Box, panel: CurvePanel, across: int) -> None:
+    size = drawing.size
+    rows = [row for row in panel.rows if row.key in panel.curves]
+    # The steep beginning would take most of the panel's height.
+    late = [point for row in rows for point in panel.curves[row.key] if point[0] >= _POINTS]
+    values = [100 * accuracy for _, accuracy in late]
+    values += [panel.printed[row.key].mean for row in panel.rows if row.key in panel.printed]
+    low, high = limits(values)
+    up = Scale(low, high, box.bottom, box.top)
+    # The paper's figures have room at the right of the last round.
+    along = Scale(0.0, _LAST, box.left, box.right - 1.6 * size)
+    horizontal_lines(drawing, box, up, most=6)
+    vertical_lines(drawing, Box(box.left, box.top, along.end - box.left, box.height), along, most=5)
+    _write_panel(drawing, box, panel, across)
+    for row in rows:
+        _draw_curve(drawing, along, up, row, panel)
+    for row in panel.rows:
+        figure = panel.printed.get(row.key)
+        if figure is not None:
+            place = (box.right - 0.5 * size, up(figure.mean))
+            note = f"{row.title}, paper: {figure.shown('.2f')}"
+            drawing.point(place, LOOKS[row.key], "hollow", note)
+
+
+def _draw_curve(drawing: Drawing, along: Scale, up: Scale, row: Variant, panel: CurvePanel) -> None:
+    """Draw a method's curve, with a point at every 20th round and at the last one."""
+    look = LOOKS[row.key]
+    curve = [point for point in panel.curves[row.key] if 100 * point[1] >= up.low]
+    drawing.curve([(along(n), up(100 * accuracy)) for n, accuracy in curve], look.colour)
+    for number, accuracy in curve:
+        if number % _POINTS == 0 or number == curve[-1][0]:
+            note = f"{row.title}, round {number}: {100 * accuracy:.2f}"
+            drawing.point((along(number), up(100 * accuracy)), look, panel.kinds[row.key], note)
+
+
+def _write_panel(drawing: Drawing, box: Box, panel: CurvePanel, across: int) -> None:
+    """Write a panel's title, in two lines where panels are narrow, and what its axis is."""
+    size = drawing.size
+    middle = box.left + box.width / 2
+    below = (middle, box.bottom + 2.3 * size)
+    drawing.text(below, "round", anchor="middle", classes="quiet")
+    data, _, column = panel.title.partition(", ")
+    if across == 1:
+        drawing.text((middle, box.top - 0.6 * size), panel.title, anchor="middle")
+    else:
+        drawing.text((middle, box.top - 1.75 * size), data, anchor="middle")
+        drawing.text((middle, box.top - 0.5 * size), column, anchor="middle")
+    if not panel.curves:
+        centre = (middle, box.top + box.height / 2)
+        drawing.text(centre, "no curve here yet", anchor="middle", classes="quiet")

@@ -1,0 +1,127 @@
+"""Accuracy by round of each published cell: thin rows, every fifth round.
+
+A run's folder has every round, but is no part of what is published. These rows are, so that the
+curve of a cheaper run has something to stand beside.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fedif_flower.run.rows import read_rows
+from fedif_studies.lab.measurements import SPLITS, Measurement
+from fedif_studies.paper.cells import TableCell
+from fedif_studies.rows import add_rows
+
+EVERY = 5  # Rounds; the last one stands there too.
+_KEY = ("row", "column", "seed", "gpu", "normalization", "revision")
+Key = tuple[str, ...]
+"""What tells a curve from others: its row and column, and what measured it."""
+Curve = Sequence[tuple[int, float]]
+"""Rounds, and the accuracy after each, in [0, 1]."""
+
+
+def path_of(docs: Path, table: str) -> Path:
+    """Return where the curves of a table lie."""
+    return docs / "results" / f"{table}-curves.csv"
+
+
+def curve_rows(cells: Iterable[TableCell]) -> list[dict[str, str]]:
+    """Return a row for every fifth round of each measurement whose rounds are there.
+
+    Each has ``row``, ``column``, ``seed``, ``gpu``, ``normalization`` and ``revision``, which its
+    measurement's row has too, the round, and the accuracies in [0, 1].
+    """
+    rows = []
+    for cell in cells:
+        for measurement in cell.measurements:
+            key = dict(zip(_KEY, _key(cell, measurement), strict=True))
+            rows += [{**key, **accuracies} for accuracies in _thinned(measurement)]
+    return rows
+
+
+def _key(cell: TableCell, measurement: Measurement) -> Key:
+    return (
+        cell.row.key,
+        cell.column.key,
+        str(measurement.seed),
+        measurement.gpu,
+        str(measurement.config.get("normalization", "")),
+        measurement.revision,
+    )
+
+
+def _thinned(measurement: Measurement) -> list[dict[str, str]]:
+    """Return what every fifth round and the last one have; nothing without the run's folder."""
+    by_round: dict[int, dict[str, str]] = {}
+    for split in SPLITS:
+        for number, accuracy in measurement.curve(split):
+            of_round = by_round.setdefault(number, {"round": str(number)})
+            of_round[split] = f"{accuracy:.6f}"
+    last = max(by_round, default=0)
+    chosen = [number for number in by_round if number % EVERY == 0 or number == last]
+    return [by_round[number] for number in sorted(chosen)]
+
+
+def update_curves(path: Path, cells: Sequence[TableCell]) -> None:
+    """Add the curves of new measurements to a table's file.
+
+    What stays there are the curves of cells whose rows are still those that they were of.
+
+    Parameters
+    ----------
+    path : Path
+        The CSV file.
+    cells : sequence of TableCell
+        All cells of the table with their measurements: new ones, whose runs' folders are there, and
+        those of committed rows.
+    """
+    new_rows = curve_rows(cells)
+    if not new_rows:
+        return
+    renewed = {_key_of(row) for row in new_rows}
+    published = {_key(cell, m) for cell in cells for m in cell.measurements}
+    staying = []
+    for row in read_rows(path):
+        key = _key_of(row)
+        if key in published and key not in renewed:
+            staying.append(row)
+    rows = [*staying, *new_rows]
+    rows.sort(key=lambda row: (_key_of(row)[:5], int(row["round"])))
+    add_rows(path, rows, anew=True)
+
+
+def _key_of(row: Mapping[str, str]) -> Key:
+    return tuple(row[name] for name in _KEY)
+
+
+class Curves:
+    """The curves of a table's cells.
+
+    Parameters
+    ----------
+    path : Path
+        The file; without it there is none.
+    split : {"test", "validation"}
+        What the accuracies are of.
+    """
+
+    def __init__(self, path: Path, split: str = "test") -> None:
+        self._by_key: dict[Key, dict[int, float]] = {}
+        for row in read_rows(path):
+            curve = self._by_key.setdefault(_key_of(row), {})
+            curve[int(row["round"])] = float(row[split])
+
+    def mean(self, cell: TableCell) -> Curve:
+        """Return the mean over those seeds of a cell that have a curve; empty: none has one."""
+        curves = []
+        for measurement in cell.measurements:
+            curve = self._by_key.get(_key(cell, measurement))
+            if curve:
+                curves.append(curve)
+        if not curves:
+            return ()
+        shared = set.intersection(*(set(curve) for curve in curves))
+        return [(n, statistics.fmean(curve[n] for curve in curves)) for n in sorted(shared)]

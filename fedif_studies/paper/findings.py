@@ -1,0 +1,211 @@
+"""What a picture of the paper's tables shows, in a sentence or two, computed from the rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from fedif_studies.lab.cells import title_of_data
+from fedif_studies.lab.table import MeanStd
+from fedif_studies.paper.cells import TableCell
+from fedif_studies.paper.tables import PaperTable
+
+LAST_TEN = "test-last-ten"
+AUC = "detection-auc"
+AGGREGATION = "aggregation-seconds-per-round"
+_SHARP = 0.95  # An AUC from which on scores are said to find who is malicious.
+
+
+def one_each(cells: Iterable[TableCell]) -> list[TableCell]:
+    """Return each measured cell once: as a CPU measured it, else as a GPU did."""
+    chosen: dict[tuple[str, str], TableCell] = {}
+    for cell in sorted(cells, key=lambda cell: cell.gpu):  # A CPU's name is empty here.
+        if cell.measurements:
+            chosen.setdefault((cell.row.key, cell.column.key), cell)
+    return list(chosen.values())
+
+
+class Lead(NamedTuple):
+    """By how many points FedIF is ahead of another method in a column."""
+
+    column: str
+    points: float
+
+
+def leads_here(cells: Sequence[TableCell], other: str = "fedavg") -> list[Lead]:
+    """Return FedIF's lead in each column, over the seeds that both methods have.
+
+    Those of a CPU are compared where both have them, else those of a GPU.
+    """
+    by_place = {(cell.column.key, cell.gpu, cell.row.key): cell for cell in cells}
+    leads = []
+    for column in dict.fromkeys(cell.column.key for cell in cells):
+        for gpu in sorted({cell.gpu for cell in cells}):
+            first = by_place.get((column, gpu, "fedif"))
+            second = by_place.get((column, gpu, other))
+            if first is None or second is None:
+                continue
+            gains = _gains(first, second)
+            if gains:
+                leads.append(Lead(first.column.title, statistics.fmean(gains)))
+                break
+    return leads
+
+
+def _gains(first: TableCell, second: TableCell) -> list[float]:
+    """Return a cell's points beyond another's, for each seed that both have."""
+    before = {m.seed: m.figures[LAST_TEN] for m in second.measurements}
+    shared = [m for m in first.measurements if m.seed in before]
+    return [100 * (m.figures[LAST_TEN] - before[m.seed]) for m in shared]
+
+
+def leads_of_paper(cells: Iterable[TableCell], other: str = "fedavg") -> list[Lead]:
+    """Return FedIF's lead in each column, as the paper prints it."""
+    printed: dict[str, dict[str, float]] = {}
+    for cell in cells:
+        if cell.paper is not None:
+            printed.setdefault(cell.column.title, {})[cell.row.key] = cell.paper.mean
+    leads = []
+    for column, of_rows in printed.items():
+        if "fedif" in of_rows and other in of_rows:
+            leads.append(Lead(column, of_rows["fedif"] - of_rows[other]))
+    return leads
+
+
+def accuracy_finding(cells: Sequence[TableCell]) -> str:
+    """Return who is ahead here and in the paper, and how far both are apart."""
+    here = leads_here(cells)
+    paper = leads_of_paper(cells)
+    of_paper = f"in the paper in {_num_ahead(paper)} of {len(paper)}"
+    if not here:
+        return (
+            "FedIF and FedAvg are both measured in no column yet; "
+            f"FedIF is above FedAvg {of_paper} columns."
+        )
+    largest = max(here, key=lambda lead: lead.points)
+    words = f"FedIF is above FedAvg in {_num_ahead(here)} of {_columns(len(here))}, {of_paper}. "
+    if largest.points > 0:
+        words += f"Its largest lead is {largest.points:.1f} points ({largest.column}). "
+    return words + _apart(cells)
+
+
+def _num_ahead(leads: Iterable[Lead]) -> int:
+    return sum(lead.points > 0 for lead in leads)
+
+
+def _columns(count: int) -> str:
+    return "1 column" if count == 1 else f"{count} columns"
+
+
+def _apart(cells: Sequence[TableCell]) -> str:
+    """Return how far measured cells are from the paper's figures."""
+    distances = []
+    for cell in one_each(cells):
+        measured = cell.mean(LAST_TEN, 100)
+        if measured is not None and cell.paper is not None:
+            name = f"{cell.title}, {cell.column.title}"
+            distances.append((abs(measured.mean - cell.paper.mean), name))
+    if not distances:
+        return ""
+    median = statistics.median(distance for distance, _ in distances)
+    farthest, name = max(distances)
+    return (
+        f"Here and paper are {median:.1f} points apart in the median of {len(distances)} cells, "
+        f"{farthest:.1f} at most ({name})."
+    )
+
+
+def curves_finding(panels: Mapping[str, Mapping[str, float]]) -> str:
+    """Return where the methods stand after the last round.
+
+    Parameters
+    ----------
+    panels : mapping of str to mapping of str to float
+        By panel and method: the last accuracy in percent.
+    """
+    sentences = []
+    for panel, last in panels.items():
+        if last:
+            figures = ", ".join(f"{method} {accuracy:.1f}" for method, accuracy in last.items())
+            sentences.append(f"{panel}: {figures}.")
+    if not sentences:
+        return "No curve is there yet."
+    return f"After the last round: {' '.join(sentences)}"
+
+
+def auc_finding(panels: Mapping[str, Sequence[TableCell]]) -> str:
+    """Return how often a method's scores tell malicious clients from honest ones.
+
+    Parameters
+    ----------
+    panels : mapping of str to sequence of TableCell
+        By data set: the cells of its columns with an attack.
+    """
+    sentences = []
+    for data, cells in panels.items():
+        for method in dict.fromkeys(cell.row.title for cell in cells):
+            measured = []
+            for cell in one_each(cells):
+                figure = cell.mean(AUC)
+                if cell.row.title == method and figure is not None:
+                    measured.append((figure.mean, cell.column.title))
+            if measured:
+                sentences.append(f"{data}: {_sharpness(method, measured)}")
+    return " ".join(sentences) or "No AUC is measured yet."
+
+
+def _sharpness(method: str, measured: Sequence[tuple[float, str]]) -> str:
+    sharp = sum(auc >= _SHARP for auc, _ in measured)
+    least, column = min(measured)
+    return (
+        f"{method}'s scores reach an AUC of {_SHARP} in {sharp} of {_columns(len(measured))}; "
+        f"the least is {least:.3f} ({column})."
+    )
+
+
+def seconds_finding(table: PaperTable, cells: Sequence[TableCell]) -> str:
+    """Return how many times as long AFedSV aggregates as FedIF, here and in the paper."""
+    sentences = []
+    for column in table.columns:
+        here = _seconds_here([cell for cell in cells if cell.column.key == column.key])
+        paper = {}
+        for row in table.rows:
+            figure = printed_seconds(table, row.key, column.key)
+            if figure is not None:
+                paper[row.key] = figure.mean
+        words = []
+        for where, seconds in (("here", here), ("in the paper", paper)):
+            if "fedif" in seconds and "afedsv" in seconds:
+                words.append(f"{_ratio(seconds['afedsv'], seconds['fedif'])} {where}")
+        if words:
+            sentences.append(f"{title_of_data(column.key)}: {', '.join(words)}.")
+    if not sentences:
+        return "No seconds are measured yet."
+    return f"AFedSV's seconds in those of FedIF. {' '.join(sentences)}"
+
+
+def _seconds_here(cells: Sequence[TableCell]) -> dict[str, float]:
+    """Return the seconds of a column's methods: a CPU's where it has both, else a GPU's."""
+    by_gpu: dict[str, dict[str, float]] = {}
+    for cell in cells:
+        figure = cell.mean(AGGREGATION)
+        if figure is not None:
+            by_gpu.setdefault(cell.gpu, {})[cell.row.key] = figure.mean
+    for gpu in sorted(by_gpu):  # A CPU's name is empty here.
+        if by_gpu[gpu].keys() >= {"fedif", "afedsv"}:
+            return by_gpu[gpu]
+    return {}
+
+
+def printed_seconds(table: PaperTable, row: str, column: str) -> MeanStd | None:
+    """Return the seconds of aggregation that the paper prints."""
+    figure = table.paper.get(row, {}).get(f"{column}_aggregation")
+    if figure is None:
+        return None
+    return MeanStd(*figure)
+
+
+def _ratio(long: float, short: float) -> str:
+    """Return how many times as long, in two digits: seconds are no more exact."""
+    return f"{float(f'{long / short:.2g}'):,.0f} times"

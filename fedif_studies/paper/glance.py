@@ -1,0 +1,206 @@
+"""The picture at a glance: three ways to weigh, with bounds and without, in six cases."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from fedif_flower.run.rows import read_rows
+from fedif_studies.lab.table import MeanStd
+from fedif_studies.pictures.dots import Dot, DotPanel, DotPlot, Line
+from fedif_studies.pictures.panels import Entry, Sheet
+from fedif_studies.pictures.sheets import Picture
+from fedif_studies.pictures.svg import Kind, Look
+
+Bar = tuple[str, bool]
+"""A method's name, and whether it has bounds on its updates."""
+Row = Mapping[str, str]
+
+METHODS = MappingProxyType(
+    {
+        "FedAvg": Look("black", "circle"),
+        "FedIF": Look("blue", "star"),
+        "influence descent": Look("vermillion", "diamond"),
+    }
+)
+_KEYS = MappingProxyType(
+    {"fedavg": "FedAvg", "fedif": "FedIF", "influence-descent": "influence descent"}
+)
+_BOUNDS = MappingProxyType({"none": False, "full": True})
+
+
+class Case(NamedTuple):
+    """A case: what it is called, what the clients do, and where its accuracies are read from."""
+
+    title: str
+    words: str
+    read: Callable[[Path], dict[Bar, MeanStd]]
+
+
+def _of_arena(data: str, attack: str, share: float) -> Callable[[Path], dict[Bar, MeanStd]]:
+    """Return a reader of the arena's bouts under an attack."""
+
+    def read(results: Path) -> dict[Bar, MeanStd]:
+        values: dict[Bar, list[float]] = {}
+        for row in read_rows(results / "arena.csv"):
+            is_of_case = (row["data"], row["attack"], float(row["share"])) == (data, attack, share)
+            if is_of_case and row["rule"] in METHODS:
+                bar = row["rule"], _BOUNDS[row["bounds"]]
+                values.setdefault(bar, []).append(100 * float(row["accuracy"]))
+        return {bar: MeanStd.of(of_seeds) for bar, of_seeds in values.items()}
+
+    return read
+
+
+def _of_factorial(data: str, attack: str, share: float) -> Callable[[Path], dict[Bar, MeanStd]]:
+    """Return a reader of the factorial's cells under an attack, without server momentum."""
+
+    def read(results: Path) -> dict[Bar, MeanStd]:
+        values: dict[Bar, list[float]] = {}
+        for row in read_rows(results / "factorial.csv"):
+            is_of_case = (row["data"], row["attack"], float(row["share"])) == (data, attack, share)
+            is_shown = row["weights"] in _KEYS and row["bounds"] in _BOUNDS
+            if is_of_case and is_shown and float(row["momentum"]) == 0:
+                bar = _KEYS[row["weights"]], _BOUNDS[row["bounds"]]
+                values.setdefault(bar, []).append(float(row["last-ten"]))
+        return {bar: MeanStd.of(of_seeds) for bar, of_seeds in values.items()}
+
+    return read
+
+
+def _of_protocol(
+    table: str, column: str, bounded: str, descent: str
+) -> Callable[[Path], dict[Bar, MeanStd]]:
+    """Return a reader of a column of the paper, in three files.
+
+    Its own cells have no bounds, and pixels scaled by the data's own mean, as the two sweeps have.
+    """
+
+    def read(results: Path) -> dict[Bar, MeanStd]:
+        values: dict[Bar, list[float]] = {}
+
+        def add(row: Row, bar: Bar) -> None:
+            values.setdefault(bar, []).append(100 * float(row["test-last-ten"]))
+
+        for row in read_rows(results / table):
+            is_of_case = row["column"] == column and row["normalization"] == "data"
+            if is_of_case and row["row"] in _KEYS and not row.get("gpu"):
+                add(row, (_KEYS[row["row"]], False))
+        for row in read_rows(results / bounded):
+            if row["rule.bounds"] in _BOUNDS:
+                add(row, (_KEYS[row["rule.weights"]], _BOUNDS[row["rule.bounds"]]))
+        for row in read_rows(results / descent):
+            if row["strategy"] == "influence-descent" and row["server-optimizer"] == "off":
+                add(row, (_KEYS["influence-descent"], False))
+        return {bar: MeanStd.of(of_seeds) for bar, of_seeds in values.items()}
+
+    return read
+
+
+CASES = (
+    Case(
+        "CIFAR-10",
+        "70 % have wrong labels",
+        _of_protocol(
+            "cifar10.csv",
+            "label-noise_0.7_0.7-0.8",
+            "cifar10-label-noise-bounds.csv",
+            "influence-descent-cifar10-label-noise-heavy.csv",
+        ),
+    ),
+    Case(
+        "CIFAR-10",
+        "50 % add noise to updates",
+        _of_protocol(
+            "cifar10-gradient.csv",
+            "gradient-noise_0.5_0.1",
+            "cifar10-gradient-noise-bounds.csv",
+            "influence-descent-cifar10-gradient-noise.csv",
+        ),
+    ),
+    Case("Digits", "40 % attack by PoisonedFL", _of_factorial("digits", "PoisonedFL", 0.4)),
+    Case("Fashion-MNIST, 30 rounds", "nobody attacks", _of_arena("Fashion-MNIST", "none", 0.0)),
+    Case("CIFAR-10, 30 rounds", "nobody attacks", _of_arena("CIFAR-10 (JPEG)", "none", 0.0)),
+    Case(
+        "CIFAR-10, 30 rounds",
+        "40 % send updates times ten",
+        _of_arena("CIFAR-10 (JPEG)", "scaling x10", 0.4),
+    ),
+)
+
+
+def glance_picture(results: Path) -> Picture:
+    """Return the picture.
+
+    Parameters
+    ----------
+    results : Path
+        The folder with the rows.
+    """
+    title = "Test accuracy in %, mean of the last ten rounds and of three to five seeds"
+    by_case = [(case, case.read(results)) for case in CASES]
+    finding = glance_finding([figures for _, figures in by_case])
+    panels = [DotPanel(case.title, case.words, _lines(figures)) for case, figures in by_case]
+    plot = DotPlot(panels, 0.0, 100.0, across=3)
+    entries: list[Entry] = [(look, "filled", name) for name, look in METHODS.items()]
+    marks = (
+        "Filled: with bounds on the length of updates and on the loss after a step; hollow: "
+        "without. Bars: deviation over seeds."
+    )
+    lacking = 0
+    for _, figures in by_case:
+        lacking += 2 * len(METHODS) - len(figures)
+    caption = f"Not measured: {lacking} of {2 * len(METHODS) * len(CASES)} points."
+
+    def draw(sheet: Sheet) -> str:
+        return plot.draw(sheet, title, finding, entries, marks)
+
+    return Picture("at-a-glance", title, finding, caption, draw)
+
+
+def glance_finding(cases: Sequence[Mapping[Bar, MeanStd]]) -> str:
+    """Return what bounds bring each method, and how often FedIF is above FedAvg.
+
+    Parameters
+    ----------
+    cases : sequence of mapping
+        Of each case the accuracies in percent, by method and bounds.
+    """
+    sentences = []
+    for method in METHODS:
+        gains = _differences(cases, (method, True), (method, False))
+        if gains:
+            sentences.append(
+                f"Bounds bring {method} {statistics.median(gains):.1f} points in the median of "
+                f"{len(gains)} cases, {max(gains):.1f} at most."
+            )
+    for words, is_bounded in (("With bounds", True), ("Without bounds", False)):
+        leads = _differences(cases, ("FedIF", is_bounded), ("FedAvg", is_bounded))
+        ahead = sum(lead > 0 for lead in leads)
+        sentences.append(f"{words} FedIF is above FedAvg in {ahead} of {len(leads)} cases.")
+    return " ".join(sentences)
+
+
+def _differences(cases: Sequence[Mapping[Bar, MeanStd]], first: Bar, second: Bar) -> list[float]:
+    """Return by how much one mean is above another, in the cases that have both."""
+    both = [figures for figures in cases if first in figures and second in figures]
+    return [figures[first].mean - figures[second].mean for figures in both]
+
+
+def _lines(figures: Mapping[Bar, MeanStd]) -> list[Line]:
+    lines = []
+    for method, look in METHODS.items():
+        dots = []
+        for is_bounded in (True, False):
+            figure = figures.get((method, is_bounded))
+            if figure is not None:
+                kind: Kind = "filled" if is_bounded else "hollow"
+                bounds = "with bounds" if is_bounded else "without bounds"
+                note = f"{method} {bounds}: {figure.shown('.1f')}"
+                up = 0.35 if is_bounded else -0.35
+                dots.append(Dot(look, kind, figure.mean, note, figure.std or 0.0, up))
+        lines.append(Line(method, dots))
+    return lines

@@ -1,0 +1,160 @@
+"""The pictures that open ``docs/results.md``, drawn from the rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedif_studies.lab.table import MeanStd
+from fedif_studies.paper.cells import TableCell
+from fedif_studies.paper.curve_picture import curves_picture
+from fedif_studies.paper.curves import Curves, path_of
+from fedif_studies.paper.dot_pictures import auc_picture, seconds_picture
+from fedif_studies.paper.findings import LAST_TEN, accuracy_finding, one_each
+from fedif_studies.paper.points import (
+    LOOKS,
+    MARKS,
+    Filled,
+    Point,
+    count_missing,
+    note_of,
+    points_of,
+)
+from fedif_studies.paper.tables import TABLES, PaperTable, Variant
+from fedif_studies.pictures.panels import (
+    Box,
+    Entry,
+    Scale,
+    Sheet,
+    compose,
+    horizontal_lines,
+    limits,
+    panel_grid,
+)
+from fedif_studies.pictures.sheets import Picture, write_picture
+from fedif_studies.pictures.svg import Drawing
+
+ACCURACY_TABLES = ("cifar10", "fashion-mnist", "cifar10-gradient", "fashion-mnist-gradient")
+
+
+def write_pictures(docs: Path, filled: Filled, earlier: Filled) -> list[str]:
+    """Draw all pictures into ``docs/pictures``, and return the lines of the page that show them.
+
+    Parameters
+    ----------
+    docs : Path
+        Has ``results/<table>-curves.csv``.
+    filled, earlier : mapping of str to sequence of TableCell
+        The cells of each table, by its name; and as they were measured with other pixels.
+    """
+    curves = {name: Curves(path_of(docs, name)) for name in ACCURACY_TABLES}
+    pictures = [
+        *(accuracy_picture(TABLES[name], filled[name], earlier[name]) for name in ACCURACY_TABLES),
+        curves_picture(filled, curves),
+        auc_picture(filled),
+        seconds_picture(TABLES["timing"], filled["timing"]),
+    ]
+    lines = []
+    for picture in pictures:
+        lines += write_picture(docs, picture)
+    return lines
+
+
+def accuracy_picture(
+    table: PaperTable, cells: Sequence[TableCell], earlier: Sequence[TableCell] = ()
+) -> Picture:
+    """Return a table of accuracies as a picture: a panel for each column.
+
+    Parameters
+    ----------
+    table : PaperTable
+        The table.
+    cells : sequence of TableCell
+        Its cells, those without a measurement included.
+    earlier : sequence of TableCell
+        The same cells measured with other pixels; they are no points.
+    """
+    data, _, attacks = table.title.partition(": ")
+    title = f"{data}, {attacks}: test accuracy in %, mean of the last ten rounds"
+    points = points_of(cells, lambda cell: cell.mean(LAST_TEN, 100), lambda cell: cell.paper)
+    finding = accuracy_finding(cells)
+
+    def draw(sheet: Sheet) -> str:
+        return _draw_accuracies(table, points, sheet, title, finding)
+
+    caption = count_missing(cells)
+    here = {(cell.row.key, cell.column.key) for cell in one_each(cells)}
+    before = {(cell.row.key, cell.column.key) for cell in one_each(earlier)}
+    count = len(before - here)
+    if count:
+        caption += f" Of these, {count} were measured with other pixels: see the table."
+
+    return Picture(f"{table.name}-accuracy", title, finding, caption, draw)
+
+
+def _draw_accuracies(
+    table: PaperTable, points: Sequence[Point], sheet: Sheet, title: str, finding: str
+) -> str:
+    entries: list[Entry] = [(LOOKS[row.key], "filled", row.title) for row in table.rows]
+    across = len(table.columns)
+    height = 300.0
+    if sheet.is_narrow:
+        across = 3
+        height = 150.0
+
+    def body(drawing: Drawing, top: float) -> float:
+        size = sheet.size
+        grid = panel_grid(
+            sheet,
+            len(table.columns),
+            across,
+            start=top,
+            height=height,
+            above=3.2 * size,
+            below=0.4 * size,
+            left=2.4 * size,
+        )
+        ends = [point.figure.mean + side for point in points for side in _reach(point.figure)]
+        low, high = limits(ends)
+        for index, (column, box) in enumerate(zip(table.columns, grid.boxes, strict=True)):
+            scale = Scale(low, high, box.bottom, box.top)
+            horizontal_lines(drawing, box, scale, most=6, labelled=grid.is_first(index))
+            _write_column(drawing, box, column)
+            of_column = [point for point in points if point.column.key == column.key]
+            _draw_points(drawing, box, scale, table.rows, of_column)
+        return grid.bottom
+
+    return compose(sheet, title, finding, entries, MARKS, body)
+
+
+def _reach(figure: MeanStd) -> tuple[float, float]:
+    """Return how far a figure's bar goes down and up."""
+    deviation = figure.std or 0.0
+    return -deviation, deviation
+
+
+def _write_column(drawing: Drawing, box: Box, column: Variant) -> None:
+    """Write a column's title above its panel: words, and below them numbers."""
+    words = [word for word in column.title.split() if word[0].isalpha() and word != "std"]
+    numbers = [word for word in column.title.split() if not word[0].isalpha()]
+    middle = box.left + box.width / 2
+    size = drawing.size
+    drawing.text((middle, box.top - 1.75 * size), " ".join(words), anchor="middle")
+    drawing.text((middle, box.top - 0.5 * size), " ".join(numbers), anchor="middle")
+
+
+def _draw_points(
+    drawing: Drawing, box: Box, scale: Scale, rows: Sequence[Variant], points: Iterable[Point]
+) -> None:
+    """Draw a panel's points: a method after the other, each measured first and then the paper."""
+    slot = box.width / len(rows)
+    keys = [row.key for row in rows]
+    shifts = {"filled": -0.22 * slot, "holed": 0.0, "hollow": 0.22 * slot}
+    for point in points:
+        x = box.left + (keys.index(point.row.key) + 0.5) * slot + shifts[point.kind]
+        look = LOOKS[point.row.key]
+        down, up = _reach(point.figure)
+        if up:
+            ends = [(x, scale(point.figure.mean + side)) for side in (down, up)]
+            drawing.line(ends[0], ends[1], f"bar {look.colour}")
+        drawing.point((x, scale(point.figure.mean)), look, point.kind, note_of(point, ".2f"))

@@ -1,0 +1,79 @@
+"""The points of the pictures of the paper's tables, and what they look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from fedif_studies.lab.table import MeanStd
+from fedif_studies.paper.cells import TableCell
+from fedif_studies.paper.findings import one_each
+from fedif_studies.paper.tables import Variant
+from fedif_studies.pictures.svg import Kind, Look
+
+Filled = Mapping[str, Sequence[TableCell]]
+"""The cells of each table, by its name."""
+
+# By data set: its tables of poisoned examples and of noisy updates.
+DATA = MappingProxyType(
+    {
+        "CIFAR-10": ("cifar10", "cifar10-gradient"),
+        "Fashion-MNIST": ("fashion-mnist", "fashion-mnist-gradient"),
+    }
+)
+LOOKS: Mapping[str, Look] = MappingProxyType(
+    {
+        "fedavg": Look("black", "circle"),
+        "fedprox": Look("purple", "diamond"),
+        "krum": Look("orange", "square"),
+        "afedsv": Look("green", "triangle"),
+        "fedif": Look("blue", "star"),
+    }
+)
+MARKS = (
+    "Filled: measured here; with a hole: on a GPU; hollow: the paper. Bars: deviation over seeds."
+)
+
+
+class Point(NamedTuple):
+    """A point of a picture: where it belongs, and its figure.
+
+    It is filled if a CPU measured it here, has a hole if a GPU did, and is hollow if the paper
+    printed it.
+    """
+
+    row: Variant
+    column: Variant
+    kind: Kind
+    figure: MeanStd
+
+
+def points_of(
+    cells: Iterable[TableCell],
+    measured: Callable[[TableCell], MeanStd | None],
+    printed: Callable[[TableCell], MeanStd | None],
+) -> list[Point]:
+    """Return a point for each measured cell, and one for each that the paper prints."""
+    points = []
+    for cell in cells:
+        figure = measured(cell)
+        if figure is not None:
+            points.append(Point(cell.row, cell.column, "holed" if cell.gpu else "filled", figure))
+        of_paper = printed(cell)
+        if of_paper is not None and not cell.gpu:
+            points.append(Point(cell.row, cell.column, "hollow", of_paper))
+    return points
+
+
+def note_of(point: Point, form: str) -> str:
+    """Return what a pointer over a point shows."""
+    where = {"filled": "here", "holed": "here, on a GPU", "hollow": "paper"}[point.kind]
+    return f"{point.row.title}, {point.column.title}, {where}: {point.figure.shown(form)}"
+
+
+def count_missing(cells: Sequence[TableCell]) -> str:
+    """Return how many cells of a table nobody measured."""
+    places = {(cell.row.key, cell.column.key) for cell in cells}
+    lacking = len(places) - len(one_each(cells))
+    return f"Missing here: {lacking} of {len(places)} cells."

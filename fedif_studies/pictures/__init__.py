@@ -1,0 +1,1 @@
+"""Pictures as SVG, whose text is the same wherever it is written."""

@@ -1,0 +1,141 @@
+"""Panels with a line for each name, and points on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from fedif_studies.pictures.panels import (
+    Box,
+    Entry,
+    Scale,
+    Sheet,
+    compose,
+    panel_grid,
+    vertical_lines,
+)
+from fedif_studies.pictures.svg import Drawing, Kind, Look
+
+_ROW = 1.85  # The height of a line, in font sizes.
+
+
+class Dot(NamedTuple):
+    """A point.
+
+    ``deviation`` is how far its bar reaches to both sides (0: it has none); ``up`` is how far above
+    its line it stands, in font sizes, where points of one line would hide each other.
+    """
+
+    look: Look
+    kind: Kind
+    value: float
+    note: str
+    deviation: float = 0.0
+    up: float = 0.0
+
+
+class Line(NamedTuple):
+    """A line of a panel: its name, and its points."""
+
+    name: str
+    dots: Sequence[Dot]
+
+
+class DotPanel(NamedTuple):
+    """A panel: its title in bold, words below it, and its lines."""
+
+    title: str
+    words: str
+    lines: Sequence[Line]
+
+
+@dataclass(frozen=True)
+class DotPlot:
+    """Panels that share a scale.
+
+    Attributes
+    ----------
+    panels : sequence of DotPanel
+        What is drawn.
+    low, high : float
+        The values at both ends.
+    across : int
+        Panels in a row, where there is room.
+    at : float, optional
+        A value that a dashed line marks.
+    is_log : bool
+        Whether the scale is logarithmic.
+    """
+
+    panels: Sequence[DotPanel]
+    low: float
+    high: float
+    across: int = 2
+    at: float | None = None
+    is_log: bool = False
+
+    def draw(
+        self, sheet: Sheet, title: str, finding: str, entries: Sequence[Entry], marks: str
+    ) -> str:
+        """Return it as a picture's text; see :func:`~fedif_studies.pictures.panels.compose`."""
+        body = partial(self._draw_panels, sheet)
+        return compose(sheet, title, finding, entries, marks, body)
+
+    def _draw_panels(self, sheet: Sheet, drawing: Drawing, top: float) -> float:
+        """Draw all panels, and return where they end."""
+        size = sheet.size
+        longest = max(len(line.name) for panel in self.panels for line in panel.lines)
+        above = 2.2 * size
+        if any(panel.words for panel in self.panels):
+            above = 3.5 * size
+        grid = panel_grid(
+            sheet,
+            len(self.panels),
+            1 if sheet.is_narrow else self.across,
+            start=top,
+            height=_ROW * size * max(len(panel.lines) for panel in self.panels),
+            above=above,
+            below=1.9 * size,
+            left=0.0,
+            each_left=1.2 * size + 0.5 * size * longest,
+        )
+        for panel, box in zip(self.panels, grid.boxes, strict=True):
+            self._draw_panel(drawing, box, panel)
+        return grid.bottom
+
+    def _draw_panel(self, drawing: Drawing, box: Box, panel: DotPanel) -> None:
+        size = drawing.size
+        scale = Scale(self.low, self.high, box.left, box.right, self.is_log)
+        vertical_lines(drawing, box, scale, most=6)
+        if self.at is not None:
+            x = scale(self.at)
+            drawing.line((x, box.top), (x, box.bottom), "axis dashed")
+        _write_title(drawing, box, panel)
+        for index, line in enumerate(panel.lines):
+            y = box.top + (index + 0.5) * _ROW * size
+            drawing.line((box.left, y), (box.right, y))
+            drawing.text((box.left - 0.6 * size, y + 0.34 * size), line.name, anchor="end")
+            for dot in line.dots:
+                _draw_dot(drawing, scale, y, dot)
+
+
+def _write_title(drawing: Drawing, box: Box, panel: DotPanel) -> None:
+    size = drawing.size
+    if not panel.words:
+        drawing.text((box.left, box.top - 0.7 * size), panel.title, classes="bold")
+        return
+    # Words are long: they begin where the names do.
+    longest = max(len(line.name) for line in panel.lines)
+    start = box.left - 0.6 * size - 0.5 * size * longest
+    drawing.text((start, box.top - 1.95 * size), panel.title, classes="bold")
+    drawing.text((start, box.top - 0.6 * size), panel.words)
+
+
+def _draw_dot(drawing: Drawing, scale: Scale, line: float, dot: Dot) -> None:
+    y = line - dot.up * drawing.size
+    if dot.deviation:
+        ends = [(scale(dot.value + side), y) for side in (-dot.deviation, dot.deviation)]
+        drawing.line(ends[0], ends[1], f"bar {dot.look.colour}")
+    drawing.point((scale(dot.value), y), dot.look, dot.kind, dot.note)

@@ -1,0 +1,197 @@
+"""A picture as SVG: a few shapes, written by hand.
+
+The pictures of the pages are committed beside the rows that they are drawn from, and a test draws
+them again. matplotlib writes another text with every version; this writes the same one everywhere.
+One file is both light and dark: its style follows the reader's colour scheme.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from typing import Literal
+
+from fedif_flower.run import palette
+
+Kind = Literal["filled", "holed", "hollow"]
+"""How a point is drawn: full of its colour, with a hole in it, or as an outline."""
+Anchor = Literal["start", "middle", "end"]
+Place = tuple[float, float]
+
+_CHARACTER = 0.56  # The mean width of one, in font sizes.
+_LIGHT = {
+    "ground": "#ffffff",
+    "ink": "#1b1f24",
+    "quiet": "#57606a",
+    "grid": "#d8dee4",
+    "axis": "#6e7781",
+    "black": palette.BLACK,
+    "orange": palette.ORANGE,
+    "sky": palette.SKY,
+    "green": palette.GREEN,
+    "blue": palette.BLUE,
+    "vermillion": palette.VERMILLION,
+    "purple": palette.PURPLE,
+}
+# What is too dark on a dark ground; the other colours stay.
+_DARK = {
+    **_LIGHT,
+    "ground": "#14181f",
+    "ink": "#e6edf3",
+    "quiet": "#a5b0bc",
+    "grid": "#30363d",
+    "axis": "#8b949e",
+    "black": "#f0f6fc",
+    "blue": palette.SKY,
+    "sky": palette.YELLOW,
+}
+_COLOURS = ("black", "orange", "sky", "green", "blue", "vermillion", "purple")
+_CORNERS = {"square": 4, "diamond": 4, "triangle": 3, "wedge": 3, "star": 10}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a thing is told apart: by its colour, and by its point's shape."""
+
+    colour: str
+    shape: str
+
+
+def width_of(words: str, size: float) -> float:
+    """Return about how wide words are in a font of this size; each reader has another font."""
+    return _CHARACTER * size * len(words)
+
+
+class Drawing:
+    """A picture.
+
+    Parameters
+    ----------
+    width, height : float
+        In pixels.
+    title, description : str
+        What a reader hears who does not see it.
+    size : float
+        Of the font, in pixels.
+    """
+
+    def __init__(
+        self, width: float, height: float, title: str, description: str, size: float
+    ) -> None:
+        self.size = size
+        self._parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+            f'width="{width:g}" height="{height:g}" role="img">',
+            f"<title>{escape(title)}</title>",
+            f"<desc>{escape(description)}</desc>",
+            f"<style>{_style(size)}</style>",
+            f'<rect class="ground" width="{width:g}" height="{height:g}"/>',
+        ]
+
+    def text(
+        self, place: Place, words: str, *, anchor: Anchor = "start", classes: str = ""
+    ) -> None:
+        """Write words with their baseline at a place; classes: ``quiet``, ``bold``."""
+        x, y = place
+        shown = f' class="{classes}"' if classes else ""
+        at = f'x="{_number(x)}" y="{_number(y)}"'
+        if anchor != "start":
+            at += f' text-anchor="{anchor}"'
+        self._parts.append(f"<text {at}{shown}>{escape(words)}</text>")
+
+    def line(self, start: Place, end: Place, classes: str = "grid") -> None:
+        """Draw a straight line; classes: ``grid``, ``axis``, ``bar`` with a colour, ``dashed``."""
+        (x1, y1), (x2, y2) = start, end
+        ends = f'x1="{_number(x1)}" y1="{_number(y1)}" x2="{_number(x2)}" y2="{_number(y2)}"'
+        self._parts.append(f'<line class="{classes}" {ends}/>')
+
+    def curve(self, places: Iterable[Place], colour: str) -> None:
+        """Draw a line through places."""
+        points = " ".join(f"{_number(x)},{_number(y)}" for x, y in places)
+        self._parts.append(f'<polyline class="curve {colour}" points="{points}"/>')
+
+    def point(self, place: Place, look: Look, kind: Kind, note: str = "") -> None:
+        """Draw a point.
+
+        Parameters
+        ----------
+        place : tuple of float
+            Its middle.
+        look : Look
+            Its colour and shape.
+        kind : {"filled", "holed", "hollow"}
+            How it is drawn.
+        note : str
+            What a pointer over it shows; empty: it is a point of a legend.
+        """
+        radius = 0.36 * self.size
+        shown = f"<title>{escape(note)}</title>" if note else ""
+        path = _outline(place, look.shape, radius)
+        self._parts.append(f'<path class="{kind} {look.colour}" d="{path}">{shown}</path>')
+        if kind == "holed":
+            x, y = place
+            hole = f'cx="{_number(x)}" cy="{_number(y)}" r="{_number(0.4 * radius)}"'
+            self._parts.append(f'<circle class="ground" {hole}/>')
+
+    def to_text(self) -> str:
+        """Return the file."""
+        return "\n".join([*self._parts, "</svg>"]) + "\n"
+
+
+def _outline(place: Place, shape: str, radius: float) -> str:
+    """Return a path around a point."""
+    x, y = place
+    if shape == "circle":
+        r, diameter = _number(radius), _number(2 * radius)
+        halves = [f"a{r} {r} 0 1 0 {sign}{diameter} 0" for sign in ("", "-")]
+        return f"M{_number(x - radius)} {_number(y)}{''.join(halves)}z"
+    corners = _CORNERS[shape]
+    # A square stands on its side, a wedge on its tip, the others have a corner above.
+    turn = {"square": 0.5, "wedge": 1.0}.get(shape, 0.0) * 2 * math.pi / corners
+    if shape == "wedge":
+        turn = math.pi
+    steps = []
+    for corner in range(corners):
+        reach = 1.25 * radius
+        if shape == "star":
+            reach = (0.68 if corner % 2 else 1.45) * radius
+        angle = turn + 2 * math.pi * corner / corners
+        right, up = reach * math.sin(angle), reach * math.cos(angle)
+        steps.append(f"{_number(x + right)} {_number(y - up)}")
+    return f"M{'L'.join(steps)}z"
+
+
+def _number(value: float) -> str:
+    """Return a place in tenths of a pixel, the same for either sign of zero."""
+    text = f"{value:.1f}".removesuffix(".0")
+    return "0" if text == "-0" else text
+
+
+def _style(size: float) -> str:
+    """Return the style: light, and dark for readers who ask for it."""
+    shapes = (
+        f"text{{font:{size:g}px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif}}"
+        ".bold{font-weight:600}"
+        ".grid,.axis{stroke-width:1;fill:none}"
+        ".bar{stroke-width:2;fill:none}"
+        ".dashed{stroke-dasharray:5 4}"
+        ".curve{stroke-width:2.2;fill:none;stroke-linejoin:round}"
+        ".filled,.holed,.hollow{stroke-width:1.8}"
+    )
+    return f"{shapes}{_colours(_LIGHT)}@media(prefers-color-scheme:dark){{{_colours(_DARK)}}}"
+
+
+def _colours(scheme: dict[str, str]) -> str:
+    rules = [
+        f"text{{fill:{scheme['ink']}}}",
+        f".quiet{{fill:{scheme['quiet']}}}",
+        f".grid{{stroke:{scheme['grid']}}}",
+        f".axis{{stroke:{scheme['axis']}}}",
+    ]
+    rules += [f".{name}{{fill:{scheme[name]};stroke:{scheme[name]}}}" for name in _COLOURS]
+    # After the colours: what is not filled with them.
+    rules.append(".curve,.bar{fill:none}")
+    rules.append(f".hollow,.ground{{fill:{scheme['ground']}}}")
+    return "".join(rules)

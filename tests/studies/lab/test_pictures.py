@@ -1,0 +1,161 @@
+"""Pictures of sweeps and comparisons: what each axis is, and differences seed by seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from fedif_flower.run import palette, plots
+from fedif_studies.lab.commands import compare
+from fedif_studies.lab.comparison import report_sweep
+from fedif_studies.lab.measurements import find_measurements, read_measurement
+from fedif_studies.lab.pairs import pair_runs, paired_table
+from fedif_studies.lab.panels import ROUND, Roles, axes_of, points_of, roles_of
+from tests.studies.lab.small import write_result
+
+
+@pytest.mark.parametrize(
+    ("axes", "along", "roles"),
+    [
+        ({"strategy": ("a", "b")}, ROUND, ("", ("strategy",))),
+        ({"strategy": ("a", "b"), "attack": ("c", "d")}, ROUND, ("attack", ("strategy",))),
+        ({"share": (0.1, 0.2, 0.3), "strategy": ("a", "b")}, "share", ("", ("strategy",))),
+        ({"share": (0.1, 0.2), "strategy": ("a", "b")}, ROUND, ("strategy", ("share",))),
+        ({"on": (True, False), "a": (1, 2, 3), "b": (1, 2, 3, 4)}, "b", ("a", ("on",))),
+        ({"x": "ab", "y": "cd", "z": "ef"}, ROUND, ("y", ("x", "z"))),
+        ({}, ROUND, ("", ())),
+    ],
+)
+def test_each_axis_is_panels_or_lines_or_lies_along_them(axes, along, roles):
+    assert roles_of(axes, over_rounds=False) == Roles(along, *roles)
+    assert roles_of(axes, over_rounds=True).along == ROUND
+
+
+@pytest.fixture
+def swept(tmp_path):
+    """Two strategies under two attacks with three shares, in two seeds: 24 runs of two rounds."""
+    for index, strategy in enumerate(("fedavg", "fedif")):
+        for attack in ("label-noise", "sign-flip"):
+            for share in (0.3, 0.1, 0.2):
+                for seed in (0, 1):
+                    own = {"strategy": strategy, "attack": attack, "malicious-fraction": share}
+                    own |= {"seed": seed, "num-server-rounds": 2}
+                    last = 0.5 + index / 10 - share + seed / 50
+                    name = f"{strategy}-{attack}-{share}-{seed}"
+                    write_result(tmp_path / "runs" / name, own, [0.3, last])
+    return find_measurements([tmp_path / "runs"])
+
+
+KEYS = ["strategy", "attack", "malicious-fraction"]
+
+
+def test_a_point_is_the_mean_over_seeds_and_its_bar_their_deviation(swept):
+    wanted = {"strategy": "fedif", "attack": "sign-flip"}.items()
+    own = [measurement for measurement in swept if wanted <= measurement.config.items()]
+    # Means of the last ten rounds: of 30 % and 60 - 100 share, and 2 points more for seed 1.
+    points = points_of(own, "malicious-fraction")
+    assert [place for place, _ in points] == [0.1, 0.2, 0.3]
+    assert [mean.mean for _, mean in points] == pytest.approx([40.5, 35.5, 30.5])
+    assert [mean.std for _, mean in points] == pytest.approx([2**0.5 / 2] * 3)
+    one = [m for m in own if m.config["malicious-fraction"] == 0.1]
+    over_rounds = points_of(one, ROUND)
+    assert [place for place, _ in over_rounds] == [0, 1, 2]
+    assert [mean.mean for _, mean in over_rounds] == pytest.approx([10, 30, 51])
+    assert over_rounds[2][1].std == pytest.approx(2**0.5)
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> dict[str, Figure]:
+    """Keep what is drawn, by the name of its file."""
+    figures: dict[str, Figure] = {}
+
+    def keep(figure: Figure, path: Path) -> None:
+        figures[path.name] = figure
+        figure.savefig(path, dpi=20)
+
+    monkeypatch.setattr(plots, "save_figure", keep)
+    return figures
+
+
+def test_a_sweep_has_a_panel_for_each_value_and_names_its_axes(swept, tmp_path, drawn):
+    report_sweep("mine", swept, tmp_path / "out", Console(width=200), set(KEYS))
+    shown = drawn["axes.png"]
+    visible = [panel for panel in shown.axes if panel.get_visible()]
+    assert [panel.get_title() for panel in visible] == [
+        "attack = label-noise",
+        "attack = sign-flip",
+    ]
+    assert {panel.get_xlabel() for panel in visible} == {"malicious-fraction"}
+    assert visible[0].get_ylabel() == "test accuracy, %\n(mean of the last ten rounds)"
+    (legend,) = shown.legends
+    assert legend.get_title().get_text() == "strategy"
+    assert [text.get_text() for text in legend.get_texts()] == ["fedavg", "fedif"]
+    for panel in visible:
+        assert len(panel.containers) == 2  # Lines with their bars.
+        fedif = panel.containers[1].lines[0].get_ydata()
+        assert list(fedif) == pytest.approx([40.5, 35.5, 30.5])
+    over_rounds = drawn["accuracy.png"]
+    titles = [panel.get_title() for panel in over_rounds.axes if panel.get_visible()]
+    assert titles == ["attack = label-noise", "attack = sign-flip"]
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "![axes](axes.png)\n\n![accuracy](accuracy.png)" in page
+
+
+def test_values_of_an_axis_stand_in_order_where_they_are_numbers(swept):
+    assert axes_of(swept, KEYS) == {
+        "strategy": ("fedavg", "fedif"),
+        "attack": ("label-noise", "sign-flip"),
+        "malicious-fraction": (0.1, 0.2, 0.3),
+    }
+
+
+def compared(tmp_path, *runs: tuple[str, int, float]) -> list[Path]:
+    folders = []
+    for strategy, seed, accuracy in runs:
+        own = {"strategy": strategy, "seed": seed, "update-clipping": 0.0, "num-server-rounds": 1}
+        folder = tmp_path / f"{strategy}-{seed}"
+        folders.append(write_result(folder, own, [accuracy]))
+    return folders
+
+
+RUNS = [
+    *(("fedavg", 0, 0.50), ("fedavg", 1, 0.40), ("fedavg", 2, 0.45)),
+    *(("fedif", 0, 0.55), ("fedif", 1, 0.38), ("fedif", 3, 0.90)),
+]
+
+
+def test_differences_are_of_the_seeds_that_both_have(tmp_path):
+    measurements = [read_measurement(folder) for folder in compared(tmp_path, *RUNS)]
+    paired = pair_runs(measurements, ["strategy"])
+    assert paired.first == "strategy = fedavg"
+    (fedif,) = paired.others
+    assert dict(fedif.by_seed) == pytest.approx({0: 5.0, 1: -2.0})
+    table = paired_table(paired)
+    assert table.title == "points beyond strategy = fedavg, mean of the last ten rounds"
+    assert table.heading == ["settings", "seed 0", "seed 1", "mean", "higher in"]
+    assert table.lines == [["strategy = fedif", "+5.00", "-2.00", "+1.50", "1 of 2"]]
+    alone = [m for m in measurements if m.config["strategy"] == "fedavg" or m.seed == 3]
+    assert pair_runs(alone, ["strategy"]) is None
+
+
+def test_a_comparison_shows_differences_seed_by_seed(tmp_path, drawn, capsys):
+    compare(compared(tmp_path, *RUNS), tmp_path / "out")
+    (axes,) = drawn["differences.png"].axes
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert names == ["seed 0", "seed 1"]
+    points = {line.get_label(): list(line.get_xdata()) for line in axes.lines}
+    assert points["seed 0"] == pytest.approx([5.0])
+    assert points["seed 1"] == pytest.approx([-2.0])
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "| strategy = fedif | +5.00 | -2.00 | +1.50 | 1 of 2 |" in page
+    assert "![differences](differences.png)" in page
+    assert "seed 1" in capsys.readouterr().out
+
+
+def test_no_two_of_many_lines_look_alike():
+    looks = [tuple(palette.look(index).values()) for index in range(49)]
+    assert len(set(looks)) == 49
+    assert len({colour for colour, _ in looks[:7]}) == len({shape for _, shape in looks[:7]}) == 7
