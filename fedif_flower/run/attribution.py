@@ -108,11 +108,14 @@ def _with_secret_data(built: Built, secret: SecretData, run: RunContext) -> Buil
     )
     # Either set decides on something: by the one members are weighed, by the other they are paid.
     weak = read_held_out_classes(run.joined("told")).joined(classes_of(secret.held_out))
+    remarks = secret.remarks()
+    if "accuracy" not in secret.validation.metrics:
+        remarks = []  # The log has said it: a report on no classes need not.
     return replace(
         built,
         callbacks=[*built.callbacks, witness],
         provenance={**built.provenance, **secret.provenance},
-        remarks=secret.remarks(),
+        remarks=remarks,
         columns=[PAYING_WITNESS],
         told=weak.told(),
     )

@@ -19,7 +19,9 @@ from fedif_consortium.superlink.signed_requests import (
     STAMP,
     SignedRequests,
     is_signed,
+    removed_keys,
 )
+from fedif_flower.errors import ConfigError
 
 PRIVATE = ec.generate_private_key(ec.SECP384R1())
 PUBLIC = public_key_to_bytes(PRIVATE.public_key())
@@ -106,3 +108,11 @@ def answer(path: str, given: dict[bytes, bytes], removed: Collection[str] = ()) 
     scope = {"type": "http", "path": path, "headers": list(given.items())}
     asyncio.run(SignedRequests(superlink, lambda: STATE, removed)(scope, receive, send))
     return sent[0]["status"]
+
+
+def test_a_line_of_the_removed_that_is_not_whole_lets_nobody_in_again(tmp_path):
+    """The SuperLink does not begin with a list from which a line would be left out in silence."""
+    path = tmp_path / "removed.csv"
+    path.write_text("name,key,removed,why\nada,aa,2026-01-31\nbob,bb,2026-01-31,left\n")
+    with pytest.raises(ConfigError, match=r"removed\.csv, line 2: fewer cells than columns"):
+        removed_keys(path)
