@@ -130,8 +130,12 @@ class HeldOutAccount:
         How many there are.
     wrong, wrong_low, wrong_high : float, optional
         The share of labels that looked wrong before the first round, and its 90 % interval.
+    confused : float
+        The share of labels that may be confused by class; 0: not more than models confuse.
     corrected : float
         For which share of them the loss was corrected.
+    is_corrected_by_class : bool
+        Whether that was by the chances of each class.
     contradicted : float, optional
         The share of labels of which the last model is sure that they are others.
     missing, rare : tuple of int
@@ -150,7 +154,9 @@ class HeldOutAccount:
     wrong: float | None
     wrong_low: float | None
     wrong_high: float | None
+    confused: float
     corrected: float
+    is_corrected_by_class: bool
     contradicted: float | None
     missing: tuple[int, ...]
     rare: tuple[int, ...]
@@ -169,6 +175,7 @@ class Examined:
     """What ``provenance.json`` says of an examination; of none, the correction alone."""
 
     corrected_noise: FiniteFloat = 0.0
+    corrected_by_class: bool = False
     examples: int | None = None
     noise: FiniteFloat | None = None
     low: FiniteFloat | None = None
@@ -180,7 +187,7 @@ class Examined:
     @property
     def is_corrected_within_an_interval(self) -> bool:
         """Whether the loss is corrected for a share that is known up to an interval alone."""
-        if self.low is None or self.high is None:
+        if self.low is None or self.high is None or self.corrected_by_class:
             return False
         return self.corrected_noise > 0 and self.low < self.high
 
@@ -190,9 +197,14 @@ class Examined:
         return max((self.low or 0.0) - self.corrected_noise, 0.0)
 
     @property
+    def confused(self) -> float:
+        """The share of labels that may be confused by class."""
+        return confused_share(self.noise, self.by_class)
+
+    @property
     def possibly_uncorrected(self) -> float:
         """The largest one; labels that may be confused by class count, too."""
-        most = max(self.high or 0.0, confused_share(self.noise, self.by_class))
+        most = max(self.high or 0.0, self.confused)
         return max(most - self.corrected_noise, 0.0)
 
 
@@ -290,7 +302,9 @@ def judge_held_out(
         wrong=examined.noise,
         wrong_low=examined.low,
         wrong_high=examined.high,
+        confused=examined.confused,
         corrected=examined.corrected_noise,
+        is_corrected_by_class=examined.corrected_by_class,
         contradicted=contradicted,
         missing=examined.missing,
         rare=tuple(examined.rare),

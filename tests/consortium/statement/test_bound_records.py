@@ -440,9 +440,19 @@ RESTS_ON: dict[str, tuple[Callable[[RunFolder], None], str]] = {
         "member.noise_shares member.share_intervals held_out.doubts",
     ),
     "what was found of the held-out set in provenance.json": (
-        write("provenance", held_out={"corrected_noise": 0.07, "missing": [3], "rare": {"2": 1}}),
+        write(
+            "provenance",
+            held_out={
+                "corrected_noise": 0.07,
+                "corrected_by_class": True,
+                "by_class": 0.4,
+                "missing": [3],
+                "rare": {"2": 1},
+            },
+        ),
         "held_out.verdict held_out.unjudged held_out.examples held_out.wrong held_out.wrong_low "
-        "held_out.wrong_high held_out.corrected held_out.missing held_out.rare held_out.doubts",
+        "held_out.wrong_high held_out.confused held_out.corrected held_out.is_corrected_by_class "
+        "held_out.missing held_out.rare held_out.doubts",
     ),
     "what was found of secret data in provenance.json": (
         pay_in_secret,

@@ -69,6 +69,34 @@ def test_wrong_labels_that_could_change_the_order(tmp_path, high, corrected, ver
     assert doubts_of(held_out) == expected
 
 
+@pytest.mark.parametrize(
+    ("noise", "by_class", "verdict", "confused"),
+    [
+        (0.0, 0.16, "open", 0.16),  # As above: the order holds up to .158.
+        (0.0, 0.15, "settled", 0.15),
+        (0.1, 0.19, "settled", 0.0),  # No more than models confuse by themselves.
+    ],
+)
+def test_labels_that_may_be_confused_could_change_the_order(
+    tmp_path, noise, by_class, verdict, confused
+):
+    found = CLEAN | {"noise": noise, "high": noise, "by_class": by_class}
+    held_out = held_out_of(tmp_path, found)
+    assert (held_out.verdict, held_out.confused) == (verdict, confused)
+
+
+def test_a_loss_that_is_corrected_by_class_needs_no_ends(tmp_path, key):
+    found = CLEAN | {"high": 0.1, "by_class": 0.3, "corrected_noise": 0.3}
+    run = run_of(tmp_path, found | {"corrected_by_class": True})
+    account = settle(read_run(run), 1000)
+    held_out = account.held_out
+    assert (held_out.verdict, held_out.is_corrected_by_class) == ("settled", True)
+    folder = make_statement(run, key)
+    page = text_of(folder / "statement.html")
+    assert "the loss is corrected for 30 %, by class" in page
+    assert "Up to 30 % may be confused by class" in page
+
+
 def test_the_order_of_those_who_are_alike_is_open(tmp_path):
     rounds = [{0: 0.5, 1: 0.25, 2: 0.24}] * 6
     blocks = {0: ALIKE, 1: UNEVEN, 2: ALIKE}
