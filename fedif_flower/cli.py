@@ -6,7 +6,7 @@ none of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -210,9 +210,14 @@ def check_validation(
 
 def main() -> None:
     """Run the command line; an error of ours, or a file of others, is a line, no traceback."""
+    show_logs()
+    end_by_a_line(cli)
+
+
+def end_by_a_line(command: Callable[[], object]) -> None:
+    """Carry out a command; an error of ours, or a file of others, is a line, no traceback."""
     try:
-        show_logs()
-        cli()
+        command()
     except (FedIFError, OSError) as error:
         line = f"[bold red]error:[/] {escape(one_line(error, 2000))}"
         Console(stderr=True).print(line, soft_wrap=True, highlight=False)

@@ -6,6 +6,11 @@ shares (:mod:`fedif_flower.attribution.intervals`) hold the contributions to the
 the test split. That rest is no infinite set: its own luck is not in the intervals, and
 :func:`attainable` says what a perfect interval would cover. It adds a row for each draw that
 ``docs/results/coverage.csv`` has not yet, and prints a table of all.
+
+With ``--wrong 0.3`` so many of the held-out labels are wrong, and those of the rest are right. The
+held-out loss is taken as it is, or corrected for the share that the set itself tells; these rows
+are in ``docs/results/coverage-wrong-labels.csv``. A corrected loss has a scale of its own: only its
+shares are comparable with those of the rest.
 """
 
 from __future__ import annotations
@@ -19,8 +24,10 @@ from itertools import product
 from statistics import mean
 from typing import Annotated
 
+import numpy as np
 import torch
 import typer
+from numpy.typing import NDArray
 from scipy.stats import norm
 from torch import Tensor
 
@@ -31,15 +38,19 @@ from fedif_flower.seeding import numpy_generator
 from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.held_out import vet
 from fedif_flower.valuation.parts import block_validations, block_weights
 from fedif_studies.audit.federation import STRATEGIES, AuditStep, federate
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.valuations import path, summed
-from fedif_studies.lab.commands import Again
+from fedif_studies.held_out.cells import AS_IT_IS, CORRECTED
+from fedif_studies.held_out.labels import with_wrong_labels
+from fedif_studies.lab.commands import Again, run_study
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "coverage.csv"
+WRONG_CSV = RESULTS / "coverage-wrong-labels.csv"
 MEMBERS = 10
 ROUNDS = 12
 MOST_OTHERS = 3000  # Examples of the rest that are looked at.
@@ -86,7 +97,7 @@ def measure(data_dir: str, cell: Row) -> list[Row]:
     rest = order[examples : examples + MOST_OTHERS]
     if len(rest) < LEAST_OTHERS * examples:
         return []
-    held_out = task.held_out(order[:examples], draw)
+    held_out = held_out_of(task, order[:examples], cell)
     others = task.held_out(rest, draw)
     rule = STRATEGIES[cell["strategy"]](held_out)
     _, steps = federate(task, task.members, seed=draw, rule=rule)
@@ -116,6 +127,33 @@ def measure(data_dir: str, cell: Row) -> list[Row]:
     return [row]
 
 
+def held_out_of(task: AuditTask, rows: NDArray[np.int64], cell: Row) -> Validation:
+    """Return the held-out set of a draw, with its wrong labels and the loss that allows for them.
+
+    Parameters
+    ----------
+    task : AuditTask
+        The members' task.
+    rows : NDArray
+        Of the test split.
+    cell : mapping
+        With ``draw``; where labels are wrong, with ``wrong`` and ``treatment``.
+    """
+    draw = cell["draw"]
+    wrong = cell.get("wrong", 0.0)
+    if not wrong:
+        return task.held_out(rows, draw)
+    inputs, labels = task.examples(task.dataset.test, np.sort(rows))
+    given = with_wrong_labels(labels, wrong, len(task.dataset.classes), draw)
+    held_out = Validation(
+        task.new_model(draw), task.transformed(inputs), given, device=task.config.device
+    )
+    if cell["treatment"] == AS_IT_IS:
+        return held_out
+    examined = vet(held_out, build=task.new_model, seed=draw)
+    return held_out.with_noise(examined.correction)
+
+
 def shares_of(values: Tensor) -> Tensor:
     """Return members' shares ``[m]`` of what is positive, as a statement divides it."""
     positive = values.clamp_min(0)
@@ -134,30 +172,50 @@ def main(
     data_dir: Annotated[str, typer.Option(help="where Fashion-MNIST is")] = "",
     sizes: Annotated[str, typer.Option(help="held-out examples")] = "60,120,300,600",
     draws: Annotated[int, typer.Option(min=1, help="held-out sets for each")] = 20,
+    rules: Annotated[str, typer.Option(help="by what updates are weighed")] = ",".join(RULES),
+    wrong: Annotated[float, typer.Option(min=0, max=1, help="share of wrong labels")] = 0.0,
     again: Again = False,
 ) -> None:
     """Measure what the rows lack, and print a table of all."""
-    points = product(data.split(","), range(draws), map(int, sizes.split(",")), RULES)
+    of_sizes = list(map(int, sizes.split(",")))
+    cells = cells_of(data.split(","), of_sizes, draws, rules.split(","), wrong)
+    path_of_rows = WRONG_CSV if wrong else CSV
+    fill(path_of_rows, cells, partial(measure, data_dir), again=again)
+    typer.echo("\n".join(table(read_rows(path_of_rows)).to_markdown()))
+
+
+def cells_of(
+    data: Sequence[str], sizes: Sequence[int], draws: int, rules: Sequence[str], wrong: float
+) -> list[Row]:
+    """Return the cells; where labels are wrong, each once as it is and once corrected."""
     cells: list[Row] = []
-    for name, draw, size, rule in points:
-        cells.append({"data": name, "strategy": rule, "examples": size, "draw": draw})
-    fill(CSV, cells, partial(measure, data_dir), again=again)
-    typer.echo("\n".join(table().to_markdown()))
+    for name, draw, size, rule in product(data, range(draws), sizes, rules):
+        cell = {"data": name, "strategy": rule, "examples": size, "draw": draw}
+        if wrong:
+            cells.append({**cell, "wrong": wrong, "treatment": AS_IT_IS})
+            cells.append({**cell, "wrong": wrong, "treatment": CORRECTED})
+        else:
+            cells.append(cell)
+    return cells
 
 
-def table() -> ResultTable:
+def table(measured: Sequence[Row]) -> ResultTable:
     """Return by data, rule and size the share of intervals that cover, and what could be."""
     groups = defaultdict(list)
-    for row in read_rows(CSV):
-        groups[row["data"], row["strategy"], int(row["examples"])].append(row)
+    for row in measured:
+        fault = ""
+        if "wrong" in row:
+            fault = f"{float(row['wrong']):.0%}, {row['treatment']}"
+        groups[row["data"], row["strategy"], fault, int(row["examples"])].append(row)
     lines = []
-    for (name, rule, size), rows in sorted(groups.items()):
+    for (name, rule, fault, size), rows in sorted(groups.items()):
         covered = mean(float(row["covered"]) for row in rows) / MEMBERS
         shares_covered = mean(float(row["shares_covered"]) for row in rows) / MEMBERS
         others = mean(float(row["others"]) for row in rows)
         line = [
             name,
             rule,
+            fault or "none",
             str(size),
             str(len(rows)),
             f"{covered:.0%}",
@@ -165,9 +223,9 @@ def table() -> ResultTable:
             f"{attainable(size, int(others)):.0%}",
         ]
         lines.append(line)
-    heading = ["data", "rule", "held out", "draws", "covered", "shares covered", "attainable"]
-    return ResultTable("Coverage", heading, lines, num_labels=2)
+    heading = ["data", "rule", "labels wrong", "held out", "draws", "covered", "shares covered"]
+    return ResultTable("Coverage", [*heading, "attainable"], lines, num_labels=3)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)

@@ -28,7 +28,7 @@ from fedif_studies.audit.findings import CEILING, pearson, spearman
 from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import comfedsv, path, summed
-from fedif_studies.lab.commands import Again
+from fedif_studies.lab.commands import Again, run_study
 from fedif_studies.lab.run import fill
 from fedif_studies.lab.table import pivot
 from fedif_studies.rows import RESULTS, Row
@@ -136,4 +136,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)

@@ -28,7 +28,7 @@ from fedif_flower.valuation.shapley.valuation import RoundGame
 from fedif_studies.audit.cases import HONEST, attack
 from fedif_studies.audit.federation import federate
 from fedif_studies.audit.members import AuditTask
-from fedif_studies.lab.commands import Again
+from fedif_studies.lab.commands import Again, run_study
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
@@ -127,4 +127,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)

@@ -38,7 +38,7 @@ from fedif_flower.tables import ResultTable
 from fedif_studies.audit.cases import PLAYS, Play, each, let_play
 from fedif_studies.audit.federation import Trainer, collude
 from fedif_studies.audit.members import AuditMember, AuditTask
-from fedif_studies.lab.commands import Again
+from fedif_studies.lab.commands import Again, run_study
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
@@ -227,4 +227,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)

@@ -21,7 +21,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_studies.audit.cases import HONEST, NoisyUpdate, Play, let_play
 from fedif_studies.audit.federation import AuditStep, federate
 from fedif_studies.audit.members import AuditMember, AuditTask
-from fedif_studies.lab.commands import Again
+from fedif_studies.lab.commands import Again, run_study
 from fedif_studies.lab.run import fill
 from fedif_studies.rows import RESULTS, Row
 
@@ -106,4 +106,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)

@@ -135,7 +135,7 @@ def inspect(
     output: Annotated[Path, typer.Option(help="the table of all examples")] = Path(
         "inspection.csv"
     ),
-    show: Annotated[int, typer.Option(min=1, help="so many examples are shown")] = 20,
+    show: Annotated[int, typer.Option(min=1, help="how many examples are shown")] = 20,
     task: Annotated[
         str, typer.Option(help="MODULE:OBJECT here, where the run was about an app's own task")
     ] = "",

@@ -47,7 +47,9 @@ Stated = Annotated[
 @statement_cli.command(DEFAULT)
 def make(
     run_dir: RunDir,
-    budget: Annotated[str, typer.Option(help="an amount to share out, such as 1000")] = "",
+    budget: Annotated[
+        str, typer.Option(help="an amount to share out, such as 1000; default: the run config's")
+    ] = "",
     names: Annotated[
         Path | None,
         typer.Option(exists=True, help="CSV: client_id,name; default: the names at registration"),
@@ -59,15 +61,23 @@ def make(
     from_round: Annotated[
         int, typer.Option(help="the first round that counts, where the first ones decide too much")
     ] = 1,
-    contact: Annotated[str, typer.Option(help="whom members may ask: shown on every page")] = "",
+    contact: Annotated[
+        str, typer.Option(help="whom members may ask: shown on every page; default: as budget")
+    ] = "",
     pay_by: Annotated[
-        Literal["sum", "draw"],
-        typer.Option(help="shares of the sum over all rounds, or of the mean per draw"),
-    ] = "sum",
+        Literal["sum", "draw"] | None,
+        typer.Option(
+            help="shares of the sum over all rounds, or of the mean per draw; default: the run "
+            "config's, else sum"
+        ),
+    ] = None,
     ties: Annotated[
-        Literal["apart", "alike"],
-        typer.Option(help="alike: members that are not told apart share equally"),
-    ] = "apart",
+        Literal["apart", "alike"] | None,
+        typer.Option(
+            help="alike: members that are not told apart share equally; default: the run config's, "
+            "else apart"
+        ),
+    ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="make another one; the one that is there is kept")
     ] = False,
@@ -81,11 +91,14 @@ def make(
 ) -> None:
     """State what each member contributed to a run: signed pages, a table, JSON.
 
+    The next run with the same output-dir brings the members of a deployed run their pages.
+
     The word make may be left out: fedif statement RUN_DIR.
     """
     require_directories([run_dir])
     from fedif_consortium.evidence import keys
     from fedif_consortium.statement.bundle import (
+        agreed_settings,
         make_statement,
         parse_budget,
         read_account,
@@ -98,15 +111,17 @@ def make(
 
     signer = keys.load_or_make_key(key or keys.default_key_path())
     require_same_signer(run_dir, signer)
+    agreed = agreed_settings(run_dir)
+    budget = budget or agreed.budget
     folder = make_statement(
         run_dir,
         signer,
         budget_cents=parse_budget(budget) if budget else None,
         names=read_names(names) if names is not None else None,
         from_round=from_round,
-        contact=contact,
-        pay_by=pay_by,
-        ties=ties,
+        contact=contact or agreed.contact,
+        pay_by=pay_by or agreed.pay_by or "sum",
+        ties=ties or agreed.ties or "apart",
         again=again,
         accept_held_out=accept_held_out,
     )
@@ -114,8 +129,11 @@ def make(
     account = read_account((folder / ACCOUNT).read_text())
     if account.unpaid:
         typer.secho(f"No shares: {account.unpaid}", fg="yellow")
-    for warning in open_games(RunFolder(run_dir).settings()):
+    run = RunFolder(run_dir)
+    for warning in open_games(run.settings()):
         typer.secho(f"Left open: {warning}", fg="yellow")
+    if run.undelivered.path.is_file():
+        typer.echo(f"Members get their pages by the next run into {run.path.parent}")
     typer.echo(f"Signed by: {keys.fingerprint(signer.public_key())}")
 
 
@@ -242,3 +260,6 @@ def replay(
 
     replayed = recompute(run_dir, import_from=import_from or ())
     typer.echo(f"The same bits: {replayed.contributions} contributions in {replayed.rounds} rounds")
+    if replayed.not_recorded:
+        columns = ", ".join(replayed.not_recorded)
+        typer.echo(f"Not recorded by this run's version, so not compared: {columns}")

@@ -38,6 +38,7 @@ from fedif_consortium.statement.member_account import Verdict
 from fedif_consortium.statement.pages import made_with, render
 from fedif_consortium.statement.records import RunRecords, read_run, require_consistent
 from fedif_consortium.statement.settings import AMOUNT, PayBy, StatementSettings, Ties
+from fedif_consortium.statement.undelivered import queue_pages
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import parse_json, refused_as
 from fedif_flower.run.folder import RunFolder
@@ -102,6 +103,9 @@ def make_statement(
 ) -> Path:
     """Write ``statement/`` in a run's folder; return it.
 
+    Pages of a run of real nodes, whose attempts are counted, are to be delivered then: the next run
+    with the same ``output-dir`` does it.
+
     Parameters
     ----------
     run_dir : Path
@@ -147,7 +151,23 @@ def make_statement(
         )
         require_payable(account.held_out)
         put_folder(folder, _signed_files(account, records, key, contact))
+        if read_attempts(records.provenance) is not None:
+            queue_pages(records.folder)
     return folder
+
+
+def agreed_settings(run_dir: Path) -> StatementSettings:
+    """Return what a run's settings, to which its members agreed, say of its statement.
+
+    Raises
+    ------
+    ConfigError
+        If they cannot be read.
+    """
+    with refused_as(ConfigError, f"{run_dir}: its settings cannot be read"):
+        settings = RunFolder(run_dir).settings()
+        keys = settings.keys() & set(StatementSettings.key_names())
+        return StatementSettings(**{key: settings[key] for key in keys})
 
 
 def _signed_files(

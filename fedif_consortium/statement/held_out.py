@@ -13,12 +13,23 @@ where
 
 with se the standard error over held-out examples. That is the worst that they can do. The bound
 takes for :math:`\delta` the upper end of the share's interval less what the loss is corrected for.
+
+Classes of a few examples need no reason of their own: that there are too few examples covers them.
+Blocks of examples are drawn without regard to classes. So m examples of a class, by which two
+members differ by :math:`d_e` each, add about
+
+.. math:: \sum_e d_e^2 = m \bar d^2 + (m - 1) s_d^2
+
+to the squared standard error of the two members' difference. For m > 1 that is at least half of
+:math:`m s_d^2`, the variance of the class's own sum; for m = 1 it is the square of all that the
+class adds. Who is told apart differs by more than two standard errors, which are more than one of
+the class's own: so no class that is off by one of these swaps them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -27,13 +38,15 @@ from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from fedif_consortium.evidence.signed import first_error
-from fedif_consortium.statement.luck import EXAMPLES, Luck, groups, told_apart
+from fedif_consortium.statement.luck import EXAMPLES, Luck, told_apart
 from fedif_consortium.statement.records import RunRecords
 from fedif_flower.attribution.intervals import split_credit
 from fedif_flower.attribution.shift import least_swap
 from fedif_flower.attribution.table import CLASSES_KEY
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.folder import HELD_OUT_KEY
+from fedif_flower.run.held_out import MOST_CONTRADICTED, last_contradicted
+from fedif_flower.run.secret_validation import PAYING_KEY, examined_key, is_secret, witness_of
+from fedif_flower.valuation.held_out import confused_share
 
 Array = NDArray[np.float64]
 RunVerdict = Literal["settled", "open", "not-to-be-paid-by"]
@@ -56,9 +69,6 @@ MOST_UNCORRECTED = 0.1
 # Corrected contributions were measured with up to 30 % of wrong labels, which was found as .25 to
 # .40 (docs/methods/held-out.md).
 MOST_CORRECTED = 0.4
-# Of the last model, beyond what the loss is corrected for. A model is overconfident on hard data,
-# and whoever poisons it moves this: so it takes more than an estimate from the set alone.
-MOST_CONTRADICTED = 0.25
 REASONS: Mapping[str, str] = {
     "wrong-labels": "more held-out labels look wrong than the loss can be corrected for",
     "contradicted": "the model that came out is sure that many held-out labels are others",
@@ -69,7 +79,6 @@ REASONS: Mapping[str, str] = {
     "too-few-examples": "there are too few held-out examples to tell some members apart",
     "no-intervals": "how much depends on which held-out examples there were is not known",
 }
-_CONTRADICTED = "validation_contradicted"  # In rounds.csv.
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,8 @@ class HeldOutAccount:
         Why there is none.
     is_accepted : bool
         Whether the operator pays by a set that is not to be paid by.
+    is_secret : bool
+        Whether it is that of the secret data, by which the run pays.
     examples : int, optional
         How many there are.
     wrong, wrong_low, wrong_high : float, optional
@@ -123,8 +134,8 @@ class HeldOutAccount:
         For which share of them the loss was corrected.
     contradicted : float, optional
         The share of labels of which the last model is sure that they are others.
-    missing : tuple of int
-        Classes that have no example.
+    missing, rare : tuple of int
+        Classes that have no example, or fewer than ten.
     doubts : tuple of Doubt
         What could change the order.
     swaps : tuple of NearestSwap
@@ -134,6 +145,7 @@ class HeldOutAccount:
     verdict: RunVerdict | None
     unjudged: Unjudged
     is_accepted: bool
+    is_secret: bool
     examples: int | None
     wrong: float | None
     wrong_low: float | None
@@ -141,6 +153,7 @@ class HeldOutAccount:
     corrected: float
     contradicted: float | None
     missing: tuple[int, ...]
+    rare: tuple[int, ...]
     doubts: tuple[Doubt, ...]
     swaps: tuple[NearestSwap, ...]
 
@@ -160,7 +173,9 @@ class Examined:
     noise: FiniteFloat | None = None
     low: FiniteFloat | None = None
     high: FiniteFloat | None = None
+    by_class: FiniteFloat | None = None
     missing: tuple[int, ...] = ()
+    rare: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def is_corrected_within_an_interval(self) -> bool:
@@ -176,8 +191,9 @@ class Examined:
 
     @property
     def possibly_uncorrected(self) -> float:
-        """The largest one."""
-        return max((self.high or 0.0) - self.corrected_noise, 0.0)
+        """The largest one; labels that may be confused by class count, too."""
+        most = max(self.high or 0.0, confused_share(self.noise, self.by_class))
+        return max(most - self.corrected_noise, 0.0)
 
 
 @dataclass(frozen=True)
@@ -252,7 +268,7 @@ def judge_held_out(
         If what the provenance says of the held-out set cannot be read.
     """
     examined = read_examined(records.provenance)
-    contradicted = _last_contradicted(records.lines)
+    contradicted = last_contradicted(records.lines, witness_of(records.provenance))
     verdict: RunVerdict | None = None
     doubts: list[Doubt] = []
     unjudged = _why_unjudged(examined, standing)
@@ -269,6 +285,7 @@ def judge_held_out(
         verdict=verdict,
         unjudged=unjudged,
         is_accepted=is_accepted and verdict == NOT_TO_BE_PAID_BY,
+        is_secret=is_secret(records.provenance),
         examples=examined.examples,
         wrong=examined.noise,
         wrong_low=examined.low,
@@ -276,6 +293,7 @@ def judge_held_out(
         corrected=examined.corrected_noise,
         contradicted=contradicted,
         missing=examined.missing,
+        rare=tuple(examined.rare),
         doubts=tuple(doubts),
         swaps=tuple(_swaps(used, standing)),
     )
@@ -298,18 +316,23 @@ def require_payable(held_out: HeldOutAccount) -> None:
 
 
 def read_examined(provenance: Mapping[str, Any]) -> Examined:
-    """Return what a run's provenance says of its held-out set.
+    """Return what a run's provenance says of the held-out set that it pays by.
 
     Raises
     ------
     ConfigError
         If it cannot be read.
     """
-    record = provenance.get(HELD_OUT_KEY, {})
+    key = examined_key(provenance)
+    record = provenance.get(key, {})
     try:
-        return TypeAdapter(Examined).validate_python(record)
+        examined = TypeAdapter(Examined).validate_python(record)
     except ValidationError as error:
-        raise ConfigError(f"provenance.json: {HELD_OUT_KEY}: {first_error(error)}") from error
+        raise ConfigError(f"provenance.json: {key}: {first_error(error)}") from error
+    if is_secret(provenance) and key != PAYING_KEY:
+        # An earlier version, which examined the validation split alone, and corrected both alike.
+        return Examined(corrected_noise=examined.corrected_noise)
+    return examined
 
 
 _AGAINST: tuple[Reason, ...] = ("wrong-labels", "contradicted")
@@ -362,10 +385,15 @@ def _doubts(examined: Examined, standing: Standing) -> list[Doubt]:
 
 
 def _not_told_apart(standing: Standing, luck: Luck) -> list[int]:
-    """Return who is not told apart from another one who is paid, by held-out examples."""
-    paid_worth = np.where(standing.is_paid, standing.worth, 0.0)
-    alike = groups(paid_worth, told_apart(standing.worth, [luck]))
-    return [place for group in alike if len(group) > 1 for place in group]
+    """Return who is not told apart from another one who is paid, by held-out examples.
+
+    Groups would not do: the first of a group may be told apart from who is alike with its last.
+    """
+    apart = told_apart(standing.worth, [luck])
+    paid = standing.paid()
+    return [
+        place for place in paid if not all(apart[place, other] for other in paid if other != place)
+    ]
 
 
 def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list[int]:
@@ -405,15 +433,6 @@ def _gaps(worth: Array) -> Array:
     paid_worth = np.maximum(worth, 0.0)
     gaps: Array = paid_worth[:, None] - paid_worth
     return gaps
-
-
-def _last_contradicted(lines: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the share of labels that the last model that was asked contradicts."""
-    for line in reversed(lines):
-        share = line.get(_CONTRADICTED)
-        if share is not None:
-            return float(share)
-    return None
 
 
 def _swaps(records: RunRecords, standing: Standing) -> list[NearestSwap]:

@@ -1,12 +1,12 @@
 """A deployed run's statement: made at its end, and brought to the members.
 
 A run's ``undelivered.json`` holds who is still to get which page. Every later run with the same
-``output-dir`` tries again.
+``output-dir`` tries again. So it does with a statement that the operator made by hand, because the
+run had none, or once more.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +19,10 @@ from fedif_consortium.evidence.keys import default_key_path, load_or_make_key
 from fedif_consortium.evidence.part import last_receipts
 from fedif_consortium.statement.bundle import make_statement, parse_budget
 from fedif_consortium.statement.client_part import ACTION
-from fedif_consortium.statement.manifest import ACCOUNT, ENVELOPE
+from fedif_consortium.statement.manifest import ENVELOPE
 from fedif_consortium.statement.member_pages import UNWANTED, delivery, read_answer
 from fedif_consortium.statement.settings import CLIPPING, StatementSettings
-from fedif_consortium.statement.undelivered import write_undelivered
+from fedif_consortium.statement.undelivered import of_members, queue_pages, write_undelivered
 from fedif_flower.errors import FedIFError
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.folder import RunFolder
@@ -99,7 +99,7 @@ def _state(folder: RunFolder, settings: StatementSettings) -> None:
         ties=settings.ties or "apart",
         again=True,
     )
-    folder.undelivered.write(_of_members(folder, "page"))
+    queue_pages(folder)
 
 
 def receipt_key() -> Ed25519PrivateKey:
@@ -120,16 +120,14 @@ def deliver(grid: Grid, output_dir: Path) -> None:
             logger.error("%s: statements cannot be delivered: %r", path.parent, error)
 
 
-def _of_members(run: RunFolder, column: str) -> dict[str, str]:
-    """Return what a run's statement says of each member, by client id."""
-    account = json.loads((run.statement / ACCOUNT).read_bytes())
-    return {str(member["client_id"]): member[column] for member in account["members"]}
-
-
 def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
     """Send one run's pages; return the nodes that did not answer."""
+    if not run.statement.is_dir():
+        # The run began anew since, and its statement is still to be made.
+        return set()
     pages = run.undelivered.read()
-    names = _of_members(run, "name")
+    names = of_members(run, "name")
+    envelope = (run.statement / ENVELOPE).read_bytes()
     waiting = {int(node_id) for node_id in pages}
     recipients = (waiting & set(grid.get_node_ids())) - silent
     answers = _send_pages(grid, run, pages, recipients)
@@ -138,7 +136,9 @@ def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
             logger.info("%s did not keep its statement: %s", names.get(str(node_id)), refused)
         if refused in ("", UNWANTED):
             pages.pop(str(node_id), None)
-    write_undelivered(run, pages)
+    # Else the operator made another statement meanwhile, and everybody is to get a page of that.
+    if (run.statement / ENVELOPE).read_bytes() == envelope:
+        write_undelivered(run, pages)
     return recipients - answers.keys()
 
 

@@ -13,20 +13,20 @@ from fedif_consortium.evidence.signed import record_digest
 from fedif_consortium.statement.records import RunRecords, read_run
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.records import RoundAttribution
-from fedif_flower.attribution.table import client_lines, round_line
+from fedif_flower.attribution.table import OF_DESCENT, client_lines, round_line
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
 from fedif_flower.run.config import CreditSettings, RunConfig
+from fedif_flower.run.correction import with_recorded_noise
 from fedif_flower.run.folder import Table, files_of_rounds
-from fedif_flower.run.held_out import with_recorded_noise
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.modules import hashes_here
 from fedif_flower.run.provenance import MODULES, code_hash, data_hash
 from fedif_flower.run.rows import csv_text
-from fedif_flower.run.secret_validation import paying_part
+from fedif_flower.run.secret_validation import recorded_part
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.record import Round, Step
@@ -35,10 +35,14 @@ from fedif_flower.tasks.task import Task
 
 
 class Replayed(NamedTuple):
-    """How many rounds and contributions were recomputed, all columns with the same bits."""
+    """How many rounds and contributions were recomputed, all columns with the same bits.
+
+    ``not_recorded`` are columns that the run's version did not write, and so were not compared.
+    """
 
     rounds: int
     contributions: int
+    not_recorded: tuple[str, ...] = ()
 
 
 def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str] = ()) -> Replayed:
@@ -102,11 +106,12 @@ def _load(records: RunRecords, task: Task | None) -> LoadedTask:
     loaded = load_task(config, task)
     if data_hash(tensors_in(loaded.validation_data)) != records.provenance["validation_sha256"]:
         raise StatementError("the validation set is not the one that the run had")
-    loaded = with_recorded_noise(loaded, records.provenance)
     salt = records.salt()
-    if not salt:
-        return loaded
-    return replace(loaded, validation=paying_part(loaded, salt))
+    paying = None
+    if salt:
+        paying = recorded_part(loaded, salt, records.provenance)
+    loaded = with_recorded_noise(loaded, records.provenance)
+    return loaded if paying is None else replace(loaded, validation=paying)
 
 
 def _attribute(
@@ -166,8 +171,25 @@ def _compare(records: RunRecords, recomputed: list[RoundAttribution]) -> Replaye
     recorded_clients = _keyed(folder.attribution, ("round", "client_id"))
     _compare_table(records, folder.attribution, recorded_clients, lines_of_clients)
     recorded_rounds = _keyed(folder.attributed_rounds, ("round",))
+    not_recorded = _of_later_versions(recorded_rounds)
+    for line in lines_of_rounds.values():
+        for column in not_recorded:
+            del line[column]
     _compare_table(records, folder.attributed_rounds, recorded_rounds, lines_of_rounds)
-    return Replayed(len(recomputed), len(recorded_clients))
+    return Replayed(len(recomputed), len(recorded_clients), not_recorded)
+
+
+def _of_later_versions(
+    recorded_rounds: Mapping[tuple[int, ...], Mapping[str, str]],
+) -> tuple[str, ...]:
+    """Return the columns that a run's version did not write yet.
+
+    They came together, and decide no pay. Where one of them is there, none may be missing.
+    """
+    for line in recorded_rounds.values():
+        if not line.keys().isdisjoint(OF_DESCENT):
+            return ()
+    return OF_DESCENT
 
 
 def _keyed(table: Table, key: Sequence[str]) -> dict[tuple[int, ...], dict[str, str]]:

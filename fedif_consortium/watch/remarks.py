@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fedif_consortium.watch.state import Watched
 from fedif_flower.messages.text import enumerated
+from fedif_flower.run.held_out import MOST_CONTRADICTED
 
 MISSES = 3  # In a row: by chance it is hardly so.
 SLOW = 3.0  # Times the usual round.
@@ -46,6 +47,7 @@ def remarks(run: Watched) -> list[Remark]:
     in_order = [
         *_about_end(run),
         *_about_rounds(run),
+        *_about_held_out(run),
         *_about_waiting(run),
         *_about_members(run),
     ]
@@ -92,6 +94,23 @@ def _about_rounds(run: Watched) -> Iterator[Remark]:
     if any(loss is not None and not math.isfinite(loss) for loss in losses):
         text = "The loss is not finite: the model has diverged."
         advice = "Go on from an earlier checkpoint with a lower learning-rate."
+        yield Remark(True, text, advice)
+
+
+def _about_held_out(run: Watched) -> Iterator[Remark]:
+    """Yield that the model contradicts more held-out labels than a statement is made by."""
+    contradicted = run.contradicted
+    if contradicted is None:
+        return
+    if contradicted - run.corrected > MOST_CONTRADICTED:
+        text = (
+            f"The model is sure that {contradicted:.0%} of the held-out labels are others; the "
+            f"loss is corrected for {run.corrected:.0%} of wrong ones."
+        )
+        advice = (
+            "Look at the held-out labels (fedif validation check), and at members who may teach "
+            "the model wrong ones. If it stays so, the run is not to be paid by."
+        )
         yield Remark(True, text, advice)
 
 

@@ -14,9 +14,12 @@ from pydantic import BaseModel
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, called
+from fedif_flower.run.correction import NOISE
 from fedif_flower.run.folder import JsonFile, RunFolder, Table
+from fedif_flower.run.held_out import WITNESS, last_contradicted
 from fedif_flower.run.live_state import SECONDS_PER_SIGN
 from fedif_flower.run.rows import Line, read_table
+from fedif_flower.run.secret_validation import PAYING_WITNESS, examined_key, witness_of
 from fedif_flower.server.record import headline
 
 # In the order in which a page lists them: who needs a look comes first.
@@ -49,6 +52,8 @@ _ROUNDS = {
     "rejected": "int64",
     "failed": "int64",
     "round_failed": "int64",
+    WITNESS: "double",
+    PAYING_WITNESS: "double",
 }
 # And with how a client's lines are summed up.
 _LINES = {
@@ -200,6 +205,28 @@ class Watched:
             if words:
                 return words
         return ""
+
+    @property
+    def contradicted(self) -> float | None:
+        """The share of held-out labels of which the last model is sure that they are others."""
+        return last_contradicted(self.rounds, self.witness)
+
+    @cached_property
+    def provenance(self) -> Mapping[str, Any]:
+        """Where its results come from."""
+        return _read(self.folder.provenance)
+
+    @property
+    def witness(self) -> str:
+        """The column of ``rounds.csv`` with that share, of the data that the run pays by."""
+        return witness_of(self.provenance)
+
+    @cached_property
+    def corrected(self) -> float:
+        """For which share of wrong labels the loss of these data is corrected."""
+        with refused_as(ConfigError, f"{self.folder.provenance.path} is not what a run writes"):
+            record = self.provenance.get(examined_key(self.provenance), {})
+            return float(record.get(NOISE, 0.0))
 
     @cached_property
     def members(self) -> list[WatchedMember]:

@@ -73,8 +73,8 @@ class AttackConfig(SectionedSettings):
     attack_first_round: int = setting(1, "malicious clients are honest before this round", ge=1)
     attack_period: int = setting(
         0,
-        "from then on they attack for so many rounds, are honest for as many, and so on; 0: they "
-        "attack until the end",
+        "how many rounds they attack from then on, before they are honest for as many, attack "
+        "again, and so on; 0: they attack until the end",
         ge=0,
     )
 

@@ -62,7 +62,7 @@ class PathAttribution(Callback):
         Also split each contribution by the validation examples' classes. It takes a backward pass
         over each class's examples at each node of the rule.
     blocks : int
-        Also split each contribution by so many blocks of the examples, >= 2, from which intervals
+        Also split each contribution by this many blocks of the examples, >= 2, from which intervals
         follow (see :func:`~fedif_flower.valuation.parts.block_validations`); the pass
         over the examples in the middle of a step gives both, one more where the rule has none
         there. 0: do not. Rounds whose updates nobody sees are not split: there is one product

@@ -16,8 +16,9 @@ NOISE_ENDS = ("low", "high")  # Of the interval in which the share of wrong labe
 
 _OF_CLIENT = ("partition_id", "client_id", "coefficient", "contribution")
 _OF_CREDIT = tuple(field.name for field in fields(MemberCredit))
-_OF_DESCENT = ("slope", "smoothness", "bound_held")
-_OF_ROUND = ("loss_before", "loss_after", "decrease", "attributed", "remainder", *_OF_DESCENT)
+OF_DESCENT = ("slope", "smoothness", "bound_held")
+"""Columns of ``attribution_rounds.csv`` that earlier versions did not write; no pay is of them."""
+_OF_ROUND = ("loss_before", "loss_after", "decrease", "attributed", "remainder", *OF_DESCENT)
 
 COLUMNS = ("round", *_OF_CLIENT, *_OF_CREDIT)
 """Those of ``attribution.csv``, before those of classes and blocks."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from fedif_flower.client.held_out import warn_of_classes
 from fedif_flower.client.training import train_task
 from fedif_flower.client.trust import agreed, client_site
 from fedif_flower.devices import select_device, torch_threads
@@ -55,7 +56,10 @@ def describe(
     settings = message.content.config_records.get(QUESTION)
     if settings:
         findings = check_member(
-            read_config(settings), node, lambda: agreed(settings, node, task)[1]
+            read_config(settings),
+            node,
+            lambda: agreed(settings, node, task)[1],
+            lambda data: warn_of_classes(settings, data, context),
         )
         for check in checks:
             findings += check(node, settings)
@@ -63,7 +67,12 @@ def describe(
     return Message(content, reply_to=message)
 
 
-def check_member(config: ClientConfig, node: NodeConfig, task: Callable[[], Task]) -> list[Finding]:
+def check_member(
+    config: ClientConfig,
+    node: NodeConfig,
+    task: Callable[[], Task],
+    look: Callable[[Data], object] | None = None,
+) -> list[Finding]:
     """Return what there is to say of a member's data, training and disk.
 
     Parameters
@@ -74,6 +83,8 @@ def check_member(config: ClientConfig, node: NodeConfig, task: Callable[[], Task
         The member's.
     task : callable
         Returns what is learned; an error of it is a finding.
+    look : callable, optional
+        Called with the member's data, if they are what the task can learn from.
     """
     # What the first check has loaded, for the second.
     loaded: list[tuple[Task, Data]] = []
@@ -84,6 +95,8 @@ def check_member(config: ClientConfig, node: NodeConfig, task: Callable[[], Task
         method = build_local_method(config, loaded_task, config.seed)
         require_method_fit(method, loaded_task, data, config.local_method)
         words = data_words(loaded_task, data)
+        if look is not None:
+            look(data)
         loaded.append((loaded_task, data))
         return words
 

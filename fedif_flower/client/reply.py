@@ -23,6 +23,7 @@ from fedif_flower.attacks import (
     build_behaviour,
     require_fit,
 )
+from fedif_flower.client.held_out import warn_of_classes
 from fedif_flower.client.training import train_task
 from fedif_flower.client.trust import agreed, client_site
 from fedif_flower.devices import select_device, torch_threads
@@ -89,6 +90,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     ):
         data = task.load("client_data", client_site(config, node))
         require_method_fit(method, task, data, config.local_method)
+        warn_of_classes(settings, data, context)
         model = model_of(task)
         model.to(select_device(config.device))
         load_arrays(model, arrays)

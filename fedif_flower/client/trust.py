@@ -56,7 +56,7 @@ def require_trusted(config: ClientConfig, node: NodeConfig) -> None:
     for key in ("task", "attack", "local-method"):
         name = config.to_mapping()[key]
         package = package_of(str(name))
-        if is_import(name) and package not in node.import_from.split() and not _is_simulated():
+        if is_import(name) and package not in node.import_from.split() and not is_simulated():
             raise ConfigError(
                 f"{key} = {name!r}: this node imports nothing from {package!r} for a server; its "
                 f"operator can allow it with import-from={package!r} in the node config"
@@ -86,7 +86,7 @@ def client_site(config: ClientConfig, node: NodeConfig) -> ClientSite:
     )
 
 
-def _is_simulated() -> bool:
+def is_simulated() -> bool:
     """Return whether this is the server's own process, or one of Ray's."""
     ray = sys.modules.get("ray")
     return IN_PROCESS.get() or (ray is not None and bool(ray.is_initialized()))

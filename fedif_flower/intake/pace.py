@@ -33,14 +33,14 @@ class Pace(CheckedFields):
     Parameters
     ----------
     quorum : float
-        A round closes with so many usable replies: from 1 on a number, below 1 a share of the
+        A round closes with this many usable replies: from 1 on a number, below 1 a share of the
         members that are asked or still at work; 0: all that are asked are waited for.
     grace : float
         Seconds for which a round stays open once it has its quorum, >= 0.
     ask_more : float
-        So many times as many members are drawn as ``fraction_train`` says, >= 1.
+        How many times as many members are drawn as ``fraction_train`` says, >= 1.
     late_rounds : int
-        A reply counts if it comes at most so many rounds late; 0: what is late is lost.
+        A reply counts if it comes at most this many rounds late; 0: what is late is lost.
     staleness : callable
         Takes rounds of delay >= 1, returns a factor in [0, 1].
 

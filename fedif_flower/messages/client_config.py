@@ -18,7 +18,7 @@ class ClientConfig(TaskConfig, TrainingConfig, AttackConfig, LocalMethodConfig):
 
     num_clients: int = setting(
         100,
-        "clients K; the run begins when so many nodes are online",
+        "clients K; the run begins when K nodes are online",
         ge=1,
         auto="[the nodes that there are](#how-many-clients); 100 in `make run`, `fedif`, sweeps",
     )

@@ -51,7 +51,7 @@ class ReplyLimits:
     max_num_examples : float
         A reply that claims more is refused.
     max_examples_ratio : float
-        No client counts for more than so many times the round's median; 0: no such bound.
+        No client counts for more than this many times the round's median; 0: no such bound.
     """
 
     weighted_by_key: str

@@ -21,7 +21,8 @@ class NodeConfig(Settings):
     )
     num_partitions: int | None = setting(
         None,
-        "the clients share one data set, of which this one has part `partition-id` of so many",
+        "the clients share one data set, which is divided into this many parts; this one has part "
+        "`partition-id`",
     )
     data_dir: str | None = setting(
         None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 MAX_LENGTH = 200
@@ -58,14 +58,18 @@ def reason_of(error: Any) -> str:
     return reason
 
 
+def listed(values: Sequence[object]) -> str:
+    """Return values in their order, with commas, and how many more there are beyond ten."""
+    shown = ", ".join(str(value) for value in values[:_MOST_NAMES])
+    num_more = len(values) - _MOST_NAMES
+    if num_more > 0:
+        return f"{shown} and {num_more} more"
+    return shown
+
+
 def enumerated(names: Iterable[str]) -> str:
     """Return names with commas, and how many more there are beyond the first ten."""
-    ordered = sorted(names)
-    listed = ", ".join(ordered[:_MOST_NAMES])
-    num_more = len(ordered) - _MOST_NAMES
-    if num_more > 0:
-        return f"{listed} and {num_more} more"
-    return listed
+    return listed(sorted(names))
 
 
 def _short(text: object, max_length: int) -> str:

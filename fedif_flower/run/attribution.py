@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,18 @@ from fedif_flower.attribution.quarantine import Quarantine
 from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
 from fedif_flower.errors import require
-from fedif_flower.run.config import CreditSettings, QuarantineSettings, RunConfig
-from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
-from fedif_flower.run.secret_validation import (
-    COMMITMENT,
-    NONCE,
-    commitment_of,
-    paying_part,
-    salt_of,
+from fedif_flower.messages.held_out_classes import read_held_out_classes
+from fedif_flower.run.config import (
+    CreditSettings,
+    QuarantineSettings,
+    RunConfig,
+    ValidationSettings,
 )
+from fedif_flower.run.correction import NOISE
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.held_out import Witness, classes_of
+from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
+from fedif_flower.run.secret_validation import NONCE, PAYING_WITNESS, SecretData
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.run import RunningStrategy
 from fedif_flower.valuation.parts import BLOCKS
@@ -54,38 +56,66 @@ class Attribution(RunPart):
     def build(self, run: RunContext) -> Built:
         """Return the attribution, and the records of its rounds."""
         config = run.config
-        paying = run.loaded.validation
         if config.attribution == "off":
             return NOTHING
         credit = config.section(CreditSettings)
-        origin: dict[str, Any] = {}
-        if credit.secret_validation:
-            memory = (run.checkpoint and run.checkpoint.records.get(NAME)) or {}
-            nonce = str(memory.get(NONCE) or secrets.token_hex(16))
-            salt = salt_of(nonce)
-            origin = {NONCE: nonce, COMMITMENT: commitment_of(salt)}
-            paying = paying_part(run.loaded, salt)
-            words = "contributions are measured on secret data, commitment %s"
-            logger.info(words, origin[COMMITMENT])
+        secret = _secret_data(run) if credit.secret_validation else None
         attribution = PathAttribution(
-            paying,
+            run.loaded.validation if secret is None else secret.validation,
             config.attribution,
             per_class=credit.per_class,
             blocks=BLOCKS,
             bounds=credit.bounds(),
         )
-        in_checkpoints = KeptAttribution(attribution, origin.get(NONCE, ""))
+        in_checkpoints = KeptAttribution(attribution, {} if secret is None else secret.memory)
         attribution.on_attribution.append(in_checkpoints.tell_widths)
-        origin[BLOCKS_KEY] = attribution.block_weights
+        origin: dict[str, Any] = {BLOCKS_KEY: attribution.block_weights}
         if attribution.class_weights:
             origin[CLASSES_KEY] = attribution.class_weights
-        return Built(callbacks=[attribution], kept={NAME: in_checkpoints}, provenance=origin)
+        built = Built(callbacks=[attribution], kept={NAME: in_checkpoints}, provenance=origin)
+        return built if secret is None else _with_secret_data(built, secret, run)
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
         """Raise ConfigError for a rule that gives no update a coefficient: a function's, too."""
         rule = run.config.attribution
         words = f"'off' with strategy {run.config.strategy!r}, which gives no update a coefficient"
         require(strategy.combines_updates or rule == "off", "attribution", rule, words)
+
+
+def _secret_data(run: RunContext) -> SecretData:
+    """Return the data that pay, drawn and examined before anybody is asked."""
+    memory: Mapping[str, Any] = {}
+    if run.checkpoint is not None:
+        memory = run.checkpoint.records.get(NAME) or {}
+    check = run.config.section(ValidationSettings).check()
+    secret = SecretData.of_run(run.loaded, check, memory)
+    words = "contributions are measured on secret data, commitment %s"
+    logger.info(words, secret.commitment)
+    for remark in secret.remarks():
+        logger.log(logging.WARNING if secret.record[NOISE] else logging.INFO, "%s", remark)
+    return secret
+
+
+def _with_secret_data(built: Built, secret: SecretData, run: RunContext) -> Built:
+    """Return what the attribution adds to a run, with what there is of secret data."""
+    witness = Witness(
+        secret.validation,
+        run.folder,
+        None,
+        every=run.config.eval_every,
+        last_round=run.config.num_server_rounds,
+        column=PAYING_WITNESS,
+    )
+    # Either set decides on something: by the one members are weighed, by the other they are paid.
+    weak = read_held_out_classes(run.joined("told")).joined(classes_of(secret.held_out))
+    return replace(
+        built,
+        callbacks=[*built.callbacks, witness],
+        provenance={**built.provenance, **secret.provenance},
+        remarks=secret.remarks(),
+        columns=[PAYING_WITNESS],
+        told=weak.told(),
+    )
 
 
 class KeptAttribution(Kept):
@@ -95,13 +125,14 @@ class KeptAttribution(Kept):
     ----------
     attribution : PathAttribution
         The run's.
-    paying_nonce : str
-        Of secret data; empty: contributions are measured on the validation split.
+    secret : mapping
+        What there is to remember of secret data; empty: contributions are measured on the
+        validation split.
     """
 
-    def __init__(self, attribution: PathAttribution, paying_nonce: str) -> None:
+    def __init__(self, attribution: PathAttribution, secret: Mapping[str, Any]) -> None:
         self._attribution = attribution
-        self._nonce = paying_nonce
+        self._secret = {NONCE: "", **secret}
 
     def tell_widths(self, found: RoundAttribution) -> None:
         """Say once how wide the intervals of shares will roughly be."""
@@ -122,7 +153,7 @@ class KeptAttribution(Kept):
 
     def memory(self, last_round: int) -> dict[str, Any]:
         """Return what the next round needs of those before."""
-        return {**self._attribution.state_dict(last_round), NONCE: self._nonce}
+        return {**self._attribution.state_dict(last_round), **self._secret}
 
     def restore(
         self, lines: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None, last_round: int
@@ -130,7 +161,7 @@ class KeptAttribution(Kept):
         """Go on with the rounds attributed so far."""
         if memory is None:
             raise ValueError("its rounds were not attributed; go on with attribution = 'off'")
-        if memory.get(NONCE) != self._nonce:
+        if memory.get(NONCE) != self._secret[NONCE]:
             raise ValueError(
                 "its contributions are of other data: keep credit.secret-validation as it was"
             )

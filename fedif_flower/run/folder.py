@@ -164,7 +164,7 @@ class Table:
         Raises
         ------
         ConfigError
-            If the file is no CSV file.
+            If the file is no CSV file, or a line of it is not whole.
         """
         try:
             return read_rows(self.path, rest)

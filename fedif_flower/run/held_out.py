@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.messages.held_out_classes import HeldOutClasses
 from fedif_flower.run.config import ValidationSettings
+from fedif_flower.run.correction import Correction, corrected_words, recorded_examination
 from fedif_flower.run.folder import HELD_OUT_KEY, RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
@@ -20,9 +20,12 @@ from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.held_out import HeldOut, contradicted_share, vet
+from fedif_flower.valuation.label_noise import is_noise
 
-NOISE = "corrected_noise"  # There: for which share of wrong labels the loss is corrected.
-COLUMN = "validation-contradicted"
+WITNESS = "validation_contradicted"  # In rounds.csv: how many labels a model contradicts.
+# Of the last model, beyond what the loss is corrected for. A model is overconfident on hard data,
+# and whoever poisons it moves this: so it takes more than an estimate from the set alone.
+MOST_CONTRADICTED = 0.25
 logger = logging.getLogger(__name__)
 
 
@@ -34,24 +37,30 @@ class ExaminedHeldOut(RunPart):
     def build(self, run: RunContext) -> Built:
         """Return the task with the corrected loss, and what says so in the records."""
         config = run.config
-        held_out, noise = self._examined(run)
-        interval = None
-        if held_out is not None:
-            interval = interval_of(held_out.low, held_out.high)
-        loaded = with_noise(run.loaded, noise, interval)
+        held_out, correction = self._examined(run)
+        loaded = correction.apply(run.loaded)
         is_corrected = loaded is not run.loaded
-        record: dict[str, Any] = {NOISE: noise if is_corrected else 0.0}
+        if not is_corrected:
+            correction = Correction()  # For none: the loss is not one to correct, or is the task's.
+        record = correction.to_record(held_out)
         remarks = []
         if held_out is not None:
-            record |= held_out.to_record()
             remarks.append(f"held-out set: {held_out.words()}")
         if is_corrected:
-            remarks.append(f"the held-out loss is corrected for {100 * noise:g} % of wrong labels")
+            remarks.append(f"the held-out loss is corrected for {corrected_words(record)}")
+        elif is_noise(loaded.validation.noise):
+            remarks.append("the task's own loss allows for wrong held-out labels, and stays so")
         for remark in remarks:
             logger.log(logging.WARNING if is_corrected else logging.INFO, "%s", remark)
         if "accuracy" not in loaded.validation.metrics:
             remarks = []  # The log has said it: a report on no classes need not.
-        witness = Witness(run.loaded.validation, run.folder, held_out, config.eval_every)
+        witness = Witness(
+            run.loaded.validation,
+            run.folder,
+            held_out,
+            every=config.eval_every,
+            last_round=config.num_server_rounds,
+        )
         # Suspects have a table of their own.
         without_suspects = {key: value for key, value in record.items() if key != "suspects"}
         return Built(
@@ -60,19 +69,19 @@ class ExaminedHeldOut(RunPart):
             provenance={HELD_OUT_KEY: without_suspects},
             remarks=remarks,
             loaded=loaded,
+            told=classes_of(held_out).told(),
         )
 
-    def _examined(self, run: RunContext) -> tuple[HeldOut | None, float]:
-        """Return the examination, and for which share of wrong labels the loss is corrected."""
+    def _examined(self, run: RunContext) -> tuple[HeldOut | None, Correction]:
+        """Return the examination, and for which wrong labels the loss is corrected."""
         if run.checkpoint is not None:
-            record = run.checkpoint.records.get(HELD_OUT_KEY) or {NOISE: 0.0}
-            noise = float(record[NOISE])
-            rest = {key: value for key, value in record.items() if key != NOISE}
-            held_out = HeldOut.from_record(rest) if rest else None
-            return held_out, noise
+            record = run.checkpoint.records.get(HELD_OUT_KEY, {})
+            return recorded_examination(record), Correction.of_record(record)
         check = run.config.section(ValidationSettings).check()
-        held_out = examine(run.loaded, check.seconds) if check.vet else None
-        return held_out, check.share_of(held_out)
+        held_out = None
+        if check.vet:
+            held_out = examine(run.loaded, check.seconds)
+        return held_out, Correction.of(check, held_out)
 
 
 def examine(loaded: LoadedTask, seconds: float) -> HeldOut:
@@ -86,38 +95,28 @@ def examine(loaded: LoadedTask, seconds: float) -> HeldOut:
     )
 
 
-def interval_of(low: float | None, high: float | None) -> tuple[float, float] | None:
-    """Return between which shares of wrong labels the true one lies, if there is such a doubt."""
-    if low is None or high is None or not low < high:
-        return None
-    return low, high
+def classes_of(held_out: HeldOut | None) -> HeldOutClasses:
+    """Return the classes that a set which was examined can hardly value."""
+    if held_out is None:
+        return HeldOutClasses()
+    return HeldOutClasses.of(held_out.missing, held_out.rare)
 
 
-def with_noise(
-    loaded: LoadedTask, noise: float, interval: tuple[float, float] | None = None
-) -> LoadedTask:
-    """Return a task whose held-out loss allows for a share of wrong labels; 0: the task itself.
+def last_contradicted(lines: Sequence[Mapping[str, Any]], column: str) -> float | None:
+    """Return the share of labels that the last model that was asked contradicts.
 
-    ``interval`` is where the true share lies, see
-    :meth:`~fedif_flower.valuation.validation.Validation.with_noise`.
-
-    Raises
-    ------
-    ConfigError
-        If labels of so few classes would say nothing then.
+    Parameters
+    ----------
+    lines : sequence of mapping
+        Of ``rounds.csv``, in the order of the rounds.
+    column : str
+        Of the data, see :func:`~fedif_flower.run.secret_validation.witness_of`.
     """
-    try:
-        validation = loaded.validation.with_noise(noise, interval)
-    except ConfigError as error:
-        raise ConfigError(f"validation.{error}") from error
-    return loaded if validation is loaded.validation else replace(loaded, validation=validation)
-
-
-def with_recorded_noise(loaded: LoadedTask, provenance: Mapping[str, Any]) -> LoadedTask:
-    """Return a task with the held-out loss that a run's provenance tells of."""
-    record = provenance.get(HELD_OUT_KEY, {})
-    interval = interval_of(record.get("low"), record.get("high"))
-    return with_noise(loaded, float(record.get(NOISE, 0.0)), interval)
+    for line in reversed(lines):
+        share = line.get(column)
+        if share is not None:
+            return float(share)
+    return None
 
 
 class KeptHeldOut(Kept):
@@ -151,15 +150,28 @@ class Witness(Callback):
         What the examination found.
     every : int
         Rounds from one look to the next, >= 1.
+    last_round : int
+        The run's: its model is looked at in any case.
+    column : str
+        Under which name it tells the share.
     """
 
     def __init__(
-        self, validation: Validation, folder: RunFolder, held_out: HeldOut | None, every: int
+        self,
+        validation: Validation,
+        folder: RunFolder,
+        held_out: HeldOut | None,
+        *,
+        every: int,
+        last_round: int,
+        column: str = WITNESS,
     ) -> None:
+        self._column = column
         self._validation = validation
         self._folder = folder
         self._held_out = held_out
         self._every = every
+        self._last_round = last_round
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Write the suspects, if there are any."""
@@ -169,11 +181,12 @@ class Witness(Callback):
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
         """Return the share that a round's model contradicts."""
-        if server_round % self._every or "accuracy" not in self._validation.metrics:
+        is_due = server_round % self._every == 0 or server_round == self._last_round
+        if not is_due or "accuracy" not in self._validation.metrics:
             return {}
         try:
             vectors = model.vectors
             share = contradicted_share(self._validation, vectors.params, model.named_buffers)
         except Exception:  # Out of the user's model: the evaluation says what is wrong with it.
             return {}
-        return {} if share is None else {COLUMN: share}
+        return {} if share is None else {self._column: share}

@@ -75,6 +75,8 @@ class Built:
         Called with each line of ``rounds.csv``.
     copies : int
         What it writes at most, in multiples of the model's size.
+    columns : sequence of str
+        Columns of ``rounds.csv`` that its callbacks' metrics have.
     stays : sequence of Path
         Its files that are not removed as the run begins, since it replaces them itself.
     remarks : sequence of str
@@ -91,6 +93,7 @@ class Built:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     on_row: Callable[[Round], object] | None = None
     copies: int = 0
+    columns: Sequence[str] = ()
     stays: Sequence[Path] = ()
     remarks: Sequence[str] = ()
     loaded: LoadedTask | None = None

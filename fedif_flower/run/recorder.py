@@ -80,6 +80,7 @@ class RunRecorder(RunWriter):
         self.remarks = list(loaded.task.remarks)
         for built in run.built:
             self.remarks += built.remarks
+            self._metric_columns += built.columns
         # Parts hear of a row before whoever called the run.
         of_parts = [built.on_row for built in run.built if built.on_row]
         self.listeners = [*of_parts, *self.listeners]

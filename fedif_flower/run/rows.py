@@ -26,7 +26,8 @@ def read_table(path: Path, types: Mapping[str, Any] = _NONE, *, more: bool = Fal
     Raises
     ------
     ConfigError
-        If a cell is not of its column's type, or the file cannot be read.
+        If a whole line has fewer or more cells than the table has columns, a cell is not of its
+        column's type, or the file cannot be read.
     """
     import pyarrow as pa  # which clients and command lines should not have to wait for
     import pyarrow.csv as pa_csv
@@ -45,7 +46,6 @@ def read_table(path: Path, types: Mapping[str, Any] = _NONE, *, more: bool = Fal
             return pa.schema(types).empty_table()
         return pa_csv.read_csv(
             pa.BufferReader(content),
-            parse_options=pa_csv.ParseOptions(invalid_row_handler=lambda _: "skip"),
             convert_options=conversion,
         )
     except (OSError, pa.ArrowInvalid) as error:
@@ -62,15 +62,29 @@ def _whole_lines(path: Path) -> bytes:
 
 
 def read_rows(path: Path, rest: str | None = None) -> list[dict[str, str]]:
-    """Return the lines of a CSV file; one that was cut off by a crash is left out.
+    """Return the lines of a CSV file; a last one that was cut off by a crash is left out.
 
-    ``rest``, if it is given, stands for the cells that such a line lacks.
+    ``rest``, if it is given, stands for the cells that a line lacks, wherever it is.
+
+    Raises
+    ------
+    ConfigError
+        Naming the line, if any other one has fewer or more cells than the table has columns.
     """
     if not path.exists():
         return []
     with open(path, newline="", encoding="utf-8-sig", opener=regular) as file:
-        rows = csv.DictReader(file, restval=rest)
-        return [row for row in rows if None not in row.values()]
+        text = file.read()
+    rows = list(csv.DictReader(StringIO(text, newline=""), restval=rest))
+    is_whole = text.endswith(("\n", "\r"))
+    if rows and not is_whole and None in rows[-1].values():
+        rows.pop()  # It was cut off.
+    for number, row in enumerate(rows, start=2):
+        if None in row.values():
+            raise ConfigError(f"{path}, line {number}: fewer cells than columns")
+        if rest is None and None in row:
+            raise ConfigError(f"{path}, line {number}: more cells than columns")
+    return rows
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:

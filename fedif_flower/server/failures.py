@@ -34,8 +34,8 @@ class MemberFailures:
     Parameters
     ----------
     maximum : int
-        So many errors in a row make a member a failing one, and so many rounds in a row that fail
-        on the server's side end the run, >= 1.
+        How many errors in a row make a member a failing one, and how many rounds in a row that
+        fail on the server's side end the run, >= 1.
     max_paused_turns : int
         The longest pause, >= 0; 0: nobody is paused.
     """

@@ -64,10 +64,10 @@ class Setup(CheckedFields):
         the model, or what counts of the updates cancels, ends nothing: so do members that have
         learned all there is, and a few of them could end the run by it.
     max_paused_turns : int
-        Members that err again and again are not asked for at most so many of their turns, >= 0.
+        Members that err again and again are not asked for at most this many of their turns, >= 0.
     max_num_examples, max_examples_ratio : float
         A client that claims more examples is refused; one that claims more than this many times
-        the round's median, >= 1, counts for so many. 0: no such bound.
+        the round's median, >= 1, counts for that many. 0: no such bound.
     pace : Pace
         How long a round waits, and how many rounds a reply may take to count.
     local_method : LocalMethod

@@ -38,12 +38,12 @@ class Clip(Stage):
     Parameters
     ----------
     multiple : float
-        :math:`\lambda` > 0, so many times the usual length.
+        :math:`\lambda` > 0: the bound is this many times the usual length.
     """
 
     needs_lengths_alone = True
 
-    multiple: Annotated[float, Setting("so many times the usual length", gt=0)]
+    multiple: Annotated[float, Setting("how many times the usual length the bound is", gt=0)]
     # By client: last round, length.
     _seen: dict[int, tuple[int, float]] = field(default_factory=dict, init=False, repr=False)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Unpack
 
@@ -20,6 +22,10 @@ from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair, to_dev
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import array_shapes, copy_module, tied_names, trainable_names
 from fedif_flower.tasks.task import Data, Task
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.label_noise import ForwardCorrected, is_noise
+
+logger = logging.getLogger(__name__)
 
 
 class RootTraining:
@@ -97,9 +103,26 @@ class RootTraining:
 
 
 def root_training(
-    model: nn.Module, root_data: Data, task: Task, training: TrainingConfig
+    model: nn.Module,
+    root_data: Data,
+    task: Task,
+    training: TrainingConfig,
+    validation: Validation,
 ) -> RootTraining:
-    """Return a run's own root training."""
+    """Return a run's own root training, whose loss allows for as many wrong labels.
+
+    The root data are the held-out set: what is found to be wrong there is wrong here. A task that
+    trains by a function of its own has no loss to correct, which the log says.
+    """
+    if is_noise(validation.noise) and not isinstance(task.loss, ForwardCorrected):
+        if task.train is None:
+            task = replace(task, loss=ForwardCorrected(task.pair_loss, validation.noise))
+        else:
+            logger.warning(
+                "FLTrust's own update is not corrected for wrong held-out labels: task %r trains "
+                "by a function of its own",
+                task.name,
+            )
     return RootTraining(model, root_data, task=task, training=training)
 
 

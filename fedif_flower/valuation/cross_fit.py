@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -9,12 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedif_flower.devices import torch_threads
 from fedif_flower.seeding import derive_seed, torch_generator
 from fedif_flower.tasks.batches import num_rows, take_rows
 from fedif_flower.tasks.modules import evaluation_mode, seeded_randomness
-from fedif_flower.valuation.label_noise import log_chance_of_label
+from fedif_flower.valuation.label_noise import corrected, log_chance_of_label
 
 FOLDS = 5
 LEARNING_RATE = 4e-3  # Of Adam: the task's own is its clients'.
@@ -28,6 +30,7 @@ _AT_ONCE = 256  # Examples that a model is asked about.
 _SMALL = 100_000  # Parameters: threads would wait for each other at each operation.
 
 Models = Callable[[int], nn.Module]  # By fold, on the data's device.
+logger = logging.getLogger(__name__)
 
 
 class Grid(NamedTuple):
@@ -35,13 +38,13 @@ class Grid(NamedTuple):
 
     Attributes
     ----------
-    corrections : tuple of float
-        The shares of wrong labels that the training loss allows for.
+    corrections : tuple of float or Tensor
+        The shares of wrong labels that the training loss allows for, or chances ``[C, C]``.
     epochs : tuple of int
         Rising.
     """
 
-    corrections: tuple[float, ...]
+    corrections: tuple[float | Tensor, ...]
     epochs: tuple[int, ...]
 
     def words(self) -> str:
@@ -112,7 +115,13 @@ def grids(num_training: int) -> list[Grid]:
 
 
 def cross_fit(
-    models: Models, batch: Any, num_classes: int, *, seed: int, seconds: float
+    models: Models,
+    batch: Any,
+    num_classes: int,
+    *,
+    seed: int,
+    seconds: float,
+    transitions: Tensor | None = None,
 ) -> CrossFit | None:
     r"""Train models on k - 1 of k = 5 folds, by the corrected loss, and ask them about the other.
 
@@ -128,7 +137,10 @@ def cross_fit(
         Draws folds and the order of examples.
     seconds : float
         How long it may take, > 0. A few steps are measured first; where the whole grid would take
-        longer, fewer corrections and epochs are trained.
+        longer, fewer corrections and epochs are trained. The log says beforehand how long it will
+        take.
+    transitions : Tensor, optional
+        ``[C, C]``: by which chances labels become others; the training loss allows for them alone.
 
     Returns
     -------
@@ -139,9 +151,14 @@ def cross_fit(
     folds = draw_folds(count, torch_generator("held-out-folds", seed))
     is_small = sum(parameter.numel() for parameter in models(0).parameters()) <= _SMALL
     with torch_threads(1 if is_small else torch.get_num_threads()):
-        for place, grid in enumerate(grids(folds.training.shape[1])):
-            if _predicted_seconds(models, batch, num_classes, folds, grid) > seconds:
+        for place, whole_grid in enumerate(grids(folds.training.shape[1])):
+            grid = whole_grid
+            if transitions is not None:
+                grid = whole_grid._replace(corrections=(transitions,))
+            predicted = _predicted_seconds(models, batch, num_classes, folds, grid)
+            if predicted > seconds:
                 continue
+            logger.info("the held-out set is examined: %s, about %.1f s", grid.words(), predicted)
             steps = _Steps(folds, grid.epochs, torch_generator("held-out-order", seed))
             logits = _train(models, batch, num_classes, steps, grid.corrections, seed)
             return CrossFit(logits, grid, is_reduced=place > 0)
@@ -201,7 +218,7 @@ def _train(
     batch: Any,
     num_classes: int,
     steps: _Steps,
-    corrections: Sequence[float],
+    corrections: Sequence[float | Tensor],
     seed: int,
 ) -> Tensor:
     """Train a model for each fold and correction: ``[settings, n, C]``."""
@@ -209,7 +226,7 @@ def _train(
     settings = (len(corrections), len(steps.epochs))
     logits = torch.empty(*settings, len(labels), num_classes, device=labels.device)
     for place, correction in enumerate(corrections):
-        noise = torch.tensor(correction, device=labels.device)
+        noise = torch.as_tensor(correction, dtype=torch.float32, device=labels.device)
         for fold in range(FOLDS):
             drawn = derive_seed("held-out-training", seed, place, fold)
             with seeded_randomness(drawn, labels.device), torch.enable_grad():
@@ -263,7 +280,9 @@ class _Adam:
 
 
 def _loss(logits: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-    """Return the mean corrected loss of logits ``[b, C]``."""
+    """Return the mean corrected loss of logits ``[b, C]``; noise is a share, or chances [C, C]."""
+    if noise.dim():
+        return functional.nll_loss(corrected(logits.float(), noise), labels)
     log_p = logits.float().log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
     return -log_chance_of_label(log_p, noise, logits.shape[1]).mean()
 

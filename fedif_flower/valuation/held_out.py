@@ -14,11 +14,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedif_flower.constructors import CheckedFields
-from fedif_flower.errors import require
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.seeding import derive_seed, torch_generator
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import class_labels, join, num_rows, take_rows, tensors_of
 from fedif_flower.tasks.modules import copy_module, seeded_randomness
+from fedif_flower.valuation.class_noise import (
+    LEAST_OF_CLASS,
+    enough_of_each_class,
+    likely_transitions,
+    surest_transitions,
+)
 from fedif_flower.valuation.cross_fit import CrossFit, cross_fit, features_of
 from fedif_flower.valuation.noise_profile import Suspect, find_suspects, profile
 from fedif_flower.valuation.validation import Validation
@@ -27,8 +33,10 @@ LEAST_EXAMPLES = 50  # Fewer say nothing about the share of wrong labels.
 RARE = 10  # Examples of a class.
 _SURE = 0.9
 _NAMED = 10  # Classes in a sentence.
+_PAIRS_NAMED = 3
+MUCH_CONFUSED = 0.1  # Of the labels.
 
-Noise = Annotated[float, Field(ge=0, le=0.9)] | Literal["auto", "off"]
+Noise = Annotated[float, Field(ge=0, le=0.9)] | Literal["auto", "by-class", "off"]
 
 
 @dataclass(frozen=True)
@@ -37,9 +45,10 @@ class HeldOutCheck(CheckedFields):
 
     Parameters
     ----------
-    noise : float or {"auto", "off"}
+    noise : float or {"auto", "by-class", "off"}
         For which share of wrong labels the loss is corrected, in [0, 0.9]; ``"auto"``: the
-        estimate, where its interval lies above 0; ``"off"``: none.
+        estimate, where three quarters of the bootstrap's draws lie above 0; ``"by-class"``: the
+        chances by which labels of each class seem to have become others; ``"off"``: none.
     vet : bool
         Examine the set before the first round.
     seconds : float
@@ -50,9 +59,10 @@ class HeldOutCheck(CheckedFields):
         Noise,
         Setting(
             "for which share of wrong labels the held-out loss is corrected; `auto`: the share "
-            "that the set itself tells before the first round, where its interval lies above 0; "
-            "`off`: none (`docs/methods/held-out.md`)",
-            allowed="a number >= 0 and <= 0.9, 'auto' or 'off'",
+            "that the set itself tells before the first round, where three quarters of the "
+            "bootstrap's draws lie above 0; `by-class`: by the chances with which labels of each "
+            "class seem to have become others; `off`: none (`docs/methods/held-out.md`)",
+            allowed="a number >= 0 and <= 0.9, 'auto', 'by-class' or 'off'",
         ),
     ] = "auto"
     vet: Annotated[
@@ -67,13 +77,40 @@ class HeldOutCheck(CheckedFields):
         Setting("seconds that the share of wrong labels may take to estimate", gt=0),
     ] = 60.0
 
-    def share_of(self, found: HeldOut | None) -> float:
-        """Return the share for which a loss is corrected, by what an examination found."""
+    def noise_of(self, found: HeldOut | None) -> float | Tensor:
+        """Return for what a loss is corrected, by what an examination found.
+
+        Returns
+        -------
+        float or Tensor
+            A share of wrong labels, or chances ``[C, C]``.
+
+        Raises
+        ------
+        ConfigError
+            If chances by class are wanted, and there is no estimate of them.
+        """
         if self.noise == "off":
             return 0.0
+        if self.noise == "by-class":
+            return _chances_of(found)
         if self.noise != "auto":
             return float(self.noise)
         return 0.0 if found is None else found.correction
+
+
+def _chances_of(found: HeldOut | None) -> Tensor:
+    """Return the chances ``[C, C]`` that an examination found, or raise ConfigError."""
+    if found is None:
+        raise ConfigError("noise = 'by-class' needs an examination: vet = true")
+    if not found.transitions:
+        why = found.why_none
+        if not why:
+            why = (
+                f"each class needs {LEAST_OF_CLASS} labels, and training the time that it may take"
+            )
+        raise ConfigError(f"noise = 'by-class', but there is no estimate by class: {why}")
+    return torch.tensor(found.transitions, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -86,12 +123,21 @@ class HeldOut:
         How many count.
     noise, low, high : float, optional
         The share of wrong labels, and the ends of its 90 % interval; ``None``: no estimate.
+    lower_quartile : float, optional
+        The share that three quarters of the bootstrap's draws reach.
     why_none : str
         Why there is no estimate; empty: there is one.
     accuracy : float, optional
         Of models on the fold that they were not trained on, by the given labels.
     suspects : tuple of Suspect
         The examples whose labels look wrong, the surest first; none where the estimate is 0.
+    by_class : float, optional
+        The share of labels that are others than models answer, if each class has chances of its
+        own; it errs upwards, since classes that look alike are confused by models, too. ``None``:
+        there is no estimate, or some class has fewer than 20 labels.
+    transitions : tuple of tuple of float
+        ``[C][C]``: the chance that an example of one class is labelled as another; empty where
+        ``by_class`` is ``None``.
     missing : tuple of int
         The classes that the model answers and no example has.
     rare : mapping of int to int
@@ -110,9 +156,12 @@ class HeldOut:
     noise: float | None = None
     low: float | None = None
     high: float | None = None
+    lower_quartile: float | None = None
     why_none: str = ""
     accuracy: float | None = None
     suspects: tuple[Suspect, ...] = ()
+    by_class: float | None = None
+    transitions: tuple[tuple[float, ...], ...] = ()
     missing: tuple[int, ...] = ()
     rare: Mapping[int, int] = field(default_factory=dict)
     copies: int = 0
@@ -122,14 +171,25 @@ class HeldOut:
 
     @property
     def correction(self) -> float:
-        """The share of wrong labels to correct for: the estimate, if its interval is above 0."""
-        if self.noise is None or self.low is None or self.low <= 0:
+        """The share of wrong labels to correct for.
+
+        The estimate, where three quarters of the bootstrap's draws lie above 0. To correct right
+        labels for a few wrong ones costs little, and to leave wrong ones as they are costs much:
+        so this asks for less than the 90 % interval would.
+        """
+        if self.noise is None or not self.lower_quartile:
             return 0.0
         return self.noise
 
+    @property
+    def confused(self) -> float:
+        """The share of labels that may be confused by class; 0: not more than models confuse."""
+        return confused_share(self.noise, self.by_class)
+
     def words(self) -> str:
         """Return what was found, in a sentence or a few."""
-        return "; ".join([self._labels(), *self._classes(), *self._twice()])
+        phrases = [self._labels(), *self._confusions(), *self._classes(), *self._twice()]
+        return "; ".join(phrases)
 
     def _labels(self) -> str:
         if self.noise is None or self.low is None or self.high is None:
@@ -140,10 +200,24 @@ class HeldOut:
         if not self.correction:
             about = f"about {100 * self.noise:.0f} % ({interval})"
             return f"{about} of the held-out labels may be wrong, or none"
-        return (
-            f"about {100 * self.noise:.0f} % ({interval}) of the held-out labels look wrong: "
-            f"{len(self.suspects)} suspects in held_out.csv"
-        )
+        words = f"about {100 * self.noise:.0f} % ({interval}) of the held-out labels look wrong"
+        if not self.suspects:
+            return words
+        return f"{words}: {len(self.suspects)} suspects in held_out.csv"
+
+    def _confusions(self) -> list[str]:
+        if not self.confused:
+            return []
+        chances = torch.tensor(self.transitions)
+        chances.fill_diagonal_(0.0)
+        pairs = []
+        for place in chances.flatten().argsort(descending=True)[:_PAIRS_NAMED].tolist():
+            label, other = divmod(place, len(chances))
+            pairs.append(f"{label} as {other} ({100 * float(chances[label, other]):.0f} %)")
+        return [
+            f"but up to {100 * self.confused:.0f} % may be confused, {', '.join(pairs)}, or a "
+            'model cannot tell these classes apart: validation.noise = "by-class" corrects for it'
+        ]
 
     def _classes(self) -> list[str]:
         phrases = []
@@ -176,9 +250,30 @@ class HeldOut:
         """Read what :meth:`to_record` returned."""
         values = dict(record)
         values["suspects"] = tuple(Suspect(*suspect) for suspect in record["suspects"])
+        values["transitions"] = tuple(map(tuple, record["transitions"]))
         values["missing"] = tuple(record["missing"])
         values["rare"] = {int(label): count for label, count in record["rare"].items()}
         return cls(**values)
+
+
+def confused_share(noise: float | None, by_class: float | None) -> float:
+    """Return the share of labels that may be wrong if each class has chances of its own.
+
+    Parameters
+    ----------
+    noise : float, optional
+        The estimate for labels that are wrong whatever their class.
+    by_class : float, optional
+        The one with chances by class.
+
+    Returns
+    -------
+    float
+        0 where it is no more than a tenth above the other: models confuse as much by themselves.
+    """
+    if by_class is None or by_class - (noise or 0.0) < MUCH_CONFUSED:
+        return 0.0
+    return by_class
 
 
 def _listed(values: Sequence[object]) -> str:
@@ -272,11 +367,14 @@ def _examine(
     if len(labels) < LEAST_EXAMPLES:
         few = f"{len(labels)} examples are too few; at least {LEAST_EXAMPLES} are needed"
         return replace(held_out, why_none=few)
+    began = time.perf_counter()
     models = _models(validation, build, seed)
     fitted, how = _fit(models, batch, num_classes, seed, seconds)
     if fitted is None:
         return replace(held_out, why_none=f"it would take more than {seconds:g} s")
-    return _estimate(replace(held_out, how=how), fitted, labels, places, seed)
+    held_out = _estimate(replace(held_out, how=how), fitted, labels, places, seed)
+    left = seconds - (time.perf_counter() - began)
+    return _estimate_by_class(held_out, fitted, models, batch, seed, left)
 
 
 def contradicted_share(
@@ -330,6 +428,7 @@ def _estimate(
         noise=estimate.noise,
         low=estimate.low,
         high=estimate.high,
+        lower_quartile=estimate.lower_quartile,
         accuracy=float(right.double().mean()),
     )
     if not held_out.correction:
@@ -341,6 +440,33 @@ def _estimate(
         for suspect in find_suspects(estimate.probabilities, labels, most)
     ]
     return replace(held_out, suspects=tuple(suspects))
+
+
+def _estimate_by_class(
+    held_out: HeldOut,
+    fitted: CrossFit,
+    models: Callable[[int], nn.Module],
+    batch: Any,
+    seed: int,
+    seconds: float,
+) -> HeldOut:
+    """Return the examination with the chances by which labels of each class became others.
+
+    Without them where some class has few labels, or training takes longer than it may.
+    """
+    *_, labels = batch
+    labels = labels.cpu()
+    logits = fitted.logits.cpu()
+    num_classes = logits.shape[2]
+    if seconds <= 0 or not enough_of_each_class(labels, num_classes):
+        return held_out
+    first = surest_transitions(logits, labels)
+    again = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds, transitions=first)
+    if again is None:
+        return held_out
+    transitions, mix = likely_transitions(again.logits.cpu(), labels, first)
+    by_class = 1 - float(mix @ transitions.diagonal())
+    return replace(held_out, by_class=by_class, transitions=tuple(map(tuple, transitions.tolist())))
 
 
 def _fit(

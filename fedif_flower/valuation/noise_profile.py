@@ -14,6 +14,7 @@ GRID = (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 
 TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0)
 DRAWS = 200  # Of the bootstrap.
 TAIL = 0.05  # Of its draws, at either end of the interval.
+QUARTER = 0.25  # Of them may say that none is wrong where the loss is corrected all the same.
 _MOST_OF_RANGE = 0.95  # Of (C - 1) / C, where labels say nothing.
 
 
@@ -24,6 +25,8 @@ class Profile(NamedTuple):
     ----------
     noise, low, high : float
         The share that is most likely, and the ends of its 90 % interval.
+    lower_quartile : float
+        The share that three quarters of the bootstrap's draws reach.
     probabilities : Tensor
         ``[n, C]``: of the right classes, by the setting and temperature that explain best.
     """
@@ -31,6 +34,7 @@ class Profile(NamedTuple):
     noise: float
     low: float
     high: float
+    lower_quartile: float
     probabilities: Tensor
 
 
@@ -80,10 +84,18 @@ def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profi
     best = max(range(len(shares)), key=heights.__getitem__)
     drawn = torch.stack(drawn_heights).argmax(dim=0)  # [B]
     of_draws = torch.tensor(shares, dtype=torch.float64)[drawn]
-    low, high = of_draws.quantile(torch.tensor([TAIL, 1 - TAIL], dtype=torch.float64)).tolist()
+    tails = torch.tensor([TAIL, QUARTER, 1 - TAIL], dtype=torch.float64)
+    low, lower_quartile, high = of_draws.quantile(tails).tolist()
     setting, temperature = divmod(places[best], len(TEMPERATURES))
     probabilities = log_p[setting, temperature].exp()
-    return Profile(shares[best], min(low, shares[best]), max(high, shares[best]), probabilities)
+    estimate = shares[best]
+    return Profile(
+        noise=estimate,
+        low=min(low, estimate),
+        high=max(high, estimate),
+        lower_quartile=lower_quartile,
+        probabilities=probabilities,
+    )
 
 
 @dataclass(frozen=True)

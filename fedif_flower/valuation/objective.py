@@ -316,6 +316,8 @@ def objective_of(
         objective = Objective(batch_loss, scores)
     else:
         objective = PairObjective(loss_fn or functional.cross_entropy, scores)
+    if not is_noise(noise):
+        return objective  # A loss that allows for wrong labels by itself stays as it is.
     return corrected_objective(objective, noise)
 
 

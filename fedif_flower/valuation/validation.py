@@ -184,7 +184,8 @@ class Validation(Passes):
         interval : tuple of float, optional
             Between which shares the true one lies, low < high: :class:`PathAttribution
             <fedif_flower.attribution.callback.PathAttribution>` measures contributions at both
-            ends, too. The gradient and the losses are those of ``noise`` alone.
+            ends, too. The gradient and the losses are those of ``noise`` alone. Chances by class
+            have none.
 
         Raises
         ------
@@ -202,7 +203,8 @@ class Validation(Passes):
         Passes.__init__(other, judge)
         other.loss(other.params())  # What lies outside its range is refused here.
         other._noise_interval = None
-        if interval is not None and is_noise(noise):
+        is_share = not isinstance(noise, Tensor) and is_noise(noise)
+        if interval is not None and is_share:
             low, high = interval
             require(0 <= low < high, "interval", interval, "0 <= low < high")
             self.with_noise(high)  # Likewise.

@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from fedif_studies.lab.commands import run_study
+
 BENCHMARKS = ("aggregation", "valuation", "scale", "masking", "throughput")
 
 
@@ -38,4 +40,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)

@@ -30,6 +30,7 @@ from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.tasks.models import build_model
 from fedif_studies.benchmarks.common import Figure, Timing, beside, repeat, report
+from fedif_studies.lab.commands import run_study
 
 NUM_CLIENTS = 10
 
@@ -187,4 +188,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)

@@ -21,6 +21,7 @@ from fedif_consortium.masking.boxes import MaskedUpdate, MaskingTerms, mask_upda
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import SignSketch, digest, encode_vector, mask_of, products
 from fedif_studies.benchmarks.common import Figure, alone, beside, repeat, report
+from fedif_studies.lab.commands import run_study
 
 SIZES = {"CIFAR-10 CNN, d = 1,059,306": 1_059_306, "ResNet-18, d = 11.2 M": 11_173_962}
 LARGEST = {"d = 100 M": 100_000_000}
@@ -125,4 +126,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)

@@ -38,6 +38,7 @@ from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
 from fedif_studies.benchmarks.common import Figure, alone, report
+from fedif_studies.lab.commands import run_study
 
 MILLION = 10**6
 app = ClientApp()
@@ -241,4 +242,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)

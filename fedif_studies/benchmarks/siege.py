@@ -19,6 +19,7 @@ from typing import Annotated
 
 import typer
 
+from fedif_studies.lab.commands import run_study
 from fedif_studies.rows import RESULTS, Row, add_rows, machine, revision
 from tests.integration.siege import Phase, Siege
 from tests.integration.strangers import ATTACKS
@@ -87,4 +88,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)

@@ -33,6 +33,7 @@ from fedif_flower.tasks.data.datasets import Normalization, load_dataset, to_pix
 from fedif_flower.tasks.data.partition import dirichlet_partition
 from fedif_flower.tasks.models import build_model
 from fedif_studies.benchmarks.common import Figure, alone, report
+from fedif_studies.lab.commands import run_study
 
 CLIENTS = 100
 FLOOR = "floor"  # The contender that trains in bare processes.
@@ -182,4 +183,4 @@ def figures_of(step_ms: Mapping[str, Sequence[float]], steps: float) -> list[Fig
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)

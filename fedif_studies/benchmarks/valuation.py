@@ -21,6 +21,7 @@ from fedif_flower.valuation.shapley.permutation import random_permutations
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from fedif_studies.benchmarks.authors_loop import NUM_CLIENTS, JudgedRound, build_round, judge
 from fedif_studies.benchmarks.common import Figure, Timing, repeat, report
+from fedif_studies.lab.commands import run_study
 
 NUM_SAMPLES = 50
 _QUICK_DRAWS = 10
@@ -122,4 +123,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_study(main)

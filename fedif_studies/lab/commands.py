@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from fedif_flower.cli import cli, require_directories
+from fedif_flower.cli import cli, end_by_a_line, require_directories
 
 Jobs = Annotated[
     int,
@@ -20,6 +21,13 @@ Again = Annotated[
 ]
 CORES = os.cpu_count() or 1
 OutputDir = Annotated[Path, typer.Option(help="where results go")]
+
+
+def run_study(study: Callable[..., None]) -> None:
+    """Carry out a study's function as a program of its own, with its arguments as options."""
+    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    program.command()(study)
+    end_by_a_line(program)
 
 
 @cli.command()

@@ -14,7 +14,6 @@ from fedif_flower.attribution.credit import CreditBounds
 from fedif_flower.attribution.records import ClientAttribution, NoiseEnd, take_back
 from fedif_flower.attribution.table import client_lines, split_columns
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.run.secret_validation import paying_part
 from fedif_flower.stages import FedAvgM
 from tests.strategies.lines import ROUNDING, Movers, attributed, validation, values
 
@@ -213,13 +212,9 @@ def test_parts_of_a_held_out_set_have_its_interval():
     assert own.with_noise(0.0, INTERVAL).noise_interval is None
 
 
-def test_secret_examples_have_the_interval_of_the_held_out_ones():
-    class Loaded:
-        validation = odds().with_noise(0.2, INTERVAL)
-        test = many()[1]
-
-    part = paying_part(Loaded, "ab")
-    assert (part.noise, part.noise_interval) == (0.2, INTERVAL)
+def test_chances_by_class_have_no_interval():
+    chances = torch.tensor([[0.8, 0.2], [0.2, 0.8]])
+    assert odds().with_noise(chances, INTERVAL).noise_interval is None
 
 
 @pytest.mark.parametrize(

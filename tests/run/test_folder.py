@@ -15,6 +15,7 @@ from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.folder import JsonFile, RunFolder, Table, files_of_rounds, hold_directory
 from fedif_flower.run.kept_updates import KeptUpdates
 from fedif_flower.run.provenance import tensors_hash
+from fedif_flower.run.rows import read_table
 from tests.run.resuming import run, run_config
 
 
@@ -26,6 +27,32 @@ def test_a_table_grows_by_lines_and_leaves_empty_what_is_not_there(tmp_path):
     table.append([{"round": 3, "share": float("nan")}])
     assert table.path.read_bytes() == b"round,share,more\n1,0.1,\n2,,1\n3,nan,\n"
     assert table.read()[1] == {"round": "2", "share": "", "more": "1"}
+
+
+def test_a_last_line_that_a_crash_cut_off_is_not_read(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("round,share\n1,0.5\n2")
+    assert Table(path, ()).read() == [{"round": "1", "share": "0.5"}]
+    assert read_table(path, more=True).to_pylist() == [{"round": 1, "share": 0.5}]
+    path.write_text("round,share\n1,0.5\n2,0.25")  # As a person may leave it.
+    assert [row["round"] for row in Table(path, ()).read()] == ["1", "2"]
+
+
+NOT_WHOLE = {
+    "2\n3,0.125\n": "fewer cells than columns",
+    "2\n": "fewer cells than columns",
+    "2,0.25,7\n3,0.125\n": "more cells than columns",
+}
+
+
+@pytest.mark.parametrize(("rest", "words"), NOT_WHOLE.items())
+def test_no_other_line_is_left_out_in_silence(tmp_path, rest, words):
+    path = tmp_path / "t.csv"
+    path.write_text(f"round,share\n1,0.5\n{rest}")
+    with pytest.raises(ConfigError, match=rf"t\.csv, line 3: {words}"):
+        Table(path, ()).read()
+    with pytest.raises(ConfigError, match=r"t\.csv cannot be read: .*Expected 2 columns"):
+        read_table(path, more=True)
 
 
 def test_what_is_no_table_and_no_object_is_named(tmp_path):

@@ -5,26 +5,32 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn import functional
 
 from fedif_consortium.statement.replay import replay
 from fedif_flower.attribution.table import split_columns
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.messages.held_out_classes import HeldOutClasses, read_held_out_classes
 from fedif_flower.run import held_out
 from fedif_flower.run.config import RunConfig, ValidationSettings
+from fedif_flower.run.correction import with_recorded_noise
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.parts import run_parts
 from fedif_flower.run.results import load
+from fedif_flower.run.secret_validation import paying_part, recorded_part, salt_of
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Task
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.held_out import HeldOut, contradicted_share
+from fedif_flower.valuation.label_noise import ForwardCorrected
 from tests.consortium.statement.signed_runs import altered, rewrite
 from tests.run.points import classes, regression
 from tests.run.points import run as run_points
@@ -94,7 +100,7 @@ def test_wrong_labels_are_said_before_anybody_is_asked_and_corrected(tmp_path, c
 
     # The loss that the records tell of is the corrected one, whoever takes it again.
     loaded = load_task(config, digits(config))
-    corrected = held_out.with_recorded_noise(loaded, folder.provenance.read()).validation
+    corrected = with_recorded_noise(loaded, folder.provenance.read()).validation
     first = load(folder.path).lines("rounds")[0]
     assert corrected.noise == record["noise"]
     assert first["validation_loss"] == pytest.approx(corrected.loss(corrected.params()), rel=1e-6)
@@ -112,6 +118,14 @@ def test_wrong_labels_are_said_before_anybody_is_asked_and_corrected(tmp_path, c
     rewrite(folder.attribution, altered({"round": "2", "client_id": "1003"}, **{changed: "7.0"}))
     with pytest.raises(StatementError, match=f"round 2, client 1003: {changed} = 7.0 is recorded"):
         replay(folder.path, digits(config))
+
+
+def test_the_last_model_is_looked_at_whatever_the_rounds_between(tmp_path):
+    config = config_of(tmp_path, num_server_rounds=3, eval_every=2, validation__vet=False)
+    folder = run(config, wrong=0)
+    lines = load(folder.path).lines("rounds")
+    looked_at = [line["round"] for line in lines if line["validation_contradicted"] is not None]
+    assert looked_at == [0, 2, 3]
 
 
 def test_a_clean_run_is_the_run_without_an_examination(tmp_path):
@@ -189,6 +203,75 @@ def test_a_share_that_is_set_is_taken(tmp_path, noise, corrected):
     assert record["noise"] > 0  # It was examined all the same.
 
 
+BY_CLASS = HeldOut(
+    120,
+    noise=0.0,
+    low=0.0,
+    high=0.0,
+    lower_quartile=0.0,
+    by_class=0.3,
+    transitions=tuple(
+        tuple(0.7 if label == other else 0.3 / 9 for other in range(10)) for label in range(10)
+    ),
+)
+
+
+def test_chances_by_class_are_corrected_for_recorded_and_found_again(tmp_path, monkeypatch, caplog):
+    """The chances are symmetric here: the loss is that of a share of 0.3."""
+    monkeypatch.setattr(held_out, "examine", lambda *_: BY_CLASS)
+    with caplog.at_level(logging.INFO):
+        folder = run(config_of(tmp_path, num_server_rounds=4, validation__noise="by-class"))
+    assert "corrected for 30 % of wrong labels, by class" in caplog.text
+    record = folder.provenance.read()["held_out"]
+    assert (record["corrected_noise"], record["corrected_by_class"]) == (0.3, True)
+
+    config = config_of(tmp_path / "same", num_server_rounds=4, validation__noise=0.3)
+    same = run(config)
+    losses = [load(f.path).lines("rounds")[-1]["validation_loss"] for f in (folder, same)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+    loaded = with_recorded_noise(load_task(config, digits(config)), folder.provenance.read())
+    torch.testing.assert_close(
+        loaded.validation.noise, torch.tensor(BY_CLASS.transitions, dtype=torch.float64)
+    )
+
+
+def test_a_run_that_goes_on_has_the_chances_by_class(tmp_path, monkeypatch):
+    monkeypatch.setattr(held_out, "examine", lambda *_: BY_CLASS)
+    config = config_of(
+        tmp_path, num_server_rounds=4, checkpoint_every=2, validation__noise="by-class"
+    )
+    with pytest.raises(Killed):
+        run(config, on_row=killed_at(3))
+    record = run(config.replace(resume="auto")).provenance.read()["held_out"]
+    assert record["corrected_by_class"]
+    assert record["transitions"] == [list(row) for row in BY_CLASS.transitions]
+
+
+def test_chances_by_class_that_are_not_known_are_refused_before_a_member_is_asked(tmp_path):
+    """Digits' 120 held-out labels are some 12 of each class."""
+    asked: list[int] = []
+    config = config_of(tmp_path, validation__noise="by-class")
+    with pytest.raises(ConfigError, match=r"validation.noise = 'by-class', but there is no"):
+        run(config, on_message=lambda: asked.append(1))
+    assert not asked
+
+
+@pytest.mark.parametrize("noise", ["auto", "off", 0.2])
+def test_a_loss_of_the_task_that_allows_for_wrong_labels_stays(tmp_path, noise, caplog):
+    """It was taken for a plain cross-entropy, and corrected for nothing."""
+    config = config_of(tmp_path, num_server_rounds=1, validation__noise=noise)
+    task = replace(digits(config), loss=ForwardCorrected(functional.cross_entropy, 0.3))
+    grid = LocalGrid(task_app(task), config.num_clients)
+    with caplog.at_level(logging.INFO):
+        folder = RunFolder(run_federation(grid, config, task=task, parts=run_parts()))
+    assert "the task's own loss allows for wrong held-out labels, and stays so" in caplog.text
+    assert folder.provenance.read()["held_out"]["corrected_noise"] == 0.0
+    own = load_task(config, task).validation
+    first = load(folder.path).lines("rounds")[0]
+    assert first["validation_loss"] == pytest.approx(own.loss(own.params()), rel=1e-6)
+
+
 def test_an_unsure_estimate_corrects_nothing(tmp_path, monkeypatch):
     unsure = HeldOut(120, noise=0.1, low=0.0, high=0.3)
     monkeypatch.setattr(held_out, "examine", lambda *_: unsure)
@@ -207,7 +290,7 @@ def test_regression_says_why_there_is_no_estimate(tmp_path, caplog):
     ("value", "words"), [(0.95, "0.95"), ("on", "'on'"), (-0.1, "-0.1"), (True, "True")]
 )
 def test_values_that_are_not_allowed(tmp_path, value, words):
-    allowed = "allowed: a number >= 0 and <= 0.9, 'auto' or 'off'"
+    allowed = "allowed: a number >= 0 and <= 0.9, 'auto', 'by-class' or 'off'"
     with pytest.raises(ConfigError, match=f"validation.noise = {words}; {allowed}"):
         config_of(tmp_path, validation__noise=value)
 
@@ -267,3 +350,137 @@ def test_liars_are_paid_less(tmp_path):
         paid[noise] = liars / sum(positive.values())
     assert paid["off"] > 0.3
     assert paid["auto"] < 0.1
+
+
+# -- the data that pay, where these are secret
+
+SECRET = {"attribution": "simpson", "updates__keep": True, "credit__secret_validation": True}
+
+
+@pytest.fixture
+def own_secret(tmp_path, monkeypatch):
+    """A server whose secret and nonces are the same in every process: so are the data that pay."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    known = SimpleNamespace(token_hex=lambda length: "ab" * length)
+    monkeypatch.setattr("fedif_flower.run.secret_validation.secrets", known)
+
+
+def with_wrong_test_labels(config: RunConfig) -> Task:
+    """The built-in task: three in ten labels of the test split, out of which is paid, are wrong."""
+    task = build_task(config)
+
+    def test_data(site):
+        images, labels = task.test_data(site)
+        generator = torch.Generator().manual_seed(4)
+        is_wrong = torch.rand(len(labels), generator=generator) < 0.3
+        draw = torch.randint(1, 10, (len(labels),), generator=generator)
+        return images, torch.where(is_wrong, (labels + draw) % 10, labels)
+
+    return replace(task, test_data=test_data, fingerprint="wrong test labels")
+
+
+def run_task(config: RunConfig, task: Task, on_row=None) -> RunFolder:
+    grid = LocalGrid(task_app(task), config.num_clients)
+    return RunFolder(run_federation(grid, config, on_row, task=task, parts=run_parts()))
+
+
+def test_what_pays_is_examined_and_corrected_for_itself(tmp_path, own_secret, caplog):
+    config = config_of(tmp_path, num_server_rounds=3, checkpoint_every=1, **SECRET)
+    task = with_wrong_test_labels(config)
+    with caplog.at_level(logging.INFO), pytest.raises(Killed):
+        run_task(config, task, killed_at(2))
+    folder = RunFolder(config.run_dir)
+    provenance = folder.provenance.read()
+    weighs, pays = provenance["held_out"], provenance["paying_held_out"]
+    assert weighs["corrected_noise"] == 0.0
+    assert 0.15 <= pays["low"] <= pays["noise"] <= pays["high"] <= 0.5
+    assert pays["corrected_noise"] == pays["noise"]
+    assert pays["examples"] == weighs["examples"]
+    assert "secret data, which pay: about" in caplog.text
+    # Nothing tells which examples these are, nor which of them look wrong.
+    assert "suspects" not in pays
+    assert not folder.held_out.path.exists()
+
+    folder = run_task(config.replace(resume="auto"), task)
+    assert folder.provenance.read() == provenance
+    salt = salt_of(provenance["paying_nonce"])
+    part = recorded_part(load_task(config, task), salt, provenance)
+    assert part.noise == pays["noise"]
+    assert part.noise_interval == (pays["low"], pays["high"])
+    measured = float(folder.attributed_rounds.read()[0]["loss_before"])
+    assert measured == pytest.approx(part.loss(part.params()), rel=1e-6)
+    plain = paying_part(load_task(config, task), salt).validation
+    assert measured != pytest.approx(plain.loss(plain.params()), rel=1e-3)
+    # The weighing data's own loss is cross-entropy.
+    weighing = load_task(config, task).validation
+    first = load(folder.path).lines("rounds")[0]
+    assert first["validation_loss"] == pytest.approx(weighing.loss(weighing.params()), rel=1e-6)
+    assert replay(folder.path, task).rounds == 3
+
+
+def test_wrong_labels_among_those_that_weigh_change_no_loss_that_pays(tmp_path, own_secret):
+    config = config_of(tmp_path, num_server_rounds=1, **SECRET)
+    folder = run(config)
+    provenance = folder.provenance.read()
+    assert provenance["held_out"]["corrected_noise"] > 0.15
+    assert provenance["paying_held_out"]["corrected_noise"] == 0.0
+    salt = salt_of(provenance["paying_nonce"])
+    part = paying_part(load_task(config, digits(config)), salt).validation
+    measured = float(folder.attributed_rounds.read()[0]["loss_before"])
+    assert measured == pytest.approx(part.loss(part.params()), rel=1e-6)
+
+
+def test_the_second_witness_looks_at_what_pays_too(tmp_path, own_secret, monkeypatch):
+    shares = iter([0.5, 0.25] * 3)
+    monkeypatch.setattr(held_out, "contradicted_share", lambda *_: next(shares))
+    folder = run(config_of(tmp_path, validation__vet=False, **SECRET))
+    lines = load(folder.path).lines("rounds")
+    assert [line["validation_contradicted"] for line in lines] == [0.5] * 3
+    assert [line["paying_contradicted"] for line in lines] == [0.25] * 3
+    assert folder.provenance.read()["paying_held_out"] == {"corrected_noise": 0.0}
+    assert "paying_contradicted" not in RunFolder(tmp_path).rounds.columns
+
+
+@pytest.mark.parametrize(("noise", "corrected"), [("off", 0.0), (0.2, 0.2)])
+def test_a_share_that_is_set_holds_for_what_pays(tmp_path, own_secret, noise, corrected):
+    settings = SECRET | {"validation__vet": False, "num_server_rounds": 1}
+    folder = run(config_of(tmp_path, validation__noise=noise, **settings))
+    record = folder.provenance.read()
+    assert record["paying_held_out"]["corrected_noise"] == corrected
+    loaded = load_task(config_of(tmp_path), digits(config_of(tmp_path)))
+    assert recorded_part(loaded, salt_of(record["paying_nonce"]), record).noise == corrected
+
+
+def test_a_run_of_an_earlier_version_is_recomputed_with_the_loss_that_it_had(tmp_path, own_secret):
+    """It corrected what pays for what it found in the validation split."""
+    loaded = load_task(config_of(tmp_path), digits(config_of(tmp_path)))
+    earlier = {"held_out": {"corrected_noise": 0.3}, "paying_nonce": "a"}
+    assert recorded_part(loaded, salt_of("a"), earlier).noise == 0.3
+
+
+def test_members_are_warned_of_classes_that_either_set_lacks(tmp_path, own_secret):
+    """Class 2 is not among the data that weigh, and class 1 is not among those that pay."""
+
+    def labelled(count: int, *labels: int):
+        inputs = torch.randn(count, 2, generator=torch.Generator().manual_seed(count))
+        return inputs, torch.tensor(labels).repeat(count // len(labels))
+
+    task = Task(
+        name="three",
+        model=lambda: torch.nn.Linear(2, 3),
+        num_classes=3,
+        client_data=lambda site: labelled(60, 0, 1, 2),
+        validation_data=lambda site: labelled(40, 0, 1),
+        test_data=lambda site: labelled(80, 0, 2),
+    )
+    told = []
+    app = task_app(task)
+
+    def client(message, context):
+        told.append(read_held_out_classes(message.content["config"]))
+        return app(message, context)
+
+    settings = {"num_server_rounds": 1, "model": "auto", **SECRET}
+    config = config_of(tmp_path, **settings)
+    run_federation(LocalGrid(client, 6), config, task=task, parts=run_parts())
+    assert told == [HeldOutClasses(missing=(1, 2), rare=())] * 6

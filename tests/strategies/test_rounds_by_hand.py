@@ -20,7 +20,9 @@ from fedif_flower.messages import screening
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID
 from fedif_flower.seeding import torch_generator
+from fedif_flower.strategies.fltrust import root_training
 from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.tasks.task import Task
 from fedif_flower.valuation import InfluenceValuation
 from fedif_flower.valuation.shapley.valuation import SampledOrders, ShapleyValuation
 from tests.strategies.lines import (
@@ -307,6 +309,31 @@ def test_fltrust_trains_from_each_rounds_model(root):
     assert column(reports[1], "score") == pytest.approx([trust, trust, 0.0], rel=1e-4)
     moved = params - layer_of_two().weight.detach().flatten()
     torch.testing.assert_close(moved, first * (1 + second.norm() / first.norm()))
+
+
+@pytest.mark.parametrize(("noise", "step"), [(0.0, 0.5), (0.25, 0.25)])
+def test_fltrust_s_own_update_allows_for_wrong_labels(noise, step):
+    """One example of class 0, weights of 0: the chance of its label is q = 1/2 either way.
+
+    The gradient in the logits is (a - b) p / q (p - 1, p) with a = 1 - noise and b = noise: half as
+    long where a quarter of the labels may be wrong.
+    """
+    inputs, labels = torch.ones(1, 1), torch.tensor([0])
+    model = nn.Linear(1, 2, bias=False)
+    nn.init.zeros_(model.weight)
+    data = (inputs, labels)
+    task = Task(
+        name="one example",
+        model=lambda: model,
+        client_data=lambda _: data,
+        validation_data=lambda _: data,
+        test_data=lambda _: data,
+    )
+    held_out = Validation(model, inputs, labels, device="cpu").with_noise(noise)
+    training = TrainingConfig(learning_rate=1.0, momentum=0.0, local_epochs=1)
+    root = root_training(model, data, task, training, held_out)
+    update = root.update(torch.zeros(2), {}, torch.Generator())
+    assert update.tolist() == pytest.approx([step, -step])
 
 
 # -- influence descent

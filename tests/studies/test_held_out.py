@@ -1,49 +1,126 @@
-"""The study of wrong held-out labels: its cells, its labels, its money."""
+"""The study of faulty held-out sets: its cells, its labels, its money."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fedif_studies import held_out
+from fedif_studies.held_out import cells, labels, measure
+from fedif_studies.held_out.table import moved_money, table
 
 
 def row(wrong, treatment, shares, **more):
-    cell = ("digits", "label-noise", "fedavg", "100", str(wrong), treatment, "0")
+    cell = {
+        "data": "digits",
+        "attack": "label-noise",
+        "strategy": "fedavg",
+        "examples": "100",
+        "wrong": str(wrong),
+        "kind": "symmetric",
+        "classes": "whole",
+        "treatment": treatment,
+        "seed": "0",
+    }
     figures = {"accuracy": "0.9", "auc": "", "liars_share": "0.5", "corrected": "0.3"}
-    return dict(zip(held_out.KEY, cell, strict=True)) | figures | {"shares": shares} | more
+    return cell | figures | {"shares": shares} | more
 
 
 ROWS = [row(0, "as it is", "0.5 0.5 0"), row(0.3, "corrected", "0.25 0.5 0.25")]
 
 
 def test_money_at_another_member_than_with_right_labels():
-    moved = held_out.moved_money(ROWS)
+    moved = moved_money(ROWS)
     assert list(moved.values()) == [0.0, 0.25]
 
 
+def test_money_is_compared_with_the_same_rule_and_a_set_that_is_whole():
+    without_class = row(0, "as it is", "0 0.5 0.5", classes="missing")
+    by_another_rule = row(0.3, "corrected", "0 0 1", strategy="afedsv")
+    moved = moved_money([*ROWS, without_class, by_another_rule])
+    assert list(moved.values()) == [0.0, 0.25, 0.5]
+
+
 def test_the_table_has_a_line_for_each_treatment():
-    lines = held_out.table(ROWS).lines
-    assert [line[3:6] for line in lines] == [["0%", "as it is", "1"], ["30%", "corrected", "1"]]
+    lines = table(ROWS).lines
+    assert [[line[4], *line[7:9]] for line in lines] == [
+        ["0%", "as it is", "1"],
+        ["30%", "corrected", "1"],
+    ]
     assert lines[1][-3:] == ["50.0", "25.0", "0.30"]
 
 
 def test_labels_are_wrong_in_the_share_that_is_asked_for():
-    labels = torch.arange(100) % 10
-    wrong = held_out.with_wrong_labels(labels, 0.3, 10, seed=1)
-    assert int((wrong != labels).sum()) == 30
+    right = torch.arange(100) % 10
+    wrong = labels.with_wrong_labels(right, 0.3, 10, seed=1)
+    assert int((wrong != right).sum()) == 30
     assert 0 <= int(wrong.min()) <= int(wrong.max()) < 10
 
 
+def test_confused_labels_become_their_partner_alone():
+    others = labels.mistaken_for("digits")
+    assert others.tolist() == [2, 7, 0, 8, 9, 6, 5, 1, 3, 4]
+    right = torch.arange(100) % 10
+    wrong = labels.with_wrong_labels(right, 0.3, 10, seed=1, others=others)
+    is_moved = wrong != right
+    assert int(is_moved.sum()) == 30
+    assert torch.equal(wrong[is_moved], others[right[is_moved]])
+
+
+def test_chances_by_which_labels_are_replaced():
+    chances = labels.true_transitions(0.3, 10, labels.mistaken_for("digits"))
+    assert chances[1].tolist() == pytest.approx([0, 0.7, 0, 0, 0, 0, 0, 0.3, 0, 0])
+    assert labels.true_transitions(0.09, 10)[0, 1] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("classes", "left"), [("whole", 3), ("half", 1), ("single", 1), ("missing", 0)]
+)
+def test_examples_of_a_class_are_left_out(classes, left):
+    given = torch.tensor([6, 1, 6, 2, 6])
+    kept = given[labels.kept_of_class(given, classes)]
+    assert kept.tolist().count(6) == left
+    assert kept[kept != 6].tolist() == [1, 2]
+
+
+def test_who_attacks_a_class_calls_it_another():
+    given = torch.tensor([6, 0, 5])
+    poisoned = labels.SixAsZero().poison_labels(given, 10, torch.Generator())
+    assert poisoned.tolist() == [0, 0, 5]
+    assert given.tolist() == [6, 0, 5]
+
+
 def test_sets_that_leave_no_test_examples_are_no_cells():
-    cells = list(held_out.cells_of(["digits"], [100, 2000], [0.0, 0.3], 1))
-    assert {cell["examples"] for cell in cells} == {100}
-    assert len(cells) == 2 * 2 * 2 * 3
+    core = list(cells.cells_of("core", ["digits"], [100, 2000], [0.0, 0.3], 1))
+    assert {cell["examples"] for cell in core} == {100}
+    assert len(core) == 2 * 2 * 2 * 3
+
+
+def test_right_labels_are_confused_with_none():
+    confused = list(cells.cells_of("confused", ["digits"], [100], [0.0, 0.3], 1))
+    assert {cell["wrong"] for cell in confused} == {0.3}
+    assert len(confused) == 2 * 2 * 4
 
 
 @pytest.mark.all
-def test_a_cell(monkeypatch):
-    monkeypatch.setitem(held_out.OF_DATA, "digits", {"num-server-rounds": 2})
-    cell = ("digits", "label-noise", "fedavg", 100, 0.3, "left out", 0)
-    (found,) = held_out.measure("", dict(zip(held_out.KEY, cell, strict=True)))
-    assert sum(map(float, found["shares"].split())) == pytest.approx(1, abs=1e-3)
+@pytest.mark.parametrize("line", cells.LINES)
+def test_a_cell_of_each_line(monkeypatch, line):
+    monkeypatch.setitem(measure.OF_DATA, "digits", {"num-server-rounds": 2})
+    size = 400 if line in ("by-class", "hard") else 100  # Each class has to have 20 labels.
+    last = list(cells.cells_of(line, ["digits"], [size], [0.3], 1))[-1]
+    (figures,) = measure.measure("", last)
+    assert 0 < float(figures["accuracy"]) < 1
+    if last["strategy"] != "fedif":
+        assert sum(map(float, figures["shares"].split())) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.all
+def test_a_cell_without_suspects(monkeypatch):
+    monkeypatch.setitem(measure.OF_DATA, "digits", {"num-server-rounds": 2})
+    (cell,) = (
+        cell
+        for cell in cells.cells_of("core", ["digits"], [100], [0.3], 1)
+        if (cell["attack"], cell["strategy"]) == ("label-noise", "fedavg")
+        and cell["treatment"] == "left out"
+    )
+    (figures,) = measure.measure("", cell)
+    assert float(figures["liars_share"]) <= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import cache
 
@@ -114,6 +115,17 @@ def test_too_little_time_trains_less_then_a_regression_then_nothing(monkeypatch)
     assert "it would take more than 1 s" in own.words()
 
 
+def test_how_long_it_will_take_is_said_before_a_model_is_trained(monkeypatch, caplog):
+    def said(*arguments):
+        raise AssertionError(caplog.text)
+
+    monkeypatch.setattr(cross_fit, "_predicted_seconds", lambda *_: 12.34)
+    monkeypatch.setattr(cross_fit, "_train", said)
+    words = "the held-out set is examined: 10 trainings of .* epochs on 5 folds, about 12.3 s"
+    with caplog.at_level(logging.INFO), pytest.raises(AssertionError, match=words):
+        vet(held_out(digits()[1]))
+
+
 def test_few_examples_have_no_estimate():
     own = vet(held_out(digits()[1][:49]))
     assert own.noise is None
@@ -181,6 +193,28 @@ def test_hand_computed_suspects():
     assert find_suspects(probabilities, labels, 0) == []
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_suspects_are_those_of_cleanlab_in_its_order(seed):
+    """The reference implementation of confident learning, by the authors of its paper."""
+    from cleanlab.filter import find_label_issues  # Takes seconds to import.
+
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (200,), generator=generator)
+    is_clear = torch.rand(200, 1, generator=generator) > 0.25
+    noise = torch.randn(200, 4, generator=generator, dtype=torch.float64)
+    probabilities = (noise + 2 * functional.one_hot(labels, 4) * is_clear).softmax(dim=1)
+    theirs = find_label_issues(
+        labels.numpy(),
+        probabilities.numpy(),
+        filter_by="confident_learning",
+        return_indices_ranked_by="normalized_margin",
+        n_jobs=1,
+    )
+    ours = [suspect.index for suspect in find_suspects(probabilities, labels, 200)]
+    assert len(ours) > 10
+    assert ours == theirs.tolist()
+
+
 def test_hand_computed_profile():
     """Nine of ten labels are sure to be right, one to be wrong: the share is a tenth."""
     logits = torch.zeros(1, 100, 10)
@@ -190,16 +224,34 @@ def test_hand_computed_profile():
     own = profile(logits, labels, torch.Generator().manual_seed(0))
     assert own.noise == 0.1
     assert 0.03 <= own.low <= 0.1 <= own.high <= 0.2
+    assert own.low <= own.lower_quartile <= own.noise
+
+
+@pytest.mark.parametrize(("wrong", "corrected_for"), [(1, 0.0), (2, 0.03)])
+def test_a_quarter_of_draws_without_a_wrong_label_is_where_correction_ends(wrong, corrected_for):
+    """Of draws of 100 examples, 0.99^100 = 37 % have none of one, 0.98^100 = 13 % none of two."""
+    logits = torch.zeros(1, 100, 10)
+    logits[:, :, 0] = 50.0
+    labels = torch.zeros(100, dtype=torch.long)
+    labels[:wrong] = 1
+    own = profile(logits, labels, torch.Generator().manual_seed(0))
+    assert own.low == 0.0
+    assert own.lower_quartile == corrected_for
+    held_out = HeldOut(100, own.noise, own.low, own.high, own.lower_quartile)
+    assert held_out.correction == corrected_for
 
 
 def test_what_is_corrected_for():
-    sure = HeldOut(100, noise=0.3, low=0.2, high=0.4)
-    unsure = HeldOut(100, noise=0.1, low=0.0, high=0.25)
-    assert HeldOutCheck().share_of(sure) == 0.3
-    assert HeldOutCheck().share_of(unsure) == 0.0
-    assert HeldOutCheck().share_of(None) == 0.0
-    assert HeldOutCheck(noise="off").share_of(sure) == 0.0
-    assert HeldOutCheck(noise=0.2).share_of(sure) == 0.2
+    sure = HeldOut(100, noise=0.3, low=0.2, high=0.4, lower_quartile=0.25)
+    likely = HeldOut(100, noise=0.1, low=0.0, high=0.25, lower_quartile=0.03)
+    unsure = HeldOut(100, noise=0.1, low=0.0, high=0.25, lower_quartile=0.0)
+    assert HeldOutCheck().noise_of(sure) == 0.3
+    assert HeldOutCheck().noise_of(likely) == 0.1
+    assert "about 10 % (0 to 25 %) of the held-out labels look wrong" in likely.words()
+    assert HeldOutCheck().noise_of(unsure) == 0.0
+    assert HeldOutCheck().noise_of(None) == 0.0
+    assert HeldOutCheck(noise="off").noise_of(sure) == 0.0
+    assert HeldOutCheck(noise=0.2).noise_of(sure) == 0.2
     assert "about 10 % (0 to 25 %) of the held-out labels may be wrong, or none" in unsure.words()
 
 

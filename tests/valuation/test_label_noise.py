@@ -180,3 +180,20 @@ def test_a_loss_that_is_no_cross_entropy_says_that_it_is_not_corrected(caplog):
         )
     assert own.noise == 0.0
     assert "not corrected for wrong held-out labels" in caplog.text
+
+
+def test_a_loss_that_allows_for_wrong_labels_by_itself_stays_so():
+    """It was unwrapped where no noise was named: the loss was plain cross-entropy."""
+    model = torch.nn.Linear(2, 2, bias=False)
+    torch.nn.init.eye_(model.weight)
+    inputs, labels = torch.tensor([[1.0, 0.0]]), torch.tensor([1])
+    own = Validation(
+        model,
+        inputs,
+        labels,
+        loss_fn=ForwardCorrected(functional.cross_entropy, 0.25),
+        device="cpu",
+    )
+    right = 1 / (1 + math.e)  # Of class 1: 1/4 + (3/4 - 1/4) times that is the chance of its label.
+    assert own.loss(own.params()) == pytest.approx(-math.log(0.25 + 0.5 * right))
+    assert own.noise == 0.25

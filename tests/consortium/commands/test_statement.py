@@ -4,9 +4,12 @@ import shutil
 
 import pytest
 
+from fedif_consortium.evidence.attempts import config_hash
+from fedif_consortium.evidence.bound_rows import RUN_CONFIG
 from fedif_consortium.evidence.keys import fingerprint, key_id, load_key, read_key_file
 from fedif_consortium.federation.records import make_node_key, public_line
 from fedif_flower.errors import ConfigError
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import write_private
 from tests.consortium.commands.typed import call
 from tests.consortium.statement.runs import make_run
@@ -74,3 +77,24 @@ def test_held_out_data_that_are_not_to_be_paid_by_take_a_word(tmp_path):
     assert "not in the run config: pay-by sum, ties apart, a held-out set that is not to be" in (
         call("verify", run_dir)
     )
+
+
+def test_what_members_agreed_to_needs_not_be_said_again(tmp_path, monkeypatch):
+    """Else a statement made by hand is one that nobody can verify."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    attempt = {"run": "0" * 32, "config": config_hash({})}
+    attempts = {"name": "run", "attempts": [attempt]}
+    provenance = {"attempts": attempts, RUN_CONFIG: {}, "run_id": "0" * 32}
+    run_dir = make_run(tmp_path / "runs" / "run", [{0: 0.5, 1: 0.25}] * 5, provenance=provenance)
+    config = RunFolder(run_dir).config
+    agreed = {"budget": "7.50", "contact": "Ada Holm", "pay-by": "draw", "ties": "alike"}
+    config.write(config.read() | {f"statement.{key}": value for key, value in agreed.items()})
+    key = ("--key", tmp_path / "operator.pem")
+    said = call("statement", run_dir, *key)
+    assert f"Members get their pages by the next run into {tmp_path / 'runs'}" in said
+    assert "Chosen with the statement" not in call("verify", run_dir)
+    page = (run_dir / "statement" / "members" / "001.html").read_text()
+    assert "5.00" in page  # Two thirds of it.
+    assert "Ada Holm" in page
+    call("statement", run_dir, *key, "--again", "--contact", "Bo Berg")
+    assert "Bo Berg" in (run_dir / "statement" / "members" / "001.html").read_text()

@@ -45,6 +45,7 @@ from fedif_consortium.member.policy import read_member_policy
 from fedif_consortium.member.seen_attempts import SeenAttempts
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.held_out_classes import HeldOutClasses
 from fedif_flower.messages.instructions import (
     CONFIG_KEY,
     PROXIMAL_KEY,
@@ -329,6 +330,15 @@ def test_the_app_is_told_nothing_that_the_policy_does_not_accept(tmp_path, kind)
         assert (taken is not None) == (mu == 0.5)
     assert "the message says attack = 'ipm'; this member accepts none" in member.error
     assert member.tasks == 1
+
+
+@pytest.mark.parametrize("kind", ["train", "query"])
+def test_a_policy_lets_a_warning_of_held_out_classes_through(tmp_path, kind):
+    """It is no setting, and changes nothing of what the app does."""
+    member = Member(tmp_path)
+    warning = HeldOutClasses.of(missing=[2], rare=[0]).told()
+    settings = instructions(FIRST, **{CONFIG_KEY: ClientConfig().to_json()}, **warning)
+    assert member.ask(kind, content=RecordDict({**MODEL, "config": settings})) is not None
 
 
 def test_the_app_takes_no_message_that_leaves_a_setting_out():

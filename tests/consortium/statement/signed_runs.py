@@ -101,7 +101,9 @@ def copied(run_dir: Path, target: Path) -> Path:
 def rewrite(table: Table, change) -> None:
     """Let a server rewrite a table: ``change`` takes and returns its lines."""
     before = table.read()
-    rows = [before[0].keys(), *(row.values() for row in change(before))]
+    after = change(before)
+    columns = (after or before)[0].keys()
+    rows = [columns, *(row.values() for row in after)]
     with table.path.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
@@ -114,6 +116,13 @@ def altered(where: Mapping[str, str], **values: str):
 def without(**where: str):
     """Return what leaves out the lines that have these values."""
     return lambda rows: [row for row in rows if not where.items() <= row.items()]
+
+
+def without_columns(*names: str):
+    """Return what leaves columns out of every line."""
+    return lambda rows: [
+        {name: value for name, value in row.items() if name not in names} for row in rows
+    ]
 
 
 def swapped(column: str, one: str, other: str):

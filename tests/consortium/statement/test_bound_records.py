@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.secret_validation import commitment_of, salt_of
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.receipted_runs import held, nodes, run, run_and_deliver
 from tests.consortium.statement.signed_runs import (
@@ -46,6 +48,12 @@ def paid(tmp_path_factory, key):
     of_grid = nodes(folder)
     run_and_deliver(of_grid, folder, key, num_server_rounds=6, **{"credit.per-class": True})
     return folder
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """Secrets are not the user's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 @pytest.fixture
@@ -341,6 +349,14 @@ def copy_own_part(run: RunFolder) -> None:
     rewrite(run.own_parts, copied)
 
 
+def pay_in_secret(run: RunFolder) -> None:
+    """Let other data have paid, which the operator commits to afterwards."""
+    salted = {"paying_nonce": "a", "paying_commitment": commitment_of(salt_of("a"))}
+    found = {"corrected_noise": 0.07, "examples": 77}
+    write("provenance", **salted, paying_held_out=found)(run)
+    shutil.rmtree(run.statement)  # It opens no salt.
+
+
 def measure_at_ends(run: RunFolder) -> None:
     """Let ada gain nothing where fewer labels are wrong, and all others nothing where more are."""
     rows = run.attribution.read()
@@ -424,9 +440,13 @@ RESTS_ON: dict[str, tuple[Callable[[RunFolder], None], str]] = {
         "member.noise_shares member.share_intervals held_out.doubts",
     ),
     "what was found of the held-out set in provenance.json": (
-        write("provenance", held_out={"corrected_noise": 0.07, "missing": [3]}),
+        write("provenance", held_out={"corrected_noise": 0.07, "missing": [3], "rare": {"2": 1}}),
         "held_out.verdict held_out.unjudged held_out.examples held_out.wrong held_out.wrong_low "
-        "held_out.wrong_high held_out.corrected held_out.missing held_out.doubts",
+        "held_out.wrong_high held_out.corrected held_out.missing held_out.rare held_out.doubts",
+    ),
+    "what was found of secret data in provenance.json": (
+        pay_in_secret,
+        "held_out.is_secret held_out.examples held_out.corrected held_out.contradicted",
     ),
     "labels that the last model contradicts in rounds.csv": (
         to("rounds", {"round": "6"}, validation_contradicted="0.123"),

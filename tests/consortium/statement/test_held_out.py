@@ -13,6 +13,7 @@ from fedif_consortium.statement.manifest import ACCOUNT
 from fedif_consortium.statement.records import read_run
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement.runs import make_run
 from tests.consortium.watch.test_page import Outline
 
@@ -73,6 +74,59 @@ def test_the_order_of_those_who_are_alike_is_open(tmp_path):
     blocks = {0: ALIKE, 1: UNEVEN, 2: ALIKE}
     held_out = held_out_of(tmp_path, rounds=rounds, blocks=blocks)
     assert (held_out.verdict, doubts_of(held_out)) == ("open", {"too-few-examples": (1, 2)})
+
+
+def test_who_is_alike_with_the_last_of_a_group_is_named_too(tmp_path):
+    """The first one is told apart from the third, the second from neither.
+
+    Parts of 3, 2.4 and 1.8 nats by block: the second one's differ from the others' by .6 in two
+    blocks, up and down, so that se^2 = 4 x 2 x .6^2 / 3 = .96 of either difference.
+    """
+    rounds = [{0: 0.5, 1: 0.4, 2: 0.3}] * 6
+    shares = {0: (3.0, [0.75, 0.75, 0.75, 0.75]), 2: (1.8, [0.45, 0.45, 0.45, 0.45])}
+    shares[1] = (2.4, [1.2, 0.0, 0.6, 0.6])
+    blocks = {i: tuple(part / total for part in parts) for i, (total, parts) in shares.items()}
+    held_out = held_out_of(tmp_path, rounds=rounds, blocks=blocks)
+    assert doubts_of(held_out) == {"too-few-examples": (0, 1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("examples", "ahead", "verdict"),
+    [
+        # t = 2.093 with 19 degrees; 1 nat in one block of 20 has a standard error of
+        # sqrt(20 / 19 x (1 - 1 / 20)) = 1.
+        (1, 1.09, "open"),
+        (1, 1.10, "settled"),
+        # In nine of them sqrt(20 / 19 x (1 / 9 - 1 / 20)) = .254, times t = .531.
+        (9, -0.47, "open"),
+        (9, -0.46, "settled"),
+    ],
+)
+def test_classes_of_a_few_examples_are_covered_by_too_few_examples(
+    tmp_path, key, examples, ahead, verdict
+):
+    """A class gives the first member 1 nat, from a block for each of its examples.
+
+    By the others it is ahead by so much. Where it is told apart all the same, it is ahead also if
+    the class is off by its standard error, which for one example is all of it.
+    """
+    others = [(2 + ahead) / 20] * 20
+    of_class = [1 / examples] * examples + [0.0] * (20 - examples)
+    of_first = [other + own for other, own in zip(others, of_class, strict=True)]
+    total = sum(of_first)
+    run = run_of(
+        tmp_path,
+        CLEAN | {"rare": {"7": examples}},
+        rounds=[{0: total / 6, 1: 2 / 6}] * 6,
+        blocks={0: tuple(part / total for part in of_first), 1: (0.05,) * 20},
+    )
+    held_out = settle(read_run(run)).held_out
+    assert held_out.verdict == verdict
+    assert doubts_of(held_out) == ({"too-few-examples": (0, 1)} if verdict == "open" else {})
+    assert held_out.rare == (7,)
+    if verdict == "open":
+        page = text_of(make_statement(run, key) / "statement.html")
+        assert "Fewer than ten examples are of the classes 7" in page
 
 
 @pytest.mark.parametrize(
@@ -142,6 +196,46 @@ def test_a_run_without_shares_has_none_either(tmp_path):
 def test_records_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"provenance\.json: held_out: high = 'x'"):
         held_out_of(tmp_path, CLEAN | {"high": "x"})
+
+
+# -- secret data pay
+
+WRONG = CLEAN | {"low": 0.11, "noise": 0.2, "high": 0.3}
+NONE_YET = {"paying_commitment": "0" * 64, "paying_nonce": "a"}
+
+
+def secret_of(folder, weighs, pays, paying=None, **more):
+    """A run that pays by other data than it weighs by; its models contradict some of those."""
+    provenance = NONE_YET | ({} if pays is None else {"paying_held_out": pays})
+    run = RunFolder(run_of(folder, weighs, provenance=provenance, **more))
+    lines = [line | {"paying_contradicted": paying} for line in run.rounds.read()]
+    run.rounds.begin(["paying_contradicted"])
+    run.rounds.append(lines)
+    return settle(read_run(run.path), 1000).held_out
+
+
+@pytest.mark.parametrize(
+    ("weighs", "pays", "verdict", "wrong"),
+    [(CLEAN, WRONG, "not-to-be-paid-by", 0.2), (WRONG, CLEAN, "settled", 0.0)],
+)
+def test_the_verdict_is_of_the_data_that_pay(tmp_path, weighs, pays, verdict, wrong):
+    held_out = secret_of(tmp_path, weighs, pays)
+    assert (held_out.verdict, held_out.wrong, held_out.is_secret) == (verdict, wrong, True)
+
+
+@pytest.mark.parametrize(
+    ("weighs", "pays", "verdict"), [(0.5, 0.2, "settled"), (0.2, 0.5, "not-to-be-paid-by")]
+)
+def test_so_is_what_the_model_contradicts(tmp_path, weighs, pays, verdict):
+    held_out = secret_of(tmp_path, CLEAN, CLEAN, pays, contradicted=weighs)
+    assert (held_out.verdict, held_out.contradicted) == (verdict, pays)
+
+
+def test_data_that_pay_and_were_not_examined_have_no_verdict(tmp_path):
+    """Earlier versions examined the data that weigh, and corrected both alike."""
+    held_out = secret_of(tmp_path, CLEAN | {"corrected_noise": 0.3}, None)
+    assert (held_out.verdict, held_out.unjudged) == (None, "not-examined")
+    assert (held_out.corrected, held_out.examples) == (0.3, None)
 
 
 # -- accepted

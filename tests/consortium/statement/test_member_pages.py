@@ -9,9 +9,11 @@ import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from client_app import app as client_app
+from fedif_consortium.evidence.keys import load_or_make_key
 from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_consortium.page import MAX_PAGE_BYTES, PAGE_HEAD
 from fedif_consortium.parts import server_parts
+from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.client_part import ACTION
 from fedif_consortium.statement.manifest import ENVELOPE
 from fedif_consortium.statement.member_pages import (
@@ -164,3 +166,82 @@ def test_a_run_without_a_statement_says_why_and_goes_on(tmp_path, run_dir, caplo
     state(grid(tmp_path), run_dir)
     assert "the run has no statement" in caplog.text
     assert not (run_dir / "statement").exists()
+
+
+# A set that is not to be paid by: more of its labels are surely wrong than the loss allows for.
+WRONG = {"corrected_noise": 0.0, "examples": 90, "noise": 0.3, "low": 0.2, "high": 0.4}
+
+
+@pytest.fixture
+def operator(tmp_path):
+    return load_or_make_key(tmp_path / "operator.pem")
+
+
+def deployed(tmp_path: Path, *, is_counted: bool = True, **more) -> Path:
+    """A run of real nodes, whose attempts are counted, that ended without a statement."""
+    provenance = {"held_out": WRONG, "run_id": "0" * 32}
+    if is_counted:
+        attempt = {"run": "0" * 32, "config": "0" * 64}
+        provenance["attempts"] = {"name": "run", "attempts": [attempt]}
+    run = tmp_path / "runs" / "run"
+    make_run(run, ROUNDS, names=NAMES, node_ids=NODE_IDS, provenance=provenance, **more)
+    state(grid(tmp_path), run)
+    assert not (run / "statement").exists()
+    assert not (run / "undelivered.json").exists()
+    return run
+
+
+def test_pages_of_a_statement_that_came_later_are_delivered_by_the_next_run(
+    tmp_path, run_dir, operator, caplog
+):
+    run_dir = deployed(tmp_path)
+    assert "the run has no statement: the held-out set is not to be paid by" in caplog.text
+    make_statement(run_dir, operator, accept_held_out=True)
+    deliver(grid(tmp_path), run_dir.parent)
+    for partition in (0, 1):
+        (page,) = pages_of(tmp_path, partition)
+        assert "pays by the held-out set all the same" in " ".join(page.read_text().split())
+        assert verify(page).manifest.run == "run"
+    assert not (run_dir / "undelivered.json").exists()
+
+
+def test_a_statement_made_again_is_delivered_again_to_everybody(tmp_path, run_dir, operator):
+    run_dir = deployed(tmp_path)
+    make_statement(run_dir, operator, accept_held_out=True)
+    deliver(grid(tmp_path, silent=[1]), run_dir.parent)
+    assert [len(pages_of(tmp_path, partition)) for partition in (0, 1)] == [1, 0]
+    make_statement(run_dir, operator, accept_held_out=True, budget_cents=700, again=True)
+    deliver(grid(tmp_path), run_dir.parent)
+    # Who was away gets the new page alone: 2/7 of the budget is the second member's.
+    assert [len(pages_of(tmp_path, partition)) for partition in (0, 1)] == [2, 1]
+    assert "2.00" in pages_of(tmp_path, 1)[0].read_text()
+
+
+def test_a_statement_made_again_while_pages_are_delivered_is_delivered_too(
+    tmp_path, run_dir, operator
+):
+    run_dir = deployed(tmp_path)
+    make_statement(run_dir, operator, accept_held_out=True)
+
+    def meanwhile(message: Message, context):
+        if not (run_dir / "statement-1").exists():
+            make_statement(run_dir, operator, accept_held_out=True, budget_cents=700, again=True)
+        return client_app(message, context)
+
+    deliver(grid(tmp_path, meanwhile), run_dir.parent)
+    deliver(grid(tmp_path), run_dir.parent)
+    assert [len(pages_of(tmp_path, partition)) for partition in (0, 1)] == [2, 2]
+
+
+def test_pages_of_a_simulation_are_for_nobody(tmp_path, run_dir, operator):
+    run_dir = deployed(tmp_path, is_counted=False)
+    make_statement(run_dir, operator, accept_held_out=True)
+    assert not (run_dir / "undelivered.json").exists()
+
+
+def test_a_run_that_began_anew_has_no_page_to_deliver_yet(tmp_path, run_dir, caplog):
+    state(grid(tmp_path, silent=[1]), run_dir)
+    RunFolder(run_dir).begin()  # Its statement is set aside.
+    deliver(grid(tmp_path), run_dir.parent)
+    assert "cannot be delivered" not in caplog.text
+    assert pages_of(tmp_path, 1) == []

@@ -96,6 +96,29 @@ def test_every_column_is_recomputed_and_the_totals_of_rounds(copy, column, table
         replay(copy)
 
 
+DESCENT = ("slope", "smoothness", "bound_held")
+
+
+def test_columns_that_came_later_are_not_compared_and_named(copy):
+    """A run from before them can be replayed: no pay is of these."""
+    of.rewrite(RunFolder(copy).attributed_rounds, of.without_columns(*DESCENT))
+    found = replay(copy)
+    assert (found.rounds, found.not_recorded) == (ROUNDS, DESCENT)
+
+
+@pytest.mark.parametrize(
+    ("table", "columns"),
+    [
+        ("attributed_rounds", DESCENT[:1]),
+        ("attribution", ("contribution_block_7",)),
+    ],
+)
+def test_an_operator_leaves_out_no_other_column(copy, table, columns):
+    of.rewrite(getattr(RunFolder(copy), table), of.without_columns(*columns))
+    with pytest.raises(StatementError, match=f"{columns[0]} = nothing is recorded"):
+        replay(copy)
+
+
 def test_the_columns_that_are_recomputed_are_those_of_the_tables(copy):
     folder = RunFolder(copy)
     split = [f"contribution_block_{k}" for k in range(20)]

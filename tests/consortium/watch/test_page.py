@@ -74,6 +74,26 @@ def test_a_page_tells_how_the_run_is(run):
     assert ("a", {"href": "./report.md"}) in outline.tags
 
 
+def test_a_page_tells_which_labels_the_model_contradicts(tmp_path):
+    shares = [0.5, 0.125, None, 0.0625]
+    folder = make_folder(tmp_path, [client(3, 1)], validation_contradicted=shares)
+    folder.provenance.write({"held_out": {"corrected_noise": 0.2}})
+    text = " ".join(Outline(render(watched(folder))).text.split())
+    assert "Held-out labels contradicted 6.2 % by the last model" in text
+    assert "the loss is corrected for 20.0 %" in text
+    # By round, the last one first: in one of them nobody asked the model.
+    assert re.findall(r"accuracy \d+\.\d% \d of \d (\S+)", text.partition("Last rounds")[2]) == [
+        "6.2",
+        "\N{EN DASH}",
+        "12.5",
+        "50.0",
+    ]
+
+
+def test_a_page_of_a_run_without_held_out_labels_says_nothing_of_them(run):
+    assert "contradicted" not in render(run)
+
+
 def test_what_members_and_operators_wrote_is_text_on_a_page_that_fetches_nothing(tmp_path):
     folder = make_folder(
         tmp_path / "<b>run",

@@ -57,3 +57,28 @@ def test_what_a_run_lacks_and_where_its_rounds_failed(tmp_path):
         "The loss is not finite: the model has diverged.",
         "Rounds that left the model as it was: 1; the last was round 2: nobody came",
     ]
+
+
+@pytest.mark.parametrize(("last", "is_said"), [(0.35, False), (0.36, True)])
+def test_labels_that_the_model_contradicts_beyond_what_a_statement_allows(tmp_path, last, is_said):
+    """A tenth is allowed for by the loss, and a quarter by the statement."""
+    folder = make_folder(tmp_path, HONEST, validation_contradicted=[0.9, 0.5, last, None])
+    folder.provenance.write({"held_out": {"corrected_noise": 0.1}})
+    words = (
+        f"The model is sure that {last:.0%} of the held-out labels are others; the loss is "
+        "corrected for 10% of wrong ones."
+    )
+    assert told(folder) == ([words] if is_said else [])
+
+
+def test_of_secret_data_the_share_that_pays_counts(tmp_path):
+    folder = make_folder(tmp_path, HONEST, validation_contradicted=[0.0] * 4)
+    lines = [line | {"paying_contradicted": 0.5} for line in folder.rounds.read()]
+    folder.rounds.begin(["paying_contradicted"])
+    folder.rounds.append(lines)
+    secret = {"paying_commitment": "0", "paying_held_out": {"corrected_noise": 0.2}}
+    folder.provenance.write({"held_out": {"corrected_noise": 0.4}, **secret})
+    assert told(folder) == [
+        "The model is sure that 50% of the held-out labels are others; the loss is corrected for "
+        "20% of wrong ones."
+    ]

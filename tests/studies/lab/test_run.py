@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import fedif_studies
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
@@ -30,8 +31,10 @@ from fedif_studies import commands, coverage, drawn, estimators, factorial, game
 from fedif_studies import rows as rows_of
 from fedif_studies.benchmarks import common
 from fedif_studies.commands import cli
+from fedif_studies.held_out import __main__ as held_out
 from fedif_studies.lab import run
 from fedif_studies.lab.cells import find_result
+from fedif_studies.lab.commands import run_study
 from fedif_studies.lab.run import (
     CellProgress,
     GridInterrupted,
@@ -171,10 +174,32 @@ def test_a_command_that_finds_all_rows_says_so_and_measures_them_again_where_ask
     [
         *(commands.arena, commands.audit, commands.paper, commands.sweep),
         *(coverage.main, drawn.main, estimators.main, factorial.main, games.main, twins.main),
+        held_out.main,
     ],
 )
 def test_every_command_that_adds_rows_can_measure_them_again(command):
     assert inspect.signature(command).parameters["again"].default is False
+
+
+def test_an_error_of_a_study_is_a_line(monkeypatch, capsys):
+    def study(cells: int = 3) -> None:
+        raise GridInterrupted(f"stopped: {cells} cells are left")
+
+    monkeypatch.setattr(sys, "argv", ["study", "--cells", "7"])
+    with pytest.raises(SystemExit) as ended:
+        run_study(study)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "error: stopped: 7 cells are left\n"
+
+
+def test_every_study_is_started_so():
+    programs = []
+    for path in Path(fedif_studies.__file__).parent.rglob("*.py"):
+        text = path.read_text()
+        if "__main__" in text:
+            programs.append(path)
+            assert "typer.run(" not in text, path.name
+    assert len(programs) > 10
 
 
 def test_an_error_leaves_the_rows_that_were_to_be_measured_again(tmp_path):

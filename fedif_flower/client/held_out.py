@@ -1,0 +1,86 @@
+"""A member is warned once a run of classes that the server's held-out data can hardly value."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord, Context
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fedif_flower.client.trust import is_simulated
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.held_out_classes import HELD_OUT_CLASSES_KEY, read_held_out_classes
+from fedif_flower.messages.instructions import RUN_KEY
+from fedif_flower.messages.text import listed, printable
+from fedif_flower.tasks.batches import class_labels
+from fedif_flower.valuation.held_out import RARE
+
+_STATE_KEY = "held-out-classes-said"  # In a node's state: of which run, and what.
+logger = logging.getLogger(__name__)
+
+
+def warn_of_classes(settings: ConfigRecord, data: Any, context: Context) -> None:
+    """Log which classes the server can hardly value, and how many of a node's examples have them.
+
+    Once a run; whatever the server sends, nothing fails. The server is told nothing of the node's
+    examples. In a simulation the server's log, which is the same one, has said it.
+
+    Parameters
+    ----------
+    settings : ConfigRecord
+        A run's instructions.
+    data : Data
+        The node's own, as its task loads them. Labels are counted where data are tensors in memory
+        or a list of batches of such.
+    context : Context
+        What the node keeps from message to message.
+    """
+    if HELD_OUT_CLASSES_KEY not in settings or is_simulated():
+        return
+    said = ConfigRecord({"run": f"{settings.get(RUN_KEY)!r} {settings[HELD_OUT_CLASSES_KEY]!r}"})
+    if context.state.get(_STATE_KEY) == said:
+        return
+    context.state[_STATE_KEY] = said
+    try:
+        classes = read_held_out_classes(settings)
+    except ConfigError as error:
+        logger.warning("%s", printable(error))
+        return
+    labels = labels_in(data)
+    phrases = []
+    if classes.missing:
+        phrases.append(
+            f"it has no example of the classes {listed(classes.missing)}"
+            f"{_concerned(classes.missing, labels)}: what these teach the model cannot be valued"
+        )
+    if classes.rare:
+        phrases.append(
+            f"it has fewer than {RARE} examples of the classes {listed(classes.rare)}"
+            f"{_concerned(classes.rare, labels)}: what these teach the model is valued by chance"
+        )
+    logger.warning("the held-out set that values members' updates: %s", "; ".join(phrases))
+
+
+def labels_in(data: Any) -> Tensor | None:
+    """Return the labels ``[n]`` of data; ``None`` where there are none that lie in memory."""
+    batches = data if isinstance(data, list) else [data]
+    labels: list[Tensor] = []
+    for batch in batches:
+        tensors = batch.tensors if isinstance(batch, TensorDataset) else batch
+        of_batch = class_labels(tensors)
+        if of_batch is None:
+            return None
+        labels.append(of_batch.cpu())
+    return torch.cat(labels) if labels else None
+
+
+def _concerned(classes: Sequence[int], labels: Tensor | None) -> str:
+    """Return how many examples are of some classes, in words; empty: that is not known."""
+    if labels is None:
+        return ""
+    concerned = torch.isin(labels, torch.tensor(classes)).sum()
+    return f" ({int(concerned)} of this node's {len(labels)} examples)"

@@ -1,0 +1,54 @@
+"""Measure runs whose held-out labels are wrong, and print a table of all.
+
+``python -m fedif_studies.held_out`` replaces a share of the held-out labels by other classes, or
+leaves out examples of class 6, runs ten members with it, and takes the held-out set as it is,
+without the examples that look wrong, or with the loss corrected for the estimated share. It adds a
+row for each run that ``docs/results/held-out.csv`` has not yet. Contributions under FedAvg are
+those of one and the same training, whatever the labels: what differs from the run with right ones
+is money at another member.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from fedif_flower.run.rows import read_rows
+from fedif_studies.held_out.cells import LINES, cells_of
+from fedif_studies.held_out.measure import measure
+from fedif_studies.held_out.table import short_table, table
+from fedif_studies.lab.commands import Again, run_study
+from fedif_studies.lab.run import fill
+from fedif_studies.rows import RESULTS
+
+CSV = RESULTS / "held-out.csv"
+
+
+def main(
+    line: Annotated[str, typer.Option(help=f"one of {', '.join(LINES)}")] = "core",
+    data: Annotated[str, typer.Option(help="of digits, fashion-mnist, cifar10")] = "digits",
+    data_dir: Annotated[str, typer.Option(help="where the images are")] = "",
+    sizes: Annotated[str, typer.Option(help="held-out examples")] = "20,100,500,2000",
+    wrong: Annotated[str, typer.Option(help="shares of wrong labels")] = "0,0.1,0.3,0.5",
+    seeds: Annotated[int, typer.Option(min=1)] = 3,
+    short: Annotated[bool, typer.Option(help="measure nothing, print the page's tables")] = False,
+    again: Again = False,
+) -> None:
+    """Measure what the rows lack, and print a table of all."""
+    if short:
+        for name in data.split(","):
+            typer.echo("\n".join(short_table(read_rows(CSV), name).to_markdown()) + "\n")
+        return
+    if line not in LINES:
+        raise typer.BadParameter(f"line = {line!r}; allowed: {', '.join(LINES)}")
+    shares = [float(share) for share in wrong.split(",")]
+    counts = [int(size) for size in sizes.split(",")]
+    cells = list(cells_of(line, data.split(","), counts, shares, seeds))
+    fill(CSV, cells, partial(measure, data_dir), again=again)
+    typer.echo("\n".join(table(read_rows(CSV)).to_markdown()))
+
+
+if __name__ == "__main__":
+    run_study(main)

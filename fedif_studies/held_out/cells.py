@@ -1,0 +1,119 @@
+"""The cells of the study: the core, and lines through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from fedif_flower.settings import Scalar
+from fedif_studies.held_out.labels import (
+    CONFUSED,
+    HALF,
+    MISSING,
+    SINGLE,
+    SYMMETRIC,
+    WHOLE,
+)
+from fedif_studies.rows import Row
+
+LEAST_TEST = 100
+MOST_HELD_OUT = {"digits": 600 - LEAST_TEST}
+AS_IT_IS, LEFT_OUT, CORRECTED = TREATMENTS = ("as it is", "left out", "corrected")
+BY_CLASS = "by class"  # Corrected by chances of each class, as estimated ...
+TRUE_CHANCES = "true chances"  # ... or those by which labels became others.
+KEY = (
+    "data",
+    "attack",
+    "strategy",
+    "examples",
+    "wrong",
+    "kind",
+    "classes",
+    "treatment",
+    "seed",
+)
+ATTRIBUTION: Mapping[str, Scalar] = {"attribution": "simpson"}
+STRATEGIES: Mapping[str, Mapping[str, Scalar]] = {
+    "fedif": {},
+    "fedavg": ATTRIBUTION,
+    "influence-descent": ATTRIBUTION,
+    "fltrust": {},
+    "afedsv": ATTRIBUTION,
+}
+SIX_AS_ZERO = "six-as-zero"
+ATTACKS: Mapping[str, Mapping[str, Scalar]] = {
+    "none": {"attack": "none"},
+    "label-noise": {"attack": "label-noise"},
+    "poisoned-fl": {"attack": "poisoned-fl"},
+    SIX_AS_ZERO: {
+        "attack": "fedif_studies.held_out.labels:SixAsZero",
+        "malicious-fraction": 0.4,
+    },
+}
+# The core has all of these; a line differs from it in one of them.
+CORE: Mapping[str, Sequence[Any]] = {
+    "attack": ("none", "label-noise"),
+    "strategy": ("fedif", "fedavg"),
+    "kind": (SYMMETRIC,),
+    "classes": (WHOLE,),
+    "treatment": TREATMENTS,
+}
+_TWO = (AS_IT_IS, CORRECTED)
+LINES: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "core": CORE,
+    "classes": {**CORE, "classes": (HALF, MISSING), "treatment": _TWO},
+    "attacks": {**CORE, "attack": ("poisoned-fl", SIX_AS_ZERO), "treatment": _TWO},
+    "targeted": {
+        **CORE,
+        "attack": (SIX_AS_ZERO,),
+        "classes": (SINGLE, MISSING),
+        "treatment": _TWO,
+    },
+    "strategies": {
+        **CORE,
+        "strategy": ("influence-descent", "fltrust", "afedsv"),
+        "treatment": _TWO,
+    },
+    "confused": {
+        **CORE,
+        "kind": (CONFUSED,),
+        "treatment": (AS_IT_IS, CORRECTED, BY_CLASS, TRUE_CHANCES),
+    },
+    "by-class": {**CORE, "treatment": (BY_CLASS,)},
+    # Minutes each: FedIF alone, under attack.
+    "hard": {
+        **CORE,
+        "attack": ("label-noise",),
+        "strategy": ("fedif",),
+        "treatment": (AS_IT_IS, CORRECTED, BY_CLASS),
+    },
+}
+
+
+def cells_of(
+    line: str, data: Sequence[str], sizes: Sequence[int], wrong: Sequence[float], seeds: int
+) -> Iterator[Row]:
+    """Yield the cells of a line, small sets first.
+
+    Labels that are right are confused with none: where none is wrong, the kind says nothing, and
+    the cells are the core's.
+    """
+    axes = LINES[line]
+    for name, size in product(data, sizes):
+        if size > MOST_HELD_OUT.get(name, size):
+            continue
+        points = product(
+            range(seeds),
+            axes["attack"],
+            axes["strategy"],
+            wrong,
+            axes["kind"],
+            axes["classes"],
+            axes["treatment"],
+        )
+        for seed, attack, strategy, share, kind, classes, treatment in points:
+            if kind == CONFUSED and share == 0:
+                continue
+            values = (name, attack, strategy, size, share, kind, classes, treatment, seed)
+            yield dict(zip(KEY, values, strict=True))

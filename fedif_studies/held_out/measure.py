@@ -1,0 +1,194 @@
+"""One run with a held-out set that has faults, and what it says of ranks and money."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedif_flower.client.app import task_app
+from fedif_flower.devices import torch_threads
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.correction import NOISE
+from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import HELD_OUT_KEY
+from fedif_flower.run.results import Run, load
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.seeding import torch_generator
+from fedif_flower.settings import Scalar
+from fedif_flower.tasks.images import settled
+from fedif_flower.tasks.registry import build_task
+from fedif_flower.tasks.task import ClientSite, Site, Task
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.held_out import vet
+from fedif_flower.valuation.label_noise import ForwardCorrected
+from fedif_studies.held_out.cells import (
+    ATTACKS,
+    ATTRIBUTION,
+    BY_CLASS,
+    CORRECTED,
+    LEFT_OUT,
+    STRATEGIES,
+    TRUE_CHANCES,
+)
+from fedif_studies.held_out.labels import (
+    CONFUSED,
+    kept_of_class,
+    mistaken_for,
+    true_transitions,
+    with_wrong_labels,
+)
+from fedif_studies.rows import Row
+
+MOST_TEST = 2000
+MOST_TRAINING = 1200  # Examples of a member: a federation then takes seconds.
+OF_DATA: Mapping[str, Mapping[str, Scalar]] = {
+    "digits": {"num-server-rounds": 25},
+    "fashion-mnist": {
+        "num-server-rounds": 20,
+        "model": "mlp",
+        "learning-rate": 0.05,
+        "batch-size": 32,
+    },
+    # A folder of images; a convolutional network takes minutes to examine.
+    "cifar10": {
+        "dataset": "image-folder",
+        "num-server-rounds": 30,
+        "validation.seconds": 900.0,
+    },
+}
+_NOISE: Mapping[str, Scalar] = {CORRECTED: "auto", BY_CLASS: "by-class"}
+USUAL: Mapping[str, Scalar] = {
+    "num-clients": 10,
+    "fraction-train": 1.0,
+    "local-epochs": 1,
+    "malicious-fraction": 0.3,
+    "device": "cpu",
+    "checkpoint-every": 0,
+    "eval-every": 5,
+    "run-name": "run",
+}
+
+
+def measure(data_dir: str, cell: Row) -> list[Row]:
+    """Return the figures of one run."""
+    noise = _NOISE.get(cell["treatment"], "off")
+    settings: dict[str, Scalar] = {
+        **USUAL,
+        "dataset": cell["data"],
+        **OF_DATA[cell["data"]],
+        **STRATEGIES[cell["strategy"]],
+        **ATTACKS[cell["attack"]],
+        "strategy": cell["strategy"],
+        "seed": int(cell["seed"]),
+        "validation.noise": noise,
+        "validation.vet": noise != "off",
+    }
+    if data_dir and cell["data"] != "digits":
+        settings["data-dir"] = data_dir
+    with TemporaryDirectory() as folder, torch_threads(1):
+        config = settled(RunConfig.from_run_config({**settings, "output-dir": folder}))
+        members_task = with_few_examples(build_task(config))
+        grid = LocalGrid(task_app(members_task), config.num_clients)
+        task = task_of(members_task, config.seed, cell)
+        run = load(run_federation(grid, config, task=task))
+        return [figures_of(run, cell)]
+
+
+def with_few_examples(task: Task) -> Task:
+    """Return a task of whose training examples each member has the first few."""
+
+    def client_data(site: ClientSite) -> tuple[Tensor, Tensor]:
+        data: Any = task.client_data(site)
+        images, labels = data
+        return images[:MOST_TRAINING], labels[:MOST_TRAINING]
+
+    return replace(task, client_data=client_data)
+
+
+def figures_of(run: Run, cell: Row) -> Row:
+    """Return what a run says of its model, its scores, its labels and its money."""
+    examined = run.folder.provenance.read()[HELD_OUT_KEY]
+    row: dict[str, Any] = {
+        "accuracy": run.summary["test_accuracy"],
+        "auc": run.summary["detection_auc"],
+        "noise": examined.get("noise"),
+        "low": examined.get("low"),
+        "high": examined.get("high"),
+        "by_class": examined.get("by_class"),
+        "corrected": examined[NOISE],
+        "contradicted": _last_contradicted(run),
+        "seconds": examined.get("seconds"),
+    }
+    if STRATEGIES[cell["strategy"]] is not ATTRIBUTION:
+        return row
+    members = sorted(run.members, key=lambda member: member.partition_id)
+    positive = [max(member.contribution or 0.0, 0.0) for member in members]
+    total = sum(positive) or 1.0
+    liars = 0.0
+    for value, member in zip(positive, members, strict=True):
+        if member.malicious:
+            liars += value
+    row["liars_share"] = f"{liars / total:.5g}"
+    row["shares"] = " ".join(f"{value / total:.5g}" for value in positive)
+    return row
+
+
+def _last_contradicted(run: Run) -> float | None:
+    """Return the share of held-out labels that the last model that was asked contradicts."""
+    for line in reversed(run.lines("rounds")):
+        share = line.get("validation_contradicted")
+        if share is not None:
+            return float(share)
+    return None
+
+
+def task_of(task: Task, config_seed: int, cell: Row) -> Task:
+    """Return the server's task: with so many held-out examples, and their faults."""
+    site = Site(config_seed)
+    splits: Sequence[Any] = (task.validation_data(site), task.test_data(site))
+    images, labels = (torch.cat(both) for both in zip(*splits, strict=True))
+    seed = int(cell["seed"])
+    order = torch.randperm(len(labels), generator=torch_generator("held-out-study", seed))
+    count = int(cell["examples"])
+    held_out = order[:count]
+    held_out = held_out[kept_of_class(labels[held_out], cell["classes"])]
+    test = order[count : count + MOST_TEST]
+    share = float(cell["wrong"])
+    num_classes = task.num_classes or 0
+    others: Tensor | None = None
+    if cell["kind"] == CONFUSED:
+        others = mistaken_for(cell["data"])
+    given = with_wrong_labels(labels[held_out], share, num_classes, seed, others)
+    faults = " ".join(str(value) for value in cell.values())
+    faulty = replace(
+        task,
+        validation_data=lambda _: (images[held_out], given),
+        test_data=lambda _: (images[test], labels[test]),
+        fingerprint=f"{task.fingerprint} {faults}",
+    )
+    if cell["treatment"] == LEFT_OUT:
+        return without_suspects(faulty, config_seed)
+    if cell["treatment"] == TRUE_CHANCES:
+        loss = task.loss or functional.cross_entropy
+        chances = true_transitions(share, num_classes, others)
+        return replace(faulty, loss=ForwardCorrected(loss, chances))
+    return faulty
+
+
+def without_suspects(task: Task, seed: int) -> Task:
+    """Return a task whose held-out set lacks the examples that look wrong."""
+    images, labels = task.validation_data(Site(seed))  # type: ignore[misc]
+    judge = Validation(
+        task.build_model(seed), task.transformed((images, labels)), loss_fn=task.loss, device="cpu"
+    )
+    examined = vet(judge, build=task.build_model, seed=seed)
+    kept = torch.ones(len(labels), dtype=torch.bool)
+    for suspect in examined.suspects:
+        kept[suspect.index] = False
+    return replace(task, validation_data=lambda _: (images[kept], labels[kept]))

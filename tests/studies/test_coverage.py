@@ -1,0 +1,37 @@
+"""The study of intervals: its cells, and held-out sets whose labels are partly wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fedif_studies import coverage
+
+
+def test_right_labels_are_cells_without_a_treatment():
+    cells = coverage.cells_of(["digits"], [60], 2, ["FedAvg"], 0.0)
+    assert [cell["draw"] for cell in cells] == [0, 1]
+    assert "treatment" not in cells[0]
+
+
+def test_wrong_labels_are_taken_as_they_are_and_corrected():
+    cells = coverage.cells_of(["digits"], [60], 1, ["FedAvg"], 0.3)
+    assert [cell["treatment"] for cell in cells] == ["as it is", "corrected"]
+
+
+def test_a_held_out_set_has_its_wrong_labels_and_the_loss_that_allows_for_them():
+    task = coverage.task_of("digits", "")
+    rows = np.arange(100)
+    right = _labels(task.held_out(rows, 0))
+    as_it_is, corrected = (
+        coverage.held_out_of(task, rows, cell)
+        for cell in coverage.cells_of(["digits"], [100], 1, ["FedAvg"], 0.3)
+    )
+    assert int((_labels(as_it_is) != right).sum()) == 30
+    assert torch.equal(_labels(as_it_is), _labels(corrected))
+    assert as_it_is.noise == 0
+    assert 0.1 <= corrected.noise <= 0.5
+
+
+def _labels(validation) -> torch.Tensor:
+    return torch.cat([batch.content[-1] for batch in validation.batches])

@@ -1,0 +1,134 @@
+"""Chances by which labels of one class become others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.valuation import Validation
+from fedif_flower.valuation.class_noise import (
+    enough_of_each_class,
+    likely_transitions,
+    surest_transitions,
+)
+from fedif_flower.valuation.held_out import HeldOut, HeldOutCheck, confused_share, vet
+
+
+def sure(classes: torch.Tensor, num_classes: int) -> torch.Tensor:
+    """Logits ``[1, n, C]`` of a model that knows the classes."""
+    return 50.0 * nn.functional.one_hot(classes, num_classes)[None].float()
+
+
+def test_hand_computed_chances_of_the_surest():
+    """Of 20 answers 0 the surest 8 count: 2 of their labels are 1; of 20 answers 1 none is wrong.
+
+    The mean over both is 2 wrong of 16, 1/8: rows are (6 + 4 * 7/8, 2 + 4 / 8) / 12 and
+    (0 + 4 / 8, 8 + 4 * 7/8) / 12.
+    """
+    classes = torch.arange(40) // 20
+    labels = classes.clone()
+    labels[:2] = 1  # Ties keep their order: the first eight are taken.
+    labels[19] = 1  # Not among them.
+    chances = surest_transitions(sure(classes, 2), labels)
+    expected = torch.tensor([[9.5, 2.5], [0.5, 11.5]], dtype=torch.float64) / 12
+    torch.testing.assert_close(chances, expected)
+
+
+def test_a_model_that_knows_the_classes_tells_the_chances():
+    """EM has nothing to guess: of 100 examples of class 0, 30 are labelled 1; mean 30 of 200.
+
+    Row 0 is (70 + 4 * 0.85, 30 + 4 * 0.15) / 104.
+    """
+    classes = torch.arange(200) // 100
+    labels = classes.clone()
+    labels[:30] = 1
+    start = torch.tensor([[0.8, 0.2], [0.2, 0.8]], dtype=torch.float64)
+    chances, mix = likely_transitions(sure(classes, 2), labels, start)
+    assert chances[0].tolist() == pytest.approx([73.4 / 104, 30.6 / 104], abs=1e-6)
+    assert chances[1].tolist() == pytest.approx([0.6 / 104, 103.4 / 104], abs=1e-6)
+    assert mix.tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_a_right_label_is_the_likeliest_whatever_the_estimate():
+    """Of class 0, 60 of 100 labels are 1; of class 1 none is wrong: rows (0.4, 0.6) and (0, 1).
+
+    S has 0.7 and 0.3; the weight is 0.9 * 0.4 / (0.4 + 0.2) = 0.6. Row 0 is 0.6 * 0.4 + 0.4 * 0.7
+    = 0.52 then. (Chances are drawn towards their mean before, which changes the third digit.)
+    """
+    classes = torch.arange(2000) // 1000
+    labels = classes.clone()
+    labels[:600] = 1
+    start = torch.tensor([[0.5, 0.5], [0.1, 0.9]], dtype=torch.float64)
+    chances, _ = likely_transitions(sure(classes, 2), labels, start)
+    assert chances[0, 0] == pytest.approx(0.52, abs=0.005)
+    assert chances.sum(dim=1).tolist() == pytest.approx([1, 1])
+
+
+def test_classes_that_nobody_names_are_no_obstacle():
+    labels = torch.arange(60) % 3
+    assert enough_of_each_class(labels, 5)
+    assert not enough_of_each_class(labels[:-1], 5)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    images, labels = load_digits(return_X_y=True)
+    rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:500]
+    return torch.tensor(images / 16, dtype=torch.float32)[rows], torch.tensor(labels)[rows].long()
+
+
+PARTNERS = torch.tensor([2, 7, 0, 8, 9, 6, 5, 1, 3, 4])
+
+
+def examined(digits: tuple[torch.Tensor, torch.Tensor], wrong: int) -> HeldOut:
+    images, labels = digits
+    given = labels.clone()
+    given[:wrong] = PARTNERS[labels[:wrong]]
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    return vet(Validation(model, images, given, device="cpu"), seed=1)
+
+
+def test_labels_that_are_confused_are_seen_though_they_look_right_by_chance(digits):
+    found = examined(digits, 150)
+    assert found.correction == 0  # Each class's labels are a mixture that a model learns.
+    assert 0.2 <= found.confused <= 0.45
+    chances = torch.tensor(found.transitions)
+    off_diagonal = chances - torch.diag(chances.diagonal())
+    assert int((off_diagonal.argmax(dim=1) == PARTNERS).sum()) >= 9
+    assert "but up to" in found.words()
+    assert "% may be confused, " in found.words()
+
+
+def test_right_labels_are_not_called_confused(digits):
+    found = examined(digits, 0)
+    assert found.by_class <= 0.05
+    assert found.confused == 0
+    assert "confused" not in found.words()
+
+
+@pytest.mark.parametrize(
+    ("noise", "by_class", "share"),
+    [(0.0, 0.09, 0.0), (0.0, 0.11, 0.11), (0.3, 0.35, 0.0), (None, None, 0.0)],
+)
+def test_what_models_confuse_by_themselves_is_no_finding(noise, by_class, share):
+    assert confused_share(noise, by_class) == share
+
+
+def test_chances_are_taken_where_they_are_asked_for_and_known():
+    check = HeldOutCheck(noise="by-class")
+    found = HeldOut(500, noise=0.0, transitions=((0.75, 0.25), (0.5, 0.5)))
+    assert check.noise_of(found).tolist() == [[0.75, 0.25], [0.5, 0.5]]
+    with pytest.raises(ConfigError, match="needs an examination: vet = true"):
+        check.noise_of(None)
+    with pytest.raises(ConfigError, match="no estimate by class: each class needs 20 labels"):
+        check.noise_of(HeldOut(500, noise=0.0))
+    with pytest.raises(ConfigError, match="no estimate by class: targets are no classes"):
+        check.noise_of(HeldOut(500, why_none="targets are no classes"))
+
+
+def test_it_is_read_from_its_record(digits):
+    found = examined(digits, 150)
+    assert HeldOut.from_record(found.to_record()) == found
