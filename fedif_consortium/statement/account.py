@@ -201,9 +201,7 @@ def settle(
     lucks = lucks_of(used, draws, pay_by)
     unpaid = _reason_against_shares(counted, used, totals)
     shares = _shares(totals, lucks.of_worth, unpaid, ties, budget_cents)
-    noise_ends = []
-    if not unpaid and read_examined(used.provenance).is_corrected_within_an_interval:
-        noise_ends = at_noise_ends(used, draws, pay_by)
+    noise_ends = _noise_ends(used, draws, pay_by, unpaid)
     standing = Standing(
         client_ids=list(used.members),
         worth=np.array(totals.worth, dtype=float),
@@ -266,6 +264,14 @@ def _gain(counted: RunRecords, used: RunRecords) -> _Gain:
         decisive_round=None if decisive is None else used.rounds[decisive].round,
         decisive=0.0 if decisive is None else attributed[decisive],
     )
+
+
+def _noise_ends(records: RunRecords, draws: Draws, pay_by: PayBy, unpaid: str) -> list[AtNoiseEnd]:
+    """Return what shares would be at both ends of the share of wrong labels, where that matters."""
+    examined = read_examined(records.provenance)
+    if unpaid or not examined.is_corrected_within_an_interval:
+        return []
+    return at_noise_ends(records, draws, pay_by)
 
 
 def _reason_against_shares(counted: RunRecords, used: RunRecords, totals: Totals) -> str:

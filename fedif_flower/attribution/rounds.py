@@ -273,24 +273,27 @@ class RoundAttributor:
                 break
             coarser = totals
         if self.blocks:
-            for updates, groups, along in zip(
-                taken.in_step, contributed, slopes_by_block, strict=True
-            ):
+            contributed = [
                 self._split_by_blocks(updates, groups, along)
+                for updates, groups, along in zip(
+                    taken.in_step, contributed, slopes_by_block, strict=True
+                )
+            ]
         return [torch.cat(groups, dim=1) for groups in contributed]
 
     def _split_by_blocks(
-        self, updates: CarriedUpdates, groups: list[Tensor], along: Tensor
-    ) -> None:
-        """Put contributions by block behind those of the loss itself, and of each end.
+        self, updates: CarriedUpdates, groups: Sequence[Tensor], along: Tensor
+    ) -> list[Tensor]:
+        """Return contributions by block behind those of the loss itself, and behind each end's.
 
         ``along`` are the slopes in the middle of the step, ``[b, 1 + ends, m]``.
         """
         weights = self.block_weights
-        for place, rows in enumerate(groups):
-            of_group = along[:, place]  # [b, m]
+        split = []
+        for rows, of_group in zip(groups, along.unbind(1), strict=True):
             by_block = block_contributions(of_group, updates.applied, weights, rows[:, 1])  # [b, m]
-            groups[place] = torch.cat([rows, by_block.T], dim=1)
+            split.append(torch.cat([rows, by_block.T], dim=1))
+        return split
 
     def _middle(self, taken: TakenRound) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients in the middle of the step, and each round's slopes by block.

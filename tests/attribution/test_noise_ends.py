@@ -217,6 +217,16 @@ def test_chances_by_class_have_no_interval():
     assert odds().with_noise(chances, INTERVAL).noise_interval is None
 
 
+def test_chances_by_class_have_no_ends_and_are_attributed_all_the_same():
+    """An interval of one share says nothing of how likely each confusion is."""
+    chances = torch.tensor([[0.9, 0.1], [0.3, 0.7]])
+    held_out = odds().with_noise(chances, INTERVAL)
+    assert held_out.noise_interval is None
+    (found,) = attributed(fedavg, TRIPLED, rule="simpson", held_out=held_out, model=Odds()).rounds
+    assert found.clients[0].contribution > 0
+    assert found.clients[0].noise_ends == ()
+
+
 @pytest.mark.parametrize(
     ("interval", "words"),
     [
