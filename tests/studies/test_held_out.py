@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedif_flower.run.rows import read_rows
 from fedif_studies.held_out import cells, labels, measure
-from fedif_studies.held_out.table import moved_money, table
+from fedif_studies.held_out.__main__ import CSV
+from fedif_studies.held_out.table import moved_money, short_table, table
+from fedif_studies.rows import RESULTS
 
 
 def row(wrong, treatment, shares, **more):
@@ -124,3 +127,24 @@ def test_a_cell_without_suspects(monkeypatch):
     )
     (figures,) = measure.measure("", cell)
     assert float(figures["liars_share"]) <= 1
+
+
+def test_the_page_has_the_tables_that_follow_from_the_rows():
+    page = (RESULTS.parent / "held-out-data.md").read_text()
+    rows = read_rows(CSV)
+    for data in ("fashion-mnist", "digits"):
+        lines = short_table(rows, data).to_markdown()
+        assert len(lines) == 2 + 4 * (4 if data == "fashion-mnist" else 3)
+        assert "\n".join(lines) in page
+
+
+def test_the_short_table_has_figures_before_and_after_the_correction():
+    rows = [
+        row(0.3, "as it is", "0.5 0.5 0", liars_share="0.5"),
+        row(0.3, "corrected", "0.25 0.75 0", liars_share="0.25"),
+        row(0, "as it is", "0 1 0", liars_share="0"),
+        row(0, "corrected", "0 1 0", liars_share="0"),
+    ]
+    lines = short_table(rows, "digits").lines
+    assert [line[:2] for line in lines] == [["100", "0%"], ["100", "30%"]]
+    assert [line[4] for line in lines] == ["0", "50 → 25"]
