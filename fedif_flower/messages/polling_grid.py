@@ -80,6 +80,18 @@ class ForwardingGrid(Grid):
         return self.inner.pull_messages(message_ids)
 
 
+def stream_replies(
+    grid: Grid, messages: Iterable[Message], timeout: float | None
+) -> Iterator[Message]:
+    """Send messages now; return an iterator over the replies.
+
+    A grid that has ``stream_replies`` hands them over as they come, so that each can be freed once
+    it is taken in; another one has all of them before the first is handed over.
+    """
+    stream = getattr(grid, "stream_replies", grid.send_and_receive)
+    return iter(stream(messages, timeout=timeout))
+
+
 @dataclass
 class Closing:
     r"""Says of one round until when replies are waited for.

@@ -20,6 +20,7 @@ from fedif_flower.messages.polling_grid import (
     Closing,
     ForwardingGrid,
     PollingGrid,
+    stream_replies,
 )
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class ScreenedGrid(ForwardingGrid):
             late = self._transport.outstanding(closing.awaited)
             replies = self._transport.arrivals(sent, timeout, closing)
         else:
-            replies = iter(self._transport.send_and_receive(sent, timeout=timeout))
+            replies = stream_replies(self._transport, sent, timeout)
             if closing is not None:
                 replies = _until_closed(replies, timeout, closing)
         return believable(replies, [*sent, *late])
@@ -102,6 +103,7 @@ def _until_closed(
     closing.begin(timeout)
     for reply in replies:
         yield reply
+        del reply  # It need not stay in memory until the next is there.
         if closing.has_quorum and closing.is_over():
             return
 
