@@ -23,6 +23,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedif_flower.messages.arrays import pack_array
+from fedif_flower.messages.instructions import round_of
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -79,8 +80,7 @@ def name_nobody(message: Message, _: Context) -> Message:
 def wander(message: Message, context: Context) -> Message:
     """Return the model with a random update, of the node's own in each round."""
     sent = message.content.array_records["arrays"]
-    server_round = int(message.content.config_records["config"]["server-round"])
-    generator = torch_generator("wander", context.node_id, server_round)
+    generator = torch_generator("wander", context.node_id, round_of(message) or 0)
     moved = {}
     for name, array in sent.items():
         values = torch.from_numpy(array.numpy())
