@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-BENCHMARKS = ("aggregation", "valuation", "scale", "memory", "masking", "throughput")
+BENCHMARKS = ("step", "aggregation", "valuation", "scale", "memory", "masking", "throughput")
 
 
 def main(

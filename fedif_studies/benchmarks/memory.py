@@ -18,7 +18,7 @@ from typing import Annotated
 
 import torch
 import typer
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
@@ -71,9 +71,10 @@ class ServerCost:
 
 
 @app.query()
-def name_nobody(message: Message, _: Context) -> Message:
-    """Answer with nothing: nodes go by their numbers."""
-    return Message(RecordDict(), reply_to=message)
+def tell_partition(message: Message, context: Context) -> Message:
+    """Say which partition the node holds."""
+    node = ConfigRecord({"partition-id": context.node_config["partition-id"], "attack": ""})
+    return Message(RecordDict({"node": node}), reply_to=message)
 
 
 @app.train()
