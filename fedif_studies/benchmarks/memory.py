@@ -28,7 +28,6 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.seeding import torch_generator
-from fedif_flower.server.record import Round
 from fedif_flower.settings import Scalar
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
@@ -59,15 +58,10 @@ class Federation:
 
 @dataclass(frozen=True)
 class ServerCost:
-    """Most anonymous memory and most of mapped files, in bytes; seconds of the last round.
-
-    A round's seconds are the clients' above all.
-    """
+    """Most anonymous memory and most of mapped files, in bytes."""
 
     anonymous: int
     mapped: int
-    round_seconds: float
-    aggregation_seconds: float
 
 
 @app.query()
@@ -133,7 +127,6 @@ def measure(federation: Federation) -> ServerCost:
         validation_data=lambda _: (inputs, labels),
         test_data=lambda _: (inputs, labels),
     )
-    rounds: list[Round] = []
     samples: list[tuple[int, int]] = []
     with tempfile.TemporaryDirectory() as folder, sampled_status(samples):
         settings: dict[str, Scalar] = {
@@ -146,10 +139,9 @@ def measure(federation: Federation) -> ServerCost:
         }
         config = RunConfig.from_run_config(settings)
         grid = LocalGrid(app, federation.clients)
-        run_federation(grid, config, rounds.append, task=task)
+        run_federation(grid, config, task=task)
     anonymous, mapped = zip(*samples, strict=True)
-    last = rounds[-1]
-    return ServerCost(max(anonymous), max(mapped), last.round_seconds, last.aggregation_seconds)
+    return ServerCost(max(anonymous), max(mapped))
 
 
 def figures_of(federation: Federation, cost: ServerCost) -> list[Figure]:
@@ -157,15 +149,14 @@ def figures_of(federation: Federation, cost: ServerCost) -> list[Figure]:
     all_updates = federation.clients * federation.update_bytes
     millions = federation.update_bytes / 4e6
     name = f"{federation.clients} clients, {millions:.1f} M parameters"
-    seconds = f"round {cost.round_seconds:.3g} s, aggregation {cost.aggregation_seconds:.3g} s"
     return [
-        _memory(f"{name}: anonymous memory", cost.anonymous, all_updates, "< 2 GB", seconds),
+        _memory(f"{name}: anonymous memory", cost.anonymous, all_updates, "< 2 GB"),
         _memory(f"{name}: mapped files", cost.mapped, all_updates),
     ]
 
 
-def _memory(name: str, size: int, peer: int, aim: str = "", note: str = "") -> Figure:
-    return Figure(name, size / 1e9, peer / 1e9, "GB", size / peer, aim, note=note)
+def _memory(name: str, size: int, peer: int, aim: str = "") -> Figure:
+    return Figure(name, size / 1e9, peer / 1e9, "GB", size / peer, aim)
 
 
 def main(
