@@ -210,10 +210,8 @@ class Intake:
         arrive : callable, optional
             Changes each update ``[d]`` in place as it arrives.
         """
-        for tell in self.before_replies:
-            tell(server_round)
         return screen_replies(
-            self._announced(replies, asked),
+            self._announced(server_round, replies, asked),
             asked,
             self.workspace,
             self.settings.limits,
@@ -224,16 +222,26 @@ class Intake:
         )
 
     def _announced(
-        self, replies: Iterable[Message], asked: Mapping[int, Asked]
+        self, server_round: int, replies: Iterable[Message], asked: Mapping[int, Asked]
     ) -> Iterator[Message]:
-        """Return replies as they come, and tell of each by somebody who was asked."""
+        """Return replies as they come, and tell of the first, and of each by a member asked."""
+        are_told = False
         for reply in replies:
+            if not are_told:  # Until now they have looked at the rows while members train.
+                self._tell_before_replies(server_round)
+                are_told = True
             question = asked.get(reply.metadata.src_node_id)
             if question is not None:
                 for tell in self.on_reply:
                     tell(question.node, reply.has_error())
             yield reply
             del reply  # It need not stay in memory until the next is there.
+        if not are_told:
+            self._tell_before_replies(server_round)
+
+    def _tell_before_replies(self, server_round: int) -> None:
+        for tell in self.before_replies:
+            tell(server_round)
 
     def updates(
         self,

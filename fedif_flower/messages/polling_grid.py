@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from itertools import chain
@@ -78,6 +78,18 @@ class ForwardingGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are there."""
         return self.inner.pull_messages(message_ids)
+
+
+def stream_replies(
+    grid: Grid, messages: Iterable[Message], timeout: float | None
+) -> Iterator[Message]:
+    """Send messages now; return an iterator over the replies.
+
+    A grid that has ``stream_replies`` hands them over as they come, so that each can be freed once
+    it is taken in; another one has all of them before the first is handed over.
+    """
+    stream = getattr(grid, "stream_replies", grid.send_and_receive)
+    return iter(stream(messages, timeout=timeout))
 
 
 @dataclass
@@ -147,11 +159,17 @@ class PollingGrid(ForwardingGrid):
         How often to look whether a node that has not answered was started again, > 0.
     sweep_seconds : float
         When time is over, all that is still missing is looked for once more, for so long at most.
+    most_fetched : int
+        How many replies may be fetched at a time, >= 1: so many are in memory at once.
+    slow_seconds : float
+        A fetch that takes longer counts no more among them, > 0: it delays the others no further.
     """
 
     poll_seconds = 0.2
     restart_seconds = 5.0
     sweep_seconds = 5.0
+    most_fetched = 4
+    slow_seconds = 5.0
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
@@ -252,11 +270,13 @@ class PollingGrid(ForwardingGrid):
                 yield from self._lost(waiting, self._activations())
                 looked = time.monotonic()
                 continue
-            message_id, unanswered = next(iter(waiting.items()))
+            unanswered = self._next(waiting)
+            message_id = unanswered.message_id
             del waiting[message_id]
             reply = self._fetched(unanswered, self.poll_seconds)
             if reply:
                 yield reply
+                del reply  # It need not stay in memory until the next is there.
             else:
                 # To the end of the queue. Looking costs the SuperLink some 10 ms: only what is
                 # not there is paused for, so that the last reply is found after one pause at most.
@@ -266,6 +286,21 @@ class PollingGrid(ForwardingGrid):
         if closing.keeps:
             self._late = waiting
         yield from swept
+
+    def _next(self, waiting: Mapping[str, _Waiting]) -> _Waiting:
+        """Return whose reply to look for: one that was fetched meanwhile, else the queue's first.
+
+        While enough are being fetched, the one of them that was begun first is waited for.
+        """
+        begun = [unanswered for unanswered in waiting.values() if unanswered.pull is not None]
+        for unanswered in begun:
+            if unanswered.is_fetched:
+                return unanswered
+        late = time.monotonic() - self.slow_seconds
+        in_time = [unanswered for unanswered in begun if unanswered.fetch_began > late]
+        if len(in_time) >= self.most_fetched:
+            return min(in_time, key=lambda unanswered: unanswered.fetch_began)
+        return next(iter(waiting.values()))
 
     def _activations(self) -> dict[int, str]:
         """Return when each node that is online came online; tell the log who went and came."""
@@ -382,6 +417,12 @@ class _Waiting:
     message: Message
     since: str = ""
     pull: Future[list[Message]] | None = None
+    fetch_began: float = 0.0  # By time.monotonic.
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether the reply, or that there is none, is known by now."""
+        return self.pull is not None and self.pull.done()
 
     @property
     def node_id(self) -> int:
@@ -391,6 +432,7 @@ class _Waiting:
         """Begin to fetch the reply, which can be done once, unless that has begun."""
         if self.pull is None:
             self.pull = Future()
+            self.fetch_began = time.monotonic()
             # A thread that nobody has to wait for, at the end of the program either.
             Thread(target=_fetch, args=(grid, self.message_id, self.pull), daemon=True).start()
         return self.pull

@@ -14,12 +14,14 @@ from typing import Any
 from flwr.app import Array, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedif_flower.messages.flower_simulation import FlowerSimulation
 from fedif_flower.messages.instructions import round_of
 from fedif_flower.messages.polling_grid import (
     MESSAGE_UNAVAILABLE,
     Closing,
     ForwardingGrid,
     PollingGrid,
+    stream_replies,
 )
 
 logger = logging.getLogger(__name__)
@@ -48,7 +50,7 @@ class ScreenedGrid(ForwardingGrid):
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        self._transport: Any = grid if is_reliable(grid) else PollingGrid(grid)
+        self._transport: Any = _transport_over(grid)
         self._closing: Closing | None = None
 
     @property
@@ -89,7 +91,7 @@ class ScreenedGrid(ForwardingGrid):
             late = self._transport.outstanding(closing.awaited)
             replies = self._transport.arrivals(sent, timeout, closing)
         else:
-            replies = iter(self._transport.send_and_receive(sent, timeout=timeout))
+            replies = stream_replies(self._transport, sent, timeout)
             if closing is not None:
                 replies = _until_closed(replies, timeout, closing)
         return believable(replies, [*sent, *late])
@@ -102,6 +104,7 @@ def _until_closed(
     closing.begin(timeout)
     for reply in replies:
         yield reply
+        del reply  # It need not stay in memory until the next is there.
         if closing.has_quorum and closing.is_over():
             return
 
@@ -113,9 +116,20 @@ def screened(grid: Grid) -> Grid:
 
 def is_reliable(grid: Grid) -> bool:
     """Return whether no client can make the grid wait or raise: nothing is uploaded to it."""
-    # Flower's class for simulations has no public home; this package's say it themselves.
-    simulated = type(grid).__name__ == "InMemoryGrid"
-    return simulated or isinstance(grid, PollingGrid) or getattr(grid, "reliable", False)
+    says_so = getattr(grid, "reliable", False)  # This package's grids do.
+    return _is_flowers(grid) or isinstance(grid, PollingGrid) or says_so
+
+
+def _is_flowers(grid: Grid) -> bool:
+    """Return whether it is Flower's class for simulations, which has no public home."""
+    return type(grid).__name__ == "InMemoryGrid"
+
+
+def _transport_over(grid: Grid) -> Grid:
+    """Return what waits for the replies of a grid's nodes."""
+    if _is_flowers(grid):
+        return FlowerSimulation(grid)
+    return grid if is_reliable(grid) else PollingGrid(grid)
 
 
 def weight(content: RecordDict) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from fedif_flower.errors import ConfigError, ReplyError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ACCOMPLICE_KEY, COLLUSION_KEY, ROUND_KEY
 from fedif_flower.messages.layout import ParameterLayout
-from fedif_flower.messages.polling_grid import ForwardingGrid
+from fedif_flower.messages.polling_grid import ForwardingGrid, stream_replies
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.round import ModelVectors
 from fedif_flower.run.last_rounds import LastRounds
@@ -168,7 +168,7 @@ class ColludingGrid(ForwardingGrid):
     ) -> Iterator[Message]:
         """Send messages now; return an iterator over the replies, the accomplices' last."""
         sent = list(messages)
-        replies = self.inner.send_and_receive(sent, timeout=timeout)
+        replies = stream_replies(self.inner, sent, timeout)
         return self._rewritten(sent, replies)
 
     def _rewritten(self, sent: list[Message], replies: Iterable[Message]) -> Iterator[Message]:

@@ -6,7 +6,7 @@ cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -109,25 +109,45 @@ class LocalGrid(Grid):
         return message_ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Let the nodes answer; a client that raises becomes an error reply, as in Flower."""
+        """Let the nodes answer."""
         replies = []
         for message_id in message_ids:
             message = self._waiting.pop(message_id)
-            node_id = message.metadata.dst_node_id
-            if node_id in self._silent:
-                continue
-            token = IN_PROCESS.set(True)
-            try:
-                replies.append(self._client_app(message, self.contexts[node_id]))
-            except Exception as error:
-                replies.append(Message(Error(code=2, reason=repr(error)), reply_to=message))
-            finally:
-                IN_PROCESS.reset(token)
+            if message.metadata.dst_node_id not in self._silent:
+                replies.append(self._reply_to(message))
         return replies
+
+    def _reply_to(self, message: Message) -> Message:
+        """Return a node's reply; a client that raises becomes an error reply, as in Flower."""
+        token = IN_PROCESS.set(True)
+        try:
+            return self._client_app(message, self.contexts[message.metadata.dst_node_id])
+        except Exception as error:
+            return Message(Error(code=2, reason=repr(error)), reply_to=message)
+        finally:
+            IN_PROCESS.reset(token)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push, then pull; there is nothing to wait for."""
-        del timeout
-        return self.pull_messages(self.push_messages(messages))
+    ) -> list[Message]:
+        """Push, then pull: all replies at once, for loops that go through them twice."""
+        return list(self.stream_replies(messages, timeout=timeout))
+
+    def stream_replies(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Return an iterator over the replies, kept nowhere else.
+
+        A node answers when its reply is asked for, so that one is there at a time. Who is not
+        waited for any more, as in a round that closes early, is not asked.
+        """
+        del timeout  # There is nothing to wait for.
+        return self._replies(self.push_messages(messages))
+
+    def _replies(self, message_ids: Sequence[str]) -> Iterator[Message]:
+        try:
+            for message_id in message_ids:
+                yield from self.pull_messages([message_id])
+        finally:
+            for message_id in message_ids:
+                self._waiting.pop(message_id, None)

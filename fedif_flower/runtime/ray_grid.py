@@ -81,7 +81,7 @@ class RayGrid(LocalGrid):
                 replies.append(future.result())
         return replies
 
-    def send_and_receive(
+    def stream_replies(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
         """Push messages; return the replies as they come, kept nowhere else.

@@ -15,7 +15,7 @@ import typer
 
 from fedif_studies.lab.commands import run_study
 
-BENCHMARKS = ("aggregation", "valuation", "scale", "masking", "throughput")
+BENCHMARKS = ("step", "aggregation", "valuation", "scale", "memory", "masking", "throughput")
 
 
 def main(

@@ -102,6 +102,38 @@ def test_an_upload_that_never_ends_delays_nobody():
     released.set()
 
 
+def test_few_replies_are_in_memory_at_a_time():
+    begun: list[int] = []
+    taken: list[int] = []
+    most = 0
+
+    def slowly(answer):
+        nonlocal most
+        begun.append(1)
+        most = max(most, len(begun) - len(taken))
+        time.sleep(0.1)  # Longer than a look takes: the next one is looked for meanwhile.
+        return answer()
+
+    grid = Nodes(12, dict.fromkeys(range(1000, 1012), slowly))
+    polling = quick(grid, slow_seconds=600.0)
+    for reply in polling.arrivals(map(query, grid.get_node_ids()), None, Closing()):
+        taken.append(reply.metadata.src_node_id)  # noqa: PERF401 (read meanwhile)
+    assert sorted(taken) == list(range(1000, 1012))
+    assert 1 < most <= polling.most_fetched == 4
+
+
+def test_more_uploads_that_never_end_than_are_fetched_at_a_time_delay_nobody():
+    released = threading.Event()
+    stuck = dict.fromkeys(range(1000, 1006), lambda answer: answer() if released.wait() else [])
+    grid = Nodes(8, stuck)
+    replies = quick(grid, slow_seconds=0.05).arrivals(
+        map(query, grid.get_node_ids()), None, Closing()
+    )
+    assert {next(replies).metadata.src_node_id for _ in range(2)} == {1006, 1007}
+    released.set()
+    assert len(list(replies)) == 6
+
+
 def test_a_reply_that_cannot_be_read_stands_alone():
     replies = ask(Nodes(2, {1000: raising}))
     assert "the reply cannot be read: KeyError('object')" in replies[1000].error.reason

@@ -153,11 +153,11 @@ class Spoofing(LocalGrid):
         super().__init__(Clients(), 2)
         self._metadata = metadata
 
-    def pull_messages(self, message_ids):
-        first, *others = super().pull_messages(message_ids)
+    def stream_replies(self, messages, *, timeout=None):
+        first, *others = super().stream_replies(messages)
         for name, value in self._metadata.items():
             first.metadata.__dict__[f"_{name}"] = value
-        return [first, *others]
+        return iter([first, *others])
 
 
 def test_a_reply_in_another_s_name_is_an_error_of_the_node_that_was_asked():
@@ -172,11 +172,11 @@ def test_a_reply_to_no_message_or_a_second_one_to_another_s_counts_for_nobody(ca
     assert "in the name of node 1001" in caplog.text
 
     class Late(LocalGrid):
-        def pull_messages(self, message_ids):
-            forged, other = super().pull_messages(message_ids)
+        def stream_replies(self, messages, *, timeout=None):
+            forged, other = super().stream_replies(messages)
             answered = other.metadata.reply_to_message_id
             forged.metadata.__dict__["_reply_to_message_id"] = answered
-            return [other, forged]
+            return iter([other, forged])
 
     assert set(ask(Late(Clients(), 2))) == {1001}
 

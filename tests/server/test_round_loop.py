@@ -344,10 +344,10 @@ class SilentInRound(LocalGrid):
         super().__init__(client_app, 3)
         self._left = silent_round
 
-    def pull_messages(self, message_ids):
-        message_ids = list(message_ids)
-        self._left -= bool(message_ids)  # Nobody is asked to evaluate.
-        return [] if self._left == 0 else super().pull_messages(message_ids)
+    def stream_replies(self, messages, *, timeout=None):
+        replies = list(super().stream_replies(messages))
+        self._left -= 1
+        return iter([] if self._left == 0 else replies)
 
 
 # With momentum 1/2 in round 1, nothing in round 2, 1/4 + 1/2 in round 3.

@@ -118,8 +118,8 @@ def test_sampling_depends_on_seed_and_round_alone():
 
 def test_order_of_replies_does_not_change_a_bit():
     class Reversed(LocalGrid):
-        def pull_messages(self, message_ids):
-            return super().pull_messages(message_ids)[::-1]
+        def stream_replies(self, messages, *, timeout=None):
+            yield from list(super().stream_replies(messages))[::-1]
 
     arrays = model_arrays(model())
     one, other = (

@@ -18,7 +18,7 @@ from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.client.reply import poisoned_data
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.run.loaded_task import triggered_test
-from fedif_flower.tasks.models import MODELS, Dropout, build_model, default_model
+from fedif_flower.tasks.models import MODELS, Dropout, MaxPool, build_model, default_model
 from fedif_flower.tasks.modules import image_format, module_mode, to_memory_format
 from fedif_flower.tasks.task import Metric, Site, Task
 
@@ -191,6 +191,24 @@ def test_dropout_keeps_the_share_and_the_mean_and_is_off_in_eval_mode():
     assert float((outputs == 0).float().mean()) == pytest.approx(0.2, abs=0.007)
     assert dropout(inputs.bfloat16()).dtype == torch.bfloat16
     assert dropout.eval()(inputs) is inputs
+
+
+def test_the_pooling_of_an_evaluation_is_torch_s_to_the_last_bit():
+    image = torch.tensor([[[[1.0, -2.0, 0.5, 0.5], [3.0, 4.0, -1.0, 0.0]]]])  # [1, 1, 2, 4]
+    assert MaxPool()(image).tolist() == [[[[4.0, 0.5]]]]
+    images = torch.randn(4, 3, 6, 8, generator=torch.Generator().manual_seed(0))
+    images[0, 0, 1, 1] = torch.nan  # A model that has diverged is seen to.
+    for kept in (images, images.to(memory_format=torch.channels_last), images[..., 1:, :7]):
+        pooled = MaxPool()(kept)
+        expected = nn.functional.max_pool2d(kept, 2)
+        torch.testing.assert_close(pooled, expected, rtol=0, atol=0, equal_nan=True)
+        assert pooled.stride() == expected.stride()
+
+
+def test_the_gradient_of_equal_values_goes_to_the_first_as_torch_s_does():
+    image = torch.zeros(1, 1, 2, 2, requires_grad=True)
+    MaxPool()(image).sum().backward()
+    assert image.grad.tolist() == [[[[1.0, 0.0], [0.0, 0.0]]]]
 
 
 class Viewing(nn.Conv2d):

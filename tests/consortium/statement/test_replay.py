@@ -169,11 +169,11 @@ def test_a_round_that_failed_kept_nothing_and_is_passed_over(tmp_path):
     class Fickle(LocalGrid):
         rounds = 0
 
-        def send_and_receive(self, messages, *, timeout=None):
+        def push_messages(self, messages):
             sent = list(messages)
             self.rounds += any(message.metadata.message_type == "train" for message in sent)
             self._silent = set(self.node_ids) if self.rounds == 2 else set()
-            return super().send_and_receive(sent, timeout=timeout)
+            return super().push_messages(sent)
 
     settings = config(tmp_path, num_server_rounds=4)
     run_dir = run(settings, Fickle(client_app, 5))

@@ -1,0 +1,71 @@
+"""Flower's own simulation, with replies that are handed over as they come."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedif_flower.messages.polling_grid import ForwardingGrid
+
+
+class FlowerSimulation(ForwardingGrid):
+    """Hands every call on to Flower's ``InMemoryGrid``, but looks for the replies itself.
+
+    Flower's own ``send_and_receive`` keeps all replies of a round until the last has come.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's.
+    """
+
+    inner: Any
+    reliable = True  # No client can make it wait or raise.
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid)
+        self._missing: set[str] = set()  # Messages without a reply when the round closed.
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Send messages and wait until each is answered or time is over."""
+        return list(self.stream_replies(messages, timeout=timeout))
+
+    def stream_replies(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
+        """Send messages now; return an iterator over the replies as they come, kept nowhere else.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+            Any number, to any nodes.
+        timeout : float, optional
+            Seconds; ``None``: wait for as long as it takes.
+        """
+        if self._missing:
+            # What came too late would stay in Flower's memory: it is fetched, and let go.
+            self.pull_messages(self._missing)
+            self._missing = set()
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        return self._replies(set(self.push_messages(messages)), deadline)
+
+    def _replies(self, waiting: set[str], deadline: float) -> Iterator[Message]:
+        """Yield replies until all are there, time is over, or nobody asks for more."""
+        try:
+            while waiting and time.monotonic() < deadline:
+                there = deque(self.pull_messages(waiting))
+                waiting -= {reply.metadata.reply_to_message_id for reply in there}
+                while there:
+                    yield there.popleft()
+                if waiting:
+                    time.sleep(self.inner.pull_interval)
+        finally:
+            self._missing |= waiting

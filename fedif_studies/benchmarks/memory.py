@@ -1,0 +1,179 @@
+"""Memory of a server that takes in many large updates: a round of FedIF in this process.
+
+Clients train nothing: each adds a random update of its own to the model that it was sent. So what
+grows is what the server holds. Anonymous memory is what a machine must have; of a mapped file the
+system keeps what fits.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import Annotated
+
+import torch
+import typer
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import nn
+
+from fedif_flower.messages.arrays import pack_array
+from fedif_flower.messages.instructions import round_of
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.federation import run_federation
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.seeding import torch_generator
+from fedif_flower.settings import Scalar
+from fedif_flower.tasks.config import OWN
+from fedif_flower.tasks.task import Task
+from fedif_studies.benchmarks.common import Figure, alone, report
+from fedif_studies.lab.commands import run_study
+
+ROUNDS = 2  # In the second, rows and models of the first are still there.
+app = ClientApp()
+
+
+@dataclass(frozen=True)
+class Federation:
+    """So many clients, and a model of two layers, the first of ``width`` x ``width``."""
+
+    clients: int
+    width: int
+
+    def model(self) -> nn.Module:
+        """Return the model that is sent first."""
+        return nn.Sequential(
+            nn.Linear(self.width, self.width), nn.ReLU(), nn.Linear(self.width, 10)
+        )
+
+    @property
+    def update_bytes(self) -> int:
+        """The bytes of one update, in float32."""
+        return sum(4 * parameter.numel() for parameter in self.model().parameters())
+
+
+@dataclass(frozen=True)
+class ServerCost:
+    """Most anonymous memory and most of mapped files, in bytes."""
+
+    anonymous: int
+    mapped: int
+
+
+@app.query()
+def tell_partition(message: Message, context: Context) -> Message:
+    """Say which partition the node holds."""
+    node = ConfigRecord({"partition-id": context.node_config["partition-id"], "attack": ""})
+    return Message(RecordDict({"node": node}), reply_to=message)
+
+
+@app.train()
+def wander(message: Message, context: Context) -> Message:
+    """Return the model with a random update, of the node's own in each round."""
+    sent = message.content.array_records["arrays"]
+    generator = torch_generator("wander", context.node_id, round_of(message) or 0)
+    moved = {}
+    for name, array in sent.items():
+        values = torch.from_numpy(array.numpy())
+        update = torch.randn(values.shape, generator=generator)
+        moved[name] = pack_array((values + 1e-4 * update).numpy())
+    content = RecordDict()
+    content["arrays"] = ArrayRecord(moved)
+    content["metrics"] = MetricRecord({"num-examples": 10, "train-loss": 1.0})
+    return Message(content, reply_to=message)
+
+
+@contextmanager
+def sampled_status(samples: list[tuple[int, int]]) -> Iterator[None]:
+    """Add this process's anonymous and mapped bytes, twenty times a second, while entered."""
+    stop = Event()
+
+    def sample() -> None:
+        while not stop.wait(0.05):
+            samples.append(resident_bytes())
+
+    thread = Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def resident_bytes() -> tuple[int, int]:
+    """Return how many bytes of this process's memory are anonymous, and how many of files."""
+    sizes = {}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.startswith("Rss"):
+            sizes[name] = 1024 * int(value.split()[0])
+    return sizes["RssAnon"], sizes["RssFile"] + sizes["RssShmem"]
+
+
+def measure(federation: Federation) -> ServerCost:
+    """Run FedIF's rounds in this process, every client in each, with the settings' defaults."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(100, federation.width, generator=generator)
+    labels = torch.arange(100) % 10
+    task = Task(
+        name="memory",
+        model=federation.model,
+        client_data=lambda _: (inputs, labels),
+        validation_data=lambda _: (inputs, labels),
+        test_data=lambda _: (inputs, labels),
+    )
+    samples: list[tuple[int, int]] = []
+    with tempfile.TemporaryDirectory() as folder, sampled_status(samples):
+        settings: dict[str, Scalar] = {
+            "task": OWN + task.name,
+            "device": "cpu",
+            "output-dir": folder,
+            "num-clients": federation.clients,
+            "fraction-train": 1.0,
+            "num-server-rounds": ROUNDS,
+        }
+        config = RunConfig.from_run_config(settings)
+        grid = LocalGrid(app, federation.clients)
+        run_federation(grid, config, task=task)
+    anonymous, mapped = zip(*samples, strict=True)
+    return ServerCost(max(anonymous), max(mapped))
+
+
+def figures_of(federation: Federation, cost: ServerCost) -> list[Figure]:
+    """Return what the server holds, beside all updates of a round."""
+    all_updates = federation.clients * federation.update_bytes
+    millions = federation.update_bytes / 4e6
+    name = f"{federation.clients} clients, {millions:.1f} M parameters"
+    return [
+        _memory(f"{name}: anonymous memory", cost.anonymous, all_updates, "< 2 GB"),
+        _memory(f"{name}: mapped files", cost.mapped, all_updates),
+    ]
+
+
+def _memory(name: str, size: int, peer: int, aim: str = "") -> Figure:
+    return Figure(name, size / 1e9, peer / 1e9, "GB", size / peer, aim)
+
+
+def main(
+    full: Annotated[bool, typer.Option(help="200 clients, 10.9 M parameters")] = False,
+    write: Annotated[bool, typer.Option(help="write docs/results")] = False,
+    case: Annotated[str, typer.Option(help="measure this case alone, print JSON")] = "",
+) -> None:
+    """Print the table."""
+    if case:
+        print(json.dumps(asdict(measure(Federation(**json.loads(case))))))
+        return
+    federation = Federation(200, 3300) if full else Federation(40, 1000)
+    cost = ServerCost(**alone("memory", "--case", json.dumps(asdict(federation))))
+    title = "Memory of a round in process: clients that do nothing"
+    report(title, "memory", figures_of(federation, cost), write=write, full=full)
+
+
+if __name__ == "__main__":
+    run_study(main)

@@ -1,0 +1,156 @@
+"""Milliseconds of a client's training step: PyTorch's plain loop, ours, and the floor of both.
+
+The floor is what the layers take one by one, forward and backward, each with its inputs in the
+cache; what a step takes beyond is the loop's own. All take turns, in CPU time of one thread, and
+the median counts: what else the machine does then falls on all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedif_flower.client.training import train_local
+from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.tasks.models import Dropout, build_model
+from fedif_flower.tasks.modules import image_format, to_memory_format
+from fedif_studies.benchmarks.common import Figure, report
+from fedif_studies.lab.commands import run_study
+
+CLASSES = 10
+STEPS = 20
+CONFIG = TrainingConfig(local_epochs=1, batch_size=16, learning_rate=0.001, momentum=0.9)
+MODELS = {
+    "CIFAR-10 CNN": ("cnn", (3, 32, 32)),
+    "Fashion-MNIST CNN": ("cnn-batch-norm", (1, 28, 28)),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model, and as many images and labels as make up the steps."""
+
+    model: nn.Module
+    inputs: Tensor
+    labels: Tensor
+
+    @classmethod
+    def of(cls, model_name: str, shape: tuple[int, int, int]) -> Work:
+        """Return a new model of a name, with images that are made up."""
+        generator = torch.Generator().manual_seed(0)
+        count = STEPS * CONFIG.batch_size
+        inputs = torch.randn(count, *shape, generator=generator)
+        labels = torch.randint(CLASSES, (count,), generator=generator)
+        return cls(build_model(model_name, shape, CLASSES, seed=0), inputs, labels)
+
+
+def run_ours(work: Work) -> None:
+    """Train as a client here does."""
+    generator = torch.Generator().manual_seed(0)
+    train_local(work.model, work.inputs, work.labels, CONFIG, generator)
+
+
+def with_torch_s_dropout(model: nn.Module) -> nn.Module:
+    """Return a copy of a model whose dropout is torch's."""
+    plain = copy.deepcopy(model)
+    for name, layer in list(plain.named_modules()):
+        if isinstance(layer, Dropout):
+            plain.set_submodule(name, nn.Dropout(layer.p))
+    return plain
+
+
+def run_plain(work: Work) -> None:
+    """Train as every tutorial does, on tensors in memory."""
+    model = work.model.train()
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=CONFIG.learning_rate, momentum=CONFIG.momentum
+    )
+    for chosen in torch.split(torch.randperm(len(work.labels)), CONFIG.batch_size):
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(work.inputs[chosen]), work.labels[chosen])
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def layer_calls(work: Work) -> list[Callable[[], object]]:
+    """Return for each layer what goes forward and backward through it; for the loss as well."""
+    model = work.model.train()
+    images = work.inputs[: CONFIG.batch_size]
+    values = to_memory_format(images, image_format(model, images))
+    calls = []
+    for layer in model.modules():
+        if not list(layer.children()):
+            calls.append(_there_and_back(layer, values))
+            # Nobody asks how the loss changes with the images, but with what layers make of them.
+            values = layer(values).detach().requires_grad_()
+    labels = work.labels[: CONFIG.batch_size]
+    calls.append(_there_and_back(lambda logits: functional.cross_entropy(logits, labels), values))
+    return calls
+
+
+def _there_and_back(layer: Callable[[Tensor], Tensor], values: Tensor) -> Callable[[], object]:
+    parameters = list(layer.parameters()) if isinstance(layer, nn.Module) else []
+    wanted = [tensor for tensor in (*parameters, values) if tensor.requires_grad]
+    gradient = torch.ones_like(layer(values))
+
+    def call() -> object:
+        outputs = layer(values)
+        return torch.autograd.grad(outputs, wanted, gradient) if wanted else outputs
+
+    return call
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """Return the CPU time that a call takes in this thread."""
+    began = time.thread_time()
+    call()
+    return 1e3 * (time.thread_time() - began)
+
+
+def measure(name: str, work: Work, times: int) -> list[Figure]:
+    """Let all take turns, and return ours beside the plain loop and beside the floor."""
+    plain_work = replace(work, model=with_torch_s_dropout(work.model))
+    calls = layer_calls(work)
+    ours: list[float] = []
+    plain: list[float] = []
+    by_layer: list[list[float]] = [[] for _ in calls]
+    for _ in range(times + 1):  # One more warms up.
+        ours.append(milliseconds(lambda: run_ours(work)) / STEPS)
+        plain.append(milliseconds(lambda: run_plain(plain_work)) / STEPS)
+        for taken, call in zip(by_layer, calls, strict=True):
+            taken += [milliseconds(call) for _ in range(STEPS)]
+    step = statistics.median(ours[1:])
+    peer = statistics.median(plain[1:])
+    floor = sum(statistics.median(taken[STEPS:]) for taken in by_layer)
+    spread = f"{min(ours[1:]):.2f} to {max(ours[1:]):.2f} ms"
+    to_peer = f"{name}: speed over the plain loop"
+    to_floor = f"{name}: beside its layers alone"
+    return [
+        Figure(to_peer, step, peer, "CPU ms", peer / step, ">= 1.5", spread),
+        Figure(to_floor, step, floor, "CPU ms", step / floor, "", spread),
+    ]
+
+
+def main(
+    full: Annotated[bool, typer.Option(help="more repetitions")] = False,
+    write: Annotated[bool, typer.Option(help="write docs/results")] = False,
+) -> None:
+    """Print the table."""
+    torch.set_num_threads(1)
+    figures: list[Figure] = []
+    for name, (model_name, shape) in MODELS.items():
+        figures += measure(name, Work.of(model_name, shape), times=15 if full else 5)
+    report("A training step, one thread", "step", figures, write=write, full=full)
+
+
+if __name__ == "__main__":
+    run_study(main)
