@@ -182,10 +182,9 @@ class Validation(Passes):
             As the constructor takes it. Where the loss stays as it is, this validation itself is
             returned.
         interval : tuple of float, optional
-            Between which shares the true one lies, low < high: :class:`PathAttribution
-            <fedif_flower.attribution.callback.PathAttribution>` measures contributions at both
-            ends, too. The gradient and the losses are those of ``noise`` alone. Chances by class
-            have none.
+            Between which shares the true one lies, low < high: contributions are measured at both
+            ends, too, by :class:`~fedif_flower.attribution.callback.PathAttribution`. The gradient
+            and the losses are those of ``noise`` alone. Chances by class have none.
 
         Raises
         ------
