@@ -256,19 +256,26 @@ def _train_fold(model: nn.Module, batch: Any, steps: _Steps, fold: int, noise: T
 class _Adam:
     """Adam (Kingma and Ba, 2015) with its usual settings.
 
-    ``torch.optim`` takes a second or more to import, which nothing else in a server needs.
+    ``torch.optim`` takes a second or more to import, which nothing else in a server needs. Sums
+    are at least in float32: squares of slopes, and what keeps their roots from 0, are 0 in float16.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = [value.detach() for value in params]
-        self.means = [torch.zeros_like(value) for value in self.params]
-        self.squares = [torch.zeros_like(value) for value in self.params]
+        # The parameters themselves, unless these are of half precision.
+        self.wide = [
+            value.to(torch.promote_types(value.dtype, torch.float32)) for value in self.params
+        ]
+        self.means = [torch.zeros_like(value) for value in self.wide]
+        self.squares = [torch.zeros_like(value) for value in self.wide]
         self.steps = 0
 
     def step(self, slopes: Sequence[Tensor]) -> None:
         """Move the parameters, in place."""
         self.steps += 1
-        gradients = [slope.detach() for slope in slopes]
+        gradients = [
+            slope.detach().to(value.dtype) for slope, value in zip(slopes, self.wide, strict=True)
+        ]
         torch._foreach_lerp_(self.means, gradients, 1 - 0.9)
         torch._foreach_mul_(self.squares, 0.999)
         torch._foreach_addcmul_(self.squares, gradients, gradients, 1 - 0.999)
@@ -276,7 +283,10 @@ class _Adam:
         torch._foreach_div_(roots, math.sqrt(1 - 0.999**self.steps))
         torch._foreach_add_(roots, 1e-8)
         rate = LEARNING_RATE / (1 - 0.9**self.steps)
-        torch._foreach_addcdiv_(self.params, self.means, roots, -rate)
+        torch._foreach_addcdiv_(self.wide, self.means, roots, -rate)
+        for value, wide in zip(self.params, self.wide, strict=True):
+            if value is not wide:
+                value.copy_(wide)
 
 
 def _loss(logits: Tensor, labels: Tensor, noise: Tensor) -> Tensor:

@@ -97,6 +97,31 @@ def test_models_with_buffers_and_dropout_are_trained_one_by_one():
     assert 0.15 <= own.noise <= 0.5
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_models_of_half_precision_are_trained_too(dtype):
+    """In float16 a slope's square is 0, and so is what keeps Adam from dividing by it."""
+    labels = with_wrong(digits()[1], 36)
+    judge = Validation(perceptron().to(dtype), digits()[0].to(dtype), labels, device="cpu")
+    assert 0.15 <= vet(judge, seed=3).noise <= 0.5
+
+
+class Diverging(nn.Linear):
+    """Answers no number once a step has made a weight negative."""
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 1e-3)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.linear(inputs, self.weight.sqrt(), self.bias)
+
+
+def test_models_that_diverge_tell_nothing():
+    own = vet(held_out(with_wrong(digits()[1], 36), Diverging(64, 10)))
+    assert own.noise is None
+    assert "not known: models trained on it give no finite numbers" in own.words()
+
+
 def test_too_little_time_trains_less_then_a_regression_then_nothing(monkeypatch):
     judge = held_out(digits()[1])
     took = {"left": 1}
@@ -165,6 +190,11 @@ def test_copies_are_counted_within_a_split_and_between_two():
             lambda outputs, labels: functional.cross_entropy(outputs, labels) * 2,
             None,
             "the loss is no cross-entropy of torch",
+        ),
+        (
+            lambda outputs, labels: functional.cross_entropy(outputs, labels + 1),
+            digits()[1] - 1,
+            "its labels are not among the model's classes, 0 to 9",
         ),
     ],
 )
