@@ -480,18 +480,23 @@ def _fit(
     models: Callable[[int], nn.Module], batch: Any, num_classes: int, seed: int, seconds: float
 ) -> tuple[CrossFit | None, str]:
     """Return what models trained in time say, and how they were trained, in words."""
+    began = time.perf_counter()
     fitted = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds)
     if fitted is not None:
         less = ", fewer than usual to save time" if fitted.is_reduced else ""
         return fitted, f"{fitted.grid.words()}{less}"
-    features = features_of(models(0).eval(), batch)
+    left = seconds - (time.perf_counter() - began)
+    features = features_of(models(0).eval(), batch, left)
+    if features is None:
+        return None, ""
     labels = batch[-1]
 
     def regression(fold: int) -> nn.Module:
         with seeded_randomness(derive_seed("held-out-regression", seed, fold), labels.device):
             return nn.Linear(features.shape[1], num_classes, device=labels.device)
 
-    fitted = cross_fit(regression, (features, labels), num_classes, seed=seed, seconds=seconds)
+    left = seconds - (time.perf_counter() - began)
+    fitted = cross_fit(regression, (features, labels), num_classes, seed=seed, seconds=left)
     if fitted is None:
         return None, ""
     what = "logistic regression on the features of the untrained model, which is too large to train"
