@@ -13,7 +13,11 @@ from torch.utils.data import TensorDataset
 
 from fedif_flower.client.trust import is_simulated
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.held_out_classes import HELD_OUT_CLASSES_KEY, read_held_out_classes
+from fedif_flower.messages.held_out_classes import (
+    HELD_OUT_CLASSES_KEY,
+    HeldOutClasses,
+    read_held_out_classes,
+)
 from fedif_flower.messages.instructions import RUN_KEY
 from fedif_flower.messages.text import listed, printable
 from fedif_flower.tasks.batches import class_labels
@@ -50,6 +54,8 @@ def warn_of_classes(settings: ConfigRecord, data: Any, context: Context) -> None
     except ConfigError as error:
         logger.warning("%s", printable(error))
         return
+    if classes == HeldOutClasses():
+        return
     labels = labels_in(data)
     phrases = []
     if classes.missing:
@@ -72,9 +78,9 @@ def labels_in(data: Any) -> Tensor | None:
     for batch in batches:
         tensors = batch.tensors if isinstance(batch, TensorDataset) else batch
         of_batch = class_labels(tensors)
-        if of_batch is None:
+        if of_batch is None or of_batch.is_complex():
             return None
-        labels.append(of_batch.cpu())
+        labels.append(of_batch.cpu().long())
     return torch.cat(labels) if labels else None
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 
 HELD_OUT_CLASSES_KEY = "held-out-classes"  # In a run's instructions, where there are such.
 _MOST_LABELS = 100_000
+_LARGEST_LABEL = 2**63 - 1  # Of a tensor.
+
+_Label = Annotated[int, Field(ge=0, le=_LARGEST_LABEL)]
 
 
 class _Told(BaseModel):
@@ -20,8 +24,8 @@ class _Told(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    missing: list[NonNegativeInt] = Field(max_length=_MOST_LABELS)
-    rare: list[NonNegativeInt] = Field(max_length=_MOST_LABELS)
+    missing: list[_Label] = Field(max_length=_MOST_LABELS)
+    rare: list[_Label] = Field(max_length=_MOST_LABELS)
 
 
 @dataclass(frozen=True)

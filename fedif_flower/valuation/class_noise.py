@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.valuation.label_noise import transition_matrix
-from fedif_flower.valuation.noise_profile import TEMPERATURES
+from fedif_flower.valuation.noise_profile import MOST_OF_RANGE, TEMPERATURES
 
 SUREST = 0.4  # Of the examples that models answer with a class.
 PRIOR = 4.0  # Examples of a class that the mean over classes counts for.
@@ -104,7 +104,7 @@ def _with_right_labels_ahead(transitions: Tensor) -> Tensor:
     """
     num_classes = len(transitions)
     right = transitions.diagonal()
-    symmetric = transition_matrix(1 - float(right.mean()), num_classes)
+    symmetric = _symmetric(1 - float(right.mean()), num_classes)
     ahead = float(symmetric[0, 0] - symmetric[0, 1])
     others = transitions - torch.diag(right)
     behind = float((others.max(dim=1).values - right).max())
@@ -133,8 +133,13 @@ def _towards_symmetric(counts: Tensor) -> Tensor:
     """Return chances by counts ``[C, C]`` of classes and labels, drawn towards their mean."""
     num_classes = len(counts)
     wrong = 1 - float(counts.diagonal().sum() / counts.sum())
-    # Labels that are wrong more often than that would say nothing.
-    most = 0.95 * (num_classes - 1) / num_classes
-    symmetric = transition_matrix(min(max(wrong, 0.0), most), num_classes)
+    symmetric = _symmetric(wrong, num_classes)
     of_class = counts.sum(dim=1, keepdim=True)
     return (counts + PRIOR * symmetric) / (of_class + PRIOR)
+
+
+def _symmetric(wrong: float, num_classes: int) -> Tensor:
+    """Return symmetric chances ``[C, C]``, with as many right labels as say something."""
+    # Labels that are wrong more often than that would say nothing.
+    most = MOST_OF_RANGE * (num_classes - 1) / num_classes
+    return transition_matrix(min(max(wrong, 0.0), most), num_classes)

@@ -26,6 +26,7 @@ _LARGE_BATCH = 64  # Of many examples.
 _LEAST_STEPS = 150
 _LEAST_EPOCHS = 8
 _TRIED_STEPS = 8  # To know how long one takes.
+_MUCH = 4  # Times as long as it may take: so much a single step is not off.
 _AT_ONCE = 256  # Examples that a model is asked about.
 _SMALL = 100_000  # Parameters: threads would wait for each other at each operation.
 
@@ -150,12 +151,15 @@ def cross_fit(
     count = num_rows(batch) or 0
     folds = draw_folds(count, torch_generator("held-out-folds", seed))
     is_small = sum(parameter.numel() for parameter in models(0).parameters()) <= _SMALL
+    size = folds.training.shape[1]
     with torch_threads(1 if is_small else torch.get_num_threads()):
-        for place, whole_grid in enumerate(grids(folds.training.shape[1])):
+        noise = 0.0 if transitions is None else transitions
+        per_epoch = _seconds_per_epoch(models, batch, num_classes, folds, noise, seconds)
+        for place, whole_grid in enumerate(grids(size)):
             grid = whole_grid
             if transitions is not None:
                 grid = whole_grid._replace(corrections=(transitions,))
-            predicted = _predicted_seconds(models, batch, num_classes, folds, grid)
+            predicted = per_epoch * grid.epochs[-1] * len(grid.corrections)
             if predicted > seconds:
                 continue
             logger.info("the held-out set is examined: %s, about %.1f s", grid.words(), predicted)
@@ -197,20 +201,47 @@ def _steps_of(num_training: int) -> int:
     return max(round(num_training / size), 1)
 
 
-def _predicted_seconds(
-    models: Models, batch: Any, num_classes: int, folds: Folds, grid: Grid
+def _seconds_per_epoch(
+    models: Models,
+    batch: Any,
+    num_classes: int,
+    folds: Folds,
+    correction: float | Tensor,
+    seconds: float,
 ) -> float:
-    """Return how long a grid will take, by a few steps of a training of each fold."""
-    per_epoch = _steps_of(folds.training.shape[1])
+    """Return how long an epoch of all folds' trainings takes, by a few steps of each.
+
+    A model that is much too slow for the smallest grid takes two steps of one fold: to measure how
+    long training takes must not take longer than training may.
+    """
+    size = folds.training.shape[1]
+    per_epoch = FOLDS * _steps_of(size)
     took = 0.0
-    # The first steps of a process take longer.
-    for at_most in (1, _TRIED_STEPS):
-        few = _Steps(folds, (1,), torch.Generator().manual_seed(0), at_most)
+    # The first step of a process takes longer.
+    for _ in range(2):
+        took = _seconds_of_step(models(0), batch, folds, correction)
+    if took * per_epoch * grids(size)[-1].epochs[-1] > _MUCH * seconds:
+        return math.inf
+    few = _Steps(folds, (1,), torch.Generator().manual_seed(0), _TRIED_STEPS)
+    began = time.perf_counter()
+    _train(models, batch, num_classes, few, (correction,), 0)
+    per_step = (time.perf_counter() - began) / min(FOLDS * _TRIED_STEPS, per_epoch)
+    return per_step * per_epoch
+
+
+def _seconds_of_step(
+    model: nn.Module, batch: Any, folds: Folds, correction: float | Tensor
+) -> float:
+    """Return how long one step of the first fold's training takes."""
+    *_, labels = batch
+    few = _Steps(folds, (1,), torch.Generator().manual_seed(0), at_most=1)
+    noise = _noise_of(correction, labels)
+    with seeded_randomness(0, labels.device), torch.enable_grad():
         began = time.perf_counter()
-        _train(models, batch, num_classes, few, grid.corrections[:1], 0)
-        took = time.perf_counter() - began
-    per_step = took / min(_TRIED_STEPS, per_epoch)
-    return per_step * per_epoch * grid.epochs[-1] * len(grid.corrections)
+        _train_epoch(model, _Adam(_trained(model)), batch, few.by_epoch[0], 0, noise)
+        if labels.device.type == "cuda":
+            torch.cuda.synchronize(labels.device)  # What was asked for is still being computed.
+        return time.perf_counter() - began
 
 
 def _train(
@@ -226,7 +257,7 @@ def _train(
     settings = (len(corrections), len(steps.epochs))
     logits = torch.empty(*settings, len(labels), num_classes, device=labels.device)
     for place, correction in enumerate(corrections):
-        noise = torch.as_tensor(correction, dtype=torch.float32, device=labels.device)
+        noise = _noise_of(correction, labels)
         for fold in range(FOLDS):
             drawn = derive_seed("held-out-training", seed, place, fold)
             with seeded_randomness(drawn, labels.device), torch.enable_grad():
@@ -235,40 +266,69 @@ def _train(
     return logits.flatten(0, 1)
 
 
+def _noise_of(correction: float | Tensor, labels: Tensor) -> Tensor:
+    """Return a share of wrong labels, or chances ``[C, C]``, where the labels lie."""
+    return torch.as_tensor(correction, dtype=torch.float32, device=labels.device)
+
+
 def _train_fold(model: nn.Module, batch: Any, steps: _Steps, fold: int, noise: Tensor) -> Tensor:
     """Train one model; return what it says of its fold: ``[epochs, a, C]``."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = _Adam(trained)
+    optimizer = _Adam(_trained(model))
     answers = []
     for epoch, batches in enumerate(steps.by_epoch, 1):
-        model.train()
-        for rows in batches:
-            *inputs, labels = take_rows(batch, rows[fold])
-            loss = _loss(model(*inputs), labels, noise)
-            slopes = torch.autograd.grad(loss, trained, materialize_grads=True)
-            optimizer.step(slopes)
+        _train_epoch(model, optimizer, batch, batches, fold, noise)
         if epoch in steps.epochs:
             model.eval()
             answers.append(answers_of(model, batch, steps.folds.tested[fold]))
     return torch.stack(answers)
 
 
+def _train_epoch(
+    model: nn.Module,
+    optimizer: _Adam,
+    batch: Any,
+    batches: Sequence[Tensor],
+    fold: int,
+    noise: Tensor,
+) -> None:
+    """Train one model on the batches of an epoch, rows ``[k, b]`` each."""
+    model.train()
+    trained = _trained(model)
+    for rows in batches:
+        *inputs, labels = take_rows(batch, rows[fold])
+        loss = _loss(model(*inputs), labels, noise)
+        slopes = torch.autograd.grad(loss, trained, materialize_grads=True)
+        optimizer.step(slopes)
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    """Return what is trained of a model."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
 class _Adam:
     """Adam (Kingma and Ba, 2015) with its usual settings.
 
-    ``torch.optim`` takes a second or more to import, which nothing else in a server needs.
+    ``torch.optim`` takes a second or more to import, which nothing else in a server needs. Sums
+    are at least in float32: squares of slopes, and what keeps their roots from 0, are 0 in float16.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = [value.detach() for value in params]
-        self.means = [torch.zeros_like(value) for value in self.params]
-        self.squares = [torch.zeros_like(value) for value in self.params]
+        # The parameters themselves, unless these are of half precision.
+        self.wide = [
+            value.to(torch.promote_types(value.dtype, torch.float32)) for value in self.params
+        ]
+        self.means = [torch.zeros_like(value) for value in self.wide]
+        self.squares = [torch.zeros_like(value) for value in self.wide]
         self.steps = 0
 
     def step(self, slopes: Sequence[Tensor]) -> None:
         """Move the parameters, in place."""
         self.steps += 1
-        gradients = [slope.detach() for slope in slopes]
+        gradients = [
+            slope.detach().to(value.dtype) for slope, value in zip(slopes, self.wide, strict=True)
+        ]
         torch._foreach_lerp_(self.means, gradients, 1 - 0.9)
         torch._foreach_mul_(self.squares, 0.999)
         torch._foreach_addcmul_(self.squares, gradients, gradients, 1 - 0.999)
@@ -276,7 +336,10 @@ class _Adam:
         torch._foreach_div_(roots, math.sqrt(1 - 0.999**self.steps))
         torch._foreach_add_(roots, 1e-8)
         rate = LEARNING_RATE / (1 - 0.9**self.steps)
-        torch._foreach_addcdiv_(self.params, self.means, roots, -rate)
+        torch._foreach_addcdiv_(self.wide, self.means, roots, -rate)
+        for value, wide in zip(self.params, self.wide, strict=True):
+            if value is not wide:
+                value.copy_(wide)
 
 
 def _loss(logits: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
@@ -297,12 +360,13 @@ def answers_of(model: nn.Module, batch: Any, rows: Tensor) -> Tensor:
     return torch.cat(outputs)
 
 
-def features_of(model: nn.Module, batch: Any) -> Tensor:
+def features_of(model: nn.Module, batch: Any, seconds: float) -> Tensor | None:
     """Return what a model's last fully connected layer is given of each example, ``[n, features]``.
 
     Each feature has mean 0 and deviation 1 over the examples. Where the model has no such layer,
-    they are its outputs.
+    they are its outputs. ``None`` where that takes longer than it may, in seconds.
     """
+    began = time.perf_counter()
     layer_inputs: list[Tensor] = []  # Of the fully connected layers, in a pass.
     hooks = [
         module.register_forward_pre_hook(lambda _, arguments: layer_inputs.append(arguments[0]))
@@ -314,6 +378,8 @@ def features_of(model: nn.Module, batch: Any) -> Tensor:
     try:
         with evaluation_mode(model)():
             for some in torch.split(torch.arange(count), _AT_ONCE):
+                if time.perf_counter() - began > seconds:
+                    return None
                 layer_inputs.clear()
                 *inputs, _ = take_rows(batch, some)
                 outputs = model(*inputs)

@@ -209,9 +209,11 @@ class HeldOut:
         if not self.confused:
             return []
         chances = torch.tensor(self.transitions)
-        chances.fill_diagonal_(0.0)
+        chances.fill_diagonal_(-1.0)  # Behind all others.
+        num_pairs = len(chances) * (len(chances) - 1)
+        likeliest = chances.flatten().argsort(descending=True)[: min(_PAIRS_NAMED, num_pairs)]
         pairs = []
-        for place in chances.flatten().argsort(descending=True)[:_PAIRS_NAMED].tolist():
+        for place in likeliest.tolist():
             label, other = divmod(place, len(chances))
             pairs.append(f"{label} as {other} ({100 * float(chances[label, other]):.0f} %)")
         return [
@@ -356,6 +358,9 @@ def _examine(
         return replace(held_out, why_none="its batches cannot be divided into examples")
     labels = batch[-1]
     num_classes = _num_classes(validation, batch)
+    if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        words = f"its labels are not among the model's classes, 0 to {num_classes - 1}"
+        return replace(held_out, why_none=words)
     counts = labels.bincount(minlength=num_classes).tolist()
     held_out = replace(
         held_out,
@@ -372,6 +377,8 @@ def _examine(
     fitted, how = _fit(models, batch, num_classes, seed, seconds)
     if fitted is None:
         return replace(held_out, why_none=f"it would take more than {seconds:g} s")
+    if not bool(fitted.logits.isfinite().all()):
+        return replace(held_out, why_none="models trained on it give no finite numbers")
     held_out = _estimate(replace(held_out, how=how), fitted, labels, places, seed)
     left = seconds - (time.perf_counter() - began)
     return _estimate_by_class(held_out, fitted, models, batch, seed, left)
@@ -462,7 +469,7 @@ def _estimate_by_class(
         return held_out
     first = surest_transitions(logits, labels)
     again = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds, transitions=first)
-    if again is None:
+    if again is None or not bool(again.logits.isfinite().all()):
         return held_out
     transitions, mix = likely_transitions(again.logits.cpu(), labels, first)
     by_class = 1 - float(mix @ transitions.diagonal())
@@ -473,18 +480,23 @@ def _fit(
     models: Callable[[int], nn.Module], batch: Any, num_classes: int, seed: int, seconds: float
 ) -> tuple[CrossFit | None, str]:
     """Return what models trained in time say, and how they were trained, in words."""
+    began = time.perf_counter()
     fitted = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds)
     if fitted is not None:
         less = ", fewer than usual to save time" if fitted.is_reduced else ""
         return fitted, f"{fitted.grid.words()}{less}"
-    features = features_of(models(0).eval(), batch)
+    left = seconds - (time.perf_counter() - began)
+    features = features_of(models(0).eval(), batch, left)
+    if features is None:
+        return None, ""
     labels = batch[-1]
 
     def regression(fold: int) -> nn.Module:
         with seeded_randomness(derive_seed("held-out-regression", seed, fold), labels.device):
             return nn.Linear(features.shape[1], num_classes, device=labels.device)
 
-    fitted = cross_fit(regression, (features, labels), num_classes, seed=seed, seconds=seconds)
+    left = seconds - (time.perf_counter() - began)
+    fitted = cross_fit(regression, (features, labels), num_classes, seed=seed, seconds=left)
     if fitted is None:
         return None, ""
     what = "logistic regression on the features of the untrained model, which is too large to train"

@@ -15,7 +15,7 @@ TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0)
 DRAWS = 200  # Of the bootstrap.
 TAIL = 0.05  # Of its draws, at either end of the interval.
 QUARTER = 0.25  # Of them may say that none is wrong where the loss is corrected all the same.
-_MOST_OF_RANGE = 0.95  # Of (C - 1) / C, where labels say nothing.
+MOST_OF_RANGE = 0.95  # Of (C - 1) / C, where labels say nothing.
 
 
 class Profile(NamedTuple):
@@ -60,16 +60,13 @@ def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profi
         Draws the bootstrap's examples, on the CPU.
     """
     count, num_classes = logits.shape[1:]
-    logits = logits.double().cpu()
+    logits = logits.cpu().double()  # In this order: not every device has float64.
     labels = labels.cpu()
-    temperatures = torch.tensor(TEMPERATURES, dtype=torch.float64)
-    log_p = torch.stack([(logits / t).log_softmax(dim=-1) for t in temperatures], dim=1)
-    of_label = log_p.gather(-1, labels.expand(*log_p.shape[:2], count)[..., None])[..., 0]
-    of_label = of_label.flatten(0, 1)  # [settings * temperatures, n]
+    of_label = _log_p_of_label(logits, labels)
     draws = torch.randint(count, (DRAWS, count), generator=generator)
     weights = torch.stack([draw.bincount(minlength=count) for draw in draws]).double()  # [B, n]
 
-    most = _MOST_OF_RANGE * (num_classes - 1) / num_classes
+    most = MOST_OF_RANGE * (num_classes - 1) / num_classes
     shares = [share for share in GRID if share < most]
     heights = []
     places = []
@@ -87,7 +84,7 @@ def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profi
     tails = torch.tensor([TAIL, QUARTER, 1 - TAIL], dtype=torch.float64)
     low, lower_quartile, high = of_draws.quantile(tails).tolist()
     setting, temperature = divmod(places[best], len(TEMPERATURES))
-    probabilities = log_p[setting, temperature].exp()
+    probabilities = (logits[setting] / TEMPERATURES[temperature]).softmax(dim=-1)
     estimate = shares[best]
     return Profile(
         noise=estimate,
@@ -96,6 +93,20 @@ def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profi
         lower_quartile=lower_quartile,
         probabilities=probabilities,
     )
+
+
+def _log_p_of_label(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the logarithm of each label's probability, ``[settings * temperatures, n]``.
+
+    Those of all classes are there for one temperature at a time: of a thousand classes, all of
+    them together would take gigabytes.
+    """
+    places = labels.expand(logits.shape[:2])[..., None]  # [settings, n, 1]
+    by_temperature = []
+    for temperature in TEMPERATURES:
+        log_p = (logits / temperature).log_softmax(dim=-1)  # [settings, n, C]
+        by_temperature.append(log_p.gather(-1, places)[..., 0])
+    return torch.stack(by_temperature, dim=1).flatten(0, 1)
 
 
 @dataclass(frozen=True)

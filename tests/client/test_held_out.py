@@ -118,7 +118,18 @@ def test_a_member_that_is_asked_before_the_run_is_warned_then(caplog):
     assert len(warnings(caplog)) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"missing": ["x"], "rare": []}', "[" * 9999, 5])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"missing": ["x"], "rare": []}',
+        # No tensor holds it.
+        '{"missing": [9223372036854775808], "rare": []}',
+        "[" * 9999,
+        5,
+    ],
+)
 def test_a_hostile_list_stops_nothing(caplog, text):
     task = make_task()
     grid = LocalGrid(elsewhere(client_app(task)), 2)
@@ -128,6 +139,13 @@ def test_a_hostile_list_stops_nothing(caplog, text):
     assert words.startswith("held-out-classes cannot be read")
     with pytest.raises(ConfigError, match="held-out-classes cannot be read"):
         read_held_out_classes(ConfigRecord({HELD_OUT_CLASSES_KEY: text}))
+
+
+def test_an_empty_list_warns_of_nothing(caplog):
+    task = make_task()
+    grid = LocalGrid(elsewhere(client_app(task)), 2)
+    asked(grid, task, {HELD_OUT_CLASSES_KEY: '{"missing": [], "rare": []}'})
+    assert warnings(caplog) == []
 
 
 def test_what_is_told_reads_as_it_was():
@@ -146,7 +164,10 @@ def test_what_is_told_reads_as_it_was():
         ((INPUTS, LABELS), LABELS),
         (TensorDataset(INPUTS, LABELS), LABELS),
         ([(INPUTS, LABELS), (INPUTS, LABELS)], torch.cat([LABELS, LABELS])),
+        # Yes and no are 1 and 0.
+        ((INPUTS, LABELS > 1), (LABELS > 1).long()),
         ((INPUTS, LABELS.float()), None),
+        ((INPUTS, LABELS * 1j), None),
         ([(INPUTS, LABELS), INPUTS], None),
         ([], None),
         # Reading it would draw its order.
@@ -156,4 +177,5 @@ def test_what_is_told_reads_as_it_was():
 def test_labels_are_those_that_lie_in_memory(data, expected):
     labels = labels_in(data)
     assert (labels is None) == (expected is None)
-    assert labels is None or torch.equal(labels, expected)
+    if labels is not None:
+        torch.testing.assert_close(labels, expected)  # Of one type, too.

@@ -67,6 +67,29 @@ def test_a_right_label_is_the_likeliest_whatever_the_estimate():
     assert chances.sum(dim=1).tolist() == pytest.approx([1, 1])
 
 
+def test_labels_that_say_nothing_have_chances_all_the_same():
+    """Of either class 60 of 100 labels are the other's: more than symmetric chances can have.
+
+    S is at .95 of what is allowed, .475, so rows are (40 + 4 * .525) / 104 = .4048, and .5952. The
+    weight is .9 * .05 / (.05 + .1904) = .1872: the right label has .1872 * .4048 + .8128 * .525.
+    """
+    classes = torch.arange(200) // 100
+    labels = classes.clone()
+    labels[:60] = 1
+    labels[100:160] = 0
+    start = torch.tensor([[0.6, 0.4], [0.4, 0.6]], dtype=torch.float64)
+    chances, _ = likely_transitions(sure(classes, 2), labels, start)
+    assert chances.diagonal().tolist() == pytest.approx([0.5025, 0.5025], abs=1e-3)
+
+
+def test_no_class_is_said_to_be_confused_with_itself():
+    """Two classes have two pairs, where three are named of more."""
+    two = HeldOut(
+        100, noise=0.0, low=0.0, high=0.0, by_class=0.3, transitions=((0.6, 0.4), (0.2, 0.8))
+    )
+    assert "may be confused, 0 as 1 (40 %), 1 as 0 (20 %), or a model" in two.words()
+
+
 def test_classes_that_nobody_names_are_no_obstacle():
     labels = torch.arange(60) % 3
     assert enough_of_each_class(labels, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from functools import cache
 
@@ -97,29 +98,81 @@ def test_models_with_buffers_and_dropout_are_trained_one_by_one():
     assert 0.15 <= own.noise <= 0.5
 
 
-def test_too_little_time_trains_less_then_a_regression_then_nothing(monkeypatch):
-    judge = held_out(digits()[1])
-    took = {"left": 1}
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_models_of_half_precision_are_trained_too(dtype):
+    """In float16 a slope's square is 0, and so is what keeps Adam from dividing by it."""
+    labels = with_wrong(digits()[1], 36)
+    judge = Validation(perceptron().to(dtype), digits()[0].to(dtype), labels, device="cpu")
+    assert 0.15 <= vet(judge, seed=3).noise <= 0.5
 
-    def predicted(*arguments):
-        took["left"] -= 1
-        return 0.0 if took["left"] < 0 else 99.0
 
-    monkeypatch.setattr(cross_fit, "_predicted_seconds", predicted)
-    assert "fewer than usual" in vet(judge, seconds=1).how
-    took["left"] = 3
-    assert vet(judge, seconds=1).how.startswith("logistic regression on the features")
-    took["left"] = 99
-    own = vet(judge, seconds=1)
+class Diverging(nn.Linear):
+    """Answers no number once a step has made a weight negative."""
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 1e-3)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.linear(inputs, self.weight.sqrt(), self.bias)
+
+
+def test_models_that_diverge_tell_nothing():
+    own = vet(held_out(with_wrong(digits()[1], 36), Diverging(64, 10)))
+    assert own.noise is None
+    assert "not known: models trained on it give no finite numbers" in own.words()
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_epoch", "words"),
+    [
+        # 96 examples are trained on: 50 epochs for each of two shares, for one, then 25.
+        ([0.005], "10 trainings of 50 epochs on 5 folds"),
+        ([0.015], "5 trainings of 50 epochs on 5 folds, fewer than usual to save time"),
+        ([0.03], "5 trainings of 25 epochs on 5 folds, fewer than usual to save time"),
+        ([0.05, 0.0], "logistic regression on the features of the untrained model"),
+    ],
+)
+def test_too_little_time_trains_less_then_a_regression(monkeypatch, seconds_per_epoch, words):
+    answers = iter([*seconds_per_epoch, 99.0])  # There is no time for chances by class.
+    monkeypatch.setattr(cross_fit, "_seconds_per_epoch", lambda *_: next(answers))
+    assert vet(held_out(digits()[1]), seconds=1).how.startswith(words)
+
+
+def test_no_time_gives_no_estimate(monkeypatch):
+    monkeypatch.setattr(cross_fit, "_seconds_per_epoch", lambda *_: 99.0)
+    own = vet(held_out(digits()[1]), seconds=1)
     assert own.noise is None
     assert "it would take more than 1 s" in own.words()
+
+
+class Slow(nn.Linear):
+    """Takes a twentieth of a second for a pass: some twenty seconds for the smallest grid."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        passes.append(1)
+        time.sleep(0.05)
+        return super().forward(inputs)
+
+
+passes: list[int] = []
+
+
+def test_measuring_how_long_it_takes_is_bounded_too():
+    """Two steps tell it; for a regression all examples are looked at once."""
+    judge = held_out(digits()[1], Slow(64, 10))
+    passes.clear()
+    own = vet(judge, seconds=2)
+    assert own.how.startswith("logistic regression on the features of the untrained model")
+    # Beside these three, one pass tells how many classes there are; two steps try chances by class.
+    assert len(passes) <= 6
 
 
 def test_how_long_it_will_take_is_said_before_a_model_is_trained(monkeypatch, caplog):
     def said(*arguments):
         raise AssertionError(caplog.text)
 
-    monkeypatch.setattr(cross_fit, "_predicted_seconds", lambda *_: 12.34)
+    monkeypatch.setattr(cross_fit, "_seconds_per_epoch", lambda *_: 0.1234)  # Of 100 epochs.
     monkeypatch.setattr(cross_fit, "_train", said)
     words = "the held-out set is examined: 10 trainings of .* epochs on 5 folds, about 12.3 s"
     with caplog.at_level(logging.INFO), pytest.raises(AssertionError, match=words):
@@ -165,6 +218,11 @@ def test_copies_are_counted_within_a_split_and_between_two():
             lambda outputs, labels: functional.cross_entropy(outputs, labels) * 2,
             None,
             "the loss is no cross-entropy of torch",
+        ),
+        (
+            lambda outputs, labels: functional.cross_entropy(outputs, labels + 1),
+            digits()[1] - 1,
+            "its labels are not among the model's classes, 0 to 9",
         ),
     ],
 )
