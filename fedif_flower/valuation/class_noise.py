@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -60,16 +62,32 @@ def surest_transitions(logits: Tensor, labels: Tensor) -> Tensor:
     return _towards_symmetric(counts)
 
 
-def likely_transitions(
-    logits: Tensor, labels: Tensor, transitions: Tensor
-) -> tuple[Tensor, Tensor]:
-    r"""Return the likeliest chances, and how frequent the right classes are.
+class ClassNoise(NamedTuple):
+    """By which chances labels of each class became others.
+
+    Attributes
+    ----------
+    transitions : Tensor
+        ``[C, C]``, float64; rows sum to 1.
+    share : float
+        Of the labels, those that are wrong by these chances.
+    """
+
+    transitions: Tensor
+    share: float
+
+
+def likely_transitions(logits: Tensor, labels: Tensor, transitions: Tensor) -> ClassNoise:
+    r"""Return the likeliest chances by which labels of each class became others.
 
     Of the models' settings and temperatures the one is taken that makes the labels likeliest by the
     given chances. Then expectation and maximisation alternate,
 
     .. math:: q_{ik} = \frac{p_{ik} T_{k y_i}}{\sum_l p_{il} T_{l y_i}}, \qquad
               T_{kj} = \frac{\sum_{i:\, y_i = j} q_{ik} + \alpha S_{kj}}{\sum_i q_{ik} + \alpha}
+
+    Where another label of a class is likelier than the right one then, all are drawn towards the
+    symmetric chances S until it is not: no loss can be corrected by such an estimate.
 
     Parameters
     ----------
@@ -79,14 +97,6 @@ def likely_transitions(
         ``[n]``.
     transitions : Tensor
         ``[C, C]``: where to begin.
-
-    Where another label of a class is likelier than the right one then, all are drawn towards the
-    symmetric chances S until it is not: no loss can be corrected by such an estimate.
-
-    Returns
-    -------
-    tuple of Tensor
-        T ``[C, C]`` and the mean of q, ``[C]``; float64.
     """
     probabilities = _likeliest(logits, labels, transitions)  # [n, C]
     given = torch.nn.functional.one_hot(labels, len(transitions)).double()  # [n, C]
@@ -94,7 +104,9 @@ def likely_transitions(
         posterior = probabilities * transitions[:, labels].T
         posterior = posterior / posterior.sum(dim=1, keepdim=True)  # q [n, C]
         transitions = _towards_symmetric(posterior.T @ given)
-    return _with_right_labels_ahead(transitions), posterior.mean(dim=0)
+    transitions = _with_right_labels_ahead(transitions)
+    mix = posterior.mean(dim=0)  # How frequent the right classes are, [C].
+    return ClassNoise(transitions, 1 - float(mix @ transitions.diagonal()))
 
 
 def _with_right_labels_ahead(transitions: Tensor) -> Tensor:

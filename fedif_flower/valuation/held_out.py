@@ -26,7 +26,7 @@ from fedif_flower.valuation.class_noise import (
     surest_transitions,
 )
 from fedif_flower.valuation.cross_fit import CrossFit, cross_fit, features_of
-from fedif_flower.valuation.noise_profile import Suspect, find_suspects, profile
+from fedif_flower.valuation.noise_profile import Profile, Suspect, find_suspects, profile
 from fedif_flower.valuation.validation import Validation
 
 LEAST_EXAMPLES = 50  # Fewer say nothing about the share of wrong labels.
@@ -130,7 +130,7 @@ class HeldOut:
     accuracy : float, optional
         Of models on the fold that they were not trained on, by the given labels.
     suspects : tuple of Suspect
-        The examples whose labels look wrong, the surest first; none where the estimate is 0.
+        The examples whose labels look wrong, the surest first; none where nothing looks wrong.
     by_class : float, optional
         The share of labels that are others than models answer, if each class has chances of its
         own; it errs upwards, since classes that look alike are confused by models, too. ``None``:
@@ -216,10 +216,13 @@ class HeldOut:
         for place in likeliest.tolist():
             label, other = divmod(place, len(chances))
             pairs.append(f"{label} as {other} ({100 * float(chances[label, other]):.0f} %)")
-        return [
+        phrases = [
             f"but up to {100 * self.confused:.0f} % may be confused, {', '.join(pairs)}, or a "
             'model cannot tell these classes apart: validation.noise = "by-class" corrects for it'
         ]
+        if not self.correction:  # Else they were named with those that look wrong.
+            phrases.append(f"{len(self.suspects)} suspects in held_out.csv")
+        return phrases
 
     def _classes(self) -> list[str]:
         phrases = []
@@ -379,9 +382,11 @@ def _examine(
         return replace(held_out, why_none=f"it would take more than {seconds:g} s")
     if not bool(fitted.logits.isfinite().all()):
         return replace(held_out, why_none="models trained on it give no finite numbers")
-    held_out = _estimate(replace(held_out, how=how), fitted, labels, places, seed)
+    estimate = profile(fitted.logits, labels, torch_generator("held-out-bootstrap", seed))
+    held_out = _with_estimate(replace(held_out, how=how), estimate, labels)
     left = seconds - (time.perf_counter() - began)
-    return _estimate_by_class(held_out, fitted, models, batch, seed, left)
+    held_out = _with_estimate_by_class(held_out, fitted, models, batch, seed, left)
+    return _with_suspects(held_out, estimate, labels, places)
 
 
 def contradicted_share(
@@ -423,14 +428,10 @@ def contradicted_share(
     return float(contradicted) / validation.num_examples
 
 
-def _estimate(
-    held_out: HeldOut, fitted: CrossFit, labels: Tensor, places: Tensor, seed: int
-) -> HeldOut:
-    """Return the examination with the share of wrong labels, and the suspects."""
-    estimate = profile(fitted.logits, labels, torch_generator("held-out-bootstrap", seed))
-    labels = labels.cpu()
-    right = estimate.probabilities.argmax(dim=1) == labels
-    held_out = replace(
+def _with_estimate(held_out: HeldOut, estimate: Profile, labels: Tensor) -> HeldOut:
+    """Return the examination with the share of wrong labels."""
+    right = estimate.probabilities.argmax(dim=1) == labels.cpu()
+    return replace(
         held_out,
         noise=estimate.noise,
         low=estimate.low,
@@ -438,18 +439,22 @@ def _estimate(
         lower_quartile=estimate.lower_quartile,
         accuracy=float(right.double().mean()),
     )
-    if not held_out.correction:
-        return held_out
-    most = math.ceil(estimate.high * len(labels))
+
+
+def _with_suspects(held_out: HeldOut, estimate: Profile, labels: Tensor, places: Tensor) -> HeldOut:
+    """Return the examination with the examples that look wrong, if there is reason to look."""
+    share = 0.0
+    if held_out.correction:
+        share = estimate.high
+    share = max(share, held_out.confused)
+    most = math.ceil(share * len(labels))
+    found = find_suspects(estimate.probabilities, labels.cpu(), most)
     # Labels that are ignored were left out: suspects are told by their place among all.
-    suspects = [
-        replace(suspect, index=int(places[suspect.index]))
-        for suspect in find_suspects(estimate.probabilities, labels, most)
-    ]
+    suspects = [replace(suspect, index=int(places[suspect.index])) for suspect in found]
     return replace(held_out, suspects=tuple(suspects))
 
 
-def _estimate_by_class(
+def _with_estimate_by_class(
     held_out: HeldOut,
     fitted: CrossFit,
     models: Callable[[int], nn.Module],
@@ -471,9 +476,9 @@ def _estimate_by_class(
     again = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds, transitions=first)
     if again is None or not bool(again.logits.isfinite().all()):
         return held_out
-    transitions, mix = likely_transitions(again.logits.cpu(), labels, first)
-    by_class = 1 - float(mix @ transitions.diagonal())
-    return replace(held_out, by_class=by_class, transitions=tuple(map(tuple, transitions.tolist())))
+    found = likely_transitions(again.logits.cpu(), labels, first)
+    rows = tuple(tuple(row) for row in found.transitions.tolist())
+    return replace(held_out, by_class=found.share, transitions=rows)
 
 
 def _fit(

@@ -46,10 +46,12 @@ def test_a_model_that_knows_the_classes_tells_the_chances():
     labels = classes.clone()
     labels[:30] = 1
     start = torch.tensor([[0.8, 0.2], [0.2, 0.8]], dtype=torch.float64)
-    chances, mix = likely_transitions(sure(classes, 2), labels, start)
+    found = likely_transitions(sure(classes, 2), labels, start)
+    chances = found.transitions
     assert chances[0].tolist() == pytest.approx([73.4 / 104, 30.6 / 104], abs=1e-6)
     assert chances[1].tolist() == pytest.approx([0.6 / 104, 103.4 / 104], abs=1e-6)
-    assert mix.tolist() == pytest.approx([0.5, 0.5])
+    # Both classes are as frequent: (30.6 / 104 + 0.6 / 104) / 2.
+    assert found.share == pytest.approx(0.15, abs=1e-6)
 
 
 def test_a_right_label_is_the_likeliest_whatever_the_estimate():
@@ -62,7 +64,7 @@ def test_a_right_label_is_the_likeliest_whatever_the_estimate():
     labels = classes.clone()
     labels[:600] = 1
     start = torch.tensor([[0.5, 0.5], [0.1, 0.9]], dtype=torch.float64)
-    chances, _ = likely_transitions(sure(classes, 2), labels, start)
+    chances = likely_transitions(sure(classes, 2), labels, start).transitions
     assert chances[0, 0] == pytest.approx(0.52, abs=0.005)
     assert chances.sum(dim=1).tolist() == pytest.approx([1, 1])
 
@@ -78,7 +80,7 @@ def test_labels_that_say_nothing_have_chances_all_the_same():
     labels[:60] = 1
     labels[100:160] = 0
     start = torch.tensor([[0.6, 0.4], [0.4, 0.6]], dtype=torch.float64)
-    chances, _ = likely_transitions(sure(classes, 2), labels, start)
+    chances = likely_transitions(sure(classes, 2), labels, start).transitions
     assert chances.diagonal().tolist() == pytest.approx([0.5025, 0.5025], abs=1e-3)
 
 
@@ -123,6 +125,13 @@ def test_labels_that_are_confused_are_seen_though_they_look_right_by_chance(digi
     assert int((off_diagonal.argmax(dim=1) == PARTNERS).sum()) >= 9
     assert "but up to" in found.words()
     assert "% may be confused, " in found.words()
+    # The examples are named, and their classes.
+    wrong = [suspect for suspect in found.suspects if suspect.index < 150]
+    assert len(wrong) >= 0.7 * len(found.suspects)
+    assert len(wrong) >= 90
+    right = digits[1]
+    assert sum(suspect.likely == right[suspect.index] for suspect in wrong) >= 0.9 * len(wrong)
+    assert f"{len(found.suspects)} suspects in held_out.csv" in found.words()
 
 
 def test_right_labels_are_not_called_confused(digits):
