@@ -12,6 +12,7 @@ from torch import Tensor
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import HELD_OUT_KEY
 from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.valuation import Validation
 from fedif_flower.valuation.held_out import HeldOut, HeldOutCheck
 from fedif_flower.valuation.label_noise import is_noise
 
@@ -52,6 +53,17 @@ class Correction:
         if held_out is not None:
             interval = _interval(held_out.low, held_out.high)
         return cls(noise, interval)
+
+    @classmethod
+    def of_loss(cls, validation: Validation) -> Correction:
+        """Return for which share a held-out loss is corrected as it is; 0, mostly.
+
+        Of chances by class it is the share where each class is as frequent.
+        """
+        noise = validation.noise
+        if isinstance(noise, Tensor):
+            noise = 1 - float(noise.diagonal().mean())
+        return cls(noise)
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Correction:

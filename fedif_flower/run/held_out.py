@@ -41,7 +41,8 @@ class ExaminedHeldOut(RunPart):
         loaded = correction.apply(run.loaded)
         is_corrected = loaded is not run.loaded
         if not is_corrected:
-            correction = Correction()  # For none: the loss is not one to correct, or is the task's.
+            # For none, unless the task's own loss allows for wrong labels by itself.
+            correction = Correction.of_loss(run.loaded.validation)
         record = correction.to_record(held_out)
         remarks = []
         if held_out is not None:

@@ -154,7 +154,7 @@ class SecretData:
         corrected = with_recorded_noise(part, {PAYING_KEY: record}, PAYING_KEY)
         if corrected is part:
             # The loss is none that can be corrected, or the task's own allows for wrong labels.
-            record[NOISE] = 0.0
+            record[NOISE] = Correction.of_loss(part.validation).noise
             record.pop(BY_CLASS, None)
         return cls(nonce, commitment_of(salt), record, corrected.validation)
 

@@ -30,7 +30,7 @@ from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Task
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.held_out import HeldOut, contradicted_share
-from fedif_flower.valuation.label_noise import ForwardCorrected
+from fedif_flower.valuation.label_noise import ForwardCorrected, transition_matrix
 from tests.consortium.statement.signed_runs import altered, rewrite
 from tests.run.points import classes, regression
 from tests.run.points import run as run_points
@@ -258,15 +258,19 @@ def test_chances_by_class_that_are_not_known_are_refused_before_a_member_is_aske
 
 
 @pytest.mark.parametrize("noise", ["auto", "off", 0.2])
-def test_a_loss_of_the_task_that_allows_for_wrong_labels_stays(tmp_path, noise, caplog):
-    """It was taken for a plain cross-entropy, and corrected for nothing."""
+@pytest.mark.parametrize("own_noise", [0.3, transition_matrix(0.3, 10)])
+def test_a_loss_of_the_task_that_allows_for_wrong_labels_stays(tmp_path, noise, own_noise, caplog):
+    """It was taken for a plain cross-entropy, and corrected for nothing.
+
+    Records say for which share it is corrected: a statement compares the share that looks wrong.
+    """
     config = config_of(tmp_path, num_server_rounds=1, validation__noise=noise)
-    task = replace(digits(config), loss=ForwardCorrected(functional.cross_entropy, 0.3))
+    task = replace(digits(config), loss=ForwardCorrected(functional.cross_entropy, own_noise))
     grid = LocalGrid(task_app(task), config.num_clients)
     with caplog.at_level(logging.INFO):
         folder = RunFolder(run_federation(grid, config, task=task, parts=run_parts()))
     assert "the task's own loss allows for wrong held-out labels, and stays so" in caplog.text
-    assert folder.provenance.read()["held_out"]["corrected_noise"] == 0.0
+    assert folder.provenance.read()["held_out"]["corrected_noise"] == pytest.approx(0.3)
     own = load_task(config, task).validation
     first = load(folder.path).lines("rounds")[0]
     assert first["validation_loss"] == pytest.approx(own.loss(own.params()), rel=1e-6)

@@ -78,6 +78,30 @@ def test_a_sure_model_has_a_finite_loss_and_gradient():
     assert outputs.grad.abs().sum() == 0  # It counts for nothing.
 
 
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_chances_that_are_all_above_0_take_no_memory_for_pairs_of_classes(scale):
+    """Values and gradients are those of the sums of logarithms, with 10,000 numbers at once."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = scale * torch.randn(200, 50, generator=generator, dtype=torch.float64)
+    chances = transition_matrix(0.3, 50)
+    sizes: list[int] = []
+
+    def pack(saved):
+        sizes.append(saved.numel())
+        return saved
+
+    own = outputs.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+        found = corrected(own, chances)
+    found.diagonal().sum().backward()
+    other = outputs.clone().requires_grad_()
+    by_pair = (other.log_softmax(dim=1)[:, :, None] + chances.log()).logsumexp(dim=1)
+    by_pair.diagonal().sum().backward()
+    torch.testing.assert_close(found, by_pair)
+    torch.testing.assert_close(own.grad, other.grad)
+    assert max(sizes) <= 200 * 50
+
+
 def test_half_precision_is_summed_in_float32():
     outputs = torch.randn(4, 3).bfloat16()
     assert corrected(outputs, 0.2).dtype == torch.float32
