@@ -220,7 +220,8 @@ class HeldOut:
             f"but up to {100 * self.confused:.0f} % may be confused, {', '.join(pairs)}, or a "
             'model cannot tell these classes apart: validation.noise = "by-class" corrects for it'
         ]
-        if not self.correction:  # Else they were named with those that look wrong.
+        # Else they were named with those that look wrong; of secret data nobody is told any.
+        if self.suspects and not self.correction:
             phrases.append(f"{len(self.suspects)} suspects in held_out.csv")
         return phrases
 
