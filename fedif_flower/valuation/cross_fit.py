@@ -15,8 +15,9 @@ from torch.nn import functional
 from fedif_flower.devices import torch_threads
 from fedif_flower.seeding import derive_seed, torch_generator
 from fedif_flower.tasks.batches import num_rows, take_rows
-from fedif_flower.tasks.modules import evaluation_mode, seeded_randomness
+from fedif_flower.tasks.modules import copy_module, evaluation_mode, seeded_randomness
 from fedif_flower.valuation.label_noise import corrected, log_chance_of_label
+from fedif_flower.valuation.validation import Validation
 
 FOLDS = 5
 LEARNING_RATE = 4e-3  # Of Adam: the task's own is its clients'.
@@ -167,6 +168,60 @@ def cross_fit(
             logits = _train(models, batch, num_classes, steps, grid.corrections, seed)
             return CrossFit(logits, grid, is_reduced=place > 0)
     return None
+
+
+def untrained_models(
+    validation: Validation, build: Callable[[int], nn.Module] | None, seed: int
+) -> Models:
+    """Return what makes the untrained model of a fold, on the validation's device."""
+    device = validation.device
+
+    def model(fold: int) -> nn.Module:
+        own = derive_seed("held-out-model", seed, fold)
+        if build is not None:
+            return build(own).to(device)
+        with validation.alone() as judge:
+            copied = copy_module(judge.model.module)
+        with seeded_randomness(own, device):
+            for module in copied.modules():
+                parameters = list(module.parameters(recurse=False))
+                reset = getattr(module, "reset_parameters", None)
+                if reset is not None and all(value.requires_grad for value in parameters):
+                    reset()
+        return copied
+
+    return model
+
+
+def fit_in_time(
+    models: Models, batch: Any, num_classes: int, seed: int, seconds: float
+) -> tuple[CrossFit | None, str]:
+    """Return what models trained in time say, and how they were trained, in words.
+
+    A model that cannot be trained in time is replaced by a logistic regression on what its last
+    layer is given. Parameters are those of :func:`cross_fit`; ``None``: that takes longer, too.
+    """
+    began = time.perf_counter()
+    fitted = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds)
+    if fitted is not None:
+        less = ", fewer than usual to save time" if fitted.is_reduced else ""
+        return fitted, f"{fitted.grid.words()}{less}"
+    left = seconds - (time.perf_counter() - began)
+    features = features_of(models(0).eval(), batch, left)
+    if features is None:
+        return None, ""
+    labels = batch[-1]
+
+    def regression(fold: int) -> nn.Module:
+        with seeded_randomness(derive_seed("held-out-regression", seed, fold), labels.device):
+            return nn.Linear(features.shape[1], num_classes, device=labels.device)
+
+    left = seconds - (time.perf_counter() - began)
+    fitted = cross_fit(regression, (features, labels), num_classes, seed=seed, seconds=left)
+    if fitted is None:
+        return None, ""
+    what = "logistic regression on the features of the untrained model, which is too large to train"
+    return fitted, f"{what}: {fitted.grid.words()}"
 
 
 class _Steps:

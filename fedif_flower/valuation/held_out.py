@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +14,16 @@ from torch import Tensor, nn
 
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
-from fedif_flower.seeding import derive_seed, torch_generator
+from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Setting
-from fedif_flower.tasks.batches import class_labels, join, num_rows, take_rows, tensors_of
-from fedif_flower.tasks.modules import copy_module, seeded_randomness
 from fedif_flower.valuation.class_noise import (
     LEAST_OF_CLASS,
     enough_of_each_class,
     likely_transitions,
     surest_transitions,
 )
-from fedif_flower.valuation.cross_fit import CrossFit, cross_fit, features_of
+from fedif_flower.valuation.cross_fit import CrossFit, cross_fit, fit_in_time, untrained_models
+from fedif_flower.valuation.examples import count_answers, input_digests, labelled_examples
 from fedif_flower.valuation.noise_profile import Profile, Suspect, find_suspects, profile
 from fedif_flower.valuation.validation import Validation
 
@@ -220,7 +218,8 @@ class HeldOut:
             f"but up to {100 * self.confused:.0f} % may be confused, {', '.join(pairs)}, or a "
             'model cannot tell these classes apart: validation.noise = "by-class" corrects for it'
         ]
-        if not self.correction:  # Else they were named with those that look wrong.
+        # Else they were named with those that look wrong; of secret data nobody is told any.
+        if self.suspects and not self.correction:
             phrases.append(f"{len(self.suspects)} suspects in held_out.csv")
         return phrases
 
@@ -346,21 +345,21 @@ def _examine(
     seed: int,
     seconds: float,
 ) -> HeldOut:
-    inputs = _inputs_of(validation)
+    inputs = input_digests(validation)
     shared = None
     if test is not None:
-        test_inputs = set(_inputs_of(test))
+        test_inputs = set(input_digests(test))
         shared = sum(row in test_inputs for row in inputs)
     held_out = HeldOut(
         int(validation.num_examples), copies=len(inputs) - len(set(inputs)), shared=shared
     )
     if "accuracy" not in validation.metrics:
         return replace(held_out, why_none="targets are no classes")
-    batch, places = _labelled(validation)
+    batch, places = labelled_examples(validation)
     if batch is None:
         return replace(held_out, why_none="its batches cannot be divided into examples")
     labels = batch[-1]
-    num_classes = _num_classes(validation, batch)
+    num_classes = count_answers(validation, batch)
     if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
         words = f"its labels are not among the model's classes, 0 to {num_classes - 1}"
         return replace(held_out, why_none=words)
@@ -376,8 +375,8 @@ def _examine(
         few = f"{len(labels)} examples are too few; at least {LEAST_EXAMPLES} are needed"
         return replace(held_out, why_none=few)
     began = time.perf_counter()
-    models = _models(validation, build, seed)
-    fitted, how = _fit(models, batch, num_classes, seed, seconds)
+    models = untrained_models(validation, build, seed)
+    fitted, how = fit_in_time(models, batch, num_classes, seed, seconds)
     if fitted is None:
         return replace(held_out, why_none=f"it would take more than {seconds:g} s")
     if not bool(fitted.logits.isfinite().all()):
@@ -479,99 +478,3 @@ def _with_estimate_by_class(
     found = likely_transitions(again.logits.cpu(), labels, first)
     rows = tuple(tuple(row) for row in found.transitions.tolist())
     return replace(held_out, by_class=found.share, transitions=rows)
-
-
-def _fit(
-    models: Callable[[int], nn.Module], batch: Any, num_classes: int, seed: int, seconds: float
-) -> tuple[CrossFit | None, str]:
-    """Return what models trained in time say, and how they were trained, in words."""
-    began = time.perf_counter()
-    fitted = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds)
-    if fitted is not None:
-        less = ", fewer than usual to save time" if fitted.is_reduced else ""
-        return fitted, f"{fitted.grid.words()}{less}"
-    left = seconds - (time.perf_counter() - began)
-    features = features_of(models(0).eval(), batch, left)
-    if features is None:
-        return None, ""
-    labels = batch[-1]
-
-    def regression(fold: int) -> nn.Module:
-        with seeded_randomness(derive_seed("held-out-regression", seed, fold), labels.device):
-            return nn.Linear(features.shape[1], num_classes, device=labels.device)
-
-    left = seconds - (time.perf_counter() - began)
-    fitted = cross_fit(regression, (features, labels), num_classes, seed=seed, seconds=left)
-    if fitted is None:
-        return None, ""
-    what = "logistic regression on the features of the untrained model, which is too large to train"
-    return fitted, f"{what}: {fitted.grid.words()}"
-
-
-def _models(
-    validation: Validation, build: Callable[[int], nn.Module] | None, seed: int
-) -> Callable[[int], nn.Module]:
-    """Return what makes the untrained model of a fold, on the validation's device."""
-    device = validation.device
-
-    def model(fold: int) -> nn.Module:
-        own = derive_seed("held-out-model", seed, fold)
-        if build is not None:
-            return build(own).to(device)
-        with validation.alone() as judge:
-            copied = copy_module(judge.model.module)
-        with seeded_randomness(own, device):
-            for module in copied.modules():
-                parameters = list(module.parameters(recurse=False))
-                reset = getattr(module, "reset_parameters", None)
-                if reset is not None and all(value.requires_grad for value in parameters):
-                    reset()
-        return copied
-
-    return model
-
-
-def _labelled(validation: Validation) -> tuple[Any, Tensor]:
-    """Return all examples with a label that counts as one batch, and where they lie in the data.
-
-    ``None`` for the batch where single examples cannot be taken out.
-    """
-    contents = [batch.content for batch in validation.batches]
-    if any(num_rows(content) is None for content in contents):
-        return None, torch.empty(0)
-    whole = join(contents)
-    labels = class_labels(whole)
-    assert labels is not None  # There is an accuracy.
-    class_mean = validation.judge.objective.class_mean
-    counted = torch.ones_like(labels, dtype=torch.bool)
-    if class_mean is not None:
-        counted = class_mean.counts(labels)
-    places = counted.nonzero().flatten()
-    *inputs, targets = whole if len(places) == len(labels) else take_rows(whole, places)
-    return (*inputs, targets.long()), places.cpu()
-
-
-def _num_classes(validation: Validation, batch: Any) -> int:
-    """Return how many classes the model answers."""
-    *inputs, _ = take_rows(batch, torch.arange(min(2, num_rows(batch) or 0)))
-    with validation.alone() as judge, judge.model.evaluation_mode():
-        return int(judge.model.module(*inputs).shape[1])
-
-
-def _inputs_of(validation: Validation) -> list[bytes]:
-    """Return a digest of each example's inputs; none where examples cannot be taken out singly."""
-    digests: list[bytes] = []
-    for batch in validation.batches:
-        content = batch.content
-        count = num_rows(content)
-        if count is None or not isinstance(content, list | tuple):
-            return []
-        tensors = tensors_of(list(content[:-1]))
-        rows = [tensor.cpu().reshape(count, -1).contiguous() for tensor in tensors]
-        as_bytes = [values.view(torch.uint8).numpy() for values in rows]
-        for example in range(count):
-            together = hashlib.blake2b(digest_size=16)
-            for values in as_bytes:
-                together.update(values[example].tobytes())
-            digests.append(together.digest())
-    return digests

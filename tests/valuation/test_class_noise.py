@@ -92,6 +92,14 @@ def test_no_class_is_said_to_be_confused_with_itself():
     assert "may be confused, 0 as 1 (40 %), 1 as 0 (20 %), or a model" in two.words()
 
 
+def test_where_no_example_is_told_none_is_counted():
+    """Records of secret data have none: which they are would tell the data."""
+    secret = HeldOut(
+        100, noise=0.0, low=0.0, high=0.0, by_class=0.3, transitions=((0.6, 0.4), (0.2, 0.8))
+    )
+    assert "suspects" not in secret.words()
+
+
 def test_classes_that_nobody_names_are_no_obstacle():
     labels = torch.arange(60) % 3
     assert enough_of_each_class(labels, 5)

@@ -1,0 +1,58 @@
+"""The examples of a held-out set, one by one: their labels, and what tells their inputs apart."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedif_flower.tasks.batches import class_labels, join, num_rows, take_rows, tensors_of
+from fedif_flower.valuation.validation import Validation
+
+
+def labelled_examples(validation: Validation) -> tuple[Any, Tensor]:
+    """Return all examples with a label that counts as one batch, and where they lie in the data.
+
+    ``None`` for the batch where single examples cannot be taken out.
+    """
+    contents = [batch.content for batch in validation.batches]
+    if any(num_rows(content) is None for content in contents):
+        return None, torch.empty(0)
+    whole = join(contents)
+    labels = class_labels(whole)
+    assert labels is not None  # There is an accuracy.
+    class_mean = validation.judge.objective.class_mean
+    counted = torch.ones_like(labels, dtype=torch.bool)
+    if class_mean is not None:
+        counted = class_mean.counts(labels)
+    places = counted.nonzero().flatten()
+    *inputs, targets = whole if len(places) == len(labels) else take_rows(whole, places)
+    return (*inputs, targets.long()), places.cpu()
+
+
+def count_answers(validation: Validation, batch: Any) -> int:
+    """Return how many classes the model answers."""
+    *inputs, _ = take_rows(batch, torch.arange(min(2, num_rows(batch) or 0)))
+    with validation.alone() as judge, judge.model.evaluation_mode():
+        return int(judge.model.module(*inputs).shape[1])
+
+
+def input_digests(validation: Validation) -> list[bytes]:
+    """Return a digest of each example's inputs; none where examples cannot be taken out singly."""
+    digests: list[bytes] = []
+    for batch in validation.batches:
+        content = batch.content
+        count = num_rows(content)
+        if count is None or not isinstance(content, list | tuple):
+            return []
+        tensors = tensors_of(list(content[:-1]))
+        rows = [tensor.cpu().reshape(count, -1).contiguous() for tensor in tensors]
+        as_bytes = [values.view(torch.uint8).numpy() for values in rows]
+        for example in range(count):
+            together = hashlib.blake2b(digest_size=16)
+            for values in as_bytes:
+                together.update(values[example].tobytes())
+            digests.append(together.digest())
+    return digests
