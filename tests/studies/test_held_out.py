@@ -148,3 +148,57 @@ def test_the_short_table_has_figures_before_and_after_the_correction():
     lines = short_table(rows, "digits").lines
     assert [line[:2] for line in lines] == [["100", "0%"], ["100", "30%"]]
     assert [line[4] for line in lines] == ["0", "50 → 25"]
+
+
+def mean_of(column: str, **where: str) -> float:
+    """The mean of a column over the rows of Fashion-MNIST with these values, core as the rest."""
+    usual = {
+        "data": "fashion-mnist",
+        "examples": "500",
+        "kind": "symmetric",
+        "classes": "whole",
+        "wrong": "0.0",
+    }
+    rows = read_rows(CSV)
+    moved = moved_money(rows)
+    values = []
+    for one in rows:
+        if all(one[name] == value for name, value in (usual | where).items()):
+            cell = tuple(one[name] for name in cells.KEY)
+            values.append(moved[cell] if column == "moved" else float(one[column]))
+    assert values
+    return sum(values) / len(values)
+
+
+def test_the_page_says_what_the_rows_say_beside_its_tables():
+    page = " ".join((RESULTS.parent / "held-out-data.md").read_text().split())
+    confused = {"kind": "confused", "wrong": "0.3"}
+    attacked = {"attack": "label-noise", "strategy": "fedif", **confused}
+    honest = {"attack": "none", "strategy": "fedavg"}
+    before, after = {"treatment": "as it is"}, {"treatment": "by class"}
+    hard = {"data": "cifar10", "examples": "2000", "attack": "label-noise"}
+    cost = mean_of("accuracy", **hard, **before) - mean_of("accuracy", **hard, **after)
+    for words in (
+        f"accuracy was {100 * mean_of('accuracy', **attacked, **before):.1f} and its AUC "
+        f"{mean_of('auc', **attacked, **before):.2f}, and "
+        f"{100 * mean_of('moved', **honest, **confused, **before):.0f} % of the money",
+        f"{100 * mean_of('accuracy', **attacked, **after):.1f}, "
+        f"{mean_of('auc', **attacked, **after):.2f} and "
+        f"{100 * mean_of('moved', **honest, **confused, **after):.0f} %.",
+        f"{100 * mean_of('by_class', **hard, **after):.0f} % were said to be confusable",
+        f"cost {100 * cost:.1f} points",
+        f"it moved {100 * mean_of('moved', **honest, **after):.0f} % of the money",
+        f"{100 * mean_of('moved', **honest, **before, classes='half'):.0f} % of the money moved",
+        f"{100 * mean_of('moved', **honest, **before, classes='missing'):.0f} %. FedIF",
+    ):
+        assert words in page, words
+
+
+def test_of_right_labels_no_model_that_was_not_ruined_contradicts_more_than_the_page_says():
+    shares = []
+    for one in read_rows(CSV):
+        is_ruined = (one["attack"], one["strategy"]) == ("poisoned-fl", "fedavg")
+        if float(one["wrong"]) == 0 and not is_ruined:
+            shares.append(float(one["contradicted"]))
+    page = (RESULTS.parent / "held-out-data.md").read_text()
+    assert f"that share was {100 * max(shares):.0f} % at most" in page
