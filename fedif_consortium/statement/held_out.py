@@ -181,6 +181,7 @@ class Examined:
     low: FiniteFloat | None = None
     high: FiniteFloat | None = None
     by_class: FiniteFloat | None = None
+    transitions: tuple[tuple[FiniteFloat, ...], ...] = ()
     missing: tuple[int, ...] = ()
     rare: Mapping[int, int] = field(default_factory=dict)
 
@@ -195,6 +196,16 @@ class Examined:
     def surely_uncorrected(self) -> float:
         """The least share of wrong labels that the loss does not allow for."""
         return max((self.low or 0.0) - self.corrected_noise, 0.0)
+
+    def __post_init__(self) -> None:
+        """Refuse a share that no mix of classes has by the chances, which a replay recomputes."""
+        if not self.corrected_by_class:
+            return
+        wrong = [1 - row[label] for label, row in enumerate(self.transitions)]
+        if not wrong or not min(wrong) - 1e-9 <= self.corrected_noise <= max(wrong) + 1e-9:
+            raise ValueError(
+                f"corrected_noise = {self.corrected_noise}, which does not follow from transitions"
+            )
 
     @property
     def confused(self) -> float:

@@ -13,12 +13,18 @@ from fedif_flower.valuation.noise_profile import MOST_OF_RANGE, TEMPERATURES
 SUREST = 0.4  # Of the examples that models answer with a class.
 PRIOR = 4.0  # Examples of a class that the mean over classes counts for.
 LEAST_OF_CLASS = 20  # Labels of each class that there are: fewer tell nothing of a class alone.
+MOST_CLASSES = 100
 _STEPS = 60  # Of expectation and maximisation, which change the chances by less than 0.001 then.
 _WITHIN = 0.9  # Of the weight at which a right label would be as likely as another.
 
 
 def enough_of_each_class(labels: Tensor, num_classes: int) -> bool:
-    """Tell whether labels ``[n]`` say something of each class that they name."""
+    """Tell whether labels ``[n]`` say something of each class that they name.
+
+    Of more than 100 classes nothing is said: each pair's chance would be in every record.
+    """
+    if num_classes > MOST_CLASSES:
+        return False
     counts = labels.bincount(minlength=num_classes)
     return bool((counts[counts > 0] >= LEAST_OF_CLASS).all())
 

@@ -104,6 +104,8 @@ def test_classes_that_nobody_names_are_no_obstacle():
     labels = torch.arange(60) % 3
     assert enough_of_each_class(labels, 5)
     assert not enough_of_each_class(labels[:-1], 5)
+    assert enough_of_each_class(labels, 100)
+    assert not enough_of_each_class(labels, 101)
 
 
 @pytest.fixture(scope="module")

@@ -446,6 +446,7 @@ RESTS_ON: dict[str, tuple[Callable[[RunFolder], None], str]] = {
                 "corrected_noise": 0.07,
                 "corrected_by_class": True,
                 "by_class": 0.4,
+                "transitions": [[0.9, 0.1], [0.05, 0.95]],
                 "missing": [3],
                 "rare": {"2": 1},
             },

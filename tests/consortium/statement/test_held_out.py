@@ -87,7 +87,8 @@ def test_labels_that_may_be_confused_could_change_the_order(
 
 def test_a_loss_that_is_corrected_by_class_needs_no_ends(tmp_path, key):
     found = CLEAN | {"high": 0.1, "by_class": 0.3, "corrected_noise": 0.3}
-    run = run_of(tmp_path, found | {"corrected_by_class": True})
+    chances = {"corrected_by_class": True, "transitions": [[0.6, 0.4], [0.2, 0.8]]}
+    run = run_of(tmp_path, found | chances)
     account = settle(read_run(run), 1000)
     held_out = account.held_out
     assert (held_out.verdict, held_out.is_corrected_by_class) == ("settled", True)
@@ -95,6 +96,15 @@ def test_a_loss_that_is_corrected_by_class_needs_no_ends(tmp_path, key):
     page = text_of(folder / "statement.html")
     assert "the loss is corrected for 30 %, by class" in page
     assert "Up to 30 % may be confused by class" in page
+
+
+@pytest.mark.parametrize("share", [0.19, 0.41, 0.9])
+def test_a_share_by_class_has_to_follow_from_the_chances(tmp_path, share):
+    """With 40 and 20 % wrong, any mix of the classes has between 20 and 40 %."""
+    chances = {"corrected_by_class": True, "transitions": [[0.6, 0.4], [0.2, 0.8]]}
+    run = run_of(tmp_path, CLEAN | chances | {"corrected_noise": share})
+    with pytest.raises(ConfigError, match="which does not follow from transitions"):
+        settle(read_run(run), 1000)
 
 
 def test_the_order_of_those_who_are_alike_is_open(tmp_path):
