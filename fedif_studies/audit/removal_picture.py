@@ -53,12 +53,17 @@ class RemovalPanel(NamedTuple):
         """Return both curves in percent by name, in the order of the legend."""
         if self.curves is None:
             return {}
-        by_name = self.curves.by_name
-        return {
-            name: (100 * by_name[name].lowest_first, 100 * by_name[name].highest_first)
-            for name in LOOKS
-            if name in by_name
-        }
+        drawn = {}
+        for name in LOOKS:
+            if name in self.curves.by_name:
+                curves = self.curves.by_name[name]
+                drawn[name] = (_percent(curves.lowest_first), _percent(curves.highest_first))
+        return drawn
+
+
+def _percent(accuracies: Tensor) -> Tensor:
+    """Return accuracies in percent, without what the order of a sum adds to them."""
+    return (100 * accuracies).round(decimals=6)
 
 
 def removal_picture(panels: Sequence[RemovalPanel]) -> Picture:
@@ -80,7 +85,7 @@ def removal_finding(panels: Sequence[RemovalPanel]) -> str:
             continue
         areas = {}
         for name in panel.drawn():
-            areas[name] = 100 * panel.curves.by_name[name].area
+            areas[name] = round(100 * panel.curves.by_name[name].area, 6)
         ordered = sorted(areas, key=lambda name: -areas[name])
         listed = ", ".join(f"{name} {areas[name]:.1f}" for name in ordered)
         sentences.append(f"{panel.title}: {listed}.")
@@ -139,7 +144,7 @@ def _draw_panel(drawing: Drawing, box: Box, panel: RemovalPanel) -> None:
         drawing.text(centre, "not trained yet", anchor="middle", classes="quiet")
         return
     drawn = panel.drawn()
-    at_random = 100 * panel.curves.at_random
+    at_random = _percent(panel.curves.at_random)
     values = [*at_random.tolist()]
     for lowest_first, highest_first in drawn.values():
         values += [*lowest_first.tolist(), *highest_first.tolist()]

@@ -105,26 +105,26 @@ def _sections(
     """Return a table for each data set, with what its rows are."""
     lines = []
     for audited in audits:
-        lines += ["", f"**{audited.data}.** {_origin(audited)}", ""]
-        lines += table(audited.findings).to_markdown()
+        lines += ["", f"**{audited.data}.** {_origin(audited)}"]
+        if audited.findings:
+            lines += ["", *table(audited.findings).to_markdown()]
     return [*lines[1:], ""]
 
 
 def _origin(audited: Audited) -> str:
     """Return where the rows are, how many federations they are of, and what is missing."""
+    if not audited.findings:
+        return "Missing: all rows."
     seeds = sorted({line["seed"] for line in audited.values})
     trained = sorted({line["seed"] for line in audited.retrained})
+    words = (
+        f"[Rows](../audit/{audited.folder}/{FINDINGS}); seeds of the federations: "
+        f"{', '.join(seeds)}; of retraining: {', '.join(trained) or 'none'}."
+    )
     missing = [case for case in RETRAINED if case not in {row["case"] for row in audited.retrained}]
-    words = f"Seeds of the federations: {_listed(seeds)}; of retraining: {_listed(trained)}."
-    if audited.findings:
-        words = f"[Rows](../audit/{audited.folder}/{FINDINGS}). {words}"
     if missing:
-        words += f" Missing: retraining of {_listed(missing)}."
+        words += f" Missing: retraining of {', '.join(missing)}."
     return words
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"
 
 
 class Answers:
