@@ -154,7 +154,7 @@ def _draw_panel(drawing: Drawing, box: Box, panel: RemovalPanel) -> None:
     horizontal_lines(drawing, box, up, most=6)
     vertical_lines(drawing, box, along, most=5)
     drawing.text(
-        (middle, box.bottom + 2.3 * size), "members left", anchor="middle", classes="quiet"
+        (middle, box.bottom + 2.3 * size), "members gone", anchor="middle", classes="quiet"
     )
     for start, end in pairwise(enumerate(at_random.tolist())):
         ends = [(along(gone), up(accuracy)) for gone, accuracy in (start, end)]
