@@ -18,7 +18,9 @@ from fedif_studies.audit.findings import (
 )
 from fedif_studies.audit.removal import RETRAINED_VALUES
 from fedif_studies.audit.results import FOLDERS, measures_table, rules_table, update_audit_page
-from fedif_studies.rows import add_rows
+from fedif_studies.rows import RESULTS, add_rows
+
+DOCS = RESULTS.parent
 
 
 def under(rule, values, seed="0", case="honest", valuation="v"):
@@ -105,3 +107,19 @@ def test_the_page_is_made_of_the_rows_and_of_nothing_else(tmp_path):
     again = page.read_text()
     update_audit_page(tmp_path)
     assert page.read_text() == again
+
+
+def test_whom_multi_krum_leaves_out_earns_most_under_fedavg():
+    """As the page says of the committed rows of digits, in each of three seeds."""
+    rows = read_rows(DOCS / "audit" / FOLDERS["Digits"] / "values.csv")
+
+    def earned(rule, seed):
+        place = {"case": "honest", "rule": rule, "seed": seed}
+        place["valuation"] = "path attribution (simpson)"
+        return [float(row["value"]) for row in rows if place.items() <= row.items()]
+
+    for seed in "012":
+        under_fedavg = earned("FedAvg", seed)
+        assert len(under_fedavg) == 10
+        assert 0.66 <= round(max(under_fedavg), 2) <= 0.71
+        assert earned("Multi-Krum", seed)[under_fedavg.index(max(under_fedavg))] == 0
