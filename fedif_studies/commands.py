@@ -65,6 +65,9 @@ def audit(
     config: Config = None,
     output_dir: OutputDir = Path("runs/audit"),
     seeds: Annotated[int, typer.Option(min=1, help="trainings of each federation")] = 5,
+    images: Annotated[
+        int, typer.Option(min=0, help="training images, and half as many test images; 0: all")
+    ] = 0,
     retrain: Annotated[
         bool, typer.Option(help="also train every coalition from scratch: 2^members federations")
     ] = True,
@@ -83,7 +86,7 @@ def audit(
     parsed = parse_config([AUDITED, *(config or [])], {})
     for case in cases or ():
         require(case in CASES, "case", case, ", ".join(CASES))
-    task = AuditTask(parsed)
+    task = AuditTask(parsed, images)
     folder = output_dir.expanduser().absolute()
     chosen = cases or tuple(CASES)
     complete = measure(task, folder, cases=chosen, seeds=seeds, retrain=retrain, again=again)

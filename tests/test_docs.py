@@ -27,6 +27,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.settings import parse_overrides
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.valuation import shapley
+from fedif_studies.audit.results import FOLDERS, update_audit_page
 from fedif_studies.lab.spec import read_sweep
 from fedif_studies.paper.glance import CASES
 from fedif_studies.paper.report import update_docs
@@ -165,10 +166,14 @@ def test_results_and_their_pictures_are_those_of_the_committed_rows(tmp_path):
     for path in (DOCS / "results").glob("*"):
         if not path.name.startswith("bench-"):
             (docs / "results" / path.name).write_bytes(path.read_bytes())
+    for folder in FOLDERS.values():
+        shutil.copytree(DOCS / "audit" / folder, docs / "audit" / folder)
     shutil.copy(DOCS / "results.md", docs)
     shutil.copy(REPOSITORY / "README.md", tmp_path)
     page = update_docs(docs, [], RunConfig.defaults())
     assert page.read_text() == (DOCS / "results.md").read_text()
+    audit_page = update_audit_page(docs)
+    assert audit_page.read_text() == (DOCS / "results" / "audit.md").read_text()
     assert (tmp_path / "README.md").read_text() == README
     drawn, committed = (
         {path.name: path.read_text() for path in folder.glob("*.svg")}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedif_flower.aggregators import RFA
+from fedif_flower.aggregators import RFA, Krum
 from fedif_flower.attacks import ClientRound, Colluder
 from fedif_flower.attribution.credit import PastSteps
 from fedif_flower.client.training import train_local
@@ -111,6 +111,11 @@ def _influence_descent(validation: Validation) -> Rule:
     return as_run(InfluenceDescent(validation, setup=Setup(device=validation.device)))
 
 
+def _unbounded_descent(validation: Validation) -> Rule:
+    setup = Setup(device=validation.device)
+    return as_run(InfluenceDescent(validation, stages=(), setup=setup))
+
+
 STRATEGIES: Mapping[str, Callable[[Validation], Rule]] = {
     "FedAvg": _fedavg,
     "FedIF": _fedif,
@@ -121,6 +126,9 @@ RULES: Mapping[str, Callable[[Validation], Rule]] = {
     "FedAvg": _fedavg,
     "FedIF": _unbounded_fedif,
     "RFA": lambda _: RFA(),
+    # The two of ten that lie farthest from their neighbours are left out.
+    "Multi-Krum": lambda _: Krum(malicious_fraction=0.2, num_selected=8),
+    "influence descent": _unbounded_descent,
 }
 
 

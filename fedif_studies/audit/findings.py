@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,11 +13,22 @@ from torch import Tensor
 
 from fedif_studies.audit.cases import HONEST, MANIPULATIONS, RETRAINED, THREATS
 from fedif_studies.audit.federation import RULES
+from fedif_studies.audit.lines import (
+    Lines,
+    MemberValues,
+    Values,
+    coalition_figures,
+    same_members,
+    values_of,
+)
+from fedif_studies.audit.removal import RETRAINED_VALUES, removal_curves
 from fedif_studies.audit.valuations import EXACT, shapley_of
 
 CEILING = "another seed's retraining"
 GAIN = "share after / before"
-Lines = Sequence[Mapping[str, str]]
+DETECTION = "detection, ROC-AUC"
+AREA = "area between removal curves"
+BETWEEN_RULES = "two rules, Spearman"
 Correlation = Callable[[Tensor, Tensor], float]
 Scores = Iterator[tuple[str, str, str, Sequence[float]]]
 """Questions, cases, valuations, and the figures of some federations."""
@@ -38,28 +48,15 @@ class AuditFinding(NamedTuple):
         return self._replace(value=round(self.value, 6))
 
 
-class MemberValues(NamedTuple):
-    """The members' values ``[m]`` in one federation, and who is marked ``[m]``, bool."""
-
-    values: Tensor
-    marked: Tensor
-
-
-BySeed = Mapping[int, MemberValues]
-Values = Mapping[tuple[str, str, str], BySeed]
-"""By valuation, case and rule, and by seed."""
-
-
 def findings(measured: Lines, retrained: Lines) -> list[AuditFinding]:
     """Return every figure that the lines of values and of retraining are enough for."""
-    values = _by_federation(measured)
+    values = values_of(measured)
     names = list(dict.fromkeys(valuation for valuation, _case, _rule in values))
     names.sort(key=lambda name: name == EXACT)  # Others are measured against it: it comes last.
     scores = list(itertools.chain.from_iterable(_scores(values, name) for name in names))
     for case in RETRAINED:
-        lines = [line for line in retrained if line["case"] == case]
-        if lines:
-            scores += _retraining(values, names, case, lines)
+        if any(line["case"] == case for line in retrained):
+            scores += _retraining(values, names, case, retrained)
     answers = []
     for question, case, name, figures in scores:
         defined = [figure for figure in figures if not math.isnan(figure)]
@@ -71,25 +68,13 @@ def findings(measured: Lines, retrained: Lines) -> list[AuditFinding]:
     return answers
 
 
-def _by_federation(lines: Lines) -> Values:
-    rows = defaultdict(list)
-    for line in lines:
-        federation = line["valuation"], line["case"], line["rule"], int(line["seed"])
-        rows[federation].append((float(line["value"]), float(line["marked"])))
-    values: dict[tuple[str, str, str], dict[int, MemberValues]] = defaultdict(dict)
-    for (name, case, rule, seed), members in rows.items():
-        worth, marked = torch.tensor(members, dtype=torch.float64).T
-        values[name, case, rule][seed] = MemberValues(worth, marked.bool())
-    return values
-
-
 def _scores(values: Values, name: str) -> Scores:
     """Ask of a valuation what the rounds themselves answer."""
     yield from _in_run(values, name)
     for case in THREATS:
         federations = values.get((name, case, "FedAvg"), {})
         areas = [_auc(members.values, members.marked) for members in federations.values()]
-        yield "detection, ROC-AUC", case, name, areas
+        yield DETECTION, case, name, areas
     honest = values.get((name, HONEST, "FedAvg"), {})
     for case in MANIPULATIONS:
         after = values.get((name, case, "FedAvg"), {})
@@ -97,7 +82,11 @@ def _scores(values: Values, name: str) -> Scores:
         yield GAIN, case, name, gains
     between_seeds = _pairs(spearman, [members.values for members in honest.values()])
     yield "stability, Spearman", "between seeds", name, between_seeds
-    yield "stability, Spearman", "between aggregation rules", name, _between_rules(values, name)
+    between_rules = _between_rules(values, name)
+    every_pair = list(itertools.chain.from_iterable(between_rules.values()))
+    yield "stability, Spearman", "between aggregation rules", name, every_pair
+    for pair, scores in between_rules.items():
+        yield BETWEEN_RULES, pair, name, scores
 
 
 def _in_run(values: Values, name: str) -> Scores:
@@ -112,56 +101,39 @@ def _in_run(values: Values, name: str) -> Scores:
         yield f"in-run, {kind}", case, name, scores
 
 
-def _between_rules(values: Values, name: str) -> list[float]:
-    """Return how alike an honest federation's values are under two rules, for each seed and two."""
-    by_rule = [values.get((name, HONEST, rule), {}) for rule in RULES]
-    scores = []
-    for seed in values.get((name, HONEST, "FedAvg"), {}):
-        of_seed = [federations[seed].values for federations in by_rule if seed in federations]
-        scores += _pairs(spearman, of_seed)
+def _between_rules(values: Values, name: str) -> dict[str, list[float]]:
+    """Return how alike an honest federation's values are under every two rules, for each seed."""
+    scores = {}
+    for first, second in itertools.combinations(RULES, 2):
+        under_first = values.get((name, HONEST, first), {})
+        under_second = values.get((name, HONEST, second), {})
+        scores[pair_of(first, second)] = [
+            spearman(under_first[seed].values, under_second[seed].values)
+            for seed in under_first.keys() & under_second.keys()
+        ]
     return scores
+
+
+def pair_of(first: str, second: str) -> str:
+    """Return what two rules are called."""
+    return f"{first} and {second}"
 
 
 def _retraining(values: Values, names: Iterable[str], case: str, lines: Lines) -> Scores:
     """Ask what federations of every coalition, trained from scratch, answer."""
-    exact = [shapley_of(-losses) for losses in _by_coalition(lines, "test_loss")]
+    exact = [shapley_of(-losses) for losses in coalition_figures(lines, case, "test_loss")]
     mean = torch.stack(exact).mean(dim=0)
-    accuracy = torch.stack(_by_coalition(lines, "test_accuracy")).mean(dim=0)  # [2**m]
+    accuracy = torch.stack(coalition_figures(lines, case, "test_accuracy")).mean(dim=0)  # [2**m]
     for name in names:
-        federations = values.get((name, case, "FedAvg"), {})
-        # Coalitions were trained of the members that seed 0 marks.
-        same_members = {seed: members for seed, members in federations.items() if seed == 0}
-        # Other seeds mark other members; where nobody is marked, all may be compared.
-        comparable = federations if case == HONEST else same_members
+        federations = same_members(values, name, case).values()
         for kind, correlation in CORRELATIONS.items():
-            scores = [correlation(members.values, mean) for members in comparable.values()]
+            scores = [correlation(members.values, mean) for members in federations]
             yield f"retraining, {kind}", case, name, scores
-        areas = [_area(members.values, accuracy) for members in same_members.values()]
-        yield "area between removal curves", case, name, areas
+        areas = [removal_curves(members.values, accuracy).area for members in federations]
+        yield AREA, case, name, areas
     for kind, correlation in CORRELATIONS.items():
         yield f"retraining, {kind}", case, CEILING, _pairs(correlation, exact)
-
-
-def _by_coalition(lines: Lines, column: str) -> list[Tensor]:
-    """Return each seed's figures ``[2**m]`` of every coalition."""
-    by_seed = defaultdict(list)
-    for line in lines:
-        by_seed[line["seed"]].append(float(line[column]))
-    return [torch.tensor(figures, dtype=torch.float64) for figures in by_seed.values()]
-
-
-def _area(values: Tensor, accuracy: Tensor) -> float:
-    """Return the area between the curves of dropping the lowest and the highest values first."""
-    without_low = _removal_curve(values.argsort(stable=True), accuracy)
-    without_high = _removal_curve((-values).argsort(stable=True), accuracy)
-    return float((without_low - without_high).mean())
-
-
-def _removal_curve(order: Tensor, accuracy: Tensor) -> Tensor:
-    """Return the accuracy ``[m - 1]`` once one, two ... members have been dropped in an order."""
-    everybody = len(accuracy) - 1
-    dropped = (2 ** order[:-1]).cumsum(dim=0)  # As coalitions: bit i is member i.
-    return accuracy[everybody - dropped]
+    yield AREA, case, RETRAINED_VALUES, [removal_curves(mean, accuracy).area]
 
 
 def _gain(before: MemberValues, after: MemberValues) -> float:

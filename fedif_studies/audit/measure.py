@@ -28,7 +28,7 @@ CONFIG = "config.json"
 VALUES = "values.csv"
 RETRAINING = "retraining.csv"
 MOST_MEMBERS = 12  # All coalitions of so many are still looked at.
-RETRAINING_SEEDS = 2
+RETRAINING_SEEDS = 3
 _AT_ONCE = 256  # Coalitions side by side.
 
 
@@ -85,7 +85,10 @@ def measure(
 
 def _require_same_settings(folder: Path, task: AuditTask) -> None:
     """Note an audit's settings in its folder; raise ``ConfigError`` if it holds another's."""
-    settings = json.dumps(task.config.identity(), indent=2, sort_keys=True) + "\n"
+    identity = dict(task.config.identity())
+    if task.images:
+        identity["images"] = task.images
+    settings = json.dumps(identity, indent=2, sort_keys=True) + "\n"
     path = folder / CONFIG
     if not path.exists():
         write_atomically(path, settings)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -67,17 +67,28 @@ class AuditTask:
     ----------
     config : RunConfig
         Names the data set, the model, local training, ``num-clients`` and ``num-server-rounds``.
+    images : int
+        Of the data set only so many training images, and half as many test images, are there: the
+        same ones in every audit. 0: all.
 
     Raises
     ------
     ConfigError
-        If its task is none of images.
+        If its task is none of images, or the data set has fewer of them.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, images: int = 0) -> None:
         require(config.task == IMAGES, "task", config.task, IMAGES)
         self.config = settled(config)
+        self.images = images
         self.server: LoadedTask = load_task(self.config)
+        if images:
+            validation_rows, test_rows = self.test_rows
+            self.server = replace(
+                self.server,
+                validation=self.held_out(validation_rows, self.config.seed),
+                test=self.held_out(test_rows, self.config.seed),
+            )
 
     @classmethod
     def of(cls, **settings: Scalar) -> AuditTask:
@@ -99,8 +110,13 @@ class AuditTask:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set, whose train split is divided."""
-        return load_dataset(self.config.dataset, self.config.data_dir)
+        """The data set, or the part of it that there is; its train split is divided."""
+        whole = load_dataset(self.config.dataset, self.config.data_dir)
+        if not self.images:
+            return whole
+        train = draw_images(whole.train, self.images, "train")
+        test = draw_images(whole.test, self.images // 2, "test")
+        return replace(whole, train=train, test=test)
 
     def examples(self, split: Split, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return some pixels ``[n, c, h, w]`` in [0, 1] of a split, and their labels ``[n]``."""
@@ -147,3 +163,20 @@ class AuditTask:
         generator = numpy_generator("audit-marked", self.config.seed, seed)
         marked = generator.choice(self.config.num_clients, count, replace=False)
         return sorted(marked.tolist())
+
+
+def draw_images(split: Split, count: int, name: str) -> Split:
+    """Return some images of a split, in their order.
+
+    Parameters
+    ----------
+    split : Split
+        Train or test.
+    count : int
+        How many, at most as many as there are.
+    name : str
+        Which are drawn depends on it alone.
+    """
+    require(count <= len(split), "images", count, f"at most {len(split)} of the {name} split")
+    rows = np.sort(numpy_generator(f"subset-{name}", 0).permutation(len(split))[:count])
+    return Split(split.images[rows], split.labels[rows])

@@ -48,6 +48,10 @@ _WORDS = {
         "Spearman correlation of honest members' values between seeds, and between rules "
         f"({', '.join(RULES)}).",
     ),
+    "two rules": (
+        "Stability over aggregation rules",
+        "Spearman correlation of the same honest members' values under two rules, mean over seeds.",
+    ),
 }
 
 

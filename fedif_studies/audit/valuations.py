@@ -130,6 +130,11 @@ def coalitions(estimator: str, utility: Metric) -> Callable[[AuditStep], Scores]
     return score
 
 
+def number_of_examples(step: AuditStep) -> Tensor:
+    """Return how many examples each member says it has: the control, which looks at no update."""
+    return step.updates.num_examples.double()
+
+
 def first_order(step: AuditStep) -> Tensor:
     r"""Return In-Run Data Shapley's first order: :math:`-a_i \langle u_i, g \rangle`.
 
@@ -257,6 +262,7 @@ def complete(matrix: Tensor, rank: int, ridge: float, sweeps: int) -> Tensor:
     return torch.where(is_measured, matrix, left @ right.T)
 
 
+CONTROL = "number of examples (control)"
 EXACT = "exact in-run Shapley"  # What others are measured against, beside them.
 
 
@@ -269,6 +275,7 @@ def _gtg_shapley(step: AuditStep) -> Tensor:
 
 
 VALUATIONS: Mapping[str, Valuation] = {
+    CONTROL: summed(number_of_examples),
     "FedIF Omega": smoothed(influence),
     "accumulative influence": summed(lambda step: step.projections.inner),
     "path attribution (simpson)": summed(path("simpson")),

@@ -76,8 +76,9 @@ def report(
     directories: Annotated[list[Path] | None, typer.Argument(help="with results")] = None,
     docs: Annotated[Path, typer.Option(help="with results.md and results/")] = Path("docs"),
 ) -> None:
-    """Add complete runs to the rows of docs/results, and write the page's tables anew."""
+    """Add complete runs to the rows of docs/results, and write tables and pictures anew."""
     from fedif_flower.run.config import RunConfig
+    from fedif_studies.audit.results import AUDIT_PAGE, update_audit_page
     from fedif_studies.lab.measurements import find_measurements
     from fedif_studies.paper.report import update_docs, what_was_added
 
@@ -90,6 +91,8 @@ def report(
     measurements = find_measurements(directories or ())
     defaults = RunConfig.defaults()
     page = update_docs(docs, measurements, defaults)
+    if (docs / "results" / AUDIT_PAGE).is_file():
+        update_audit_page(docs)
     console = Console(soft_wrap=True, highlight=False)
     for line in what_was_added(measurements, directories or (), defaults):
         console.print(line, markup=False)

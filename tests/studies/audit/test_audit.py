@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from fedif_flower.attribution.credit import PastSteps
+from fedif_flower.errors import ConfigError
 from fedif_flower.round import ModelVectors
 from fedif_flower.run.rows import read_rows
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies import games, twins
 from fedif_studies.audit import valuations
 from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES, LOWERED, LOWERS
-from fedif_studies.audit.federation import AuditStep, federate
+from fedif_studies.audit.federation import RULES, AuditStep, federate
 from fedif_studies.audit.findings import findings
-from fedif_studies.audit.measure import measure
+from fedif_studies.audit.measure import CONFIG, RETRAINING_SEEDS, measure
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.page import write_audit
 from fedif_studies.audit.retraining import train_coalitions
-from fedif_studies.audit.valuations import EXACT, VALUATIONS
+from fedif_studies.audit.valuations import CONTROL, EXACT, VALUATIONS
 from fedif_studies.drawn import slopes
 from fedif_studies.lab import run
 from tests.rounds import a_round
@@ -65,6 +68,41 @@ def test_who_returns_the_model_contributes_exactly_nothing(task):
     found = dict(zip(VALUATIONS, watched(task, "returns the model", *VALUATIONS), strict=True))
     for name in (SIMPSON, "path attribution (trapezoid)"):
         assert found[name][task.marked(0)].tolist() == [0.0]
+
+
+def test_the_control_is_what_members_claim_in_every_round(task):
+    (found,) = watched(task, "claims twice its examples", CONTROL)
+    claims = [member.claimed for member in task.members]
+    claims[0] *= 2
+    assert found.tolist() == [ROUNDS * claim for claim in claims]
+
+
+def test_multi_krum_leaves_out_the_two_of_ten_that_lie_apart():
+    rows = torch.zeros(10, 2)
+    rows[:, 0] = torch.arange(10) / 100
+    rows[3], rows[7] = torch.tensor([5.0, 0.0]), torch.tensor([0.0, 9.0])
+    updates = a_round(rows, model=ModelVectors(torch.ones(2), torch.zeros(0)))
+    weights = RULES["Multi-Krum"](Quadratic())(updates).weights
+    assert weights.tolist() == [0.0 if index in (3, 7) else 0.125 for index in range(10)]
+
+
+def test_a_part_of_a_data_set_is_the_same_in_every_audit(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "committed_revision", lambda: "abc")
+    config = AuditTask.of(num_clients=MEMBERS, num_server_rounds=1).config
+    parts = [AuditTask(config, images=60) for _ in range(2)]
+    for part in parts:
+        assert (len(part.dataset.train), len(part.dataset.test)) == (60, 30)
+        assert sum(len(member.labels) for member in part.members) == 60
+        # A fifth of the test images judge, as in a run.
+        assert (part.server.validation.num_examples, part.server.test.num_examples) == (6, 24)
+    first, second = ([member.labels.tolist() for member in part.members] for part in parts)
+    assert first == second
+    with pytest.raises(ConfigError, match=r"images = 2000; allowed: at most 1197 of the train"):
+        _ = AuditTask(config, images=2000)
+    assert measure(parts[0], tmp_path, valuations=[CONTROL], cases=[HONEST], seeds=1, retrain=False)
+    assert json.loads((tmp_path / CONFIG).read_text())["images"] == 60
+    with pytest.raises(ConfigError, match="holds an audit of other settings"):
+        measure(AuditTask(config), tmp_path, valuations=[CONTROL], seeds=1, retrain=False)
 
 
 def test_of_who_lowers_another_the_one_or_the_other_is_marked(task):
@@ -117,10 +155,11 @@ def test_findings_by_hand():
 def test_an_audit_from_start_to_page_measures_nothing_twice(task, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run, "committed_revision", lambda: "abc")
     names = ["FedIF Omega", SIMPSON, EXACT]
-    for there in (0, len(CASES) + 2):
+    num_cells = len(CASES) + len(RULES) - 1
+    for there in (0, num_cells):
         assert measure(task, tmp_path, valuations=names, seeds=1)
-        assert f"{there} of {len(CASES) + 2} cells have a row" in capsys.readouterr().out
-    assert len(read_rows(tmp_path / "retraining.csv")) == 4 * 2**MEMBERS
+        assert f"{there} of {num_cells} cells have a row" in capsys.readouterr().out
+    assert len(read_rows(tmp_path / "retraining.csv")) == 2 * RETRAINING_SEEDS * 2**MEMBERS
     page = write_audit(tmp_path, task.config)
     text = page.read_text()
     for title in ("within the run", "from scratch", "Removal", "Detection", "Manipulation"):

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from fedif_studies.audit.removal_picture import LOOKS as REMOVAL_LOOKS
 from fedif_studies.paper.points import LOOKS
 from fedif_studies.pictures import svg
 from fedif_studies.pictures.panels import SHEETS, Scale, legend, limits, panel_grid, wrapped
@@ -135,8 +136,9 @@ def linear(colour: str) -> np.ndarray:
 
 @pytest.mark.parametrize("scheme", [svg._LIGHT, svg._DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("seen", [np.eye(3), PROTANOPIA, DEUTERANOPIA], ids=["all", "red", "green"])
-def test_methods_are_told_apart_by_everybody(scheme, seen):
-    shown = [np.cbrt(np.array(seen) @ linear(scheme[look.colour])) for look in LOOKS.values()]
+@pytest.mark.parametrize("looks", [LOOKS, REMOVAL_LOOKS], ids=["methods", "valuations"])
+def test_methods_are_told_apart_by_everybody(scheme, seen, looks):
+    shown = [np.cbrt(np.array(seen) @ linear(scheme[look.colour])) for look in looks.values()]
     for first, second in itertools.combinations(shown, 2):
         assert np.linalg.norm(first - second) > 0.1
-    assert len({look.shape for look in LOOKS.values()}) == len(LOOKS)
+    assert len({look.shape for look in looks.values()}) == len(looks)

@@ -1,0 +1,211 @@
+"""The tables and the picture of ``docs/results/audit.md``, from the committed rows alone."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedif_flower.run.rows import read_rows
+from fedif_flower.tables import ResultTable
+from fedif_studies.audit.cases import RETRAINED
+from fedif_studies.audit.federation import RULES
+from fedif_studies.audit.findings import (
+    AREA,
+    BETWEEN_RULES,
+    CEILING,
+    DETECTION,
+    GAIN,
+    AuditFinding,
+    findings,
+    pair_of,
+)
+from fedif_studies.audit.lines import Lines, values_of
+from fedif_studies.audit.measure import RETRAINING, VALUES
+from fedif_studies.audit.page import FINDINGS
+from fedif_studies.audit.removal import RETRAINED_VALUES, case_curves
+from fedif_studies.audit.removal_picture import LOOKS, RemovalPanel, removal_picture
+from fedif_studies.pictures.sheets import write_picture
+from fedif_studies.rows import put_derived, put_tables
+
+AUDIT_PAGE = "audit.md"  # In docs/results.
+# By data set: the folder of docs/audit in which every valuation has rows.
+FOLDERS: Mapping[str, str] = {
+    "Digits": "measures-digits",
+    "Fashion-MNIST": "measures-fashion-mnist",
+}
+_WRONG_LABELS = "label noise"
+_FIRST_RULE, *_OTHER_RULES = RULES
+# What retraining says of itself stands in one line.
+_CEILING = "retraining itself (ceiling)"
+_SHOWN_AS: Mapping[str, str] = {CEILING: _CEILING, RETRAINED_VALUES: _CEILING}
+
+
+class Audited(NamedTuple):
+    """What was measured of a data set, and what it says."""
+
+    data: str
+    folder: str
+    values: Lines
+    retrained: Lines
+    findings: Sequence[AuditFinding]
+
+
+def read_audited(docs: Path) -> list[Audited]:
+    """Return the audits of all data sets; those without rows have no findings."""
+    audits = []
+    for data, folder in FOLDERS.items():
+        values = read_rows(docs / "audit" / folder / VALUES)
+        retrained = read_rows(docs / "audit" / folder / RETRAINING)
+        rounded = [finding.rounded() for finding in findings(values, retrained)]
+        audits.append(Audited(data, folder, values, retrained, rounded))
+    return audits
+
+
+def update_audit_page(docs: Path) -> Path:
+    """Write the page's tables and its picture anew; return the page.
+
+    Parameters
+    ----------
+    docs : Path
+        Has ``audit/measures-<data>/`` with the rows, and ``results/audit.md`` with the marks.
+    """
+    audits = read_audited(docs)
+    for audited in audits:
+        if audited.findings:
+            rows = [finding._asdict() for finding in audited.findings]
+            put_derived(docs / "audit" / audited.folder / FINDINGS, rows)
+    page = docs / "results" / AUDIT_PAGE
+    picture = removal_picture(removal_panels(audits))
+    put_tables(
+        page,
+        {
+            "removal curves": write_picture(docs, picture, "../"),
+            "five measures": _sections(audits, measures_table),
+            "aggregation rules": _sections(audits, rules_table),
+        },
+    )
+    return page
+
+
+def removal_panels(audits: Iterable[Audited]) -> list[RemovalPanel]:
+    """Return a panel for each data set and retrained case."""
+    panels = []
+    for audited, case in itertools.product(audits, RETRAINED):
+        curves = case_curves(values_of(audited.values), audited.retrained, case, LOOKS)
+        panels.append(RemovalPanel(audited.data, case, curves))
+    return panels
+
+
+def _sections(
+    audits: Iterable[Audited], table: Callable[[Sequence[AuditFinding]], ResultTable]
+) -> list[str]:
+    """Return a table for each data set, with what its rows are."""
+    lines = []
+    for audited in audits:
+        lines += ["", f"**{audited.data}.** {_origin(audited)}"]
+        if audited.findings:
+            lines += ["", *table(audited.findings).to_markdown()]
+    return [*lines[1:], ""]
+
+
+def _origin(audited: Audited) -> str:
+    """Return where the rows are, how many federations they are of, and what is missing."""
+    if not audited.findings:
+        return "Missing: all rows."
+    seeds = sorted({line["seed"] for line in audited.values})
+    trained = sorted({line["seed"] for line in audited.retrained})
+    words = (
+        f"[Rows](../audit/{audited.folder}/{FINDINGS}); seeds of the federations: "
+        f"{', '.join(seeds)}; of retraining: {', '.join(trained) or 'none'}."
+    )
+    missing = [case for case in RETRAINED if case not in {row["case"] for row in audited.retrained}]
+    if missing:
+        words += f" Missing: retraining of {', '.join(missing)}."
+    return words
+
+
+class Answers:
+    """The figures of some findings, by valuation, question and case."""
+
+    def __init__(self, all_findings: Iterable[AuditFinding]) -> None:
+        self._values: dict[str, dict[tuple[str, str], float]] = {}
+        for finding in all_findings:
+            name = _SHOWN_AS.get(finding.valuation, finding.valuation)
+            of_name = self._values.setdefault(name, {})
+            of_name[finding.question, finding.case] = finding.value
+
+    def valuations(self) -> list[str]:
+        """Return all valuations, in the order of their coming."""
+        return list(self._values)
+
+    def shown(
+        self, name: str, question: str, case: str, form: str = ".2f", scale: float = 1
+    ) -> str:
+        """Return a figure as text; a dash where there is none."""
+        value = self._values[name].get((question, case))
+        if value is None:
+            return "-"
+        return format(scale * value, form)
+
+    def of_question(self, name: str, question: str) -> dict[str, float]:
+        """Return a valuation's figures of a question, by case."""
+        figures = self._values[name]
+        return {case: value for (asked, case), value in figures.items() if asked == question}
+
+
+def measures_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
+    """Return the five measures of every valuation: a line for each."""
+    answers = Answers(all_findings)
+    heading = ["valuation"]
+    heading += [f"retraining, {case}" for case in RETRAINED]
+    heading += [f"removal, {case}" for case in RETRAINED]
+    heading += ["finds wrong labels", "finds others", "seeds", "rules", "largest gain"]
+    lines = []
+    for name in answers.valuations():
+        line = [name]
+        line += [answers.shown(name, "retraining, Pearson", case) for case in RETRAINED]
+        line += [answers.shown(name, AREA, case, form=".1f", scale=100) for case in RETRAINED]
+        found = answers.of_question(name, DETECTION)
+        line.append(answers.shown(name, DETECTION, _WRONG_LABELS))
+        line.append(_mean({case: auc for case, auc in found.items() if case != _WRONG_LABELS}))
+        for case in ("between seeds", "between aggregation rules"):
+            line.append(answers.shown(name, "stability, Spearman", case))
+        line.append(_largest(answers.of_question(name, GAIN)))
+        lines.append(line)
+    return ResultTable("", heading, lines, num_labels=1)
+
+
+def _mean(figures: Mapping[str, float]) -> str:
+    if not figures:
+        return "-"
+    return f"{statistics.fmean(figures.values()):.2f}"
+
+
+def _largest(gains: Mapping[str, float]) -> str:
+    """Return the largest gain, and by which game."""
+    if not gains:
+        return "-"
+    case = max(gains, key=lambda name: gains[name])
+    return f"{gains[case]:.1f} ({case})"
+
+
+def rules_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
+    """Return how alike a valuation ranks the same members under two rules: a line for each."""
+    answers = Answers(all_findings)
+    pairs = [pair_of(_FIRST_RULE, other) for other in _OTHER_RULES]
+    lines = []
+    for name in answers.valuations():
+        of_pairs = answers.of_question(name, BETWEEN_RULES)
+        if not of_pairs:
+            continue
+        line = [name]
+        line += [answers.shown(name, BETWEEN_RULES, pair) for pair in pairs]
+        line.append(_mean(of_pairs))
+        least = min(of_pairs, key=lambda pair: of_pairs[pair])
+        line.append(f"{of_pairs[least]:.2f} ({least})")
+        lines.append(line)
+    heading = ["valuation", *pairs, "all pairs", "least"]
+    return ResultTable("", heading, lines, num_labels=1)
