@@ -23,7 +23,7 @@ from fedif_studies.audit.findings import (
     pair_of,
 )
 from fedif_studies.audit.lines import Lines, values_of
-from fedif_studies.audit.measure import RETRAINING, VALUES
+from fedif_studies.audit.measure import RETRAINING, RETRAINING_SEEDS, VALUES
 from fedif_studies.audit.page import FINDINGS
 from fedif_studies.audit.removal import RETRAINED_VALUES, case_curves
 from fedif_studies.audit.removal_picture import LOOKS, RemovalPanel, removal_picture
@@ -121,9 +121,10 @@ def _origin(audited: Audited) -> str:
         f"[Rows](../audit/{audited.folder}/{FINDINGS}); seeds of the federations: "
         f"{', '.join(seeds)}; of retraining: {', '.join(trained) or 'none'}."
     )
-    missing = [case for case in RETRAINED if case not in {row["case"] for row in audited.retrained}]
+    count = len(RETRAINED) * RETRAINING_SEEDS
+    missing = count - len({(row["case"], row["seed"]) for row in audited.retrained})
     if missing:
-        words += f" Missing: retraining of {', '.join(missing)}."
+        words += f" Missing: {missing} of {count} retrainings."
     return words
 
 

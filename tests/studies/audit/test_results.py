@@ -98,7 +98,7 @@ def test_the_page_is_made_of_the_rows_and_of_nothing_else(tmp_path):
     text = page.read_text()
     assert "old" not in text
     assert "| v | 0.50 |" in text
-    assert "seeds of the federations: 0; of retraining: none. Missing: retraining of honest" in text
+    assert "seeds of the federations: 0; of retraining: none. Missing: 6 of 6 retrainings." in text
     assert text.count("**Fashion-MNIST.** Missing: all rows.\n") == 2
     assert 'srcset="../pictures/removal-380.svg"' in text
     rows = read_rows(folder / "findings.csv")
