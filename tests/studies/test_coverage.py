@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from fedif_flower.run.rows import read_rows
 from fedif_studies import coverage
+from fedif_studies.rows import RESULTS
 
 
 def test_right_labels_are_cells_without_a_treatment():
@@ -31,6 +33,18 @@ def test_a_held_out_set_has_its_wrong_labels_and_the_loss_that_allows_for_them()
     assert torch.equal(_labels(as_it_is), _labels(corrected))
     assert as_it_is.noise == 0
     assert 0.1 <= corrected.noise <= 0.5
+
+
+def test_the_page_says_what_the_rows_say():
+    shares = {}
+    for line in coverage.table(read_rows(coverage.WRONG_CSV)).lines:
+        _, _, fault, size, _, _, shares_covered, _ = line
+        shares[fault, size] = shares_covered.rstrip("%")
+    page = " ".join((RESULTS.parent / "methods" / "path-attribution.md").read_text().split())
+    plain = [shares["30%, as it is", size] for size in ("120", "300")]
+    corrected = [shares["30%, corrected", size] for size in ("120", "300")]
+    assert f"in {' and '.join(plain)} of 100 cases" in page
+    assert f"they do in {' and '.join(corrected)}, as" in page
 
 
 def _labels(validation) -> torch.Tensor:

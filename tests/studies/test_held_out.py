@@ -177,6 +177,11 @@ def test_the_page_says_what_the_rows_say_beside_its_tables():
     honest = {"attack": "none", "strategy": "fedavg"}
     before, after = {"treatment": "as it is"}, {"treatment": "by class"}
     hard = {"data": "cifar10", "examples": "2000", "attack": "label-noise"}
+    wrong = {**hard, "wrong": "0.3"}
+    corrected = {"treatment": "corrected"}
+    targeted = {"attack": "six-as-zero", **before}
+    paid = {"strategy": "fedavg", **targeted}
+    scored = {"strategy": "fedif", **targeted}
     cost = mean_of("accuracy", **hard, **before) - mean_of("accuracy", **hard, **after)
     for words in (
         f"accuracy was {100 * mean_of('accuracy', **attacked, **before):.1f} and its AUC "
@@ -190,6 +195,15 @@ def test_the_page_says_what_the_rows_say_beside_its_tables():
         f"it moved {100 * mean_of('moved', **honest, **after):.0f} % of the money",
         f"{100 * mean_of('moved', **honest, **before, classes='half'):.0f} % of the money moved",
         f"{100 * mean_of('moved', **honest, **before, classes='missing'):.0f} %. FedIF",
+        f"AUC rose from {mean_of('auc', **wrong, **before):.2f} to "
+        f"{mean_of('auc', **wrong, **corrected):.2f} and the accuracy from "
+        f"{100 * mean_of('accuracy', **wrong, **before):.1f} to "
+        f"{100 * mean_of('accuracy', **wrong, **corrected):.1f} (right labels: "
+        f"{100 * mean_of('accuracy', **hard, **before):.1f})",
+        f"paid {100 * mean_of('liars_share', **paid, classes='missing'):.0f} % instead of "
+        f"{100 * mean_of('liars_share', **paid):.0f} %, and FedIF's AUC was "
+        f"{mean_of('auc', **scored, classes='missing'):.2f} instead of "
+        f"{mean_of('auc', **scored):.2f}",
     ):
         assert words in page, words
 
@@ -202,3 +216,15 @@ def test_of_right_labels_no_model_that_was_not_ruined_contradicts_more_than_the_
             shares.append(float(one["contradicted"]))
     page = (RESULTS.parent / "held-out-data.md").read_text()
     assert f"that share was {100 * max(shares):.0f} % at most" in page
+
+
+@pytest.mark.parametrize("classes", ["whole", "single", "missing"])
+def test_a_targeted_attack_gains_nothing_by_the_correction(classes):
+    """Beside a set with right labels: what it gains there is the missing class's."""
+    attack = {"attack": "six-as-zero", "classes": classes}
+    right = {"treatment": "as it is", **attack}
+    corrected = {"treatment": "corrected", "wrong": "0.3", **attack}
+    auc = [mean_of("auc", strategy="fedif", **one) for one in (right, corrected)]
+    assert auc[1] >= auc[0] - 0.02
+    paid = [mean_of("liars_share", strategy="fedavg", **one) for one in (right, corrected)]
+    assert paid[1] <= paid[0] + 0.05
