@@ -17,9 +17,9 @@ from fedif_studies.pictures.panels import (
     Scale,
     Sheet,
     compose,
+    draw_panels,
     horizontal_lines,
     limits,
-    panel_grid,
     vertical_lines,
 )
 from fedif_studies.pictures.sheets import Picture
@@ -116,21 +116,18 @@ def _draw(panels: Sequence[RemovalPanel], sheet: Sheet, title: str, finding: str
     across, height = (1, 170.0) if sheet.is_narrow else (len(panels), 320.0)
 
     def body(drawing: Drawing, top: float) -> float:
-        size = sheet.size
-        grid = panel_grid(
+        return draw_panels(
+            drawing,
             sheet,
-            len(panels),
+            panels,
+            _draw_panel,
             across,
             start=top,
             height=height,
-            above=2.0 * size,
-            below=2.7 * size,
-            left=0.0,
-            each_left=2.4 * size,
+            above=2.0 * sheet.size,
+            below=2.7 * sheet.size,
+            each_left=2.4 * sheet.size,
         )
-        for panel, box in zip(panels, grid.boxes, strict=True):
-            _draw_panel(drawing, box, panel)
-        return grid.bottom
 
     return compose(sheet, title, finding, entries, marks, body)
 

@@ -8,14 +8,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from threading import Event, Thread
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from fedif_flower.tables import ResultTable
 from fedif_studies.rows import RESULTS, add_rows, machine, revision
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,24 @@ class Figure:
     aim: str
     spread: str = ""
     note: str = ""
+
+
+@contextmanager
+def sampling(read: Callable[[], T], samples: list[T], seconds: float) -> Iterator[None]:
+    """Add what ``read`` returns to the samples, every so many seconds, while entered."""
+    stop = Event()
+
+    def sample() -> None:
+        while not stop.wait(seconds):
+            samples.append(read())
+
+    thread = Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def beside(name: str, ours: Timing, peer: float, aim: str = "", unit: str = "ms") -> Figure:

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event, Thread
 from typing import Annotated
 
 import torch
@@ -31,7 +28,7 @@ from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Scalar
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
-from fedif_studies.benchmarks.common import Figure, alone, report
+from fedif_studies.benchmarks.common import Figure, alone, report, sampling
 from fedif_studies.lab.commands import run_study
 
 ROUNDS = 2  # In the second, rows and models of the first are still there.
@@ -88,24 +85,6 @@ def wander(message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
-@contextmanager
-def sampled_status(samples: list[tuple[int, int]]) -> Iterator[None]:
-    """Add this process's anonymous and mapped bytes, twenty times a second, while entered."""
-    stop = Event()
-
-    def sample() -> None:
-        while not stop.wait(0.05):
-            samples.append(resident_bytes())
-
-    thread = Thread(target=sample, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
 def resident_bytes() -> tuple[int, int]:
     """Return how many bytes of this process's memory are anonymous, and how many of files."""
     sizes = {}
@@ -129,7 +108,7 @@ def measure(federation: Federation) -> ServerCost:
         test_data=lambda _: (inputs, labels),
     )
     samples: list[tuple[int, int]] = []
-    with tempfile.TemporaryDirectory() as folder, sampled_status(samples):
+    with tempfile.TemporaryDirectory() as folder, sampling(resident_bytes, samples, 0.05):
         settings: dict[str, Scalar] = {
             "task": OWN + task.name,
             "device": "cpu",

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from threading import Event, Thread
 from typing import Annotated
 
 import numpy as np
@@ -37,7 +36,7 @@ from fedif_flower.strategies import Setup
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
-from fedif_studies.benchmarks.common import Figure, alone, report
+from fedif_studies.benchmarks.common import Figure, alone, report, sampling
 from fedif_studies.lab.commands import run_study
 
 MILLION = 10**6
@@ -71,21 +70,14 @@ def sampled_memory(samples: list[int]) -> Iterator[None]:
 
     In PSS, pages that processes share count once; Ray's object store lies in such pages.
     """
-    stop = Event()
     driver = psutil.Process()
 
-    def sample() -> None:
-        while not stop.wait(0.2):
-            everybody = [driver, *driver.children(recursive=True)]
-            samples.append(sum(_pss(process) for process in everybody))
+    def read() -> int:
+        everybody = [driver, *driver.children(recursive=True)]
+        return sum(_pss(process) for process in everybody)
 
-    thread = Thread(target=sample, daemon=True)
-    thread.start()
-    try:
+    with sampling(read, samples, 0.2):
         yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def _pss(process: psutil.Process) -> int:

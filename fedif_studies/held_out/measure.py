@@ -17,6 +17,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.correction import NOISE
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import HELD_OUT_KEY
+from fedif_flower.run.held_out import WITNESS, last_contradicted
 from fedif_flower.run.results import Run, load
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.seeding import torch_generator
@@ -122,7 +123,7 @@ def figures_of(run: Run, cell: Row) -> Row:
         "high": examined.get("high"),
         "by_class": examined.get("by_class"),
         "corrected": examined[NOISE],
-        "contradicted": _last_contradicted(run),
+        "contradicted": last_contradicted(run.lines("rounds"), WITNESS),
         "seconds": examined.get("seconds"),
     }
     if STRATEGIES[cell["strategy"]] is not ATTRIBUTION:
@@ -137,15 +138,6 @@ def figures_of(run: Run, cell: Row) -> Row:
     row["liars_share"] = f"{liars / total:.5g}"
     row["shares"] = " ".join(f"{value / total:.5g}" for value in positive)
     return row
-
-
-def _last_contradicted(run: Run) -> float | None:
-    """Return the share of held-out labels that the last model that was asked contradicts."""
-    for line in reversed(run.lines("rounds")):
-        share = line.get("validation_contradicted")
-        if share is not None:
-            return float(share)
-    return None
 
 
 def task_of(task: Task, config_seed: int, cell: Row) -> Task:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from fedif_studies.lab.table import MeanStd
@@ -17,9 +18,9 @@ from fedif_studies.pictures.panels import (
     Scale,
     Sheet,
     compose,
+    draw_panels,
     horizontal_lines,
     limits,
-    panel_grid,
     vertical_lines,
 )
 from fedif_studies.pictures.sheets import Picture
@@ -127,21 +128,18 @@ def _draw_curves(panels: Sequence[CurvePanel], sheet: Sheet, title: str, finding
     across, height = (1, 150.0) if sheet.is_narrow else (len(panels), 300.0)
 
     def body(drawing: Drawing, top: float) -> float:
-        size = sheet.size
-        grid = panel_grid(
+        return draw_panels(
+            drawing,
             sheet,
-            len(panels),
+            panels,
+            partial(_draw_curve_panel, across=across),
             across,
             start=top,
             height=height,
-            above=2.0 * size if sheet.is_narrow else 3.2 * size,
-            below=2.7 * size,
-            left=0.0,
-            each_left=2.4 * size,
+            above=(2.0 if sheet.is_narrow else 3.2) * sheet.size,
+            below=2.7 * sheet.size,
+            each_left=2.4 * sheet.size,
         )
-        for panel, box in zip(panels, grid.boxes, strict=True):
-            _draw_curve_panel(drawing, box, panel, across)
-        return grid.bottom
 
     return compose(sheet, title, finding, entries, marks, body)
 

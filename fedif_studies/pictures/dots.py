@@ -13,7 +13,7 @@ from fedif_studies.pictures.panels import (
     Scale,
     Sheet,
     compose,
-    panel_grid,
+    draw_panels,
     vertical_lines,
 )
 from fedif_studies.pictures.svg import Drawing, Kind, Look
@@ -90,20 +90,18 @@ class DotPlot:
         above = 2.2 * size
         if any(panel.words for panel in self.panels):
             above = 3.5 * size
-        grid = panel_grid(
+        return draw_panels(
+            drawing,
             sheet,
-            len(self.panels),
+            self.panels,
+            self._draw_panel,
             1 if sheet.is_narrow else self.across,
             start=top,
             height=_ROW * size * max(len(panel.lines) for panel in self.panels),
             above=above,
             below=1.9 * size,
-            left=0.0,
             each_left=1.2 * size + 0.5 * size * longest,
         )
-        for panel, box in zip(self.panels, grid.boxes, strict=True):
-            self._draw_panel(drawing, box, panel)
-        return grid.bottom
 
     def _draw_panel(self, drawing: Drawing, box: Box, panel: DotPanel) -> None:
         size = drawing.size

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fedif_studies.pictures.svg import Drawing, Kind, Look, width_of
+
+P = TypeVar("P")  # What a panel shows.
 
 _ALLOWANCE = 1e-9  # Of a tick's place, in steps: sums of steps are rounded.
 
@@ -144,7 +147,7 @@ def panel_grid(
     height: float,
     above: float,
     below: float,
-    left: float,
+    left: float = 0.0,
     each_left: float = 0.0,
 ) -> Grid:
     """Return where panels stand.
@@ -176,6 +179,37 @@ def panel_grid(
         boxes.append(Box(x, y, width - gap - each_left, height))
     rows = math.ceil(count / across)
     return Grid(tuple(boxes), start + rows * (above + height + below), across)
+
+
+def draw_panels(
+    drawing: Drawing,
+    sheet: Sheet,
+    panels: Sequence[P],
+    draw_panel: Callable[[Drawing, Box, P], None],
+    across: int,
+    **room: float,
+) -> float:
+    """Draw panels in a grid, and return where they end.
+
+    Parameters
+    ----------
+    drawing : Drawing
+        Where.
+    sheet : Sheet
+        What they are drawn on.
+    panels : sequence
+        What each shows.
+    draw_panel : callable
+        Draws one: ``draw_panel(drawing, box, panel)``.
+    across : int
+        How many in a row.
+    **room : float
+        ``start``, ``height``, ``above``, ``below``, ``left``, ``each_left`` of :func:`panel_grid`.
+    """
+    grid = panel_grid(sheet, len(panels), across, **room)
+    for panel, box in zip(panels, grid.boxes, strict=True):
+        draw_panel(drawing, box, panel)
+    return grid.bottom
 
 
 Entry = tuple[Look, Kind, str]
