@@ -260,6 +260,9 @@ def replay(
 
     replayed = recompute(run_dir, import_from=import_from or ())
     typer.echo(f"The same bits: {replayed.contributions} contributions in {replayed.rounds} rounds")
+    typer.echo(f"Examined again, the same found: {', '.join(replayed.examined)}")
+    for words in replayed.not_compared:
+        typer.echo(f"Not compared: {words}")
     if replayed.not_recorded:
         columns = ", ".join(replayed.not_recorded)
         typer.echo(f"Not recorded by this run's version, so not compared: {columns}")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedif_consortium.evidence.signed import record_digest
+from fedif_consortium.statement.examined_again import HeldOutData, examine_again
 from fedif_consortium.statement.records import RunRecords, read_run
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.records import RoundAttribution
@@ -18,7 +19,7 @@ from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
-from fedif_flower.run.config import CreditSettings, RunConfig
+from fedif_flower.run.config import CreditSettings, RunConfig, ValidationSettings
 from fedif_flower.run.correction import with_recorded_noise
 from fedif_flower.run.folder import Table, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
@@ -26,7 +27,7 @@ from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.modules import hashes_here
 from fedif_flower.run.provenance import MODULES, code_hash, data_hash
 from fedif_flower.run.rows import csv_text
-from fedif_flower.run.secret_validation import recorded_part
+from fedif_flower.run.secret_validation import paying_part, with_recorded_loss
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.record import Round, Step
@@ -37,16 +38,23 @@ from fedif_flower.tasks.task import Task
 class Replayed(NamedTuple):
     """How many rounds and contributions were recomputed, all columns with the same bits.
 
-    ``not_recorded`` are columns that the run's version did not write, and so were not compared.
+    ``examined`` are the held-out data, by their keys in ``provenance.json``, in which the same was
+    found again. ``not_compared`` says what of that was not compared, and why. ``not_recorded`` are
+    columns that the run's version did not write, and so were not compared.
     """
 
     rounds: int
     contributions: int
+    examined: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
     not_recorded: tuple[str, ...] = ()
 
 
 def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str] = ()) -> Replayed:
     """Recompute every column of both tables from the kept updates, and compare it as recorded.
+
+    The held-out data are examined again first, however long that takes: they tell for which wrong
+    labels the loss was to be corrected.
 
     The bits are the same on the same kind of processor, with the same versions and number of
     threads; elsewhere the last digits may differ, and the error says by how much.
@@ -64,16 +72,22 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
     ------
     StatementError
         Naming the round, the client and the column that is another one; the round whose model is
-        not the one that members received; the validation set if it is not the run's.
+        not the one that members received; the validation set if it is not the run's; what was found
+        in held-out data if it is not what they give.
     ConfigError
         If the run kept no updates or has no run config, had a task of its app's own and none is
         given, or its settings name a module of a package that may not be imported.
     """
     with importing_only(import_from), refused_as(StatementError, "the run cannot be recomputed"):
         records = read_run(run_dir)
+        steps = _kept_steps(records)
         loaded = _load(records, task)
-        attributed = _attribute(loaded, _kept_steps(records), records)
-        return _compare(records, attributed)
+        part = _paying_part(records, loaded)
+        not_compared = _examine_again(records, loaded, part)
+        attributed = _attribute(_as_recorded(records, loaded, part), steps, records)
+        return _compare(records, attributed)._replace(
+            examined=tuple(not_compared), not_compared=tuple(filter(None, not_compared.values()))
+        )
 
 
 def _kept_steps(records: RunRecords) -> dict[int, Step]:
@@ -94,7 +108,7 @@ def _kept_steps(records: RunRecords) -> dict[int, Step]:
 
 
 def _load(records: RunRecords, task: Task | None) -> LoadedTask:
-    """Return what the run's server held: its task and validation set."""
+    """Return what the run's server held: its task and validation set, as they are by themselves."""
     if not records.folder.config.path.is_file():
         raise ConfigError(
             f"{str(records.folder.path)!r} is of an app of its own, without a run config: it kept "
@@ -106,12 +120,32 @@ def _load(records: RunRecords, task: Task | None) -> LoadedTask:
     loaded = load_task(config, task)
     if data_hash(tensors_in(loaded.validation_data)) != records.provenance["validation_sha256"]:
         raise StatementError("the validation set is not the one that the run had")
+    return loaded
+
+
+def _paying_part(records: RunRecords, loaded: LoadedTask) -> LoadedTask | None:
+    """Return the secret data that paid; ``None``: there were none."""
     salt = records.salt()
-    paying = None
-    if salt:
-        paying = recorded_part(loaded, salt, records.provenance)
-    loaded = with_recorded_noise(loaded, records.provenance)
-    return loaded if paying is None else replace(loaded, validation=paying)
+    return paying_part(loaded, salt) if salt else None
+
+
+def _examine_again(
+    records: RunRecords, loaded: LoadedTask, part: LoadedTask | None
+) -> dict[str, str]:
+    """Return, by the key of held-out data, what was not compared of what was found in them."""
+    check = loaded.config.section(ValidationSettings).check()
+    held_out = [HeldOutData.that_weigh(loaded)]
+    if part is not None:
+        held_out.append(HeldOutData.that_pay(part))
+    return {data.key: examine_again(data, check, records.provenance) for data in held_out}
+
+
+def _as_recorded(records: RunRecords, loaded: LoadedTask, part: LoadedTask | None) -> LoadedTask:
+    """Return the task whose validation set is what contributions were measured on."""
+    weighing = with_recorded_noise(loaded, records.provenance)
+    if part is None:
+        return weighing
+    return replace(weighing, validation=with_recorded_loss(part, records.provenance))
 
 
 def _attribute(
@@ -176,7 +210,7 @@ def _compare(records: RunRecords, recomputed: list[RoundAttribution]) -> Replaye
         for column in not_recorded:
             del line[column]
     _compare_table(records, folder.attributed_rounds, recorded_rounds, lines_of_rounds)
-    return Replayed(len(recomputed), len(recorded_clients), not_recorded)
+    return Replayed(len(recomputed), len(recorded_clients), not_recorded=not_recorded)
 
 
 def _of_later_versions(

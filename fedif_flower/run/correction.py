@@ -107,6 +107,19 @@ class Correction:
         return replace(loaded, validation=validation)
 
 
+def corrected_task(
+    loaded: LoadedTask, correction: Correction, held_out: HeldOut | None
+) -> tuple[LoadedTask, dict[str, Any]]:
+    """Return a task whose held-out loss is corrected, and what records have of that.
+
+    Where the loss stays as it is, they say for which share the task's own allows: 0, mostly.
+    """
+    corrected = correction.apply(loaded)
+    if corrected is loaded:
+        correction = Correction.of_loss(loaded.validation)
+    return corrected, correction.to_record(held_out)
+
+
 def _interval(low: float | None, high: float | None) -> tuple[float, float] | None:
     """Return between which shares of wrong labels the true one lies, if there is such a doubt."""
     if low is None or high is None or not low < high:

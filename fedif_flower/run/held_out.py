@@ -12,13 +12,19 @@ from typing import Any
 
 from fedif_flower.messages.held_out_classes import HeldOutClasses
 from fedif_flower.run.config import ValidationSettings
-from fedif_flower.run.correction import Correction, corrected_words, recorded_examination
+from fedif_flower.run.correction import (
+    Correction,
+    corrected_task,
+    corrected_words,
+    recorded_examination,
+)
 from fedif_flower.run.folder import HELD_OUT_KEY, RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.cross_fit import Way
 from fedif_flower.valuation.held_out import HeldOut, contradicted_share, vet
 from fedif_flower.valuation.label_noise import is_noise
 
@@ -38,12 +44,8 @@ class ExaminedHeldOut(RunPart):
         """Return the task with the corrected loss, and what says so in the records."""
         config = run.config
         held_out, correction = self._examined(run)
-        loaded = correction.apply(run.loaded)
+        loaded, record = corrected_task(run.loaded, correction, held_out)
         is_corrected = loaded is not run.loaded
-        if not is_corrected:
-            # For none, unless the task's own loss allows for wrong labels by itself.
-            correction = Correction.of_loss(run.loaded.validation)
-        record = correction.to_record(held_out)
         remarks = []
         if held_out is not None:
             remarks.append(f"held-out set: {held_out.words()}")
@@ -85,14 +87,18 @@ class ExaminedHeldOut(RunPart):
         return held_out, Correction.of(check, held_out)
 
 
-def examine(loaded: LoadedTask, seconds: float) -> HeldOut:
-    """Examine a task's validation split; the model is the task's own, untrained."""
+def examine(loaded: LoadedTask, seconds: float, way: Way | None = None) -> HeldOut:
+    """Examine a task's validation split; the model is the task's own, untrained.
+
+    ``way``: see :func:`~fedif_flower.valuation.held_out.vet`.
+    """
     return vet(
         loaded.validation,
         test=loaded.test,
         build=loaded.task.build_model,
         seed=loaded.config.seed,
         seconds=seconds,
+        way=way,
     )
 
 

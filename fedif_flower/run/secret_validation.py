@@ -24,9 +24,9 @@ from typing import Any
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.correction import (
-    BY_CLASS,
     NOISE,
     Correction,
+    corrected_task,
     corrected_words,
     recorded_examination,
     with_recorded_noise,
@@ -37,6 +37,7 @@ from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.seeding import torch_generator
 from fedif_flower.storage import config_folder, require_private, write_private
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.cross_fit import Way
 from fedif_flower.valuation.held_out import HeldOut, HeldOutCheck, vet
 
 NONCE = "paying_nonce"
@@ -98,19 +99,30 @@ def paying_part(loaded: LoadedTask, salt: str) -> LoadedTask:
     return replace(loaded, validation=part)
 
 
-def examine_part(part: LoadedTask, check: HeldOutCheck) -> dict[str, Any]:
-    """Return what records say of a paying part: no example of it is named."""
-    held_out = None
-    if check.vet:
-        held_out = vet(
-            part.validation,
-            build=part.task.build_model,
-            seed=part.config.seed,
-            seconds=check.seconds,
-        )
-    record = Correction.of(check, held_out).to_record(held_out)
+def examine_part(part: LoadedTask, seconds: float, way: Way | None = None) -> HeldOut:
+    """Examine the data that pay; the test split has them, too, and is not looked at.
+
+    ``way``: see :func:`~fedif_flower.valuation.held_out.vet`.
+    """
+    return vet(
+        part.validation,
+        build=part.task.build_model,
+        seed=part.config.seed,
+        seconds=seconds,
+        way=way,
+    )
+
+
+def corrected_part(
+    part: LoadedTask, check: HeldOutCheck, held_out: HeldOut | None
+) -> tuple[LoadedTask, dict[str, Any]]:
+    """Return the data that pay with the corrected loss, and what records have of that.
+
+    No example is named there.
+    """
+    corrected, record = corrected_task(part, Correction.of(check, held_out), held_out)
     record.pop("suspects", None)
-    return record
+    return corrected, record
 
 
 @dataclass(frozen=True)
@@ -150,12 +162,12 @@ class SecretData:
         nonce = str(memory.get(NONCE) or secrets.token_hex(16))
         salt = salt_of(nonce)
         part = paying_part(loaded, salt)
-        record = dict(memory.get(PAYING_KEY) or examine_part(part, check))
-        corrected = with_recorded_noise(part, {PAYING_KEY: record}, PAYING_KEY)
-        if corrected is part:
-            # The loss is none that can be corrected, or the task's own allows for wrong labels.
-            record[NOISE] = Correction.of_loss(part.validation).noise
-            record.pop(BY_CLASS, None)
+        if PAYING_KEY in memory:
+            record = dict(memory[PAYING_KEY])
+            corrected = with_recorded_noise(part, memory, PAYING_KEY)
+        else:
+            held_out = examine_part(part, check.seconds) if check.vet else None
+            corrected, record = corrected_part(part, check, held_out)
         return cls(nonce, commitment_of(salt), record, corrected.validation)
 
     @property
@@ -183,12 +195,11 @@ class SecretData:
         return remarks
 
 
-def recorded_part(loaded: LoadedTask, salt: str, provenance: Mapping[str, Any]) -> Validation:
-    """Return the paying part with the loss that a run's provenance tells of.
+def with_recorded_loss(part: LoadedTask, provenance: Mapping[str, Any]) -> Validation:
+    """Return the data that pay with the loss that a run's provenance tells of.
 
     Runs of earlier versions corrected it for what they found in the validation split.
     """
-    part = paying_part(loaded, salt)
     return with_recorded_noise(part, provenance, examined_key(provenance)).validation
 
 

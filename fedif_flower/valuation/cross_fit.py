@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,10 +50,57 @@ class Grid(NamedTuple):
     corrections: tuple[float | Tensor, ...]
     epochs: tuple[int, ...]
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """How many models are trained, and for how many epochs."""
+        return len(self.corrections) * FOLDS, self.epochs[-1]
+
     def words(self) -> str:
         """Say how large it is."""
-        trained = len(self.corrections) * FOLDS
-        return f"{trained} trainings of {self.epochs[-1]} epochs on {FOLDS} folds"
+        trainings, epochs = self.size
+        return f"{trainings} trainings of {epochs} epochs on {FOLDS} folds"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a data set was examined: so it can be examined again.
+
+    Attributes
+    ----------
+    model : {"own", "regression"}
+        Which one was trained: the task's own, or a logistic regression on what its last layer is
+        given.
+    trainings : int
+        How many models.
+    epochs : int
+        For how many epochs each.
+    is_reduced : bool
+        Whether fewer were trained than usual, to save time.
+    """
+
+    model: Literal["own", "regression"]
+    trainings: int
+    epochs: int
+    is_reduced: bool = False
+
+    @classmethod
+    def of(cls, model: Literal["own", "regression"], fitted: CrossFit) -> Way:
+        """Return how models were trained."""
+        trainings, epochs = fitted.grid.size
+        return cls(model, trainings, epochs, fitted.is_reduced)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any] | None) -> Way | None:
+        """Read what ``asdict`` returned; ``None`` stays ``None``."""
+        return None if record is None else cls(**record)
+
+    def words(self) -> str:
+        """Say it."""
+        words = f"{self.trainings} trainings of {self.epochs} epochs on {FOLDS} folds"
+        if self.model == "own":
+            return f"{words}, fewer than usual to save time" if self.is_reduced else words
+        what = "on the features of the untrained model, which is too large to train"
+        return f"logistic regression {what}: {words}"
 
 
 class CrossFit(NamedTuple):
@@ -124,6 +172,7 @@ def cross_fit(
     seed: int,
     seconds: float,
     transitions: Tensor | None = None,
+    size: tuple[int, int] | None = None,
 ) -> CrossFit | None:
     r"""Train models on k - 1 of k = 5 folds, by the corrected loss, and ask them about the other.
 
@@ -143,20 +192,25 @@ def cross_fit(
         take.
     transitions : Tensor, optional
         ``[C, C]``: by which chances labels become others; the training loss allows for them alone.
+    size : tuple of int, optional
+        The size of the only grid that is trained, if there is time. Default: the largest one that
+        there is time for.
 
     Returns
     -------
     CrossFit, optional
-        ``None`` where the smallest grid would take longer, too.
+        ``None`` where the smallest grid would take longer, too, or none has that size.
     """
     count = num_rows(batch) or 0
     folds = draw_folds(count, torch_generator("held-out-folds", seed))
     is_small = sum(parameter.numel() for parameter in models(0).parameters()) <= _SMALL
-    size = folds.training.shape[1]
+    num_training = folds.training.shape[1]
     with torch_threads(1 if is_small else torch.get_num_threads()):
         noise = 0.0 if transitions is None else transitions
         per_epoch = _seconds_per_epoch(models, batch, num_classes, folds, noise, seconds)
-        for place, whole_grid in enumerate(grids(size)):
+        for place, whole_grid in enumerate(grids(num_training)):
+            if size is not None and whole_grid.size != size:
+                continue
             grid = whole_grid
             if transitions is not None:
                 grid = whole_grid._replace(corrections=(transitions,))
@@ -194,22 +248,26 @@ def untrained_models(
 
 
 def fit_in_time(
-    models: Models, batch: Any, num_classes: int, seed: int, seconds: float
-) -> tuple[CrossFit | None, str]:
-    """Return what models trained in time say, and how they were trained, in words.
+    models: Models, batch: Any, num_classes: int, seed: int, seconds: float, way: Way | None = None
+) -> tuple[CrossFit | None, Way | None]:
+    """Return what models trained in time say, and how they were trained.
 
     A model that cannot be trained in time is replaced by a logistic regression on what its last
-    layer is given. Parameters are those of :func:`cross_fit`; ``None``: that takes longer, too.
+    layer is given. Parameters are those of :func:`cross_fit`, and ``way``: the only one that is
+    taken, if there is time. ``None``: any way takes longer.
     """
     began = time.perf_counter()
-    fitted = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds)
-    if fitted is not None:
-        less = ", fewer than usual to save time" if fitted.is_reduced else ""
-        return fitted, f"{fitted.grid.words()}{less}"
+    size = None
+    if way is not None:
+        size = (way.trainings, way.epochs)
+    if way is None or way.model == "own":
+        fitted = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds, size=size)
+        if fitted is not None:
+            return fitted, Way.of("own", fitted)
     left = seconds - (time.perf_counter() - began)
     features = features_of(models(0).eval(), batch, left)
     if features is None:
-        return None, ""
+        return None, None
     labels = batch[-1]
 
     def regression(fold: int) -> nn.Module:
@@ -217,11 +275,12 @@ def fit_in_time(
             return nn.Linear(features.shape[1], num_classes, device=labels.device)
 
     left = seconds - (time.perf_counter() - began)
-    fitted = cross_fit(regression, (features, labels), num_classes, seed=seed, seconds=left)
+    fitted = cross_fit(
+        regression, (features, labels), num_classes, seed=seed, seconds=left, size=size
+    )
     if fitted is None:
-        return None, ""
-    what = "logistic regression on the features of the untrained model, which is too large to train"
-    return fitted, f"{what}: {fitted.grid.words()}"
+        return None, None
+    return fitted, Way.of("regression", fitted)
 
 
 class _Steps:

@@ -22,7 +22,13 @@ from fedif_flower.valuation.class_noise import (
     likely_transitions,
     surest_transitions,
 )
-from fedif_flower.valuation.cross_fit import CrossFit, cross_fit, fit_in_time, untrained_models
+from fedif_flower.valuation.cross_fit import (
+    CrossFit,
+    Way,
+    cross_fit,
+    fit_in_time,
+    untrained_models,
+)
 from fedif_flower.valuation.examples import count_answers, input_digests, labelled_examples
 from fedif_flower.valuation.noise_profile import Profile, Suspect, find_suspects, profile
 from fedif_flower.valuation.validation import Validation
@@ -146,8 +152,8 @@ class HeldOut:
         How many have an input that is in the other split, too; ``None``: there was none.
     seconds : float
         How long it took.
-    how : str
-        By what the share was estimated.
+    way : Way, optional
+        By what the share was estimated; ``None``: there is no estimate.
     """
 
     examples: int
@@ -165,7 +171,12 @@ class HeldOut:
     copies: int = 0
     shared: int | None = None
     seconds: float = 0.0
-    how: str = ""
+    way: Way | None = None
+
+    @property
+    def how(self) -> str:
+        """By what the share was estimated, in words; empty: there is no estimate."""
+        return "" if self.way is None else self.way.words()
 
     @property
     def correction(self) -> float:
@@ -257,6 +268,7 @@ class HeldOut:
         values["transitions"] = tuple(map(tuple, record["transitions"]))
         values["missing"] = tuple(record["missing"])
         values["rare"] = {int(label): count for label, count in record["rare"].items()}
+        values["way"] = Way.from_record(record["way"])
         return cls(**values)
 
 
@@ -294,6 +306,7 @@ def vet(
     build: Callable[[int], nn.Module] | None = None,
     seed: int = 0,
     seconds: float = 60.0,
+    way: Way | None = None,
 ) -> HeldOut:
     r"""Examine a held-out set: how many labels are wrong, which classes it lacks, what is twice.
 
@@ -316,6 +329,8 @@ def vet(
         All that is drawn depends on it alone, >= 0.
     seconds : float
         How long the estimate may take, > 0: one that would take longer trains fewer models.
+    way : Way, optional
+        The one of an earlier examination, which is done again, whether there is time or not.
 
     Returns
     -------
@@ -326,7 +341,7 @@ def vet(
     Raises
     ------
     ConfigError
-        If ``seconds`` is not > 0.
+        If ``seconds`` is not > 0, or so many examples cannot be examined in that ``way``.
 
     References
     ----------
@@ -334,7 +349,9 @@ def vet(
     """
     require(seconds > 0, "seconds", seconds, "a number > 0")
     began = time.perf_counter()
-    held_out = _examine(validation, test, build, seed, seconds)
+    held_out = _examine(validation, test, build, seed, seconds if way is None else math.inf, way)
+    if way is not None and held_out.way != way:
+        raise ConfigError(f"way = {way}: {held_out.examples} examples cannot be examined like this")
     return replace(held_out, seconds=round(time.perf_counter() - began, 3))
 
 
@@ -344,6 +361,7 @@ def _examine(
     build: Callable[[int], nn.Module] | None,
     seed: int,
     seconds: float,
+    way: Way | None,
 ) -> HeldOut:
     inputs = input_digests(validation)
     shared = None
@@ -376,15 +394,16 @@ def _examine(
         return replace(held_out, why_none=few)
     began = time.perf_counter()
     models = untrained_models(validation, build, seed)
-    fitted, how = fit_in_time(models, batch, num_classes, seed, seconds)
+    fitted, way = fit_in_time(models, batch, num_classes, seed, seconds, way)
     if fitted is None:
         return replace(held_out, why_none=f"it would take more than {seconds:g} s")
     if not bool(fitted.logits.isfinite().all()):
         return replace(held_out, why_none="models trained on it give no finite numbers")
     estimate = profile(fitted.logits, labels, torch_generator("held-out-bootstrap", seed))
-    held_out = _with_estimate(replace(held_out, how=how), estimate, labels)
-    left = seconds - (time.perf_counter() - began)
-    held_out = _with_estimate_by_class(held_out, fitted, models, batch, seed, left)
+    held_out = _with_estimate(replace(held_out, way=way), estimate, labels)
+    if way is not None and way.model == "own":  # Else there is no time to train it once more.
+        left = seconds - (time.perf_counter() - began)
+        held_out = _with_estimate_by_class(held_out, fitted, models, batch, seed, left)
     return _with_suspects(held_out, estimate, labels, places)
 
 
@@ -463,7 +482,8 @@ def _with_estimate_by_class(
 ) -> HeldOut:
     """Return the examination with the chances by which labels of each class became others.
 
-    Without them where some class has few labels, or training takes longer than it may.
+    Without them where some class has few labels, or as many epochs as for the share take longer
+    than they may.
     """
     *_, labels = batch
     labels = labels.cpu()
@@ -472,7 +492,15 @@ def _with_estimate_by_class(
     if seconds <= 0 or not enough_of_each_class(labels, num_classes):
         return held_out
     first = surest_transitions(logits, labels)
-    again = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds, transitions=first)
+    again = cross_fit(
+        models,
+        batch,
+        num_classes,
+        seed=seed,
+        seconds=seconds,
+        transitions=first,
+        size=fitted.grid.size,
+    )
     if again is None or not bool(again.logits.isfinite().all()):
         return held_out
     found = likely_transitions(again.logits.cpu(), labels, first)

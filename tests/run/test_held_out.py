@@ -24,7 +24,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.parts import run_parts
 from fedif_flower.run.results import load
-from fedif_flower.run.secret_validation import paying_part, recorded_part, salt_of
+from fedif_flower.run.secret_validation import paying_part, salt_of, with_recorded_loss
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Task
@@ -408,7 +408,7 @@ def test_what_pays_is_examined_and_corrected_for_itself(tmp_path, own_secret, ca
     folder = run_task(config.replace(resume="auto"), task)
     assert folder.provenance.read() == provenance
     salt = salt_of(provenance["paying_nonce"])
-    part = recorded_part(load_task(config, task), salt, provenance)
+    part = with_recorded_loss(paying_part(load_task(config, task), salt), provenance)
     assert part.noise == pays["noise"]
     assert part.noise_interval == (pays["low"], pays["high"])
     measured = float(folder.attributed_rounds.read()[0]["loss_before"])
@@ -452,14 +452,16 @@ def test_a_share_that_is_set_holds_for_what_pays(tmp_path, own_secret, noise, co
     record = folder.provenance.read()
     assert record["paying_held_out"]["corrected_noise"] == corrected
     loaded = load_task(config_of(tmp_path), digits(config_of(tmp_path)))
-    assert recorded_part(loaded, salt_of(record["paying_nonce"]), record).noise == corrected
+    part = paying_part(loaded, salt_of(record["paying_nonce"]))
+    assert with_recorded_loss(part, record).noise == corrected
 
 
 def test_a_run_of_an_earlier_version_is_recomputed_with_the_loss_that_it_had(tmp_path, own_secret):
     """It corrected what pays for what it found in the validation split."""
     loaded = load_task(config_of(tmp_path), digits(config_of(tmp_path)))
     earlier = {"held_out": {"corrected_noise": 0.3}, "paying_nonce": "a"}
-    assert recorded_part(loaded, salt_of("a"), earlier).noise == 0.3
+    part = paying_part(loaded, salt_of("a"))
+    assert with_recorded_loss(part, earlier).noise == 0.3
 
 
 def test_members_are_warned_of_classes_that_either_set_lacks(tmp_path, own_secret):

@@ -135,8 +135,19 @@ def test_models_that_diverge_tell_nothing():
 )
 def test_too_little_time_trains_less_then_a_regression(monkeypatch, seconds_per_epoch, words):
     answers = iter([*seconds_per_epoch, 99.0])  # There is no time for chances by class.
-    monkeypatch.setattr(cross_fit, "_seconds_per_epoch", lambda *_: next(answers))
-    assert vet(held_out(digits()[1]), seconds=1).how.startswith(words)
+    judge = held_out(digits()[1])
+    with monkeypatch.context() as patched:
+        patched.setattr(cross_fit, "_seconds_per_epoch", lambda *_: next(answers))
+        own = vet(judge, seconds=1)
+    assert own.how.startswith(words)
+    # Whoever examines it in the same way has the time that it takes, and finds the same.
+    again = vet(judge, seconds=1e-6, way=own.way)
+    assert replace(again, seconds=own.seconds) == own
+
+
+def test_a_way_in_which_the_set_cannot_be_examined_is_refused():
+    with pytest.raises(ConfigError, match="120 examples cannot be examined like this"):
+        vet(held_out(digits()[1]), way=cross_fit.Way("own", 7, 50))
 
 
 def test_no_time_gives_no_estimate(monkeypatch):
@@ -164,8 +175,8 @@ def test_measuring_how_long_it_takes_is_bounded_too():
     passes.clear()
     own = vet(judge, seconds=2)
     assert own.how.startswith("logistic regression on the features of the untrained model")
-    # Beside these three, one pass tells how many classes there are; two steps try chances by class.
-    assert len(passes) <= 6
+    # Beside these three, one pass tells how many classes there are.
+    assert len(passes) <= 4
 
 
 def test_how_long_it_will_take_is_said_before_a_model_is_trained(monkeypatch, caplog):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from fedif_consortium.statement.records import read_run
 from fedif_consortium.statement.replay import replay
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.run import held_out
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder, files_of_rounds
@@ -159,6 +161,57 @@ def test_another_validation_set_is_named(copy):
         replay(copy)
 
 
+def test_an_operator_makes_up_no_share_of_wrong_labels(tmp_path, monkeypatch):
+    """The whole run is corrected for it, so that nothing in its tables contradicts it."""
+    examined = held_out.examine
+
+    def made_up(*arguments):
+        return replace(examined(*arguments), noise=0.6, low=0.5, high=0.6, lower_quartile=0.6)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(held_out, "examine", made_up)
+        run_dir = run(config(tmp_path, num_server_rounds=2))
+    words = "held_out.corrected_noise = 0.6 is recorded, the held-out data give 0.0"
+    with pytest.raises(StatementError, match=words):
+        replay(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"noise": 0.1}, r"held_out.noise = 0.1 is recorded, the held-out data give 0.0"),
+        ({"shared": 7}, "held_out.shared = 7 is recorded, the held-out data give 0"),
+        ({"rare": {}}, r"held_out.rare = \{\} is recorded, the held-out data give \{.*\}"),
+        ({"by_class": 0.5}, "held_out.by_class = 0.5 is recorded, the held-out data give null"),
+        ({"corrected_noise": 0.3}, "held_out.corrected_noise = 0.3 is recorded"),
+        ({"way": {"model": "own", "trainings": 7, "epochs": 1}}, "cannot be examined like this"),
+        ({"way": 1}, "held_out cannot be read"),
+        (None, "held_out is missing"),
+    ],
+)
+def test_what_was_found_in_held_out_data_is_found_again(copy, changes, words):
+    provenance = RunFolder(copy).provenance
+    record = provenance.read()
+    assert replay(copy).examined == ("held_out",)
+    if changes is None:
+        del record["held_out"]
+    else:
+        record["held_out"] |= changes
+    provenance.write(record)
+    with pytest.raises(StatementError, match=words):
+        replay(copy)
+
+
+def test_what_a_run_had_no_time_to_find_is_named(copy):
+    provenance = RunFolder(copy).provenance
+    record = provenance.read()
+    figures = ("noise", "low", "high", "lower_quartile", "accuracy", "way")
+    unknown = dict.fromkeys(figures) | {"why_none": "it would take more than 1 s"}
+    provenance.write(record | {"held_out": record["held_out"] | unknown})
+    words = "held_out: the run had no time to estimate the share of wrong labels"
+    assert replay(copy).not_compared == (words,)
+
+
 def test_another_strategy_rule_and_server_optimizer_are_recomputed_too(tmp_path):
     overrides = {"strategy": "fedavg", "server_optimizer": "fedavgm", "attribution": "gauss2"}
     run_dir = run(config(tmp_path, num_server_rounds=3, **overrides, **{"credit.per-class": True}))
@@ -214,7 +267,9 @@ def test_a_run_paid_on_secret_data_opens_its_salt(tmp_path, monkeypatch, key):
     verify(run_dir)
     assert (folder / "validation-salt.txt").read_text().strip() == salt
     shutil.rmtree(tmp_path / "config")  # Others have no secret: the salt that was opened is enough.
-    assert replay(run_dir).rounds == 2
+    replayed = replay(run_dir)
+    assert replayed.rounds == 2
+    assert replayed.examined == ("held_out", "paying_held_out")
     (folder / "validation-salt.txt").write_text("00\n")
     with pytest.raises(StatementError, match="salt is not the one that the run committed to"):
         replay(run_dir)
