@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 import typer
@@ -73,7 +73,7 @@ class MembersApp:
         """Answer a message as one of the members."""
         if message.metadata.message_type != "train":
             return self._app(message, context)
-        arrays = message.content.array_records["arrays"].to_torch_state_dict()
+        arrays = cast(ArrayRecord, message.content["arrays"]).to_torch_state_dict()
         received = torch.cat([array.flatten() for array in arrays.values()])
         server_round = int(str(message.content.config_records["config"]["server-round"]))
         self._train(received, server_round)

@@ -11,7 +11,7 @@ import json
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 import typer
@@ -72,7 +72,8 @@ def tell_partition(message: Message, context: Context) -> Message:
 @app.train()
 def wander(message: Message, context: Context) -> Message:
     """Return the model with a random update, of the node's own in each round."""
-    sent = message.content.array_records["arrays"]
+    # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays.
+    sent = cast(ArrayRecord, message.content["arrays"])
     generator = torch_generator("wander", context.node_id, round_of(message) or 0)
     moved = {}
     for name, array in sent.items():
