@@ -1,7 +1,7 @@
 """Every benchmark, each in a process of its own that prints its table.
 
-It takes minutes and writes ``docs/results/bench-quick-*.csv``; ``--full`` takes about an hour and
-writes ``docs/results/bench-*.csv``, whose figures are quoted.
+It takes minutes and writes ``docs/results/bench-quick-*.csv``; ``--full`` takes some forty minutes
+and writes ``docs/results/bench-*.csv``, whose figures are quoted.
 """
 
 from __future__ import annotations
