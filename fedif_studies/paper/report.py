@@ -15,6 +15,7 @@ from fedif_studies.lab.curves import plot_curves
 from fedif_studies.lab.measurements import ACCURACIES, Measurement, from_row, to_row
 from fedif_studies.lab.run import FAILURES
 from fedif_studies.lab.table import MeanStd, write_table
+from fedif_studies.paper.apart import Pixels, apart_lines
 from fedif_studies.paper.cells import (
     TableCell,
     best_rows,
@@ -26,6 +27,7 @@ from fedif_studies.paper.cells import (
     why_in_no_cell,
 )
 from fedif_studies.paper.curves import curve_rows, path_of, update_curves
+from fedif_studies.paper.gains import gains_lines
 from fedif_studies.paper.glance import glance_picture
 from fedif_studies.paper.pictures import write_pictures
 from fedif_studies.paper.tables import TABLES, PaperTable, Settings
@@ -259,7 +261,11 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
         ]
     page = docs / "results.md"
     pictures = write_pictures(docs, filled, with_other_pixels)
-    put_tables(page, {"results": text, "pictures": pictures})
+    apart = apart_lines(
+        [Pixels("as AFedSV's authors", filled), Pixels("the data's own mean", with_other_pixels)]
+    )
+    blocks = {"results": text, "pictures": pictures, "gains": gains_lines(filled), "apart": apart}
+    put_tables(page, blocks)
     put_glance(docs, page)
     return page
 

@@ -1,0 +1,75 @@
+"""Which cells are far from the paper's figures, from the rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedif_flower.tables import ResultTable
+from fedif_studies.lab.table import MeanStd
+from fedif_studies.paper.cells import TableCell
+from fedif_studies.paper.findings import one_each
+from fedif_studies.paper.points import Filled
+from fedif_studies.paper.tables import TABLES, PaperTable
+
+FAR = 3.0  # Points.
+_FIGURES = ("last-ten", "last", "best")
+
+
+class Pixels(NamedTuple):
+    """Cells as they were measured with pixels that were scaled in one way."""
+
+    words: str
+    filled: Filled
+
+
+def apart_lines(measured: Sequence[Pixels]) -> list[str]:
+    """Return the table of the cells that are far from the paper, in Markdown.
+
+    Parameters
+    ----------
+    measured : sequence of Pixels
+        A cell that was measured in several of these ways counts in the first alone.
+    """
+    lines = []
+    seen: set[tuple[str, str, str]] = set()
+    count = 0
+    for pixels in measured:
+        for table in TABLES.values():
+            if table.is_timed:
+                continue
+            for cell in one_each(pixels.filled[table.name]):
+                place = _place(table, cell)
+                if place in seen or cell.paper is None:
+                    continue
+                seen.add(place)
+                count += 1
+                line = _line(table, cell, cell.paper)
+                if line is not None:
+                    lines.append([pixels.words, *place, *line])
+    heading = ["pixels", "table", "what clients do", "row", "last ten", "last", "best", "paper"]
+    heading.append("last ten - paper")
+    table_of_lines = ResultTable("", heading, lines, num_labels=4, grouped=True)
+    said = f"{len(lines)} of {count} cells are more than {FAR:g} points from the paper."
+    return [*table_of_lines.to_markdown(), "", said]
+
+
+def _place(table: PaperTable, cell: TableCell) -> tuple[str, str, str]:
+    """Return where a cell belongs; what stands in two tables of accuracies is one cell."""
+    data, _, what = table.title.partition(": ")
+    if table.split == "test" and "ablation" not in what:
+        what = "accuracy"
+    return f"{data}, {what}", cell.column.title, cell.title
+
+
+def _line(table: PaperTable, cell: TableCell, paper: MeanStd) -> list[str] | None:
+    """Return a cell's figures as text; ``None``: it is not far from the paper."""
+    figures = [cell.mean(f"{table.split}-{name}", 100) for name in _FIGURES]
+    last_ten = figures[0]
+    if last_ten is None:
+        return None
+    difference = last_ten.mean - paper.mean
+    if abs(difference) <= FAR:
+        return None
+    shown = ["-" if figure is None else figure.shown(".1f") for figure in (*figures, paper)]
+    return [*shown, f"{difference:+.1f}"]
