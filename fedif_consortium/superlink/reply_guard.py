@@ -6,7 +6,8 @@ handlers that do so:
 
 - a reply whose sender is not the authenticated node is refused;
 - a reply may weigh what the heaviest message of its run weighs, and a little more: objects, bytes,
-  and bytes once repeated chunks are put together;
+  and bytes once repeated chunks are put together. What stands in a message twice is sent once, and
+  counts twice: a new model has many layers of the same zeros and ones, and comes back with none;
 - the ServerApp is told of a reply only once all of it is there.
 """
 
@@ -15,13 +16,13 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
-from flwr.app import Array
+from flwr.app import Array, ArrayRecord
 from flwr.proto.message_pb2 import ObjectTree, PushObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
@@ -35,7 +36,6 @@ from starlette.exceptions import HTTPException
 
 logger = logging.getLogger(__name__)
 Handler = Callable[..., Any]
-Sizes = Mapping[str, tuple[int, bool]]  # Bytes by object, and whether they are an array's values.
 
 # A reply may hold metrics that the message does not: their number and size, per reply.
 SPARE_OBJECTS = 16
@@ -61,17 +61,17 @@ class Weight(NamedTuple):
     records: int = 0
 
     @classmethod
-    def of(cls, objects: Collection[str], sizes: Sizes) -> Weight:
-        """Return the weight of objects as far as their sizes are known."""
-        total = 0
-        records = 0
-        for object_id in objects:
-            if object_id in sizes:
-                size, is_chunk = sizes[object_id]
-                total += size
-                if not is_chunk:
-                    records += size
-        return cls(len(objects), total, records)
+    def of(cls, kind: str, size: int) -> Weight:
+        """Return what one object of a kind weighs by itself."""
+        return cls(1, size, 0 if kind == "ArrayChunk" else size)
+
+    def plus(self, other: Weight) -> Weight:
+        """Return what both weigh together."""
+        return Weight(
+            objects=self.objects + other.objects,
+            size=self.size + other.size,
+            records=self.records + other.records,
+        )
 
     def exceeds(self, limit: Weight) -> bool:
         """Return whether this is more than a limit in one of the three respects."""
@@ -88,31 +88,81 @@ class Weight(NamedTuple):
         )
 
 
+class Piece(NamedTuple):
+    """An object of a message: what it is, its bytes, and what it consists of, repeats included."""
+
+    kind: str
+    size: int
+    parts: Sequence[str]
+
+    @classmethod
+    def of(cls, content: bytes) -> Piece:
+        """Read an object as Flower sends it."""
+        kind, children, _ = get_object_head_values_from_object_content(content)
+        parts = children
+        if kind == "Array":
+            parts = chunks_of(content, children)
+        elif kind == "ArrayRecord":
+            parts = list(json.loads(get_object_body(content, ArrayRecord)).values())
+        return cls(kind, len(content), parts)
+
+    def weight(self) -> Weight:
+        """Return what it weighs by itself."""
+        return Weight.of(self.kind, self.size)
+
+
+def chunks_of(content: bytes, children: Sequence[str]) -> list[str]:
+    """Return the chunks of an array's values in their order, repeats included."""
+    order = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+    return [children[index] for index in order]
+
+
 @dataclass
 class SentMessages:
-    """The messages of a run's last push, by the objects in them, and the heaviest of the run."""
+    """The messages of a run's last push, by their ids, and the heaviest of the run."""
 
-    messages: list[set[str]] = field(default_factory=list)
-    sizes: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    pieces: dict[str, Piece] = field(default_factory=dict)
     heaviest: Weight = field(default_factory=Weight)
     is_weighed: bool = True
 
-    def replace(self, trees: Iterable[ObjectTree]) -> None:
+    def replace(self, trees: Collection[ObjectTree]) -> None:
         """Take note of messages that are about to be uploaded."""
         self.weigh()
-        self.messages = [objects_of(tree) for tree in trees]
-        # Flower keeps an object that the next message has, too: its size is not told again.
-        in_messages = set[str]().union(*self.messages)
-        self.sizes = {i: size for i, size in self.sizes.items() if i in in_messages}
+        self.messages = [tree.object_id for tree in trees]
+        # Flower keeps an object that the next message has, too: it is not sent again.
+        in_messages = set[str]().union(*map(objects_of, trees))
+        self.pieces = {i: piece for i, piece in self.pieces.items() if i in in_messages}
+        self.is_weighed = False
+
+    def add(self, object_id: str, content: bytes) -> None:
+        """Take note of an object of a message."""
+        self.pieces[object_id] = Piece.of(content)
         self.is_weighed = False
 
     def weigh(self) -> Weight:
         """Return the heaviest message that the run has sent so far, in each respect."""
         if not self.is_weighed:
+            weights: dict[str, Weight] = {}
             for message in self.messages:
-                self.heaviest = self.heaviest.largest(Weight.of(message, self.sizes))
+                self.heaviest = self.heaviest.largest(self._weight_of(message, weights))
             self.is_weighed = True
         return self.heaviest
+
+    def _weight_of(self, object_id: str, known: dict[str, Weight]) -> Weight:
+        """Return what an object weighs with all that it consists of, as often as it stands there.
+
+        What has not come yet weighs nothing.
+        """
+        if object_id not in self.pieces:
+            return Weight()
+        if object_id not in known:
+            piece = self.pieces[object_id]
+            weight = piece.weight()
+            for part in piece.parts:
+                weight = weight.plus(self._weight_of(part, known))
+            known[object_id] = weight
+        return known[object_id]
 
 
 @dataclass
@@ -151,15 +201,11 @@ class Upload:
         if object_id in self.sizes:
             return
         kind, children, _ = get_object_head_values_from_object_content(content)
-        objects, size, records = self.weight
-        size += len(content)
-        if kind != "ArrayChunk":
-            records += len(content)
         self.sizes[object_id] = len(content)
-        self.weight = Weight(objects, size, records)
+        # It was counted as an object when it was announced.
+        self.weight = self.weight.plus(Weight.of(kind, len(content))._replace(objects=0))
         if kind == "Array" and not self.is_heavy():
-            order = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-            self.arrays[object_id] = [children[index] for index in order]
+            self.arrays[object_id] = chunks_of(content, children)
 
     def _size_put_together(self) -> int:
         """Return the bytes of all arrays: one that has a chunk twice has its bytes twice."""
@@ -291,12 +337,9 @@ class ReplyGuard:
 
     def send_object(self, handler: Handler, request: Any, state: Any, task: Any) -> Any:
         """Take note of what an object of a message weighs."""
-        content = request.object_content
-        is_chunk = content.startswith(b"ArrayChunk ")
         with self._lock:
             sent = self._sent.setdefault(task.run_id, SentMessages())
-            sent.sizes[request.object_id] = (len(content), is_chunk)
-            sent.is_weighed = False
+            sent.add(request.object_id, request.object_content)
         return handler(request=request, state=state, task=task)
 
     def pull_replies(self, handler: Handler, request: Any, state: Any, task: Any) -> Any:

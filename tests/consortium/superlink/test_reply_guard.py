@@ -213,6 +213,44 @@ def test_too_many_objects_are_refused_before_flower_sees_them(message):
     assert flower.sessions == 0
 
 
+def layers(*values: float, size: int = 100) -> ArrayRecord:
+    """Return so many arrays, each of one value: equal ones are one object to Flower."""
+    arrays = {f"w{i}": Array(np.full(size, value)) for i, value in enumerate(values)}
+    return ArrayRecord(arrays)
+
+
+@pytest.mark.parametrize("size", [100, 50_000])
+def test_a_new_model_of_equal_layers_comes_back_with_different_ones(size):
+    """As batch normalisation begins: 40 layers of zeros, each sent once to Flower."""
+    message = Message(RecordDict({"arrays": layers(*[0.0] * 40, size=size)}), MEMBER, "train")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    flower = Flower()
+    flower.send(message)
+    trained = layers(*range(1, 41), size=size)
+    flower.reply(answer(message, arrays=trained))
+    message_id = message.metadata.message_id
+    assert flower.pull(message_id) == [message_id]
+    # No more than these 40, and none that is larger.
+    for heavy in (layers(*range(1, 61), size=size), layers(*range(1, 41), size=size + 1000)):
+        flower = Flower()
+        flower.send(message)
+        with pytest.raises(HTTPException, match="413"):
+            flower.reply(answer(message, arrays=heavy))
+
+
+def test_an_array_of_zeros_comes_back_with_other_values():
+    """Flower sends an array in chunks, and equal ones once."""
+    count = 3 * 1024 * 1024
+    message = Message(RecordDict({"arrays": layers(0.0, size=count)}), MEMBER, "train")
+    message.metadata.__dict__["_message_id"] = message.object_id
+    flower = Flower()
+    flower.send(message)
+    values = np.random.default_rng(0).random(count)
+    flower.reply(answer(message, arrays=ArrayRecord({"w0": Array(values)})))
+    message_id = message.metadata.message_id
+    assert flower.pull(message_id) == [message_id]
+
+
 ROOT_CONTENT = packed_object("Message", [], b"")
 ROOT = get_object_id(ROOT_CONTENT)
 
