@@ -80,8 +80,8 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
     """
     with importing_only(import_from), refused_as(StatementError, "the run cannot be recomputed"):
         records = read_run(run_dir)
-        steps = _kept_steps(records)
         loaded = _load(records, task)
+        steps = _kept_steps(records)
         part = _paying_part(records, loaded)
         not_compared = _examine_again(records, loaded, part)
         attributed = _attribute(_as_recorded(records, loaded, part), steps, records)
