@@ -7,11 +7,12 @@ held-out data can find it out: the share depends on them, on the seed and on the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.run.config import ValidationSettings
 from fedif_flower.run.correction import (
     BY_CLASS,
     NOISE,
@@ -19,77 +20,29 @@ from fedif_flower.run.correction import (
     corrected_task,
     recorded_examination,
 )
-from fedif_flower.run.folder import HELD_OUT_KEY
 from fedif_flower.run.held_out import examine
 from fedif_flower.run.loaded_task import LoadedTask
-from fedif_flower.run.secret_validation import PAYING_KEY, corrected_part, examine_part
-from fedif_flower.valuation.cross_fit import Way
-from fedif_flower.valuation.held_out import HeldOut, HeldOutCheck
+from fedif_flower.valuation.held_out import HeldOut
 
 # What no other examination repeats, and what stands in a table of its own.
 _NOT_COMPARED = ("seconds", "suspects")
 
-Examine = Callable[[float, Way | None], HeldOut]
-Correct = Callable[[HeldOutCheck, HeldOut | None], tuple[LoadedTask, dict[str, Any]]]
 
-
-class HeldOutData(NamedTuple):
-    """Held-out data of a run, before their loss was corrected.
-
-    Attributes
-    ----------
-    key : str
-        Where ``provenance.json`` has what was found in them.
-    examine : callable
-        ``examine(seconds, way)`` examines them.
-    correct : callable
-        ``correct(check, held_out)`` -> the task with the corrected loss, and what records have.
-    """
-
-    key: str
-    examine: Examine
-    correct: Correct
-
-    @classmethod
-    def that_weigh(cls, loaded: LoadedTask) -> HeldOutData:
-        """Return the data that a run weighed by."""
-
-        def examined(seconds: float, way: Way | None) -> HeldOut:
-            return examine(loaded, seconds, way)
-
-        def corrected(
-            check: HeldOutCheck, held_out: HeldOut | None
-        ) -> tuple[LoadedTask, dict[str, Any]]:
-            return corrected_task(loaded, Correction.of(check, held_out), held_out)
-
-        return cls(HELD_OUT_KEY, examined, corrected)
-
-    @classmethod
-    def that_pay(cls, part: LoadedTask) -> HeldOutData:
-        """Return the secret data that a run paid by."""
-
-        def examined(seconds: float, way: Way | None) -> HeldOut:
-            return examine_part(part, seconds, way)
-
-        def corrected(
-            check: HeldOutCheck, held_out: HeldOut | None
-        ) -> tuple[LoadedTask, dict[str, Any]]:
-            return corrected_part(part, check, held_out)
-
-        return cls(PAYING_KEY, examined, corrected)
-
-
-def examine_again(data: HeldOutData, check: HeldOutCheck, provenance: Mapping[str, Any]) -> str:
+def examine_again(
+    key: str, loaded: LoadedTask, provenance: Mapping[str, Any], *, is_in_test: bool
+) -> str:
     """Compare what was found in held-out data, and for what their loss was corrected.
 
     Parameters
     ----------
-    data : HeldOutData
-        They.
-    check : HeldOutCheck
-        What the run's settings ask for.
+    key : str
+        Where the provenance has what was found in them.
+    loaded : LoadedTask
+        The run's task, whose validation set they are, before its loss was corrected.
     provenance : mapping
         The run's.
+    is_in_test : bool
+        Whether they are part of the test split.
 
     Returns
     -------
@@ -101,16 +54,21 @@ def examine_again(data: HeldOutData, check: HeldOutCheck, provenance: Mapping[st
     StatementError
         Naming the first figure that is another one.
     """
-    if data.key not in provenance:
-        raise StatementError(f"provenance.json: {data.key} is missing")
-    recorded = provenance[data.key]
+    if key not in provenance:
+        raise StatementError(f"provenance.json: {key} is missing")
+    check = loaded.config.section(ValidationSettings).check()
     held_out = None
     not_compared = ""
     if check.vet:
-        held_out, not_compared = _examine_again(data, check, _recorded(data.key, recorded))
-    _, record = data.correct(check, held_out)
-    _compare(data.key, recorded, json.loads(json.dumps(record)))
-    return f"{data.key}: {not_compared}" if not_compared else ""
+        recorded = _recorded(key, provenance[key])
+        try:
+            held_out = examine(loaded, check.seconds, recorded.way, is_in_test=is_in_test)
+        except ConfigError as error:
+            raise StatementError(f"provenance.json: {key}: {error}") from error
+        held_out, not_compared = _without_what_took_too_long(held_out, recorded)
+    _, record = corrected_task(loaded, Correction.of(check, held_out), held_out)
+    _compare(key, provenance[key], json.loads(json.dumps(record)))
+    return f"{key}: {not_compared}" if not_compared else ""
 
 
 def _recorded(key: str, record: Mapping[str, Any]) -> HeldOut:
@@ -125,17 +83,11 @@ def _recorded(key: str, record: Mapping[str, Any]) -> HeldOut:
     return held_out
 
 
-def _examine_again(
-    data: HeldOutData, check: HeldOutCheck, recorded: HeldOut
-) -> tuple[HeldOut, str]:
-    """Return what there is in the data; and what was taken over from the records, in words.
+def _without_what_took_too_long(held_out: HeldOut, recorded: HeldOut) -> tuple[HeldOut, str]:
+    """Return an examination as a run could have had it; and what is not compared then, in words.
 
     It depends on the machine what there is time for, so records have the last word on that alone.
     """
-    try:
-        held_out = data.examine(check.seconds, recorded.way)
-    except ConfigError as error:
-        raise StatementError(f"provenance.json: {data.key}: {error}") from error
     if recorded.way is None and held_out.way is not None:
         return recorded, "the run had no time to estimate the share of wrong labels"
     if recorded.by_class is None and held_out.by_class is not None:

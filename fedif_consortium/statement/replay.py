@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedif_consortium.evidence.signed import record_digest
-from fedif_consortium.statement.examined_again import HeldOutData, examine_again
+from fedif_consortium.statement.examined_again import examine_again
 from fedif_consortium.statement.records import RunRecords, read_run
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.records import RoundAttribution
@@ -19,15 +19,15 @@ from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
-from fedif_flower.run.config import CreditSettings, RunConfig, ValidationSettings
+from fedif_flower.run.config import CreditSettings, RunConfig
 from fedif_flower.run.correction import with_recorded_noise
-from fedif_flower.run.folder import Table, files_of_rounds
+from fedif_flower.run.folder import HELD_OUT_KEY, Table, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.modules import hashes_here
 from fedif_flower.run.provenance import MODULES, code_hash, data_hash
 from fedif_flower.run.rows import csv_text
-from fedif_flower.run.secret_validation import paying_part, with_recorded_loss
+from fedif_flower.run.secret_validation import PAYING_KEY, paying_part, with_recorded_loss
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.record import Round, Step
@@ -133,11 +133,12 @@ def _examine_again(
     records: RunRecords, loaded: LoadedTask, part: LoadedTask | None
 ) -> dict[str, str]:
     """Return, by the key of held-out data, what was not compared of what was found in them."""
-    check = loaded.config.section(ValidationSettings).check()
-    held_out = [HeldOutData.that_weigh(loaded)]
+    weighing = examine_again(HELD_OUT_KEY, loaded, records.provenance, is_in_test=False)
+    not_compared = {HELD_OUT_KEY: weighing}
     if part is not None:
-        held_out.append(HeldOutData.that_pay(part))
-    return {data.key: examine_again(data, check, records.provenance) for data in held_out}
+        paying = examine_again(PAYING_KEY, part, records.provenance, is_in_test=True)
+        not_compared[PAYING_KEY] = paying
+    return not_compared
 
 
 def _as_recorded(records: RunRecords, loaded: LoadedTask, part: LoadedTask | None) -> LoadedTask:

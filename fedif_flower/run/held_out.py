@@ -87,14 +87,17 @@ class ExaminedHeldOut(RunPart):
         return held_out, Correction.of(check, held_out)
 
 
-def examine(loaded: LoadedTask, seconds: float, way: Way | None = None) -> HeldOut:
+def examine(
+    loaded: LoadedTask, seconds: float, way: Way | None = None, *, is_in_test: bool = False
+) -> HeldOut:
     """Examine a task's validation split; the model is the task's own, untrained.
 
-    ``way``: see :func:`~fedif_flower.valuation.held_out.vet`.
+    ``way``: see :func:`~fedif_flower.valuation.held_out.vet`. ``is_in_test``: it is part of the
+    test split, in which no copies are looked for then.
     """
     return vet(
         loaded.validation,
-        test=loaded.test,
+        test=None if is_in_test else loaded.test,
         build=loaded.task.build_model,
         seed=loaded.config.seed,
         seconds=seconds,

@@ -32,13 +32,12 @@ from fedif_flower.run.correction import (
     with_recorded_noise,
 )
 from fedif_flower.run.folder import HELD_OUT_KEY
-from fedif_flower.run.held_out import WITNESS
+from fedif_flower.run.held_out import WITNESS, examine
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.seeding import torch_generator
 from fedif_flower.storage import config_folder, require_private, write_private
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.cross_fit import Way
-from fedif_flower.valuation.held_out import HeldOut, HeldOutCheck, vet
+from fedif_flower.valuation.held_out import HeldOut, HeldOutCheck
 
 NONCE = "paying_nonce"
 COMMITMENT = "paying_commitment"
@@ -99,32 +98,6 @@ def paying_part(loaded: LoadedTask, salt: str) -> LoadedTask:
     return replace(loaded, validation=part)
 
 
-def examine_part(part: LoadedTask, seconds: float, way: Way | None = None) -> HeldOut:
-    """Examine the data that pay; the test split has them, too, and is not looked at.
-
-    ``way``: see :func:`~fedif_flower.valuation.held_out.vet`.
-    """
-    return vet(
-        part.validation,
-        build=part.task.build_model,
-        seed=part.config.seed,
-        seconds=seconds,
-        way=way,
-    )
-
-
-def corrected_part(
-    part: LoadedTask, check: HeldOutCheck, held_out: HeldOut | None
-) -> tuple[LoadedTask, dict[str, Any]]:
-    """Return the data that pay with the corrected loss, and what records have of that.
-
-    No example is named there.
-    """
-    corrected, record = corrected_task(part, Correction.of(check, held_out), held_out)
-    record.pop("suspects", None)
-    return corrected, record
-
-
 @dataclass(frozen=True)
 class SecretData:
     """The data that pay in a run, as they are before its first round.
@@ -166,8 +139,9 @@ class SecretData:
             record = dict(memory[PAYING_KEY])
             corrected = with_recorded_noise(part, memory, PAYING_KEY)
         else:
-            held_out = examine_part(part, check.seconds) if check.vet else None
-            corrected, record = corrected_part(part, check, held_out)
+            held_out = examine(part, check.seconds, is_in_test=True) if check.vet else None
+            corrected, record = corrected_task(part, Correction.of(check, held_out), held_out)
+            record.pop("suspects", None)  # They would tell which examples these are.
         return cls(nonce, commitment_of(salt), record, corrected.validation)
 
     @property

@@ -57,8 +57,12 @@ class Grid(NamedTuple):
 
     def words(self) -> str:
         """Say how large it is."""
-        trainings, epochs = self.size
-        return f"{trainings} trainings of {epochs} epochs on {FOLDS} folds"
+        return _size_words(self.size)
+
+
+def _size_words(size: tuple[int, int]) -> str:
+    trainings, epochs = size
+    return f"{trainings} trainings of {epochs} epochs on {FOLDS} folds"
 
 
 @dataclass(frozen=True)
@@ -94,9 +98,14 @@ class Way:
         """Read what ``asdict`` returned; ``None`` stays ``None``."""
         return None if record is None else cls(**record)
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """That of the grid."""
+        return self.trainings, self.epochs
+
     def words(self) -> str:
         """Say it."""
-        words = f"{self.trainings} trainings of {self.epochs} epochs on {FOLDS} folds"
+        words = _size_words(self.size)
         if self.model == "own":
             return f"{words}, fewer than usual to save time" if self.is_reduced else words
         what = "on the features of the untrained model, which is too large to train"
@@ -249,7 +258,7 @@ def untrained_models(
 
 def fit_in_time(
     models: Models, batch: Any, num_classes: int, seed: int, seconds: float, way: Way | None = None
-) -> tuple[CrossFit | None, Way | None]:
+) -> tuple[CrossFit, Way] | None:
     """Return what models trained in time say, and how they were trained.
 
     A model that cannot be trained in time is replaced by a logistic regression on what its last
@@ -257,9 +266,7 @@ def fit_in_time(
     taken, if there is time. ``None``: any way takes longer.
     """
     began = time.perf_counter()
-    size = None
-    if way is not None:
-        size = (way.trainings, way.epochs)
+    size = None if way is None else way.size
     if way is None or way.model == "own":
         fitted = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds, size=size)
         if fitted is not None:
@@ -267,7 +274,7 @@ def fit_in_time(
     left = seconds - (time.perf_counter() - began)
     features = features_of(models(0).eval(), batch, left)
     if features is None:
-        return None, None
+        return None
     labels = batch[-1]
 
     def regression(fold: int) -> nn.Module:
@@ -279,7 +286,7 @@ def fit_in_time(
         regression, (features, labels), num_classes, seed=seed, seconds=left, size=size
     )
     if fitted is None:
-        return None, None
+        return None
     return fitted, Way.of("regression", fitted)
 
 

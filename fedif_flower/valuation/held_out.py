@@ -394,14 +394,15 @@ def _examine(
         return replace(held_out, why_none=few)
     began = time.perf_counter()
     models = untrained_models(validation, build, seed)
-    fitted, way = fit_in_time(models, batch, num_classes, seed, seconds, way)
-    if fitted is None:
+    fit = fit_in_time(models, batch, num_classes, seed, seconds, way)
+    if fit is None:
         return replace(held_out, why_none=f"it would take more than {seconds:g} s")
+    fitted, way_taken = fit
     if not bool(fitted.logits.isfinite().all()):
         return replace(held_out, why_none="models trained on it give no finite numbers")
     estimate = profile(fitted.logits, labels, torch_generator("held-out-bootstrap", seed))
-    held_out = _with_estimate(replace(held_out, way=way), estimate, labels)
-    if way is not None and way.model == "own":  # Else there is no time to train it once more.
+    held_out = _with_estimate(replace(held_out, way=way_taken), estimate, labels)
+    if way_taken.model == "own":  # Else there is no time to train it once more.
         left = seconds - (time.perf_counter() - began)
         held_out = _with_estimate_by_class(held_out, fitted, models, batch, seed, left)
     return _with_suspects(held_out, estimate, labels, places)

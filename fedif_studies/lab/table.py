@@ -38,6 +38,11 @@ class MeanStd:
         return f"{mean}±{format(self.std, form)}"
 
 
+def shown_mean(mean: MeanStd | None, form: str) -> str:
+    """Return a mean as text; a dash where there is none."""
+    return "-" if mean is None else mean.shown(form)
+
+
 def pivot(
     title: str,
     names: Sequence[str],

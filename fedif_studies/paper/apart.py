@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from fedif_flower.tables import ResultTable
-from fedif_studies.lab.table import MeanStd
+from fedif_studies.lab.table import MeanStd, shown_mean
 from fedif_studies.paper.cells import TableCell
 from fedif_studies.paper.findings import one_each
-from fedif_studies.paper.points import Filled
+from fedif_studies.paper.points import DATA, Filled
 from fedif_studies.paper.tables import TABLES, PaperTable
 
 FAR = 3.0  # Points.
+_ACCURACIES = frozenset(chain.from_iterable(DATA.values()))
 _FIGURES = ("last-ten", "last", "best")
 
 
@@ -57,7 +59,7 @@ def apart_lines(measured: Sequence[Pixels]) -> list[str]:
 def _place(table: PaperTable, cell: TableCell) -> tuple[str, str, str]:
     """Return where a cell belongs; what stands in two tables of accuracies is one cell."""
     data, _, what = table.title.partition(": ")
-    if table.split == "test" and "ablation" not in what:
+    if table.name in _ACCURACIES:
         what = "accuracy"
     return f"{data}, {what}", cell.column.title, cell.title
 
@@ -71,5 +73,5 @@ def _line(table: PaperTable, cell: TableCell, paper: MeanStd) -> list[str] | Non
     difference = last_ten.mean - paper.mean
     if abs(difference) <= FAR:
         return None
-    shown = ["-" if figure is None else figure.shown(".1f") for figure in (*figures, paper)]
+    shown = [shown_mean(figure, ".1f") for figure in (*figures, paper)]
     return [*shown, f"{difference:+.1f}"]

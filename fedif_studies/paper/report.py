@@ -14,7 +14,7 @@ from fedif_flower.tables import ResultTable
 from fedif_studies.lab.curves import plot_curves
 from fedif_studies.lab.measurements import ACCURACIES, Measurement, from_row, to_row
 from fedif_studies.lab.run import FAILURES
-from fedif_studies.lab.table import MeanStd, write_table
+from fedif_studies.lab.table import MeanStd, shown_mean, write_table
 from fedif_studies.paper.apart import Pixels, apart_lines
 from fedif_studies.paper.cells import (
     TableCell,
@@ -204,7 +204,7 @@ def note(cells: Sequence[TableCell]) -> str:
 
 
 def _shown(mean: MeanStd | None, form: str, is_bold: bool = False) -> str:
-    text = "-" if mean is None else mean.shown(form)
+    text = shown_mean(mean, form)
     if is_bold:
         return f"**{text}**"
     return text
