@@ -27,6 +27,9 @@ _FREE = {
     "threads-per-client",
     "max-failed-rounds",
     "min-valid-replies",
+    # An examination of held-out labels alone is a report.
+    "validation.vet",
+    "validation.seconds",
 }
 _MOST_SHOWN = 3  # Settings in which a run differs from a cell.
 
@@ -336,7 +339,7 @@ def _differences(
         config["dataset"] = "cifar10"
     differences = {}
     for key, value in settings.items():
-        # A setting that did not exist yet had its default.
+        # A setting that a run lacks did not exist yet, nor what it would have changed.
         if key in config and config[key] != value:
             differences[key] = (config[key], value)
     return differences

@@ -36,8 +36,12 @@ PROTOCOL: Settings = MappingProxyType(
         "adversarial.epsilon": 0.03,
         "adversarial.step-size": 0.01,
         "adversarial.steps": 20,
+        # The paper takes its held-out labels as they are: nothing examines them.
+        "validation.vet": False,
     }
 )
+# What else is fixed for a method that values by the held-out loss: this is not corrected.
+_PLAIN_LOSS: Settings = MappingProxyType({"validation.noise": "off"})
 
 
 # The paper does not say how it scales pixels. This is how the authors of AFedSV do, whose CNNs are
@@ -46,6 +50,8 @@ _NORMALIZATION = {"cifar10": "unit-range", "fashion-mnist": "mnist"}
 # FedIF's gamma on each data set.
 _GAMMA = {"cifar10": 0.3, "fashion-mnist": 0.4}
 _METHODS = {name.lower(): name for name in ("FedAvg", "FedProx", "Krum", "AFedSV", "FedIF")}
+# Those that value by the held-out loss.
+_VALUING = ("afedsv", "fedif")
 # What the ablation calls the parts of FedIF.
 _PARTS = {"wn": "weight-normalization", "rn": "round-normalization", "su": "smooth-update"}
 # What the tables of gamma and the ablation call by the attack alone.
@@ -123,15 +129,17 @@ def _row(key: str, gamma: float) -> Variant:
     settings: dict[str, Scalar]
     if key in _METHODS:
         settings = {"strategy": key}
+        if key in _VALUING:
+            settings |= _PLAIN_LOSS
         # AFedSV keeps its authors' gamma; the paper tuned its own method's only.
         if key == "fedif":
             settings["fedif.gamma"] = gamma
         return Variant(key, _METHODS[key], settings)
     if key.startswith("gamma-"):
         value = key.removeprefix("gamma-")
-        settings = {"strategy": "fedif", "fedif.gamma": float(value)}
+        settings = {**_PLAIN_LOSS, "strategy": "fedif", "fedif.gamma": float(value)}
         return Variant(key, f"gamma = {value}", settings)
-    settings = {"strategy": "fedif", "fedif.gamma": gamma}
+    settings = {**_PLAIN_LOSS, "strategy": "fedif", "fedif.gamma": gamma}
     parts = key.split("+")
     for short, part in _PARTS.items():
         settings[f"fedif.{part}"] = short in parts

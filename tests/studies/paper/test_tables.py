@@ -14,7 +14,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
-from fedif_studies.lab.measurements import find_measurements, from_row, to_row
+from fedif_studies.lab.measurements import Measurement, find_measurements, from_row, to_row
 from fedif_studies.paper.cells import cell_name, fill_table, select
 from fedif_studies.paper.commands import paper, report
 from fedif_studies.paper.report import read_results, report_table, result_rows, result_table
@@ -45,6 +45,29 @@ def test_pixels_are_scaled_as_the_authors_of_the_models_do():
         for column in table.columns
     }
     assert scalings == {("cifar10", "unit-range"), ("fashion-mnist", "mnist")}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_no_method_corrects_its_held_out_loss_since_the_paper_does_not(table):
+    rows = {row.key: row.settings for row in table.rows}
+    noise = {key: settings.get("validation.noise") for key, settings in rows.items()}
+    others = {"fedavg", "fedprox", "krum"}  # They look at no held-out loss.
+    assert noise == {key: None if key in others else "off" for key in rows}
+    for row in table.rows:
+        assert table.settings(row, table.columns[0])["validation.vet"] is False
+
+
+def test_a_run_with_a_corrected_loss_is_no_cell():
+    plain = settings("cifar10", "fedif", "clean")
+    corrected = plain | {"validation.noise": "auto", "validation.vet": True}
+    examined = plain | {"validation.vet": True, "validation.seconds": 60.0}
+    before = {key: value for key, value in plain.items() if not key.startswith("validation.")}
+    counted = []
+    for config in (plain, corrected, examined, before):
+        run = Measurement({**config, "seed": 0}, "CIFAR-10", {}, "abacus")
+        cells = fill_table(TABLES["cifar10"], [run], DEFAULTS)
+        counted.append(sum(len(cell.measurements) for cell in cells))
+    assert counted == [1, 0, 1, 1]
 
 
 def test_runs_with_the_datas_own_pixels_have_a_column_of_their_own(tmp_path):
