@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from fedif_flower.valuation import Validation as Validation
     from fedif_flower.valuation import round_influence as round_influence
     from fedif_flower.valuation.held_out import HeldOut as HeldOut
-    from fedif_flower.valuation.held_out import HeldOutCheck as HeldOutCheck
     from fedif_flower.valuation.held_out import vet as vet
+    from fedif_flower.valuation.held_out_check import HeldOutCheck as HeldOutCheck
     from fedif_flower.valuation.ledger import ScoreLedger as ScoreLedger
     from fedif_flower.valuation.ledger import min_max as min_max
 else:  # Type checkers would take a module with ``__getattr__`` to have any name.

@@ -42,7 +42,7 @@ from fedif_flower.strategies.config import (
     tuned_settings,
 )
 from fedif_flower.tasks.config import IMAGES
-from fedif_flower.valuation.held_out import HeldOutCheck, Noise
+from fedif_flower.valuation.held_out_check import HeldOutCheck, Noise
 
 # Settings of the built-in task, which another task does not read.
 IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")

@@ -13,7 +13,8 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import HELD_OUT_KEY
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.held_out import HeldOut, HeldOutCheck
+from fedif_flower.valuation.held_out import HeldOut
+from fedif_flower.valuation.held_out_check import HeldOutCheck
 from fedif_flower.valuation.label_noise import is_noise
 
 # In the record of an examination:

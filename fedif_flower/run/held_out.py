@@ -24,7 +24,7 @@ from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.cross_fit import Way
+from fedif_flower.valuation.fit_grid import Way
 from fedif_flower.valuation.held_out import HeldOut, contradicted_share, vet
 from fedif_flower.valuation.label_noise import is_noise
 

@@ -37,7 +37,8 @@ from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.seeding import torch_generator
 from fedif_flower.storage import config_folder, require_private, write_private
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.held_out import HeldOut, HeldOutCheck
+from fedif_flower.valuation.held_out import HeldOut
+from fedif_flower.valuation.held_out_check import HeldOutCheck
 
 NONCE = "paying_nonce"
 COMMITMENT = "paying_commitment"

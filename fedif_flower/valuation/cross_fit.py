@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,16 +16,11 @@ from fedif_flower.devices import torch_threads
 from fedif_flower.seeding import derive_seed, torch_generator
 from fedif_flower.tasks.batches import num_rows, take_rows
 from fedif_flower.tasks.modules import copy_module, evaluation_mode, seeded_randomness
+from fedif_flower.valuation.fit_grid import FOLDS, Grid, Way, grids, steps_of
 from fedif_flower.valuation.label_noise import corrected, log_chance_of_label
 from fedif_flower.valuation.validation import Validation
 
-FOLDS = 5
 LEARNING_RATE = 4e-3  # Of Adam: the task's own is its clients'.
-_MANY = 1000  # Examples.
-_BATCH = 32
-_LARGE_BATCH = 64  # Of many examples.
-_LEAST_STEPS = 150
-_LEAST_EPOCHS = 8
 _TRIED_STEPS = 8  # To know how long one takes.
 _MUCH = 4  # Times as long as it may take: so much a single step is not off.
 _AT_ONCE = 256  # Examples that a model is asked about.
@@ -34,82 +28,6 @@ _SMALL = 100_000  # Parameters: threads would wait for each other at each operat
 
 Models = Callable[[int], nn.Module]  # By fold, on the data's device.
 logger = logging.getLogger(__name__)
-
-
-class Grid(NamedTuple):
-    """With which corrections models are trained, and after how many epochs they are asked.
-
-    Attributes
-    ----------
-    corrections : tuple of float or Tensor
-        The shares of wrong labels that the training loss allows for, or chances ``[C, C]``.
-    epochs : tuple of int
-        Rising.
-    """
-
-    corrections: tuple[float | Tensor, ...]
-    epochs: tuple[int, ...]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """How many models are trained, and for how many epochs."""
-        return len(self.corrections) * FOLDS, self.epochs[-1]
-
-    def words(self) -> str:
-        """Say how large it is."""
-        return _size_words(self.size)
-
-
-def _size_words(size: tuple[int, int]) -> str:
-    trainings, epochs = size
-    return f"{trainings} trainings of {epochs} epochs on {FOLDS} folds"
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a data set was examined: so it can be examined again.
-
-    Attributes
-    ----------
-    model : {"own", "regression"}
-        Which one was trained: the task's own, or a logistic regression on what its last layer is
-        given.
-    trainings : int
-        How many models.
-    epochs : int
-        For how many epochs each.
-    is_reduced : bool
-        Whether fewer were trained than usual, to save time.
-    """
-
-    model: Literal["own", "regression"]
-    trainings: int
-    epochs: int
-    is_reduced: bool = False
-
-    @classmethod
-    def of(cls, model: Literal["own", "regression"], fitted: CrossFit) -> Way:
-        """Return how models were trained."""
-        trainings, epochs = fitted.grid.size
-        return cls(model, trainings, epochs, fitted.is_reduced)
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any] | None) -> Way | None:
-        """Read what ``asdict`` returned; ``None`` stays ``None``."""
-        return None if record is None else cls(**record)
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """That of the grid."""
-        return self.trainings, self.epochs
-
-    def words(self) -> str:
-        """Say it."""
-        words = _size_words(self.size)
-        if self.model == "own":
-            return f"{words}, fewer than usual to save time" if self.is_reduced else words
-        what = "on the features of the untrained model, which is too large to train"
-        return f"logistic regression {what}: {words}"
 
 
 class CrossFit(NamedTuple):
@@ -155,22 +73,6 @@ def draw_folds(count: int, generator: torch.Generator) -> Folds:
     most = max(len(rows) for rows in folds)
     tested = [torch.cat([rows, rows[-1:].expand(most - len(rows))]) for rows in folds]
     return Folds(torch.stack(training), torch.stack(tested))
-
-
-def grids(num_training: int) -> list[Grid]:
-    """Return what may be trained on so many examples, the most thorough first.
-
-    Many examples tell the share by themselves, whatever the correction in training.
-    """
-    steps = _steps_of(num_training)
-    most = max(math.ceil(_LEAST_STEPS / steps), _LEAST_EPOCHS)
-    epochs = [max(math.ceil(most / part), 1) for part in (8, 4, 2, 1)]
-    all_epochs = tuple(sorted(set(epochs)))
-    fewer_epochs = all_epochs[:-1] or all_epochs
-    least = [Grid((0.15,), all_epochs), Grid((0.15,), fewer_epochs)]
-    if num_training >= _MANY:
-        return least
-    return [Grid((0.0, 0.3), all_epochs), *least]
 
 
 def cross_fit(
@@ -270,7 +172,7 @@ def fit_in_time(
     if way is None or way.model == "own":
         fitted = cross_fit(models, batch, num_classes, seed=seed, seconds=seconds, size=size)
         if fitted is not None:
-            return fitted, Way.of("own", fitted)
+            return fitted, _way_of("own", fitted)
     left = seconds - (time.perf_counter() - began)
     features = features_of(models(0).eval(), batch, left)
     if features is None:
@@ -287,7 +189,13 @@ def fit_in_time(
     )
     if fitted is None:
         return None
-    return fitted, Way.of("regression", fitted)
+    return fitted, _way_of("regression", fitted)
+
+
+def _way_of(model: Literal["own", "regression"], fitted: CrossFit) -> Way:
+    """Return how models were trained."""
+    trainings, epochs = fitted.grid.size
+    return Way(model, trainings, epochs, fitted.is_reduced)
 
 
 class _Steps:
@@ -311,15 +219,9 @@ class _Steps:
         for _ in range(epochs[-1]):
             orders = [torch.randperm(size, generator=generator) for _ in range(FOLDS)]
             rows = folds.training.gather(1, torch.stack(orders))
-            batches = list(rows.tensor_split(_steps_of(size), dim=1))
+            batches = list(rows.tensor_split(steps_of(size), dim=1))
             self.by_epoch.append(batches[: int(min(left, len(batches)))])
             left -= len(self.by_epoch[-1])
-
-
-def _steps_of(num_training: int) -> int:
-    """Return how many batches of about one size an epoch has."""
-    size = _BATCH if num_training < _MANY else _LARGE_BATCH
-    return max(round(num_training / size), 1)
 
 
 def _seconds_per_epoch(
@@ -336,7 +238,7 @@ def _seconds_per_epoch(
     long training takes must not take longer than training may.
     """
     size = folds.training.shape[1]
-    per_epoch = FOLDS * _steps_of(size)
+    per_epoch = FOLDS * steps_of(size)
     took = 0.0
     # The first step of a process takes longer.
     for _ in range(2):

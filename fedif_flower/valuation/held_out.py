@@ -6,30 +6,26 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.seeding import torch_generator
-from fedif_flower.settings import Setting
 from fedif_flower.valuation.class_noise import (
-    LEAST_OF_CLASS,
     enough_of_each_class,
     likely_transitions,
     surest_transitions,
 )
 from fedif_flower.valuation.cross_fit import (
     CrossFit,
-    Way,
     cross_fit,
     fit_in_time,
     untrained_models,
 )
 from fedif_flower.valuation.examples import count_answers, input_digests, labelled_examples
+from fedif_flower.valuation.fit_grid import Way
 from fedif_flower.valuation.noise_profile import Profile, Suspect, find_suspects, profile
 from fedif_flower.valuation.validation import Validation
 
@@ -39,82 +35,6 @@ _SURE = 0.9
 _NAMED = 10  # Classes in a sentence.
 _PAIRS_NAMED = 3
 MUCH_CONFUSED = 0.1  # Of the labels.
-
-Noise = Annotated[float, Field(ge=0, le=0.9)] | Literal["auto", "by-class", "off"]
-
-
-@dataclass(frozen=True)
-class HeldOutCheck(CheckedFields):
-    """What is done about wrong labels in the held-out set.
-
-    Parameters
-    ----------
-    noise : float or {"auto", "by-class", "off"}
-        For which share of wrong labels the loss is corrected, in [0, 0.9]; ``"auto"``: the
-        estimate, where three quarters of the bootstrap's draws lie above 0; ``"by-class"``: the
-        chances by which labels of each class seem to have become others; ``"off"``: none.
-    vet : bool
-        Examine the set before the first round.
-    seconds : float
-        How long the estimate may take, > 0.
-    """
-
-    noise: Annotated[
-        Noise,
-        Setting(
-            "for which share of wrong labels the held-out loss is corrected; `auto`: the share "
-            "that the set itself tells before the first round, where three quarters of the "
-            "bootstrap's draws lie above 0; `by-class`: by the chances with which labels of each "
-            "class seem to have become others; `off`: none (`docs/methods/held-out.md`)",
-            allowed="a number >= 0 and <= 0.9, 'auto', 'by-class' or 'off'",
-        ),
-    ] = "auto"
-    vet: Annotated[
-        bool,
-        Setting(
-            "examine the held-out set before the first round: the share of wrong labels, classes "
-            "without examples, inputs that are there twice"
-        ),
-    ] = True
-    seconds: Annotated[
-        float,
-        Setting("seconds that the share of wrong labels may take to estimate", gt=0),
-    ] = 60.0
-
-    def noise_of(self, found: HeldOut | None) -> float | Tensor:
-        """Return for what a loss is corrected, by what an examination found.
-
-        Returns
-        -------
-        float or Tensor
-            A share of wrong labels, or chances ``[C, C]``.
-
-        Raises
-        ------
-        ConfigError
-            If chances by class are wanted, and there is no estimate of them.
-        """
-        if self.noise == "off":
-            return 0.0
-        if self.noise == "by-class":
-            return _chances_of(found)
-        if self.noise != "auto":
-            return float(self.noise)
-        return 0.0 if found is None else found.correction
-
-
-def _chances_of(found: HeldOut | None) -> Tensor:
-    """Return the chances ``[C, C]`` that an examination found, or raise ConfigError."""
-    if found is None:
-        raise ConfigError("noise = 'by-class' needs an examination: vet = true")
-    if not found.transitions:
-        why = found.why_none
-        if not why:
-            why = (
-                f"each class needs {LEAST_OF_CLASS} labels, and training the time that it may take"
-            )
-        raise ConfigError(f"noise = 'by-class', but there is no estimate by class: {why}")
-    return torch.tensor(found.transitions, dtype=torch.float64)
 
 
 @dataclass(frozen=True)

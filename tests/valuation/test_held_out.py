@@ -15,7 +15,9 @@ from torch.nn import functional
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.valuation import Validation, cross_fit
-from fedif_flower.valuation.held_out import HeldOut, HeldOutCheck, vet
+from fedif_flower.valuation.fit_grid import Way
+from fedif_flower.valuation.held_out import HeldOut, vet
+from fedif_flower.valuation.held_out_check import HeldOutCheck
 from fedif_flower.valuation.noise_profile import Suspect, find_suspects, profile
 
 COUNT = 120
@@ -147,7 +149,7 @@ def test_too_little_time_trains_less_then_a_regression(monkeypatch, seconds_per_
 
 def test_a_way_in_which_the_set_cannot_be_examined_is_refused():
     with pytest.raises(ConfigError, match="120 examples cannot be examined like this"):
-        vet(held_out(digits()[1]), way=cross_fit.Way("own", 7, 50))
+        vet(held_out(digits()[1]), way=Way("own", 7, 50))
 
 
 def test_no_time_gives_no_estimate(monkeypatch):
