@@ -27,6 +27,7 @@ from fedif_consortium.statement.member_account import MemberAccount
 from fedif_consortium.statement.records import read_run
 from fedif_flower.attacks.scaling import HonestScaling
 from fedif_flower.client.app import task_app
+from fedif_flower.messages.instructions import round_of
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
@@ -75,7 +76,7 @@ class MembersApp:
             return self._app(message, context)
         arrays = cast(ArrayRecord, message.content["arrays"]).to_torch_state_dict()
         received = torch.cat([array.flatten() for array in arrays.values()])
-        server_round = int(str(message.content.config_records["config"]["server-round"]))
+        server_round = cast(int, round_of(message))
         self._train(received, server_round)
         number = context.node_id - FIRST_NODE_ID
         pieces = torch.split(self._sent[number], [array.numel() for array in arrays.values()])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedif_consortium.evidence.attempts import NOT_COUNTED, AgreedRun
 from fedif_consortium.evidence.member_receipts import UNSIGNED
@@ -27,6 +27,7 @@ from fedif_consortium.evidence.signed import (
 from fedif_flower.errors import EvidenceError, ReplyError
 from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.records import records_of
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Kept
 from fedif_flower.server.record import Round, Step
@@ -147,7 +148,7 @@ class ReplyWitness(Callback, Kept):
         ReplyError
             If it is signed falsely, or not at all where that is required.
         """
-        record = content.config_records.get(SIGNATURE_RECORD)
+        record = records_of(content, ConfigRecord).get(SIGNATURE_RECORD)
         if record is not None or self._digests:
             self.seen[node.node_id] = SeenReply(node, record_digest(arrays))
         if record is not None:

@@ -43,6 +43,7 @@ from fedif_flower.messages.instructions import (
     RUN_ID_KEY,
     told_config,
 )
+from fedif_flower.messages.records import records_of
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import Scalar
 
@@ -179,7 +180,7 @@ class MessageGuard:
             If the settings are others than the run config's, or an attempt does not follow.
         """
         attempts = []
-        for record in content.config_records.values():
+        for record in records_of(content, ConfigRecord).values():
             if CONFIG_KEY in record or RUN_ID_KEY in record:
                 attempts.append(self.attempts.check(record, config))
             if CONFIG_KEY in record:  # This project's app goes by the settings in there.
@@ -195,7 +196,7 @@ class MessageGuard:
         The app learns by the message, not from the run config, which of these a round is, and the
         server writes each message anew.
         """
-        settings = content.config_records.get("config", ConfigRecord())
+        settings = records_of(content, ConfigRecord).get("config", ConfigRecord())
         terms = terms_of(settings)
         promised = terms.keys() & {*self.policy.runs.config, *config}
         self.policy.runs.check_terms({key: terms[key] for key in promised}, config)

@@ -13,6 +13,7 @@ from fedif_consortium.page import MAX_PAGE_BYTES, refuse_page
 from fedif_consortium.statement.manifest import ENVELOPE, PAGE, put_folder
 from fedif_flower.errors import FedIFError, ReplyError, StorageError
 from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.messages.records import records_of
 from fedif_flower.messages.text import printable
 from fedif_flower.storage import make_folder
 
@@ -53,7 +54,7 @@ def _why_not_kept(content: RecordDict, context: Context) -> str:
 
 def read_answer(content: RecordDict) -> str:
     """Return why a node did not keep its page; empty: it did."""
-    refused = content.config_records.get(_RECORD, ConfigRecord()).get("refused")
+    refused = records_of(content, ConfigRecord).get(_RECORD, ConfigRecord()).get("refused")
     if not isinstance(refused, str):
         return "unreadable answer"
     return printable(refused)
@@ -72,7 +73,7 @@ def write_statement(content: RecordDict, folder: Path) -> Path:
     StorageError
         If that many are there, or the disk takes no more.
     """
-    record = content.config_records.get(_RECORD, ConfigRecord())
+    record = records_of(content, ConfigRecord).get(_RECORD, ConfigRecord())
     page = record.get("page")
     manifest = record.get("manifest")
     if not (isinstance(page, bytes) and isinstance(manifest, bytes)):

@@ -22,6 +22,7 @@ from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import read_config
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import QUESTION, RECORD, Finding, Status, to_record
+from fedif_flower.messages.records import records_of
 from fedif_flower.tasks.batches import class_labels, count_examples, count_not_finite, read_batches
 from fedif_flower.tasks.task import Data, Task
 
@@ -53,7 +54,7 @@ def describe(
     node = NodeConfig.from_node_config(context.node_config)
     answer = ConfigRecord({"partition-id": node.partition_id, "attack": node.attack or ""})
     content = RecordDict({"node": answer})
-    settings = message.content.config_records.get(QUESTION)
+    settings = records_of(message.content, ConfigRecord).get(QUESTION)
     if settings:
         findings = check_member(
             read_config(settings),

@@ -69,8 +69,6 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     task : Task, optional
         The app's own; ``None``: the run config names one.
     """
-    # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays,
-    # in this process until the garbage collector comes by.
     settings = cast(ConfigRecord, message.content["config"])
     arrays = cast(ArrayRecord, message.content["arrays"])
     node = NodeConfig.from_node_config(context.node_config)

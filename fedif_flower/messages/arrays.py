@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.instructions import VECTOR_RECORD
+from fedif_flower.messages.records import records_of
 
 # Batch normalisation's count of training steps: known by name, so that clients may leave it alone.
 COUNTER_NAMES = frozenset({"num_batches_tracked"})
@@ -99,15 +100,12 @@ def arrays_of(content: RecordDict) -> ArrayRecord:
     ReplyError
         If there are none, or more.
     """
-    # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays,
-    # until the garbage collector comes by.
-    records = []
-    for name, record in content.items():
-        if isinstance(record, ArrayRecord) and name != VECTOR_RECORD:
-            records.append(record)
+    records = records_of(content, ArrayRecord)
+    records.pop(VECTOR_RECORD, None)
     if len(records) != 1:
         raise ReplyError(f"expected one ArrayRecord, got {len(records)}")
-    return records[0]
+    (record,) = records.values()
+    return record
 
 
 def view_array(array: Array) -> NDArray[np.generic]:

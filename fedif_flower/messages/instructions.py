@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Message
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.messages.records import records_of
 
 if TYPE_CHECKING:  # A guarded SuperNode needs the keys below, and no PyTorch.
     from fedif_flower.messages.client_config import ClientConfig
@@ -98,7 +99,7 @@ def round_of(message: Message) -> int | None:
     """Return the round that a message says it is of, if it does."""
     if not message.has_content():
         return None
-    for record in message.content.config_records.values():
+    for record in records_of(message.content, ConfigRecord).values():
         number = record.get(ROUND_KEY)
         if isinstance(number, int):
             return number

@@ -105,8 +105,6 @@ def screen_records(
     ReplyError
         If the number of examples is missing or not allowed, or if the records are too large.
     """
-    # Not ``content.metric_records``: that leaves a cycle of references, and with it the arrays,
-    # until the garbage collector comes by.
     records = {
         name: record for name, record in content.items() if not isinstance(record, ArrayRecord)
     }

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from flwr.app import ConfigRecord, RecordDict
 
+from fedif_flower.messages.records import records_of
 from fedif_flower.messages.text import printable
 
 QUESTION = "config"  # The record of the server's question.
@@ -60,7 +61,7 @@ def read_findings(content: RecordDict) -> tuple[list[Finding], float | None]:
     """Return what a member answered, its clock last; checks that nobody asked for are left out."""
     findings: list[Finding] = []
     try:
-        record = content.config_records[RECORD]
+        record = records_of(content, ConfigRecord)[RECORD]
         for check in ADVICE:
             if check in record:
                 status, _, words = str(record[check]).partition(": ")

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.messages.polling_grid import REPORT_SECONDS, label
+from fedif_flower.messages.records import records_of
 from fedif_flower.messages.text import enumerated, printable, reason_of
 
 logger = logging.getLogger(__name__)
@@ -259,7 +260,7 @@ def _is_flowers_simulation(grid: Grid) -> bool:
 def _read_answer(node: ClientNode, content: RecordDict) -> ClientNode:
     """Return a node as its answer describes it; without a partition if the answer is unusable."""
     try:
-        answer = content.config_records["node"]
+        answer = records_of(content, ConfigRecord)["node"]
         partition_id = answer["partition-id"]
         attack = answer["attack"]
         # A bool is an int, too.

@@ -1,0 +1,19 @@
+"""The records of one kind in a message."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+
+def records_of(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
+    """Return a message's records of one kind, by name.
+
+    Flower's own ``content.array_records``, ``config_records`` and ``metric_records`` leave a cycle
+    of references: the whole message, with its arrays, would stay in memory until the garbage
+    collector comes by.
+    """
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
