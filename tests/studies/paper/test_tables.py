@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.measurements import Measurement, find_measurements, from_row, to_row
-from fedif_studies.paper.cells import cell_name, fill_table, select
+from fedif_studies.paper.cells import cell_name, fill_table, select, settings_of_cells
 from fedif_studies.paper.commands import paper, report
 from fedif_studies.paper.report import read_results, report_table, result_rows, result_table
 from fedif_studies.paper.tables import TABLES
@@ -55,6 +57,20 @@ def test_no_method_corrects_its_held_out_loss_since_the_paper_does_not(table):
     assert noise == {key: None if key in others else "off" for key in rows}
     for row in table.rows:
         assert table.settings(row, table.columns[0])["validation.vet"] is False
+
+
+def test_no_new_default_changes_a_cell_unnoticed():
+    """A setting that the paper lacks is pinned in ``PROTOCOL``, then written into the file."""
+    decided = json.loads(Path(__file__).with_name("protocol.json").read_text())
+    table = replace(TABLES["cifar10"], columns=TABLES["cifar10"].columns[:1])
+    for cell in settings_of_cells([table], DEFAULTS):
+        expected = {}
+        for key, setting in decided.items():
+            if not isinstance(setting, dict):
+                expected[key] = setting
+            elif cell.row.key in setting:
+                expected[key] = setting[cell.row.key]
+        assert dict(cell.settings) == expected
 
 
 def test_a_run_with_a_corrected_loss_is_no_cell():
