@@ -48,9 +48,9 @@ def add_rows(
     """Add rows to a CSV file, all of them or none; two processes that add at once lose nothing.
 
     Each row says what measured it: ``revision``, of the code, and ``seed``, or ``"none"``. A column
-    ``reconstructed`` names those of the two that were filled in afterwards, from the history of the
-    repository: a revision is then that which brought the row, and may be later than the code that
-    measured it.
+    ``reconstructed`` names what was filled in afterwards. A revision or seed is then from the
+    history of the repository: the revision is that which brought the row, and may be later than the
+    code that measured it. A setting had another value, with which the run was the same.
 
     Parameters
     ----------

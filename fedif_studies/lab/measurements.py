@@ -77,7 +77,7 @@ class Measurement:
     revision : str
         Of the code that ran, or ``code-`` and its hash where no more was written down.
     reconstructed : str
-        Which of revision and seed were filled in afterwards, see
+        What was filled in afterwards: revision, seed or a setting, see
         :func:`~fedif_studies.rows.add_rows`.
     processor : str
         What the CPU is called.
