@@ -46,7 +46,7 @@ from fedif_studies.audit.valuations import path, summed
 from fedif_studies.held_out.cells import AS_IT_IS, CORRECTED
 from fedif_studies.held_out.labels import with_wrong_labels
 from fedif_studies.lab.commands import Again, run_study
-from fedif_studies.lab.run import fill
+from fedif_studies.lab.filling import fill
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "coverage.csv"

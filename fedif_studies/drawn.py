@@ -29,7 +29,7 @@ from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import comfedsv, path, summed
 from fedif_studies.lab.commands import Again, run_study
-from fedif_studies.lab.run import fill
+from fedif_studies.lab.filling import fill
 from fedif_studies.lab.table import pivot
 from fedif_studies.rows import RESULTS, Row
 

@@ -29,7 +29,7 @@ from fedif_studies.audit.cases import HONEST, attack
 from fedif_studies.audit.federation import federate
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.lab.commands import Again, run_study
-from fedif_studies.lab.run import fill
+from fedif_studies.lab.filling import fill
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "estimators.csv"

@@ -23,7 +23,8 @@ from fedif_flower.tables import ResultTable
 from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.cells import find_data
 from fedif_studies.lab.commands import Again, run_study
-from fedif_studies.lab.run import federated, fill, last_ten
+from fedif_studies.lab.filling import fill
+from fedif_studies.lab.run import federated, last_ten
 from fedif_studies.lab.table import MeanStd, pivot
 from fedif_studies.rows import RESULTS, Row, put_tables
 

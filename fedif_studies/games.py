@@ -40,7 +40,7 @@ from fedif_studies.audit.cases import PLAYS, Play, each, let_play
 from fedif_studies.audit.federation import Trainer, collude
 from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.lab.commands import Again, run_study
-from fedif_studies.lab.run import fill
+from fedif_studies.lab.filling import fill
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "games-statements.csv"

@@ -22,7 +22,7 @@ from fedif_studies.audit.cases import HONEST, NoisyUpdate, Play, let_play
 from fedif_studies.audit.federation import AuditStep, federate
 from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.lab.commands import Again, run_study
-from fedif_studies.lab.run import fill
+from fedif_studies.lab.filling import fill
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "twins-noise.csv"

@@ -16,7 +16,8 @@ from fedif_flower.strategies.registry import STRATEGIES
 from fedif_studies.arena.figures import read_figures
 from fedif_studies.lab.bounded import RULE, bounds_of, can_be_attributed
 from fedif_studies.lab.cells import find_data
-from fedif_studies.lab.run import federated, fill
+from fedif_studies.lab.filling import fill
+from fedif_studies.lab.run import federated
 from fedif_studies.names import NAMES
 from fedif_studies.rows import Row
 
@@ -150,7 +151,7 @@ def play(
     *,
     again: bool = False,
 ) -> bool:
-    """Play the bouts without a row in the file; see :func:`~fedif_studies.lab.run.fill`."""
+    """Play the bouts without a row in the file; see :func:`~fedif_studies.lab.filling.fill`."""
     return fill(path, all_bouts, partial(measure, dict(common)), jobs=jobs, again=again)
 
 

@@ -21,7 +21,7 @@ from fedif_studies.audit.federation import RULES, federate
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import ALL_COALITIONS, VALUATIONS
-from fedif_studies.lab.run import fill
+from fedif_studies.lab.filling import fill
 from fedif_studies.rows import Row
 
 CONFIG = "config.json"

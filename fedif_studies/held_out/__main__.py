@@ -20,7 +20,7 @@ from fedif_studies.held_out.cells import LINES, cells_of
 from fedif_studies.held_out.measure import measure
 from fedif_studies.held_out.table import short_table, table
 from fedif_studies.lab.commands import Again, run_study
-from fedif_studies.lab.run import fill
+from fedif_studies.lab.filling import fill
 from fedif_studies.rows import RESULTS
 
 CSV = RESULTS / "held-out.csv"

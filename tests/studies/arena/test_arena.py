@@ -16,7 +16,7 @@ from fedif_flower.strategies.registry import STRATEGIES
 from fedif_studies.arena.bouts import ATTACKS, RULES, SHARES, bouts, play, setup
 from fedif_studies.arena.figures import attackers_gain, low_means_auc, read_figures
 from fedif_studies.arena.tables import every_attack, worst_cases, write_tables
-from fedif_studies.lab import run
+from fedif_studies.lab import filling
 from fedif_studies.names import NAMES
 
 
@@ -34,7 +34,7 @@ def test_a_name_or_share_that_is_not_known_is_refused(choice):
 
 
 def test_a_bout_leaves_a_row_and_is_not_played_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "committed_revision", lambda: "abc")
+    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
     common = {**setup(), "num-clients": 5, "fraction-train": 0.8, "num-server-rounds": 2}
     wanted = bouts("Digits", [0], "median,NNM + RFA", "sign-flip", "0.4")
     path = tmp_path / "arena.csv"
@@ -48,7 +48,7 @@ def test_a_bout_leaves_a_row_and_is_not_played_again(tmp_path, monkeypatch):
         for bounds in ("none", own)
     ]
     assert all(0 <= float(row["accuracy"]) <= 1 and row["revision"] == "abc" for row in rows)
-    monkeypatch.setattr(run, "committed_revision", lambda: "later")
+    monkeypatch.setattr(filling, "committed_revision", lambda: "later")
     assert play(path, wanted[:1], {**common, "local-epochs": 1}, jobs=1, again=True)
     of_revision = Counter(row["revision"] for row in read_rows(path))
     assert of_revision == {"abc": len(rows) - 1, "later": 1}

@@ -23,7 +23,7 @@ from fedif_studies.audit.page import write_audit
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import CONTROL, EXACT, VALUATIONS
 from fedif_studies.drawn import slopes
-from fedif_studies.lab import run
+from fedif_studies.lab import filling
 from tests.rounds import a_round
 from tests.tolerance import assert_same_step, rounding
 
@@ -87,7 +87,7 @@ def test_multi_krum_leaves_out_the_two_of_ten_that_lie_apart():
 
 
 def test_a_part_of_a_data_set_is_the_same_in_every_audit(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "committed_revision", lambda: "abc")
+    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
     config = AuditTask.of(num_clients=MEMBERS, num_server_rounds=1).config
     parts = [AuditTask(config, images=60) for _ in range(2)]
     for part in parts:
@@ -153,7 +153,7 @@ def test_findings_by_hand():
 
 @pytest.mark.all
 def test_an_audit_from_start_to_page_measures_nothing_twice(task, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(run, "committed_revision", lambda: "abc")
+    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
     names = ["FedIF Omega", SIMPSON, EXACT]
     num_cells = len(CASES) + len(RULES) - 1
     for there in (0, num_cells):

@@ -32,15 +32,14 @@ from fedif_studies import rows as rows_of
 from fedif_studies.benchmarks import common
 from fedif_studies.commands import cli
 from fedif_studies.held_out import __main__ as held_out
-from fedif_studies.lab import run
+from fedif_studies.lab import filling, run
 from fedif_studies.lab.cells import find_result
 from fedif_studies.lab.commands import run_study
+from fedif_studies.lab.filling import fill, missing
+from fedif_studies.lab.parallel import GridInterrupted
 from fedif_studies.lab.run import (
     CellProgress,
-    GridInterrupted,
     claimed,
-    fill,
-    missing,
     run_anew,
     run_cell,
     run_cells,
@@ -54,7 +53,7 @@ ORIGIN = {"revision": "abc", "seed": 0}
 
 @pytest.fixture(autouse=True)
 def _revision(monkeypatch):
-    monkeypatch.setattr(run, "committed_revision", lambda: "abc")
+    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
 
 
 def doubled(cell: Row) -> list[Row]:
@@ -156,7 +155,7 @@ def test_a_command_that_finds_all_rows_says_so_and_measures_them_again_where_ask
         raise AssertionError("it is of no matter what the code is: nothing is measured")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "committed_revision", uncommitted)
+        patch.setattr(filling, "committed_revision", uncommitted)
         assert fill(path, CELLS, plain)
     nothing = f"nothing is measured: {path} has all; --again measures them again"
     assert f"3 of 3 cells have a row\n{nothing}" in capsys.readouterr().out
@@ -383,7 +382,7 @@ def test_a_cell_says_how_far_it_is_and_until_when(capsys, monkeypatch):
     now = iter([0.0, *(5.0 + 20 * n for n in range(7))])
     progress = CellProgress("the cell", 16, clock=lambda: next(now))
     told = []
-    monkeypatch.setattr(run, "_time_in", lambda seconds: f"in {seconds:g} s")
+    monkeypatch.setattr(run, "time_in", lambda seconds: f"in {seconds:g} s")
     for number in range(10, 17):
         progress(Round(number))
         told.append(capsys.readouterr().out.strip())
