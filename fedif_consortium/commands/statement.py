@@ -151,7 +151,7 @@ def sign(
     Send manifest.intoto.json to the operator afterwards. Nothing is signed that does not verify.
     """
     from fedif_consortium.evidence import keys
-    from fedif_consortium.statement.verify import sign_statement
+    from fedif_consortium.statement.countersign import sign_statement
 
     signer = keys.load_key(key)
     member_keys = keys.read_members(members) if members else None
@@ -168,7 +168,7 @@ def merge(
 ) -> None:
     """Add the members' signatures to a statement; each is checked first."""
     from fedif_consortium.evidence.keys import read_members
-    from fedif_consortium.statement.verify import merge_signatures
+    from fedif_consortium.statement.countersign import merge_signatures
 
     signatures = merge_signatures(path, files, read_members(members))
     for name, is_new in signatures.items():

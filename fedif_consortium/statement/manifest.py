@@ -30,6 +30,7 @@ from fedif_consortium.evidence.signed import first_error
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole, regular
 from fedif_flower.messages.text import UNSHOWN, printable
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import set_aside, temporary_sibling, writing
 
 PREDICATE_TYPE = "urn:fedif-flower:contributions:v2"
@@ -274,6 +275,20 @@ def _read_statement(payload: bytes) -> SignedStatement:
     statement = SignedStatement.model_validate(content)
     statement.predicate.declared  # noqa: B018 (raises ValueError)
     return statement
+
+
+def envelope_of(path: Path) -> Path:
+    """Return where the manifest of a run's folder, or beside a page, lies."""
+    if path.is_file():
+        return path.parent / ENVELOPE
+    if is_statement(path):
+        return path / ENVELOPE
+    return RunFolder(path).statement / ENVELOPE
+
+
+def is_statement(path: Path) -> bool:
+    """Return whether a folder is a statement's own, and not its run's."""
+    return (path / ENVELOPE).is_file()
 
 
 def read_file(folder: Path, name: str) -> bytes:

@@ -1,6 +1,6 @@
-"""What others do with a statement: check it, sign what they checked, collect signatures.
+"""What others check of a statement: signature, hashes and sums.
 
-Checked are signature, hashes and sums; the first thing that is wrong is named.
+The first thing that is wrong is named.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from fedif_consortium.evidence.check_signatures import (
     check_signatures,
     read_signatures,
 )
-from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.held_receipts import HeldReceipts
-from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, fingerprint, key_id
-from fedif_consortium.evidence.names import holder_of, require_apart
-from fedif_consortium.page import MAX_PAGE_BYTES
+from fedif_consortium.evidence.keys import VerifyingKey, fingerprint
+from fedif_consortium.evidence.names import require_apart
 from fedif_consortium.statement.account import Account, settle
 from fedif_consortium.statement.bundle import (
     account_json,
@@ -38,22 +36,22 @@ from fedif_consortium.statement.held_out import is_payable
 from fedif_consortium.statement.manifest import (
     ACCOUNT,
     ENVELOPE,
-    OPERATOR,
     Manifest,
     ReadStatement,
     SignedStatement,
+    envelope_of,
     file_hash,
     hashes_of,
+    is_statement,
     read_file,
     read_signed,
 )
 from fedif_consortium.statement.pages import made_with
 from fedif_consortium.statement.records import ROUNDING, read_names, read_run, require_consistent
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError
-from fedif_flower.foreign import read_whole, refused_as
+from fedif_flower.foreign import refused_as
 from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.storage import write_atomically
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def verify(
         path = path.absolute().parent
     run = RunFolder(path)
     is_page = path.is_file()
-    is_alone = _is_statement(path)
+    is_alone = is_statement(path)
     if is_alone and (run.statement.exists() or run.results()):
         raise StatementError(f"{ENVELOPE} lies beside a run's records, and belongs below them")
     if (is_page or is_alone) and receipts:
@@ -190,127 +188,11 @@ def _verify_run(
     )
 
 
-def sign_statement(
-    path: Path,
-    key: SigningKey,
-    operator: str = "",
-    members: Mapping[str, VerifyingKey] | None = None,
-) -> Path:
-    """Verify a statement and add a signature to its manifest; return the manifest's path.
-
-    Parameters
-    ----------
-    path : Path
-        A run's folder, or a member's page with the manifest beside it.
-    key : SigningKey
-        Of the member who agrees.
-    operator : str
-        The fingerprint that the operator's key must have; empty: any.
-    members : mapping of str to public key, optional
-        Who else may have signed, by name.
-
-    Raises
-    ------
-    StatementError, ConfigError, EvidenceError
-        If it is not verified, or this key has signed it already; nothing is signed then.
-    """
-    signed = verify(path, operator, members).signed.envelope.signed_by(key)
-    target = envelope_of(path)
-    write_atomically(target, signed.to_bytes())
-    return target
-
-
-def merge_signatures(
-    path: Path, files: Sequence[Path], members: Mapping[str, VerifyingKey]
-) -> dict[str, bool]:
-    """Add members' signatures from their own copies of a statement's manifest.
-
-    Parameters
-    ----------
-    path : Path
-        A run's folder, or a page with the manifest beside it: what they are added to.
-    files : sequence of Path
-        ``manifest.intoto.json`` as members sent it back.
-    members : mapping of str to public key
-        Whose signatures are taken, by name.
-
-    Returns
-    -------
-    dict of str to bool
-        Who signed, and whether that was not known before.
-
-    Raises
-    ------
-    StatementError
-        Naming the file that is of another statement, or has a signature that is false or of
-        nobody in ``members``; nothing is added then.
-    """
-    target = envelope_of(path)
-    signed = read_signed(target.parent, members)
-    envelope = signed.envelope
-    keys = {**members, OPERATOR: signed.statement.predicate.signer}
-    is_new = {}  # By the member who signed.
-    for signer in signed.signers:
-        if signer.name not in ("", OPERATOR):
-            is_new[signer.name] = False
-    for file in files:
-        try:
-            signatures = _read_signatures(file, envelope, keys)
-        except (EvidenceError, OSError) as error:
-            raise StatementError(f"{file}: {error}") from error
-        for name, signature in signatures:
-            holder = holder_of(name)
-            if name != OPERATOR and holder not in is_new:
-                envelope = envelope.with_signature(key_id(keys[name]), signature)
-                is_new[holder] = True
-    write_atomically(target, envelope.to_bytes())
-    return is_new
-
-
-def _read_signatures(
-    file: Path, envelope: Envelope, keys: Mapping[str, VerifyingKey]
-) -> list[tuple[str, bytes]]:
-    """Return whose signatures, by the names of their keys, another copy of an envelope has.
-
-    Raises
-    ------
-    EvidenceError
-        If it is no copy, or a signature is false or by none of the keys.
-    OSError
-        If the file cannot be read.
-    """
-    copy = read_envelope(read_whole(file, MAX_PAGE_BYTES), str(file))
-    if copy.signed_bytes() != envelope.signed_bytes():
-        raise EvidenceError("it is of another statement")
-    signatures = []
-    for signature in copy.signatures:
-        name = copy.signer(signature, keys)
-        if not name:
-            key = printable(signature.keyid, 64)
-            raise EvidenceError(f"a signature with key {key!r}, which is no member's")
-        signatures.append((name, signature.sig))
-    return signatures
-
-
-def envelope_of(path: Path) -> Path:
-    """Return where the manifest of a run's folder, or beside a page, lies."""
-    if path.is_file():
-        return path.parent / ENVELOPE
-    if _is_statement(path):
-        return path / ENVELOPE
-    return RunFolder(path).statement / ENVELOPE
-
-
-def _is_statement(path: Path) -> bool:
-    """Return whether a folder is a statement's own, and not its run's."""
-    return (path / ENVELOPE).is_file()
-
-
 def _is_within_its_run(path: Path) -> bool:
     """Return whether a statement's folder lies where its run left it."""
     run = RunFolder(path.absolute().parent)
     is_in_place = path.absolute() == run.statement
-    return _is_statement(path) and is_in_place and run.provenance.path.is_file()
+    return is_statement(path) and is_in_place and run.provenance.path.is_file()
 
 
 def _check_page(path: Path, statement: SignedStatement) -> None:

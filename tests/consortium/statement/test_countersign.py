@@ -10,8 +10,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.keys import key_id, sign
 from fedif_consortium.statement.bundle import make_statement
+from fedif_consortium.statement.countersign import merge_signatures, sign_statement
 from fedif_consortium.statement.manifest import ENVELOPE, OPERATOR
-from fedif_consortium.statement.verify import merge_signatures, sign_statement, verify
+from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 
 ADA, BOB = ec.generate_private_key(ec.SECP384R1()), Ed25519PrivateKey.generate()

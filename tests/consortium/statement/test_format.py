@@ -21,13 +21,14 @@ from securesystemslib.exceptions import VerificationError
 
 from fedif_consortium.evidence import dsse
 from fedif_consortium.evidence.keys import key_id
+from fedif_consortium.statement.countersign import sign_statement
 from fedif_consortium.statement.manifest import (
     ENVELOPE,
     PAYLOAD_TYPE,
     SignedStatement,
     file_hash,
 )
-from fedif_consortium.statement.verify import sign_statement, verify
+from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "statement-format.md").read_text()
