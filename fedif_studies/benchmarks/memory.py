@@ -1,18 +1,21 @@
-"""Memory of a server that takes in many large updates: a round of FedIF in this process.
+"""Memory and seconds of a server that takes in many large updates: FedIF's rounds in this process.
 
 Clients train nothing: each adds a random update of its own to the model that it was sent. So what
 grows is what the server holds. Anonymous memory is what a machine must have; of a mapped file the
-system keeps what fits.
+system keeps what fits. Beside the seconds of a round stand those that its floats need at least: to
+be written into a file that is mapped, and read twice.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, cast
 
+import numpy as np
 import torch
 import typer
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -23,6 +26,7 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.instructions import round_of
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Scalar
@@ -62,6 +66,16 @@ class ServerCost:
     mapped: int
 
 
+@dataclass(frozen=True)
+class RoundCost:
+    """What the server held at most, and how long its last round and its aggregation took."""
+
+    memory: ServerCost
+    seconds: float
+    aggregation_seconds: float
+    floor_seconds: float
+
+
 @app.query()
 def tell_partition(message: Message, context: Context) -> Message:
     """Say which partition the node holds."""
@@ -78,6 +92,9 @@ def wander(message: Message, context: Context) -> Message:
     moved = {}
     for name, array in sent.items():
         values = torch.from_numpy(array.numpy())
+        if not values.is_floating_point():
+            moved[name] = array  # Counters of batch normalisation.
+            continue
         update = torch.randn(values.shape, generator=generator)
         moved[name] = pack_array((values + 1e-4 * update).numpy())
     content = RecordDict()
@@ -86,17 +103,17 @@ def wander(message: Message, context: Context) -> Message:
     return Message(content, reply_to=message)
 
 
-def resident_bytes() -> tuple[int, int]:
-    """Return how many bytes of this process's memory are anonymous, and how many of files."""
+def resident_bytes(process: int | str = "self") -> tuple[int, int]:
+    """Return how many bytes of a process's memory are anonymous, and how many of files."""
     sizes = {}
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.startswith("Rss"):
             sizes[name] = 1024 * int(value.split()[0])
     return sizes["RssAnon"], sizes["RssFile"] + sizes["RssShmem"]
 
 
-def measure(federation: Federation) -> ServerCost:
+def measure(federation: Federation) -> RoundCost:
     """Run FedIF's rounds in this process, every client in each, with the settings' defaults."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(100, federation.width, generator=generator)
@@ -120,23 +137,51 @@ def measure(federation: Federation) -> ServerCost:
         }
         config = RunConfig.from_run_config(settings)
         grid = LocalGrid(app, federation.clients)
-        run_federation(grid, config, task=task)
+        run = RunFolder(run_federation(grid, config, task=task))
+        last_round = run.rounds.read()[-1]
     anonymous, mapped = zip(*samples, strict=True)
-    return ServerCost(max(anonymous), max(mapped))
+    return RoundCost(
+        memory=ServerCost(max(anonymous), max(mapped)),
+        seconds=float(last_round["round_seconds"]),
+        aggregation_seconds=float(last_round["aggregation_seconds"]),
+        floor_seconds=_floor_seconds(federation),
+    )
 
 
-def figures_of(federation: Federation, cost: ServerCost) -> list[Figure]:
-    """Return what the server holds, beside all updates of a round."""
+def _floor_seconds(federation: Federation) -> float:
+    """Return how long a round's floats take to be written into a mapped file and read twice."""
+    update = np.ones(federation.update_bytes // 4, dtype=np.float32)
+    shape = (federation.clients, len(update))
+    with tempfile.TemporaryFile() as file:
+        began = time.perf_counter()
+        received = np.memmap(file, np.float32, "w+", shape=shape)
+        for row in received:
+            row[:] = update
+        for _ in range(2):
+            for row in received:
+                row.dot(update)
+        return time.perf_counter() - began
+
+
+def figures_of(federation: Federation, cost: RoundCost) -> list[Figure]:
+    """Return what the server holds beside all updates of a round, and how long a round takes."""
     all_updates = federation.clients * federation.update_bytes
     millions = federation.update_bytes / 4e6
     name = f"{federation.clients} clients, {millions:.1f} M parameters"
     return [
-        _memory(f"{name}: anonymous memory", cost.anonymous, all_updates, "< 2 GB"),
-        _memory(f"{name}: mapped files", cost.mapped, all_updates),
+        memory_figure(f"{name}: anonymous memory", cost.memory.anonymous, all_updates, "< 2 GB"),
+        memory_figure(f"{name}: mapped files", cost.memory.mapped, all_updates),
+        _seconds_figure(f"{name}: a round", cost.seconds, cost.floor_seconds),
+        _seconds_figure(f"{name}: its aggregation", cost.aggregation_seconds, cost.floor_seconds),
     ]
 
 
-def _memory(name: str, size: int, peer: int, aim: str = "") -> Figure:
+def _seconds_figure(name: str, seconds: float, floor: float) -> Figure:
+    return Figure(name, seconds, floor, "s", seconds / floor, aim="")
+
+
+def memory_figure(name: str, size: int, peer: int, aim: str = "") -> Figure:
+    """Return bytes beside others, in GB."""
     return Figure(name, size / 1e9, peer / 1e9, "GB", size / peer, aim)
 
 
@@ -150,8 +195,9 @@ def main(
         print(json.dumps(asdict(measure(Federation(**json.loads(case))))))
         return
     federation = Federation(200, 3300) if full else Federation(40, 1000)
-    cost = ServerCost(**alone("memory", "--case", json.dumps(asdict(federation))))
-    title = "Memory of a round in process: clients that do nothing"
+    measured = alone("memory", "--case", json.dumps(asdict(federation)))
+    cost = RoundCost(**{**measured, "memory": ServerCost(**measured["memory"])})
+    title = "A round in process: clients that do nothing"
     report(title, "memory", figures_of(federation, cost), write=write, full=full)
 
 
