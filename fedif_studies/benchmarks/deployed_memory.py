@@ -2,8 +2,10 @@
 
 A SuperLink behind TLS, a run of FedIF with ResNet-18, and registered members that train nothing:
 each sends the model back with a random update of its own. What is measured is the process of the
-ServerApp, whose held-out set is not examined: that is over before the first reply. Its anonymous
-memory must not grow by the updates of a round.
+ServerApp, whose held-out set is not examined: that is over before the first reply. As many members
+as it has here, their updates are kept in memory, and in a mapped file only where they take more
+than a quarter of what is free. So its anonymous memory grows by these; more must not depend on how
+many members there are.
 """
 
 from __future__ import annotations
