@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -89,8 +89,7 @@ def measure(members: int) -> DeployedCost:
         tempfile.TemporaryDirectory() as folder,
         Wandering(Path(folder), names, **settings) as played,
     ):
-        wait_for("the ServerApp", lambda: _server_apps(played))
-        (process,) = _server_apps(played)
+        (process,) = cast(list[int], wait_for("the ServerApp", lambda: _server_apps(played)))
         with sampling(
             lambda: (played.begun, ServerCost(*resident_bytes(process))), samples, seconds=0.05
         ):

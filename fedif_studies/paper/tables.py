@@ -40,8 +40,6 @@ PROTOCOL: Settings = MappingProxyType(
         "validation.vet": False,
     }
 )
-# What else is fixed for a method that values by the held-out loss: this is not corrected.
-_PLAIN_LOSS: Settings = MappingProxyType({"validation.noise": "off"})
 
 
 # The paper does not say how it scales pixels. This is how the authors of AFedSV do, whose CNNs are
@@ -124,22 +122,27 @@ def _read_figures() -> dict[str, Figures]:
     return tables
 
 
+def _strategy(name: str) -> dict[str, Scalar]:
+    """Return what chooses a method; none has its held-out loss corrected."""
+    settings: dict[str, Scalar] = {"strategy": name}
+    if name in _VALUING:
+        settings["validation.noise"] = "off"
+    return settings
+
+
 def _row(key: str, gamma: float) -> Variant:
     """Return what a row's name stands for: a method, a gamma, or the parts of FedIF that stay."""
-    settings: dict[str, Scalar]
     if key in _METHODS:
-        settings = {"strategy": key}
-        if key in _VALUING:
-            settings |= _PLAIN_LOSS
+        settings = _strategy(key)
         # AFedSV keeps its authors' gamma; the paper tuned its own method's only.
         if key == "fedif":
             settings["fedif.gamma"] = gamma
         return Variant(key, _METHODS[key], settings)
     if key.startswith("gamma-"):
         value = key.removeprefix("gamma-")
-        settings = {**_PLAIN_LOSS, "strategy": "fedif", "fedif.gamma": float(value)}
+        settings = {**_strategy("fedif"), "fedif.gamma": float(value)}
         return Variant(key, f"gamma = {value}", settings)
-    settings = {**_PLAIN_LOSS, "strategy": "fedif", "fedif.gamma": gamma}
+    settings = {**_strategy("fedif"), "fedif.gamma": gamma}
     parts = key.split("+")
     for short, part in _PARTS.items():
         settings[f"fedif.{part}"] = short in parts
