@@ -78,6 +78,11 @@ class Way:
         """That of the grid."""
         return self.trainings, self.epochs
 
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether there was no time for more, so that a faster machine might find another share."""
+        return self.is_reduced or self.model == "regression"
+
     def words(self) -> str:
         """Say it."""
         words = _size_words(self.size)

@@ -117,7 +117,13 @@ class HeldOut:
 
     def words(self) -> str:
         """Return what was found, in a sentence or a few."""
-        phrases = [self._labels(), *self._confusions(), *self._classes(), *self._twice()]
+        phrases = [
+            self._labels(),
+            *self._haste(),
+            *self._confusions(),
+            *self._classes(),
+            *self._twice(),
+        ]
         return "; ".join(phrases)
 
     def _labels(self) -> str:
@@ -133,6 +139,14 @@ class HeldOut:
         if not self.suspects:
             return words
         return f"{words}: {len(self.suspects)} suspects in held_out.csv"
+
+    def _haste(self) -> list[str]:
+        if self.way is None or not self.way.is_cut_short:
+            return []
+        return [
+            "the examination was cut short: more validation.seconds, or a faster machine, may find "
+            "another share"
+        ]
 
     def _confusions(self) -> list[str]:
         if not self.confused:

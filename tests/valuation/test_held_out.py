@@ -142,6 +142,8 @@ def test_too_little_time_trains_less_then_a_regression(monkeypatch, seconds_per_
         patched.setattr(cross_fit, "_seconds_per_epoch", lambda *_: next(answers))
         own = vet(judge, seconds=1)
     assert own.how.startswith(words)
+    was_cut_short = words != "10 trainings of 50 epochs on 5 folds"
+    assert ("the examination was cut short" in own.words()) == was_cut_short
     # Whoever examines it in the same way has the time that it takes, and finds the same.
     again = vet(judge, seconds=1e-6, way=own.way)
     assert replace(again, seconds=own.seconds) == own
