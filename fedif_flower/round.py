@@ -414,13 +414,20 @@ def all_finite(values: Tensor) -> bool:
 def largest_counters(
     received: Sequence[Mapping[str, Tensor]], weights: Tensor
 ) -> dict[str, Tensor]:
-    """Return each integer buffer's maximum over the clients whose weight is not 0."""
-    chosen = [
+    """Return each integer buffer's maximum over the clients whose weight is not 0.
+
+    Over all of them where every weight is 0.
+    """
+    if not received:
+        return {}
+    weighed = [
         counters for counters, weight in zip(received, weights.tolist(), strict=True) if weight
     ]
-    largest = {
+    if not weighed:
+        weighed = list(received)
+    largest = {}
+    for name in received[0]:
         # NumPy: torch knows no maximum of uint16, uint32 and uint64.
-        name: np.maximum.reduce([counters[name].numpy() for counters in chosen or received])
-        for name in (received[0] if received else {})
-    }
-    return {name: torch.from_numpy(np.asarray(values)) for name, values in largest.items()}
+        values = np.maximum.reduce([counters[name].numpy() for counters in weighed])
+        largest[name] = torch.from_numpy(np.asarray(values))
+    return largest
