@@ -138,7 +138,7 @@ def _draw_curves(panels: Sequence[CurvePanel], sheet: Sheet, title: str, finding
             height=height,
             above=(2.0 if sheet.is_narrow else 3.2) * sheet.size,
             below=2.7 * sheet.size,
-            each_left=2.4 * sheet.size,
+            each_left=3.0 * sheet.size,  # For a value such as 86.5.
         )
 
     return compose(sheet, title, finding, entries, marks, body)

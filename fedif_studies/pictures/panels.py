@@ -235,7 +235,7 @@ def legend(drawing: Drawing, sheet: Sheet, top: float, entries: Sequence[Entry])
 def heading(drawing: Drawing, sheet: Sheet, words: str) -> float:
     """Write what the picture shows, in as many lines as it needs; return where it ends."""
     y = 0.4 * sheet.size
-    for line in wrapped(words, sheet.width - 1.2 * sheet.size, sheet.size):
+    for line in wrapped(words, sheet.width - 1.2 * sheet.size, sheet.size, is_bold=True):
         y += 1.35 * sheet.size
         drawing.text((0.6 * sheet.size, y), line, classes="bold")
     return y + 0.3 * sheet.size
@@ -250,12 +250,12 @@ def remark(drawing: Drawing, sheet: Sheet, top: float, words: str) -> float:
     return y + 0.4 * sheet.size
 
 
-def wrapped(words: str, width: float, size: float) -> list[str]:
+def wrapped(words: str, width: float, size: float, *, is_bold: bool = False) -> list[str]:
     """Return words in lines that are about so wide at most."""
     lines = [""]
     for word in words.split():
         longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and width_of(longer, size) > width:
+        if lines[-1] and width_of(longer, size, is_bold=is_bold) > width:
             lines.append(word)
         else:
             lines[-1] = longer

@@ -101,6 +101,17 @@ def test_a_legend_goes_on_in_another_line_where_there_is_no_room():
     assert narrow == pytest.approx((1.6 + 2 * 1.6) * SHEETS[0].size)
 
 
+@pytest.mark.parametrize("sheet", SHEETS)
+def test_a_legend_keeps_words_and_the_next_point_apart_in_a_wide_font_too(sheet):
+    drawing = Drawing(sheet.width, 9, "", "", sheet.size)
+    legend(drawing, sheet, 0, [(Look("green", "circle"), "filled", "AFedSV")] * 2)
+    begin = float(re.findall(r'<text x="([0-9.]+)"', drawing.to_text())[0])
+    _, point = re.findall(r' d="M([0-9.]+) [^"]*z"', drawing.to_text())
+    # A, F, e, d, S, V in DejaVu Sans, by its own table of widths.
+    wide = (0.684 + 0.575 + 0.615 + 0.635 + 0.635 + 0.684) * sheet.size
+    assert float(point) - (begin + wide) > 0.5 * sheet.size
+
+
 def test_a_picture_is_there_in_both_widths_light_and_dark(tmp_path):
     def draw(sheet):
         return Drawing(sheet.width, 50, "t", "f", sheet.size).to_text()
