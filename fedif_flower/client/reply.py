@@ -32,6 +32,7 @@ from fedif_flower.local_methods import (
     LocalMethod,
     LocalRound,
     LocalTerm,
+    TakenIn,
     Told,
     build_local_method,
     require_method_fit,
@@ -44,6 +45,9 @@ from fedif_flower.messages.instructions import (
     PROXIMAL_KEY,
     ROUND_KEY,
     RUN_KEY,
+    TAKEN_FACTOR_KEY,
+    TAKEN_RECORD,
+    TAKEN_ROUND_KEY,
     VECTOR_KEY,
     VECTOR_RECORD,
     memory_key,
@@ -97,7 +101,9 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
             received=_trainable_vector(model),
             training=config.part(TrainingConfig),
             memory=method_memory,
+            server_round=server_round,
             vector=_server_vector(message, method),
+            taken_in=_taken_in(message),
             told=cast(Told, message.content.get(GUIDE_RECORD, {})),
             data=poisoned_data(task, model, data, acting, ids, server_round),
         )
@@ -144,6 +150,14 @@ def _server_vector(message: Message, method: LocalMethod) -> Tensor | None:
         return None
     record = cast(ArrayRecord, message.content[VECTOR_RECORD])
     return record.to_torch_state_dict()[VECTOR_KEY]
+
+
+def _taken_in(message: Message) -> TakenIn | None:
+    """Return what the server says of the last vector of this client that it took in, if any."""
+    record = message.content.get(TAKEN_RECORD)
+    if not isinstance(record, ConfigRecord):
+        return None
+    return TakenIn(cast(int, record[TAKEN_ROUND_KEY]), cast(float, record[TAKEN_FACTOR_KEY]))
 
 
 def _arrays_beside_model(vector: Tensor | None, term: LocalTerm) -> dict[str, Tensor]:

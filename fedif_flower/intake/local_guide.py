@@ -13,12 +13,19 @@ from torch import Tensor
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.intake.intake import Host, Intake, IntakeAround, Select
-from fedif_flower.local_methods import Guide, LocalMethod, Turn
+from fedif_flower.local_methods import Guide, LocalMethod, TakenIn, Turn
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.instructions import GUIDE_RECORD, VECTOR_KEY, VECTOR_RECORD
+from fedif_flower.messages.instructions import (
+    GUIDE_RECORD,
+    TAKEN_FACTOR_KEY,
+    TAKEN_RECORD,
+    TAKEN_ROUND_KEY,
+    VECTOR_KEY,
+    VECTOR_RECORD,
+)
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.messages.text import printable
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.round import Aggregation, RoundUpdates
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +33,10 @@ logger = logging.getLogger(__name__)
 class LocalGuide(IntakeAround):
     """Sends a method's vector ``[d]``, as SCAFFOLD's, and lets its guide tell clients how to train.
 
-    The vector is 0 at first, and again where a model was taken back. Its state has the vector, but
-    a run goes on with it only by :meth:`go_on`: elsewhere clients have lost their half with the run
-    that stopped.
+    The vector is 0 at first, and later the mean, over all members, of the changes that were taken
+    in: those of all accepted replies, whatever becomes of the round's model. Each client is told
+    which of its changes was taken in last, and how far. The state has all that, but a run goes on
+    with it only by :meth:`go_on`: elsewhere clients have lost their half with the run that stopped.
 
     Parameters
     ----------
@@ -47,8 +55,9 @@ class LocalGuide(IntakeAround):
         self._method = method
         self._guide = guide
         self._vector: Tensor | None = None  # [d]
-        self._beside: ModelVectors | None = None  # The model that the vector is sent with.
-        self._saved: Tensor | None = None  # The vector of the run that goes on.
+        self._num_members = 0  # Whose mean the vector is.
+        self._taken_in: dict[int, TakenIn] = {}  # By client id.
+        self._saved: Mapping[str, Any] | None = None  # Of the run that goes on.
         self._round = 0
         self._logged_noisy: frozenset[int] = frozenset()
 
@@ -66,13 +75,20 @@ class LocalGuide(IntakeAround):
                 "gives no client a coefficient: one that changes no weights"
             )
         self._vector = None
+        self._num_members = 0
+        self._taken_in = {}
         super().begin(host)
 
     def go_on(self) -> None:
         """Go on with the saved vector: clients have kept their half."""
-        if self._saved is not None:
-            self._vector = self._saved
-            self._beside = self.host.model.vectors
+        if self._saved is not None and self._saved["vector"] is not None:
+            self._vector = self._saved["vector"]
+            # Checkpoints of earlier versions: clients had settled their changes by themselves.
+            self._num_members = self._saved.get("num_members", 0)
+            self._taken_in = {
+                client_id: TakenIn(server_round, factor)
+                for client_id, server_round, factor in self._saved.get("taken_in", [])
+            }
         super().go_on()
 
     def draw(
@@ -97,25 +113,22 @@ class LocalGuide(IntakeAround):
         """Let the guide know whom the round asks, and expect what it wants of them."""
         super().open(server_round, members, config)
         self._round = server_round
-        model = self.host.model
-        if self._method.sends_vector and not self._has_current_vector():
-            self._vector = torch.zeros_like(model.vectors.params)
-            self._beside = model.vectors
+        if self._method.sends_vector and self._vector is None:
+            self._vector = torch.zeros_like(self.host.model.vectors.params)
         self._log_news()
         self._guide.asked([node.client_id for node in members], server_round)
         self.workspace.expect(self._guide.expected(server_round))
-
-    def _has_current_vector(self) -> bool:
-        """Tell whether the vector belongs to the global model, and not to one taken back."""
-        if self._vector is None or self._beside is None:
-            return False
-        return self.host.model.continues(self._beside)
 
     def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:
         """Return the vector, and what the guide tells this client."""
         content = dict(super().enclose(node))
         if self._vector is not None:
             content[VECTOR_RECORD] = tensor_arrays({VECTOR_KEY: self._vector})
+        taken_in = self._taken_in.get(node.client_id)
+        if taken_in is not None:
+            content[TAKEN_RECORD] = ConfigRecord(
+                {TAKEN_ROUND_KEY: taken_in.server_round, TAKEN_FACTOR_KEY: taken_in.factor}
+            )
         instructions = self._guide.told(node.client_id, self._round)
         if instructions:
             content[GUIDE_RECORD] = ConfigRecord(dict(instructions))
@@ -131,9 +144,9 @@ class LocalGuide(IntakeAround):
     def close(self, server_round: int, accepted: Sequence[ClientNode], *, stepped: bool) -> None:
         """Move the vector by what accepted replies sent; let the guide take in their reports."""
         super().close(server_round, accepted, stepped=stepped)
-        if stepped and self._vector is not None:
-            self._move_vector(self._vector, len(accepted))
         client_ids = [node.client_id for node in accepted]
+        if client_ids and self._vector is not None:
+            self._take_in_changes(self._vector, client_ids)
         reports = {name: rows[: len(accepted)] for name, rows in self.workspace.beside.items()}
         try:
             self._guide.take(self._round, client_ids, reports)
@@ -141,26 +154,35 @@ class LocalGuide(IntakeAround):
             _log_unusable(self._round, error)
         self._log_news()
 
-    def _move_vector(self, vector: Tensor, num_accepted: int) -> None:
-        """Move the vector ``[d]`` on: it stands beside the model that the round led to."""
-        share = num_accepted / max(num_accepted, len(self.host.nodes.known))
-        changes = self.workspace.beside[VECTOR_KEY][:num_accepted]  # [m, d]
-        self._vector = self._method.moved(vector, changes, share)
-        self._beside = self.host.model.vectors
+    def _take_in_changes(self, vector: Tensor, client_ids: Sequence[int]) -> None:
+        """Move the vector ``[d]`` by the changes that accepted clients sent."""
+        changes = self.workspace.beside[VECTOR_KEY][: len(client_ids)]  # [m, d]
+        factors = self._method.shortened(changes)  # [m]
+        num_members = max(len(self.host.nodes.known), len(client_ids))
+        if self._num_members and num_members != self._num_members:
+            vector = vector * (self._num_members / num_members)  # Members may come later.
+        self._vector = vector + (factors / num_members).to(changes) @ changes
+        self._num_members = num_members
+        for client_id, factor in zip(client_ids, factors.tolist(), strict=True):
+            self._taken_in[client_id] = TakenIn(self._round, factor)
 
     def stateful(self) -> dict[str, Any]:
         """Return the parts that remember earlier rounds, by name."""
         return {"local-guide": self, **super().stateful()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the guide's state, and the vector where it is beside the global model."""
-        vector = self._vector if self._has_current_vector() else None
-        return {"guide": self._guide.state_dict(), "vector": vector}
+        """Return the guide's state, the vector, and what was taken in of whom."""
+        return {
+            "guide": self._guide.state_dict(),
+            "vector": self._vector,
+            "num_members": self._num_members,
+            "taken_in": [(client_id, *taken) for client_id, taken in self._taken_in.items()],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self._guide.load_state_dict(state["guide"])
-        self._saved = state["vector"]
+        self._saved = state
 
     def _log_news(self) -> None:
         """Log who is taken to be noisy, where that is news."""

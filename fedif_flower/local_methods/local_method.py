@@ -26,6 +26,13 @@ class Turn(NamedTuple):
     everyone: bool = False
 
 
+class TakenIn(NamedTuple):
+    """What the server made of the last vector of a client that it took in."""
+
+    server_round: int  # The round that the vector was sent in.
+    factor: float  # By which it was shortened, in [0, 1].
+
+
 class Guide:
     """Tells every client the same, nothing; a subclass overrides what it needs.
 
@@ -87,8 +94,13 @@ class LocalRound:
         Epochs, batch size, learning rate and momentum.
     memory : mutable mapping of str to Tensor
         What the method keeps at this client from round to round, on the CPU.
+    server_round : int
+        The round.
     vector : Tensor, optional
         ``[d]``: what the server sent beside the model, for a method that ``sends_vector``.
+    taken_in : TakenIn, optional
+        What the server made of the last vector of this client that it took in; ``None``: it took
+        in none.
     told : mapping
         What the method's :class:`~fedif_flower.local_methods.Guide` tells this client.
     data : Data
@@ -99,7 +111,9 @@ class LocalRound:
     received: Tensor
     training: TrainingConfig
     memory: MutableMapping[str, Tensor]
+    server_round: int = 1
     vector: Tensor | None = None
+    taken_in: TakenIn | None = None
     told: Told = field(default_factory=dict)
     data: Any = None
 
@@ -144,7 +158,8 @@ class LocalTerm:
 class LocalMethod:
     """Plain SGD on the task's loss; a method overrides what it changes."""
 
-    # Whether a vector [d] travels beside the model, in both directions.
+    # Whether a vector [d] travels beside the model, in both directions. Clients send changes, and
+    # the server sends the mean, over all members, of the changes that it has taken in so far.
     sends_vector = False
     # Whether it puts something into a client's memory.
     remembers = False
@@ -185,19 +200,20 @@ class LocalMethod:
         """
         return None
 
-    def moved(self, vector: Tensor, changes: Tensor, share: float) -> Tensor:  # noqa: ARG002
-        """Return the server's vector ``[d]`` after a round, for a method that ``sends_vector``.
+    def shortened(self, changes: Tensor) -> Tensor:
+        """Return by which factors ``[m]`` the server takes changes in, if it ``sends_vector``.
 
         Parameters
         ----------
-        vector : Tensor
-            ``[d]``: what the round's clients were sent.
         changes : Tensor
-            ``[m, d]``: what the m accepted replies brought.
-        share : float
-            m of all members, in (0, 1].
+            ``[m, d]``: what the m accepted replies of a round brought.
+
+        Returns
+        -------
+        Tensor
+            ``[m]``, in [0, 1]. Each client is told its own: ``LocalRound.taken_in``.
         """
-        return vector
+        return changes.new_ones(len(changes))
 
 
 def require_method_fit(method: LocalMethod, task: Task, data: Data, name: str) -> None:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
 
-_CONTROL = "scaffold-control"
+_CONTROL = "scaffold-control"  # c_i, as far as the server has taken it in.
+_CHANGE = "scaffold-change"  # What the client has sent since.
+_CHANGE_ROUND = "scaffold-change-round"  # In which round.
 
 
 class Scaffold(LocalMethod):
@@ -23,7 +25,17 @@ class Scaffold(LocalMethod):
     (the paper's option II) with c the server's control variate, :math:`c_i` the client's, both 0
     at first, and :math:`W_K = \sum_{j=1}^{K} \sum_{i=0}^{j-1} \beta^i` what K steps with momentum
     :math:`\beta` count for: K without momentum, as in the paper. The client sends
-    :math:`c_i^+ - c_i`; the server's half is :meth:`moved`.
+    :math:`\Delta c_i = c_i^+ - c_i`. The server takes in :math:`f_i \Delta c_i`, and c is the mean
+    of all N clients' control variates:
+
+    .. math::
+        c \leftarrow c + \frac{1}{N} \sum_{i \in S} f_i \, \Delta c_i,
+        \qquad c_i \leftarrow c_i + f_i \, \Delta c_i
+
+    (see :meth:`shortened` for :math:`f_i`; in the paper it is 1). The client moves its
+    :math:`c_i` when it is asked again, and is told :math:`f_i` then. A change that the server has
+    not taken in, from a reply that was lost or refused, is dropped on both sides: or c would be the
+    mean of the :math:`c_i` no more, and steps would go astray in all later rounds.
     """
 
     sends_vector = True
@@ -31,34 +43,31 @@ class Scaffold(LocalMethod):
 
     def term(self, local: LocalRound) -> LocalTerm:
         """Return the correction :math:`c - c_i`."""
+        _settle(local)
         return LocalTerm(_server_control(local) - _client_control(local))
 
     def finish(self, local: LocalRound, term: LocalTerm, sent: Tensor) -> Tensor:
-        """Keep the client's new control variate, and return by how much it changed."""
-        control = _client_control(local)  # [d]
+        """Remember by how much the client's control variate is to change, and return that."""
         scale = local.training.learning_rate * summed_steps(term.steps, local.training.momentum)
         change = (local.received - sent) / scale - _server_control(local)  # [d]
-        local.memory[_CONTROL] = (control + change).cpu()
+        local.memory[_CHANGE] = change.cpu()
+        local.memory[_CHANGE_ROUND] = torch.tensor(local.server_round)
         return change
 
-    def moved(self, vector: Tensor, changes: Tensor, share: float) -> Tensor:
-        r"""Return the server's control variate after a round.
+    def shortened(self, changes: Tensor) -> Tensor:
+        r"""Return the factors by which the server takes in changes of control variates.
 
         .. math::
-            c \leftarrow c + \frac{|S|}{N} \cdot \frac{1}{|S|} \sum_{i \in S} f_i \, \Delta c_i,
-            \qquad f_i = \min(1, 2 \operatorname{median}_j
-            \lVert \Delta c_j \rVert / \lVert \Delta c_i \rVert)
+            f_i = \min(1, 2 \operatorname{median}_j \lVert \Delta c_j \rVert /
+            \lVert \Delta c_i \rVert)
 
-        With :math:`f_i = 1` this is the paper's: the mean of all N clients' control variates,
-        whatever weights move the model. By weights that change from round to round, c would be the
-        mean of nothing. What a hostile client can do to c is bounded by :math:`f_i`.
+        They bound what a hostile client can do to c. All clients count alike beside that, whatever
+        weights move the model: by weights that change from round to round, c would be the mean of
+        nothing.
         """
         lengths = torch.linalg.vector_norm(changes.double(), dim=1)  # [m]
         bound = 2 * lengths.quantile(0.5)
-        factors = (bound / lengths).clamp(max=1).nan_to_num(1.0)  # 0 / 0: nothing to shorten.
-        weights = share * factors / len(changes)  # [m]
-        control: Tensor = vector + weights.to(changes) @ changes
-        return control
+        return (bound / lengths).clamp(max=1).nan_to_num(1.0)  # 0 / 0: nothing to shorten.
 
 
 def summed_steps(steps: int, momentum: float) -> float:
@@ -79,8 +88,20 @@ def summed_steps(steps: int, momentum: float) -> float:
     return distance
 
 
+def _settle(local: LocalRound) -> None:
+    """Move the client's control variate by its last change, as far as the server took it in."""
+    change = local.memory.pop(_CHANGE, None)
+    sent_in = local.memory.pop(_CHANGE_ROUND, None)
+    taken_in = local.taken_in
+    if change is None or sent_in is None or taken_in is None:
+        return
+    if taken_in.server_round == int(sent_in):
+        control = _client_control(local).cpu()  # [d]
+        local.memory[_CONTROL] = control + taken_in.factor * change
+
+
 def _client_control(local: LocalRound) -> Tensor:
-    """Return the client's control variate ``[d]``: 0 in its first round."""
+    """Return the client's control variate ``[d]``: 0 until the server has taken in a change."""
     control = local.memory.get(_CONTROL)
     if control is None:
         return torch.zeros_like(local.received)

@@ -27,6 +27,9 @@ COLLUSION_KEY = "collusion"  # Whether accomplices see each other's updates befo
 RECEIPTS_KEY = "receipts"  # Whether members get receipts, and so remember what they sent.
 # Of arrays beside the model's: a local method's vector, in both directions, and its reports.
 VECTOR_RECORD = VECTOR_KEY = "local-method"
+TAKEN_RECORD = "local-method-taken"  # What became of the last vector that a client sent.
+TAKEN_ROUND_KEY = "server-round"
+TAKEN_FACTOR_KEY = "factor"
 GUIDE_RECORD = "local-guide"  # What a local method's guide tells one client.
 MEMORIES = ("attack", "method")  # Who may remember something at a client from round to round.
 ACCOMPLICE_KEY = "accomplice"  # In a reply that waits for what its accomplices send.

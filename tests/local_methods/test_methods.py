@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 import torch
+from flwr.app import ArrayRecord, MetricRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
+from fedif_flower import FedAvg, Setup, Task
+from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError
-from fedif_flower.local_methods import LocalRound, LocalTerm, Moon, Scaffold
+from fedif_flower.local_methods import LocalRound, LocalTerm, Moon, Scaffold, TakenIn
 from fedif_flower.local_methods.scaffold import summed_steps
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.instructions import instructions
 from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.config import TrainingConfig
 from tests.run.points import SLOPE, classes, line, regression, run
 
@@ -33,14 +40,34 @@ def test_summed_steps_are_what_a_constant_gradient_moves_by(steps, momentum):
     assert summed_steps(steps, momentum) == pytest.approx(-weight.item(), rel=1e-6)
 
 
-def test_the_server_s_control_variate_by_hand():
-    control = torch.tensor([1.0, 1.0])
+def test_changes_are_shortened_to_twice_the_median_length():
     changes = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 8.0]])
-    # The third is twice as long as twice the median of the lengths 2, 2, 8. Each counts for 1 / 6.
-    moved = Scaffold().moved(control, changes, share=0.5)
-    assert moved.tolist() == pytest.approx([1.0 + 2 / 6, 1.0 + (2 + 4) / 6])
-    zeros = Scaffold().moved(control, torch.zeros(3, 2), share=0.5)
-    assert torch.equal(zeros, control)
+    # Lengths 2, 2, 8: the third is cut to 4.
+    assert Scaffold().shortened(changes).tolist() == [1.0, 1.0, 0.5]
+    assert Scaffold().shortened(torch.zeros(3, 2)).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("taken_in", "control"),
+    [
+        (TakenIn(3, 1.0), [2.5, 1.5]),
+        (TakenIn(3, 0.5), [2.5 - 1.0, 1.5 - 0.5]),
+        (TakenIn(2, 1.0), [0.5, 0.5]),  # An earlier one: the last was lost or refused.
+        (None, [0.5, 0.5]),
+    ],
+)
+def test_a_client_moves_by_what_the_server_has_taken_in(taken_in, control):
+    model = nn.Linear(2, 1, bias=False)
+    memory = {
+        "scaffold-control": torch.tensor([0.5, 0.5]),
+        "scaffold-change": torch.tensor([2.0, 1.0]),
+        "scaffold-change-round": torch.tensor(3),
+    }
+    asked = local(model, **memory)
+    asked = replace(asked, vector=torch.zeros(2), server_round=5, taken_in=taken_in)
+    term = Scaffold().term(asked)
+    assert term.gradient.tolist() == [-value for value in control]
+    assert Scaffold().term(asked).gradient.tolist() == term.gradient.tolist()  # Settled once.
 
 
 def examples(client: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,6 +116,98 @@ def test_a_run_is_the_published_algorithm(tmp_path, share):
     state = torch.load(run_dir / "model.pt", weights_only=True)
     found = torch.cat([state["weight"].flatten(), state["bias"]])
     torch.testing.assert_close(found, published_loop(chosen), rtol=1e-4, atol=1e-5)
+
+
+# Each of three clients has its optimum; that of their mean loss is 3.
+OPTIMA = [0.0, 4.0, 5.0]
+
+
+class Weight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs):
+        return inputs * self.weight
+
+
+def of_optimum(site):
+    return torch.ones(1), torch.tensor([OPTIMA[site.partition_id]])
+
+
+def half_square(outputs, targets):
+    return (outputs - targets).square().mean() / 2
+
+
+class LosingReplies(LocalGrid):
+    """Loses what the last client has made in one round."""
+
+    lost_round = 0
+
+    def pull_messages(self, message_ids):
+        replies = super().pull_messages(message_ids)
+        if self.asked["config"]["server-round"] != self.lost_round:
+            return replies
+        return [reply for reply in replies if reply.metadata.src_node_id != self.node_ids[-1]]
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.asked = messages[0].content
+        return super().push_messages(messages)
+
+
+def where_it_ends(evaluate_fn=None, min_valid_replies=1, lost_round=0):
+    """Return the weight after 40 rounds of SCAFFOLD."""
+    data = dict.fromkeys(("client_data", "validation_data", "test_data"), of_optimum)
+    own = Task(name="optima", model=Weight, loss=half_square, **data)
+    config = ClientConfig(
+        num_clients=3,
+        task="this-app:optima",
+        local_epochs=5,
+        batch_size=1,
+        learning_rate=0.1,
+        momentum=0.0,
+        local_method="scaffold",
+        device="cpu",
+    )
+    grid = LosingReplies(task_app(own), 3)
+    grid.lost_round = lost_round
+    setup = Setup(local_method=Scaffold(), device="cpu", min_valid_replies=min_valid_replies)
+    nodes = {"min_train_nodes": 3, "min_available_nodes": 3, "fraction_evaluate": 0.0}
+    strategy = FedAvg(setup=setup, **nodes)
+    result = strategy.start(
+        grid,
+        ArrayRecord(Weight().state_dict()),
+        num_rounds=40,
+        train_config=instructions(config, own, run="run"),
+        evaluate_fn=evaluate_fn,
+    )
+    return result.arrays["weight"].numpy().item()
+
+
+def test_scaffold_reaches_the_optimum():
+    assert where_it_ends() == pytest.approx(3.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("min_valid_replies", [1, 3])
+@pytest.mark.parametrize("lost_round", [1, 4])
+def test_scaffold_reaches_it_though_a_reply_is_lost(lost_round, min_valid_replies):
+    """The round fails for it, or not; in round 1 the median length is small, and cuts another."""
+    found = where_it_ends(lost_round=lost_round, min_valid_replies=min_valid_replies)
+    assert found == pytest.approx(3.0, abs=1e-3)
+
+
+def test_scaffold_reaches_it_though_a_model_was_taken_back():
+    failed = []
+
+    def evaluate(server_round, arrays):
+        if server_round == 3 and not failed:
+            failed.append(server_round)
+            raise RuntimeError("a worker of the evaluation died")
+        return MetricRecord({"weight": float(arrays["weight"].numpy()[0])})
+
+    assert where_it_ends(evaluate) == pytest.approx(3.0, abs=1e-3)
+    assert failed == [3]
 
 
 def test_tasks_that_train_themselves_refuse_it(tmp_path):
