@@ -67,7 +67,8 @@ class Scaffold(LocalMethod):
         """
         lengths = torch.linalg.vector_norm(changes.double(), dim=1)  # [m]
         bound = 2 * lengths.quantile(0.5)
-        return (bound / lengths).clamp(max=1).nan_to_num(1.0)  # 0 / 0: nothing to shorten.
+        factors: Tensor = (bound / lengths).clamp(max=1)
+        return factors.nan_to_num(1.0)  # 0 / 0: nothing to shorten.
 
 
 def summed_steps(steps: int, momentum: float) -> float:

@@ -27,7 +27,7 @@ class MemberFailures:
     """Pauses members that gave no usable reply, and ends a run in which most members give none.
 
     A member errs in a round if it was asked and its reply is an error, is refused or does not
-    come. After k errors in a row it is left out for :math:`2^{k-1} - 1` turns: 0, 1, 3, 7 and so
+    come; of a late reply, in the round in which it comes. After k errors in a row it is left out for :math:`2^{k-1} - 1` turns: 0, 1, 3, 7 and so
     on. A turn is the number of rounds in which a member is asked once on average. One usable reply
     sets k back to 0.
 
@@ -70,7 +70,7 @@ class MemberFailures:
         }
 
     def first_errors(self, refused: Iterable[RefusedReply]) -> int:
-        """Return how many clients raised an error in this round that did not err before."""
+        """Return how many of these clients raised an error, and did not err before."""
         return sum(
             reply.status == "failed" and reply.node.client_id not in self._erring
             for reply in refused
@@ -85,17 +85,15 @@ class MemberFailures:
             If most members fail, or if too many rounds in a row failed on the server's side.
         """
         usable = {reply.node.client_id for reply in current.accepted}
+        for client_id in usable:
+            self._erring.pop(client_id, None)
+        self.update_late(current)
         late = {reply.node for reply in current.refused if reply.status == "late"}
         members = [node for node in current.members if node not in late]  # The slow do not err.
         if not members:
             return
         erred = [node.client_id for node in members if node.client_id not in usable]
-        for client_id in usable:
-            self._erring.pop(client_id, None)
-        # In so many rounds a member is asked once on average.
-        turn = math.ceil(len(current.online) / len(members))
-        for client_id in erred:
-            self._pause(client_id, current.round, turn)
+        self._pause_all(erred, current)
         self._count_poor_round(len(members), len(erred))
         self._failed_rounds = self._failed_rounds + 1 if why_failed else 0
         why = self._why_to_give_up(current.online)
@@ -107,6 +105,16 @@ class MemberFailures:
                 f"{why}; the last was round {current.round} with {len(current.accepted)} valid "
                 f"replies of {len(members)}; first reason: {first_reason}"
             )
+
+    def update_late(self, current: Round) -> None:
+        """Take in the errors alone that are late replies to earlier rounds."""
+        self._pause_all([node.client_id for node in current.failed_late], current)
+
+    def _pause_all(self, erred: Iterable[int], current: Round) -> None:
+        # In so many rounds a member is asked once on average.
+        turn = math.ceil(len(current.online) / max(len(current.members), 1))
+        for client_id in erred:
+            self._pause(client_id, current.round, turn)
 
     def _pause(self, client_id: int, server_round: int, turn: int) -> None:
         """Pause a member after its k-th error in a row for 2^(k-1) - 1 turns."""

@@ -242,8 +242,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         current.aggregation_seconds = time.perf_counter() - screened_at
         self.history.rounds.append(current)
         self._tell_of_round(current)
-        if not is_models_fault:
-            self._count_failures(current)
+        self._count_failures(current, is_models_fault=is_models_fault)
         records = [reply.reported.records for reply in current.accepted]
         metrics = aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
         arrays = current.arrays
@@ -323,7 +322,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
 
     def _is_models_fault(self, current: Round) -> bool:
         """Tell whether most raise an error on the model just made, and did not before."""
-        newly_failed = self.failures.first_errors(current.refused)
+        # Late replies are to older models.
+        newly_failed = self.failures.first_errors(current.refused_of_members)
         return not self.model.is_proven and 2 * newly_failed > len(current.members)
 
     def _advance(self, current: Round, *, is_models_fault: bool) -> None:
@@ -400,12 +400,16 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
 
         self.tell(notify)
 
-    def _count_failures(self, current: Round) -> None:
+    def _count_failures(self, current: Round, *, is_models_fault: bool) -> None:
         """Count members that gave no usable reply, and rounds that made no model of usable ones.
 
-        A round whose replies lead nowhere is not counted: clients could end the run by such, and
+        Where the model is why most of its members fail, only late replies to older ones count. A
+        round whose replies lead nowhere is not counted: clients could end the run by such, and
         those that have learned all there is change nothing either.
         """
+        if is_models_fault:
+            self.failures.update_late(current)
+            return
         usable = len(current.accepted) >= self.setup.min_valid_replies
         made_nothing = usable and current.aggregation is None
         self.failures.update(current, why_failed=current.reason if made_nothing else "")

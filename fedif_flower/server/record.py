@@ -195,6 +195,22 @@ class Round:
         return self.status == "failed"
 
     @property
+    def refused_of_members(self) -> list[RefusedReply]:
+        """Who of those that got the model in this round has no usable reply."""
+        members = set(self.members)
+        return [reply for reply in self.refused if reply.node in members]
+
+    @property
+    def failed_late(self) -> list[ClientNode]:
+        """Who was asked in an earlier round, and answered now with an error or nonsense."""
+        at_work = set(self.at_work)
+        return [
+            reply.node
+            for reply in self.refused
+            if reply.node in at_work and reply.status in ("failed", "refused")
+        ]
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many replies were used, refused, failed and may yet come, by column."""
         counted = Counter(client.status for client in self.clients)

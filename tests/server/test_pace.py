@@ -85,6 +85,30 @@ def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     assert attribution.rounds[4].clients[-1].contribution != 0.0
 
 
+class Broken(Movers):
+    """The last partition, which is slow, answers with an error."""
+
+    def train(self, message, partition_id):
+        if partition_id == len(self.steps) - 1:
+            raise RuntimeError("out of memory")
+        return super().train(message, partition_id)
+
+
+def test_an_error_that_comes_late_is_the_member_s_and_not_the_newest_model_s():
+    """The first asks for a second each; the other's errors come in rounds 4 and 8."""
+    grid = ClockedGrid(Broken(STEPS[:2]), 2, [1.0, 3.5].__getitem__)
+    setup = Setup(device="cpu", pace=Pace(quorum=1, late_rounds=9), identify=identify_clients)
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, callbacks=(), setup=setup)
+    result = strategy.start(grid, model_arrays(point()), num_rounds=8)
+    reports = strategy.history.rounds
+    assert [report.status for report in reports] == ["advanced"] * 8
+    assert result.arrays["weight"].numpy().flatten().tolist() == [8.0, 0.0]
+    assert story(reports) == "al- a-- a-- af- al- a-- a-- af-"
+    # One of two is asked in round 8: after two errors in a row its pause is a turn of two rounds.
+    [(errors, last_paused)] = strategy.failures.state_dict()["erring"].values()
+    assert (errors, last_paused) == (2, 10)
+
+
 class Last:
     """Chooses the last member's model."""
 
