@@ -81,28 +81,40 @@ class PreparedBatches:
         self._inputs = to_memory_format(inputs, image_format(model, inputs))
         self._labels = labels
         self._loss_fn = loss_fn
+        mean = class_mean(loss_fn)
+        weights = None if mean is None else mean.example_weights(labels)
+        self._weights = None if weights is None else weights.cpu()  # [n]; None: the same each.
         self.data = (inputs, labels)
         self._shuffled = torch.empty_like(self._inputs)
         self._shuffled_labels = torch.empty_like(labels)
         # Views: filled anew in each epoch.
+        self._size = size
         self._batches: list[tuple[Tensor, Tensor]] = []
         for start in range(0, count, size):
             part = slice(start, start + size)
             self._batches.append((self._shuffled[part], self._shuffled_labels[part]))
 
-    def epoch(self, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
-        """Return all examples in a new order."""
-        order = torch.randperm(len(self._labels), generator=generator).to(self._labels.device)
+    def epoch(self, generator: torch.Generator) -> list[tuple[Tensor, Tensor, BatchSize]]:
+        """Return all examples in a new order, in batches with their sizes."""
+        drawn = torch.randperm(len(self._labels), generator=generator)
+        order = drawn.to(self._labels.device)
         torch.index_select(_rows(self._inputs), 0, order, out=_rows(self._shuffled))
         torch.index_select(self._labels, 0, order, out=self._shuffled_labels)
-        return self._batches
+        sizes = self._sizes(drawn)
+        return [(*batch, size) for batch, size in zip(self._batches, sizes, strict=True)]
+
+    def _sizes(self, order: Tensor) -> list[BatchSize]:
+        """Return the sizes of an epoch's batches, of examples in an order ``[n]``."""
+        if self._weights is None:
+            counts = [len(labels) for _, labels in self._batches]
+            return [BatchSize(count, count) for count in counts]
+        parts = torch.split(self._weights[order], self._size)
+        return [BatchSize(int((part > 0).sum()), float(part.sum())) for part in parts]
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, BatchSize]:
-        """Return the mean loss over a batch, and the number of its examples."""
-        inputs, labels = batch
-        count = len(labels)
-        size = BatchSize(count, count)
-        if count == 1:
+        """Return the mean loss over a batch, and its size."""
+        inputs, labels, size = batch
+        if len(labels) == 1:
             with sparing_single_values(model):
                 return self._loss_fn(model(inputs), labels), size
         return self._loss_fn(model(inputs), labels), size
@@ -150,7 +162,7 @@ class BatchesAsTheyCome:
             is_over = False
             # Before it is moved: to read it on a GPU would be to wait for that.
             self._objective.check(batch)
-            size = self._objective.known_size(batch)
+            size = _size_in_training(self._objective, batch)
             if size is None or size.weight:  # Else the mean would be 0 / 0.
                 yield to_device(batch, self._device), size
         if is_over:
@@ -175,6 +187,15 @@ class BatchesAsTheyCome:
         return loss, size
 
 
+def _size_in_training(objective: Objective, batch: Any) -> BatchSize | None:
+    """Return a batch's size, where it alone tells that: of the examples that the loss counts."""
+    size = objective.known_size(batch)
+    mean = objective.class_mean
+    if size is None or mean is None or not isinstance(batch[-1], Tensor) or not batch[-1].dim():
+        return size
+    return size._replace(examples=int(mean.counts(batch[-1]).sum()))
+
+
 def _rows(examples: Tensor) -> Tensor:
     """View dense examples, in whichever memory format, as ``[n, values]``."""
     length = examples[0].numel()
@@ -182,7 +203,11 @@ def _rows(examples: Tensor) -> Tensor:
 
 
 class Trained(NamedTuple):
-    """What a training reports beside the model: the mean loss over the last epoch's examples."""
+    """What a training reports beside the model.
+
+    ``loss`` is the mean over the last epoch's examples, by the weights of their classes if the loss
+    has such; ``num_examples`` are those that the loss counts: not ignored, of no weight 0.
+    """
 
     loss: float
     num_examples: float  # A fraction where ``batch_loss`` tells such sizes.

@@ -76,6 +76,20 @@ class ClassMean:
             counted &= weights[labels] != 0
         return _any_of_each(counted)
 
+    def example_weights(self, targets: Tensor) -> Tensor | None:
+        """Return what each example of targets ``[n, ...]`` adds to W, ``[n]`` float64.
+
+        ``None``: the same each.
+        """
+        if targets.is_floating_point():
+            return None
+        weights = (targets != self.ignored).double()
+        if self.class_weights is not None:
+            by_class = self.class_weights.detach().to(targets.device).double()
+            weights = weights * by_class[targets.long().clamp(0, len(by_class) - 1)]
+        of_examples = weights.flatten(1).sum(dim=1) if weights.dim() > 1 else weights
+        return None if bool((of_examples == of_examples[0]).all()) else of_examples
+
     def has_target(self, targets: Tensor) -> Tensor:
         """Tell which examples have a target that is not ignored, whatever its class weighs."""
         return _any_of_each(self._answered(targets))

@@ -8,6 +8,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 from fedif_flower.client.reply import node_memory
 from fedif_flower.client.training import (
@@ -233,19 +234,45 @@ def test_examples_whose_target_is_ignored_are_left_out(train):
         train(model, rows[:2], labels[:2])
 
 
-def test_a_mean_training_loss_is_weighed_as_the_loss_is():
-    weights = torch.tensor([1.0, 3.0])
-    loss_fn = nn.CrossEntropyLoss(weight=weights)
-    rows = torch.randn(6, 3, generator=generator())
-    labels = torch.tensor([0, 0, 0, 1, 1, 1])
+def as_tensors(rows, targets):
+    return rows, targets
+
+
+def as_dataset(rows, targets):
+    return TensorDataset(rows, targets)
+
+
+def as_batches(rows, targets):
+    return list(zip(rows.split(2), targets.split(2), strict=True))
+
+
+PIXELS = torch.tensor([[0, 1], [PAD, 1], [0, 0], [PAD, PAD], [PAD, 1], [1, 1]])  # [n, pixels]
+
+
+@pytest.mark.parametrize("held_as", [as_tensors, as_dataset, as_batches])
+@pytest.mark.parametrize(
+    ("weights", "targets", "num_examples"),
+    [
+        ([1.0, 3.0], torch.tensor([0, 0, 0, 1, 1]), 5),
+        ([9.0, 1.0], torch.tensor([0, 0, 0, 1, 1]), 5),
+        ([1.0, 0.0], torch.tensor([0, 1, 0, 1, 1]), 2),
+        ([1.0, 1.0], PIXELS, 5),
+        ([2.0, 1.0], PIXELS, 5),
+    ],
+)
+def test_loss_and_examples_are_those_of_all_data_however_they_are_held(
+    weights, targets, num_examples, held_as
+):
+    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor(weights))
+    rows = torch.randn(len(targets), 3, *targets.shape[1:], generator=generator())
     torch.manual_seed(0)
-    model = nn.Linear(3, 2)
-    expected = loss_fn(model(rows), labels).item()
-    config = CONFIG.replace(local_epochs=1, learning_rate=1e-30)  # The model stays as it is.
-    batches = list(zip(rows.split(2), labels.split(2), strict=True))
-    loss, count = train_batches(model, batches, objective_of(loss_fn, None), config, generator())
-    assert loss == pytest.approx(expected, rel=rounding(torch.float32))
-    assert count == 6
+    model = nn.Conv1d(3, 2, 1) if targets.dim() > 1 else nn.Linear(3, 2)
+    expected = loss_fn(model(rows), targets).item()
+    config = TrainingConfig(local_epochs=1, batch_size=2, learning_rate=1e-30)  # It stays as it is.
+    data = held_as(rows, targets)
+    found = train_task(classes(loss=loss_fn), model, data, config, generator())
+    assert found.loss == pytest.approx(expected, rel=10 * rounding(torch.float32))
+    assert found.num_examples == num_examples
 
 
 def test_a_run_finds_what_it_left_and_no_other_does():
