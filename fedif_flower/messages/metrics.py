@@ -9,7 +9,7 @@ import logging
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
 MAX_METRICS = 100
 MAX_VALUES = 1000
 # Farther than this many times from the clients' median, a value enters no mean.
-MAX_DEVIATION = 100.0
+MAX_DEVIATION = 100.0  # From the median; from 1 where that is 0.
 
 
 @dataclass(frozen=True)
@@ -193,21 +193,23 @@ def _metrics_in(records: RecordDict) -> Iterator[tuple[str, object]]:
 
 
 def screen_evaluations(
-    replies: Iterable[Message], asked: Collection[int], limits: ReplyLimits
+    replies: Iterable[Message], asked: Sequence[int], limits: ReplyLimits
 ) -> list[RecordDict]:
     """Return the records of well-formed evaluation replies, one for each node that was asked.
+
+    They are in the order in which nodes were asked, whoever was first: so is the sum of a mean.
 
     Parameters
     ----------
     replies : iterable of Message
         What came, in any order; nothing in them is believed.
-    asked : collection of int
+    asked : sequence of int
         Node ids. A reply of another node, or a second one, is left out.
     limits : ReplyLimits
         How many examples and metrics a reply may have.
     """
     waiting = set(asked)
-    accepted = []
+    screened: dict[int, ClientRecords] = {}
     for reply in replies:
         node_id = reply.metadata.src_node_id
         try:
@@ -216,9 +218,10 @@ def screen_evaluations(
             waiting.remove(node_id)
             if reply.has_error():
                 raise ReplyError(f"client error {reply.error.code}: {reason_of(reply.error)}")
-            accepted.append(screen_records(reply.content, limits))
+            screened[node_id] = screen_records(reply.content, limits)
         except Exception as error:  # nothing a client sends may stop the server
             logger.warning("evaluation of node %d refused: %s", node_id, printable(error))
+    accepted = [screened[node_id] for node_id in asked if node_id in screened]
     return [bounded.records for bounded in bound_examples(accepted, limits)]
 
 
@@ -310,7 +313,8 @@ class AverageMetrics:
     over the clients i that report the metric, :math:`n_i` being what they report under
     ``weighted_by_key``. ``train_loss`` and ``train-loss`` are one metric. A metric that fewer than
     half of the clients report is left out, and so is a value whose magnitude is more than 100
-    times the clients' median, where at least three report it. A warning names such metrics once,
+    times the clients' median, or more than 100 where that is 0, if at least three report it. A
+    warning names such metrics once,
     but for the time that training took. Whatever the metric is, this is a mean over clients: the
     mean of their AUCs, say, is not the AUC of all their examples.
     """
@@ -375,9 +379,9 @@ def _comparable(values: Sequence[_Value]) -> list[_Value]:
     ((shape, _),) = Counter(value.numbers.shape for value in values).most_common(1)
     alike = [value for value in values if value.numbers.shape == shape]
     magnitudes = [np.abs(value.numbers).max(initial=0.0) for value in alike]
-    limit = MAX_DEVIATION * statistics.median(magnitudes)
-    if len(alike) < 3 or limit == 0:
+    if len(alike) < 3:
         return alike
+    limit = MAX_DEVIATION * (statistics.median(magnitudes) or 1.0)
     usable = []
     for value, magnitude in zip(alike, magnitudes, strict=True):
         if magnitude <= limit:

@@ -6,8 +6,9 @@ import logging
 import math
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
+from flwr.supercore.task_identity import TaskIdentity
 
 from fedif_flower.errors import ReplyError
 from fedif_flower.messages.metrics import (
@@ -19,6 +20,7 @@ from fedif_flower.messages.metrics import (
     aggregate_metrics,
     bound_examples,
     scalar,
+    screen_evaluations,
     screen_records,
 )
 
@@ -120,9 +122,35 @@ def test_a_metric_that_one_client_lacks(caplog):
     assert "a (of 2 of 3), b (of 1 of 3)" in warning
 
 
-def test_one_liar_does_not_move_a_mean():
-    means = AverageMetrics()(records_with({"a": 1.0}, {"a": 2.0}, {"a": 3.0}, {"a": 1e15}), "n")
-    assert dict(means) == {"a": pytest.approx(2.0)}
+@pytest.mark.parametrize(
+    ("told", "mean"),
+    [
+        ([1.0, 2.0, 3.0, 1e15], 2.0),
+        ([0.0, 0.0, 1e15], 0.0),  # Most have missed nothing.
+        ([0.0, 0.0, 3.0], 1.0),
+        ([0.0, 0.0, 0.0, -101.0, 100.0], 25.0),
+    ],
+)
+def test_one_liar_does_not_move_a_mean(told, mean):
+    means = AverageMetrics()(records_with(*({"a": value} for value in told)), "n")
+    assert dict(means) == {"a": pytest.approx(mean)}
+
+
+def test_evaluations_are_in_the_order_asked_whoever_is_first(monkeypatch):
+    for name in ("run_id", "task_id", "node_id"):  # Flower stamps every message with them.
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
+
+    def replies(*node_ids):
+        for node_id in node_ids:
+            asked = Message(RecordDict(), node_id, MessageType.EVALUATE)
+            asked.metadata.__dict__["_message_id"] = f"question-{node_id}"
+            content = RecordDict({"metrics": MetricRecord({"n": 1, "node": node_id})})
+            reply = Message(content, reply_to=asked)
+            reply.metadata.__dict__["_src_node_id"] = node_id
+            yield reply
+
+    found = screen_evaluations(replies(3, 9, 2, 1, 2), [1, 2, 3, 4], LIMITS)
+    assert [records["metrics"]["node"] for records in found] == [1, 2, 3]
 
 
 def test_metrics_of_several_records_and_only_so_many():
