@@ -412,11 +412,12 @@ def all_finite(values: Tensor) -> bool:
 
 
 def largest_counters(
-    received: Sequence[Mapping[str, Tensor]], weights: Tensor
+    before: Mapping[str, Tensor], received: Sequence[Mapping[str, Tensor]], weights: Tensor
 ) -> dict[str, Tensor]:
     """Return each integer buffer's maximum over the clients whose weight is not 0.
 
-    Over all of them where every weight is 0.
+    Over all of them where every weight is 0. No counter falls below the one ``before`` the round:
+    a late reply has counted from an older model's.
     """
     if not received:
         return {}
@@ -427,7 +428,10 @@ def largest_counters(
         weighed = list(received)
     largest = {}
     for name in received[0]:
+        counted = [counters[name].numpy() for counters in weighed]
+        if name in before:
+            counted.append(before[name].cpu().numpy())
         # NumPy: torch knows no maximum of uint16, uint32 and uint64.
-        values = np.maximum.reduce([counters[name].numpy() for counters in weighed])
+        values = np.maximum.reduce(counted)
         largest[name] = torch.from_numpy(np.asarray(values))
     return largest

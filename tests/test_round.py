@@ -25,15 +25,20 @@ def test_combine_by_hand(weights, combined):
 
 def test_counters_take_the_maximum_of_clients_that_count():
     received = [{"n": torch.tensor(3)}, {"n": torch.tensor(9)}, {"n": torch.tensor(5)}]
-    assert largest_counters(received, torch.tensor([0.5, 0.0, 0.5]))["n"].item() == 5
-    assert largest_counters(received, torch.zeros(3))["n"].item() == 9
-    assert largest_counters([], torch.zeros(0)) == {}
+    assert largest_counters({}, received, torch.tensor([0.5, 0.0, 0.5]))["n"].item() == 5
+    assert largest_counters({}, received, torch.zeros(3))["n"].item() == 9
+    assert largest_counters({"n": torch.tensor(7)}, [], torch.zeros(0)) == {}
+
+
+def test_a_late_reply_counts_from_an_older_model_and_moves_no_counter_back():
+    late = [{"n": torch.tensor(5)}]
+    assert largest_counters({"n": torch.tensor(50)}, late, torch.ones(1))["n"].item() == 50
 
 
 def test_counters_may_be_of_any_integer_type():
     wide = torch.tensor([2**63], dtype=torch.uint64)
     flags = [{"n": wide, "on": torch.tensor(on)} for on in (False, True)]
-    largest = largest_counters(flags, torch.ones(2))
+    largest = largest_counters({}, flags, torch.ones(2))
     assert torch.equal(largest["n"], wide)
     assert largest["on"].item() is True
 

@@ -98,5 +98,5 @@ def take_step(updates: RoundUpdates, step: Tensor) -> tuple[ModelVectors, Aggreg
     weights = torch.full((updates.num_clients,), torch.nan)
     shares = updates.buffer_shortening / updates.num_clients
     buffers = combine_buffers(updates.global_buffers, updates.buffer_updates, shares).cpu()
-    counters = largest_counters(updates.counters, weights)
+    counters = largest_counters(updates.model.counters, updates.counters, weights)
     return ModelVectors(params, buffers, counters), Aggregation(weights=weights)

@@ -50,7 +50,7 @@ class Bucketing(Stage):
         if updates.counters:
             for group in groups:
                 of_group = [updates.counters[member] for member in group]
-                counters.append(largest_counters(of_group, torch.ones(len(group))))
+                counters.append(largest_counters({}, of_group, torch.ones(len(group))))
         return replace(
             updates.mixed(mixing),
             client_ids=tuple(updates.client_ids[group[0]] for group in groups),

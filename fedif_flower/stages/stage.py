@@ -211,6 +211,18 @@ def _says_whose(before: RoundUpdates, after: RoundUpdates) -> bool:
     return torch.equal(after.client_updates, before.client_updates)
 
 
+def _weights_of(coefficients: Tensor, shortening: Tensor, proposed: Tensor) -> Tensor:
+    """Return the weights ``[m]`` that are coefficients once they are shortened.
+
+    They are the proposed ones, to the bit, where those lead to the coefficients. Of who is
+    shortened to nothing no weight is known: 0.
+    """
+    if torch.equal(coefficients, proposed * shortening):
+        return proposed
+    factors = shortening.to(coefficients)
+    return torch.where(factors > 0, coefficients / factors, 0.0)
+
+
 class Stages:
     """Applies stages in their order; without any, a round is taken as it is.
 
@@ -316,10 +328,12 @@ class Stages:
             If the model is not finite, no step leads to a finite validation loss, or a stage
             leads where no coefficients do.
         """
-        for_buffers = weights * updates.buffer_shortening
         reached: list[Destination] = []
 
         def move(coefficients: Tensor) -> Destination:
+            # Whatever is chosen, buffers go by the same weights as parameters.
+            chosen_weights = _weights_of(coefficients, updates.shortening, weights)
+            for_buffers = chosen_weights * updates.buffer_shortening
             params, buffers = move_model(updates, coefficients, for_buffers)
             destination = Destination(params, buffers, coefficients)
             reached.append(destination)
@@ -348,7 +362,7 @@ class Stages:
         params = step.params
         if aggregation.noise is not None:
             params = params + aggregation.noise
-        counters = largest_counters(updates.counters, aggregation.weights)
+        counters = largest_counters(updates.model.counters, updates.counters, step.coefficients)
         vectors = ModelVectors(params, step.buffers, counters)
         return vectors, replace(aggregation, applied=step.coefficients)
 

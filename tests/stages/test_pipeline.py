@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedif_flower.errors import CheckpointError, ConfigError, ValuationError
+from fedif_flower.messages.layout import ParameterLayout
+from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.stages import (
     Clip,
@@ -128,6 +130,47 @@ def test_parameters_and_buffers_are_held_to_the_multiple_of_their_own_lengths():
     clipped = Clip(2.0).before(three(factors=halved, buffer_factors=halved.flip(0)))
     assert clipped.shortening.tolist() == pytest.approx([1.0, 0.5, 0.5 * 2 / 8])
     assert clipped.buffer_shortening.tolist() == pytest.approx([0.5, 0.5, 2 / 10])
+
+
+class Shifted(nn.Module):
+    """A weight, and a buffer that its outputs are shifted by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.register_buffer("shift", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.weight * inputs + 0.1 * self.shift
+
+
+@pytest.mark.parametrize(
+    ("steps", "coefficients", "shift"),
+    [
+        # 0.5 leads from |0 - 3| to 2.5: as the weights are.
+        ([0.5, 0.5], [0.5, 0.5], 4.0),
+        # 7 goes too far, and its half is best.
+        ([7.0, 7.0], [0.25, 0.25], 2.0),
+        # To -2.5, its half, and so on all raise the loss: the descent takes the first alone.
+        ([1.0, -6.0], [1.0, 0.0], 0.0),
+    ],
+)
+def test_buffers_go_by_the_weights_that_are_chosen(steps, coefficients, shift):
+    """The second client says 8 for the buffer, the first 0."""
+    ones = torch.ones(2, 1)
+    validation = Validation(Shifted(), ones, 3 * ones, loss_fn=distance, device="cpu")
+    layout = ParameterLayout.from_arrays(model_arrays(Shifted()), validation.parameter_names, {})
+    updates = a_round(
+        torch.tensor(steps)[:, None],
+        buffer_updates=torch.tensor([[0.0], [8.0]]),
+        counters=[{}, {}],
+        names=layout,
+    )
+    stages = Stages([LossBound(validation, tolerance=0.0, descent_steps=40)])
+    halves = torch.full((2,), 0.5, dtype=torch.float64)
+    chosen = stages.settle(updates, halves)
+    assert chosen.coefficients.tolist() == pytest.approx(coefficients, abs=1e-3)
+    assert chosen.buffers.tolist() == pytest.approx([shift], abs=1e-2)
 
 
 def squares(*norms: float) -> torch.Tensor:
