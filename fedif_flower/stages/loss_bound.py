@@ -100,18 +100,29 @@ class LossBound(Stage):
         else:
             best = self._best_other(validation, proposal, whole)
             self._held += 1
+            if proposal.optimizer is not None:
+                proposal.optimizer.restart()
         self._least = min(self._least, best.loss)
         return best.step
 
     def _best_other(
         self, validation: Validation, proposal: Proposal, whole: _Candidate | None
     ) -> _Candidate:
-        """Return the step of least loss among the whole one, shares of it, and another."""
-        coefficients = proposal.coefficients
-        if proposal.optimizer is not None:
+        """Return the step of least loss among the whole one, shares of it, and another.
+
+        A server optimizer begins anew with it.
+        """
+        if proposal.optimizer is None:
+            return self._best_of_all(validation, proposal, whole)
+        with proposal.optimizer.anew():
             # Begun anew, it leads elsewhere.
-            proposal.optimizer.restart()
-            whole = _try_step(validation, proposal, coefficients)
+            whole = _try_step(validation, proposal, proposal.coefficients)
+            return self._best_of_all(validation, proposal, whole)
+
+    def _best_of_all(
+        self, validation: Validation, proposal: Proposal, whole: _Candidate | None
+    ) -> _Candidate:
+        coefficients = proposal.coefficients
         shares = [0.5**halving for halving in range(1, HALVINGS + 1)]
         candidates = [whole]
         candidates += [_try_step(validation, proposal, share * coefficients) for share in shares]

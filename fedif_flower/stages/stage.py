@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -142,6 +143,7 @@ class ServerOptimizer(Stage):
     keeps_coefficients = False  # Whether a sum of updates times coefficients stays one.
     _memory = _Memory()
     _memory_before = _Memory()  # Of the model before this one.
+    _memory_given_up: _Memory | None = None  # By a restart after which no step was made yet.
 
     def __init__(self, make: Callable[[list[Tensor]], Optimizer]) -> None:
         self._make = make
@@ -168,11 +170,26 @@ class ServerOptimizer(Stage):
         """Return what :meth:`lead` does, and let the optimizer remember the step."""
         params, state = self._stepped(before, after)
         self._memory_before = self._memory
+        if self._memory_given_up is not None:
+            self._memory_before = self._memory_given_up
+            self._memory_given_up = None
         self._memory = _Memory(state, self._memory.num_steps + 1)
         return params
 
+    @contextmanager
+    def anew(self) -> Iterator[None]:
+        """Lead for a while as if there had been no steps."""
+        memory = self._memory
+        self._memory = _Memory()
+        try:
+            yield
+        finally:
+            self._memory = memory
+
     def restart(self) -> None:
-        """Forget all steps."""
+        """Forget all steps; they are known again where the next one is taken back."""
+        if self._memory_given_up is None:
+            self._memory_given_up = self._memory
         self._memory = _Memory()
 
     def take_back(self) -> None:

@@ -325,6 +325,28 @@ def test_looking_ahead_changes_nothing_and_what_was_taken_back_is_forgotten(make
 
 
 @OPTIMIZERS
+def test_a_step_that_began_anew_can_be_taken_back_to_the_steps_before_it(make):
+    plain, other = make(), make()
+    expected = go(plain, 0.0, 4.0, 8.0)
+    go(other, 0.0, 4.0)
+    other.restart()
+    assert not other.moves_on
+    go(other, expected[0], -1.0)
+    other.take_back()
+    assert go(other, expected[0], 8.0) == expected[1:]
+
+
+def test_a_round_that_fails_under_a_loss_bound_leaves_the_optimizer_as_it_was():
+    optimizer = FedAvgM(0.9, learning_rate=1.0)
+    stages = Stages([LossBound(held_out()), optimizer])
+    go(optimizer, 0.0, 1.0)
+    with pytest.raises(ValuationError, match="no step leads to a finite validation loss"):
+        settle(stages, 1.0, math.inf)
+    assert optimizer.shares == [1.0]
+    assert optimizer.moves_on
+
+
+@OPTIMIZERS
 def test_goes_on_after_a_restart(make):
     first, second = make(), make()
     go(first, 0.0, 1.0, 2.0)
