@@ -253,8 +253,14 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         """Return where a round leads, and the weights that its updates were given.
 
         Through the stages before weighing, weights, and step. Any error fails the round: it may
-        come out of a stage, the rule, or a user's model or loss.
+        come out of a stage, the rule, or a user's model or loss. Weight scores are then as before.
         """
+        if self.ledger is None:
+            return self._aggregate(updates)
+        with self.ledger.unless_it_fails(updates.client_ids):
+            return self._aggregate(updates)
+
+    def _aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
         staged = self.stages.before(updates)
         weighed = self.weigh(staged if self.combines_updates else staged.shortened())
         answer = require_answer(weighed, staged, combines_updates=self.combines_updates)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Unpack
 
+import torch
 from torch import Tensor
 
 from fedif_flower.constructors import CheckedFields
@@ -113,27 +114,39 @@ class InfluenceDescent(ScreenedStrategy):
         super().__init__(**naming(base, validation))
         self.validation = validation
         self.descent = descent
-        self._last_model: Tensor | None = None  # ``[d]``, where weights are relative.
+        # Where weights are relative: the model of the last round, and the one before it, ``[d]``.
+        self._last_model: Tensor | None = None
+        self._model_before: Tensor | None = None
         self.ledger = ScoreLedger(gamma, initial=1.0)
         _warn_of(validation)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the model needed to go on; where it counts, the last model too."""
-        return super().state_dict() | {"last_model": self._last_model}
+        """Return everything but the model needed to go on; where they count, two models too."""
+        models = {"last_model": self._last_model, "model_before": self._model_before}
+        return super().state_dict() | models
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         super().load_state_dict(state)
         self._last_model = state["last_model"]
+        self._model_before = state.get("model_before")  # Earlier versions kept one.
+
+    def _last_step(self, params: Tensor) -> Tensor | None:
+        """Return the last step ``[d]`` that led to a model ``[d]``; ``None``: there was none.
+
+        A round that failed, or led nowhere, made no step: the one before it is the last.
+        """
+        model = params.cpu().clone()
+        if self._last_model is None or not torch.equal(model, self._last_model):
+            self._model_before = self._last_model
+            self._last_model = model
+        if self._model_before is None:
+            return None
+        return params - self._model_before.to(params)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]`` that the descent ends with, and the losses on its way."""
-        params = updates.global_params  # [d]
-        last_step = None
-        if self.descent.relative:
-            if self._last_model is not None:
-                last_step = params - self._last_model.to(params)
-            self._last_model = params.cpu().clone()
+        last_step = self._last_step(updates.global_params) if self.descent.relative else None
         descent = descend_round(
             updates,
             self._sample(updates.server_round),

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,6 +25,8 @@ from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.valuation.validation import Validation
 
+# And what a client that has taken part in no round has in each.
+_COLUMNS = MappingProxyType({"score": math.nan, "rounds": 0.0, "accumulative": math.nan})
 _MOST_SHOWN = 100  # Clients of a ledger that is printed.
 WeightScope = Literal["participants", "population"]
 Gamma = Annotated[float, Setting("rate of the smooth update", gt=0, le=1)]
@@ -150,7 +154,7 @@ class ScoreLedger(CheckedFields):
     bias_correction: bool = False
     # NaN: none yet; rounds are those that a client took part in.
     _clients: ClientTable = field(
-        default_factory=lambda: ClientTable(score=math.nan, rounds=0, accumulative=math.nan),
+        default_factory=lambda: ClientTable(**_COLUMNS),
         init=False,
         repr=False,
     )
@@ -219,6 +223,16 @@ class ScoreLedger(CheckedFields):
         sums = np.nan_to_num(self._clients.read(client_ids, "accumulative")) + values
         self._clients.write(client_ids, accumulative=sums)
         return torch.from_numpy(sums)
+
+    @contextmanager
+    def unless_it_fails(self, client_ids: Sequence[int]) -> Iterator[None]:
+        """Keep what is done to these clients' rows meanwhile only if no error is raised."""
+        before = {name: self._clients.read(client_ids, name) for name in _COLUMNS}
+        try:
+            yield
+        except Exception:
+            self._clients.write(client_ids, **before)
+            raise
 
     def weights(self, client_ids: Sequence[int]) -> Tensor:
         r"""Return the participants' aggregation weights.

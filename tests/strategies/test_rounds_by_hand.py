@@ -20,6 +20,7 @@ from fedif_flower.messages import screening
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID
 from fedif_flower.seeding import torch_generator
+from fedif_flower.stages import Destination, Proposal, Stage, Stages
 from fedif_flower.strategies.fltrust import root_training
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Task
@@ -77,6 +78,43 @@ def test_each_part_of_fedif_can_be_left_out(ablation, weight_scores, weights):
     _, (report,) = play(fedif(**ablation), point(1), UP_DOWN_UP)
     assert column(report, "weight_score") == pytest.approx(weight_scores)
     assert column(report, "weight") == pytest.approx(weights)
+
+
+class FailsOnce(Stage):
+    """Chooses the proposed step, but raises an error in round 1."""
+
+    def choose(self, proposal: Proposal) -> Destination:
+        if proposal.updates.server_round == 1:
+            raise RuntimeError("a user's stage")
+        return proposal.move(proposal.coefficients)
+
+
+def test_a_round_that_fails_leaves_weight_scores_and_influences_as_they_were():
+    """In the second round Omega is 0.3 Psi and INF one round's, as its records say."""
+    clients = Movers([[1.0], [-1.0]])
+    failing = fedif()
+    failing.stages = Stages([FailsOnce()])
+    _, (failed, round_2) = play(failing, point(1), clients, rounds=2)
+    assert failed.failed
+    assert column(failed, "weight_score") == [None, None]
+    plain = fedif()
+    _, [only] = play(plain, point(1), clients)
+    assert column(round_2, "weight_score") == column(only, "weight_score") == [0.3, 0.0]
+    assert failing.ledger.scores == plain.ledger.scores
+    assert failing.ledger.accumulative_influence == plain.ledger.accumulative_influence
+
+
+def test_the_last_step_of_a_descent_is_the_last_that_was_made():
+    """Round 2 makes none: in round 3 the last step is still that of round 1."""
+    descent = of.InfluenceDescent(bowl(), descent=of.DescentSettings(relative=True), **PLAIN)
+    first = torch.tensor([0.0, 0.0])
+    second = torch.tensor([0.5, 0.0])
+    assert descent._last_step(first) is None
+    assert descent._last_step(second).tolist() == [0.5, 0.0]
+    assert descent._last_step(second).tolist() == [0.5, 0.0]
+    resumed = of.InfluenceDescent(bowl(), descent=of.DescentSettings(relative=True), **PLAIN)
+    resumed.load_state_dict(descent.state_dict())
+    assert resumed._last_step(second).tolist() == [0.5, 0.0]
 
 
 def test_the_model_sent_back_is_worth_nothing_however_few_digits_it_has():
