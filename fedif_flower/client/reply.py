@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -52,7 +52,12 @@ from fedif_flower.messages.instructions import (
     VECTOR_RECORD,
     memory_key,
 )
-from fedif_flower.messages.models import load_arrays, model_arrays, tensor_arrays
+from fedif_flower.messages.models import (
+    bfloat16_arrays,
+    changed_arrays,
+    load_arrays,
+    tensor_arrays,
+)
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.seeding import torch_generator
 from fedif_flower.tasks.batches import describe, tensor_pair
@@ -96,6 +101,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
         model = model_of(task)
         model.to(select_device(config.device))
         load_arrays(model, arrays)
+        loaded = bfloat16_arrays(model)
         local = LocalRound(
             model=model,
             received=_trainable_vector(model),
@@ -135,7 +141,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
             "train-seconds": time.perf_counter() - started,
         }
     )
-    content = RecordDict({"metrics": metrics, "arrays": model_arrays(model)})
+    content = RecordDict({"metrics": metrics, "arrays": changed_arrays(model, arrays, loaded)})
     beside_model = _arrays_beside_model(vector, term)
     if beside_model:
         content[VECTOR_RECORD] = tensor_arrays(beside_model)
@@ -266,11 +272,37 @@ def _trainable_vector(model: nn.Module) -> Tensor:
     return parameters_to_vector(trainable_parameters(model))
 
 
-@lru_cache(maxsize=4)
 def model_of(task: Task) -> nn.Module:
-    """Return the model that this process trains for a task."""
+    """Return the model that this process trains for a task, whichever client is asked.
+
+    Weights are of the client before: the server's overwrite them. What the server does not send,
+    buffers that are no part of the state, is as it was built.
+    """
+    own = _own_model(task)
+    for module, name, value in own.unsent:
+        setattr(module, name, value.clone().to(next(own.model.parameters()).device))
+    return own.model
+
+
+class _OwnModel(NamedTuple):
+    """A model, and its buffers that are no part of its state: of which module, name, value."""
+
+    model: nn.Module
+    unsent: list[tuple[nn.Module, str, Tensor]]
+
+
+@lru_cache(maxsize=4)
+def _own_model(task: Task) -> _OwnModel:
     # Every weight is overwritten by the server's: the seed does not matter.
-    return task.build_model(seed=0)
+    model = task.build_model(seed=0)
+    sent = model.state_dict().keys()
+    unsent = [
+        (module, name, buffer.clone())
+        for path, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if f"{path}.{name}".removeprefix(".") not in sent
+    ]
+    return _OwnModel(model, unsent)
 
 
 @contextmanager

@@ -6,7 +6,9 @@ Paper: https://arxiv.org/abs/2103.16257
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Self
 
 import torch
@@ -23,6 +25,7 @@ from fedif_flower.tasks.modules import trainable_parameters
 from fedif_flower.tasks.task import Data, Task
 
 _LAST = "moon-last-model"
+_LAST_BUFFER = "moon-last-buffer."  # And its name.
 
 
 @dataclass(frozen=True)
@@ -76,18 +79,30 @@ class Moon(CheckedFields, LocalMethod):
         last = local.memory.get(_LAST)
         if last is None or not self.mu:
             return LocalTerm()
-        return _Contrast(self, local.model, last)
+        start = len(_LAST_BUFFER)
+        buffers = {
+            key[start:]: value
+            for key, value in local.memory.items()
+            if key.startswith(_LAST_BUFFER)
+        }
+        return _Contrast(self, local.model, last, buffers)
 
     def finish(self, local: LocalRound, term: LocalTerm, sent: Tensor) -> None:  # noqa: ARG002
-        """Keep the local model."""
+        """Keep the local model, batch norm's statistics among it."""
         local.memory[_LAST] = sent.detach().cpu().clone()
+        for name, buffer in local.model.named_buffers():
+            if buffer.is_floating_point():
+                local.memory[_LAST_BUFFER + name] = buffer.detach().cpu().clone()
 
 
 class _Contrast(LocalTerm):
-    def __init__(self, moon: Moon, model: nn.Module, last: Tensor) -> None:
+    def __init__(
+        self, moon: Moon, model: nn.Module, last: Tensor, last_buffers: Mapping[str, Tensor]
+    ) -> None:
         super().__init__()
         self._moon = moon
-        self._models = [model, _frozen(model), _frozen(model, last)]  # in training, global, last
+        last_model = _frozen(model, last, last_buffers)
+        self._models = [model, _frozen(model), last_model]  # in training, global, last
         self._features: dict[nn.Module, Tensor] = {}  # Of each model's last call.
         self._handles: list[RemovableHandle] = []
 
@@ -129,12 +144,22 @@ class _Contrast(LocalTerm):
         return layer.register_forward_pre_hook(lambda _, args: note(args[0]))
 
 
-def _frozen(model: nn.Module, params: Tensor | None = None) -> nn.Module:
-    """Return a copy of a model that is not trained, with other parameters ``[d]`` if given."""
+def _frozen(
+    model: nn.Module,
+    params: Tensor | None = None,
+    buffers: Mapping[str, Tensor] = MappingProxyType({}),
+) -> nn.Module:
+    """Return a copy of a model that is not trained, with other parameters ``[d]`` if given.
+
+    And with other buffers, by name.
+    """
     frozen = copy.deepcopy(model)
     if params is not None:
         trained = trainable_parameters(frozen)
         vector_to_parameters(params.to(trained[0]), trained)
+    for name, buffer in frozen.named_buffers():
+        if name in buffers:
+            buffer.copy_(buffers[name])
     return frozen.eval().requires_grad_(False)
 
 

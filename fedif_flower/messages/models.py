@@ -24,6 +24,40 @@ def model_arrays(model: nn.Module) -> ArrayRecord:
     return tensor_arrays(model.state_dict())
 
 
+def bfloat16_arrays(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies in float32 of the arrays that a model has in bfloat16, by name."""
+    return {
+        name: value.detach().to("cpu", torch.float32, copy=True)
+        for name, value in model.state_dict().items()
+        if value.dtype is torch.bfloat16
+    }
+
+
+def changed_arrays(
+    model: nn.Module, received: Mapping[str, Array], loaded: Mapping[str, Tensor]
+) -> ArrayRecord:
+    """Return what a client sends: the model, with each array in bfloat16 as received and changed.
+
+    The global model has more digits than bfloat16. Sent back as it is, an array would bring what
+    loading it has rounded away as a change of the client's own, and a client that did nothing would
+    be scored for that.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The client's, trained.
+    received : mapping of str to Array
+        The server's model.
+    loaded : mapping of str to Tensor
+        What :func:`bfloat16_arrays` returned when that had just been loaded.
+    """
+    arrays = dict(model.state_dict())
+    for name, before in loaded.items():
+        sent = torch.from_numpy(received[name].numpy())
+        arrays[name] = sent + (arrays[name].detach().to(before) - before)
+    return tensor_arrays(arrays)
+
+
 def tensor_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """Return named tensors as a record, bfloat16 as float32."""
     return ArrayRecord({name: pack_array(_numpy(value)) for name, value in tensors.items()})

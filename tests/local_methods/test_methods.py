@@ -255,6 +255,25 @@ def test_the_contrastive_term_by_hand(layer):
     assert not model.body._forward_hooks
 
 
+def test_the_last_model_has_its_own_statistics():
+    def normed() -> nn.Module:
+        norm = nn.BatchNorm1d(2, affine=False, eps=0.0)
+        return nn.Sequential(norm, nn.Linear(2, 2, bias=False)).eval()
+
+    own = normed()
+    own[0].running_mean.fill_(5.0)
+    own[0].running_var.fill_(4.0)
+    first = local(own)
+    Moon().finish(first, LocalTerm(), vector(own))
+    received = normed()
+    term = Moon().term(replace(local(received), memory=first.memory))
+    with term:
+        received(torch.tensor([[1.0, 9.0]]))
+    # What the last layer is given: the received model's, the global and the last one's.
+    features = [term._features[model].tolist() for model in term._models]
+    assert features == [[[1.0, 9.0]], [[1.0, 9.0]], [[-2.0, 2.0]]]
+
+
 def test_nothing_is_added_in_a_client_s_first_round():
     given = local(model := representing([[1.0, 0.0], [0.0, 1.0]]))
     term = Moon().term(given)

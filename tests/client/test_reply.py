@@ -1,0 +1,79 @@
+"""What a client makes of a question, whoever was asked before it in the same process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from torch import nn
+
+from fedif_flower.client.app import task_app
+from fedif_flower.messages.client_config import ClientConfig
+from fedif_flower.messages.instructions import ROUND_KEY, instructions
+from fedif_flower.messages.models import tensor_arrays
+from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
+from fedif_flower.tasks.task import Task
+
+
+class Doubling(nn.Linear):
+    """Its outputs are multiplied by a buffer that is not sent, and doubled at each step."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, bias=False)
+        self.register_buffer("scale", torch.ones(1), persistent=False)
+
+    def forward(self, inputs):
+        if self.training:
+            self.scale.mul_(2.0)
+        return super().forward(inputs) * self.scale
+
+
+class Narrow(nn.Linear):
+    """In bfloat16, which has eight bits for a number."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, bias=False, dtype=torch.bfloat16)
+
+
+def sent_back(model: type[nn.Module], weight: float, learning_rate: float) -> list[float]:
+    """Return what three clients make of a weight, each asked in turn for the square's slope."""
+
+    def one(site):
+        value = torch.ones(1, 1, dtype=next(model().parameters()).dtype)
+        return value, 3.0 * value
+
+    data = dict.fromkeys(("client_data", "validation_data", "test_data"), one)
+    task = Task(name="own", model=model, loss=nn.functional.mse_loss, **data)
+    config = ClientConfig(
+        num_clients=3,
+        task="this-app:own",
+        local_epochs=1,
+        batch_size=1,
+        learning_rate=learning_rate,
+        momentum=0.0,
+        device="cpu",
+    )
+    grid = LocalGrid(task_app(task), 3)
+    told = instructions(config, task, run="run")
+    told[ROUND_KEY] = 1
+    arrays: ArrayRecord = tensor_arrays({"weight": torch.tensor([[weight]])})
+    content = RecordDict({"arrays": arrays, "config": told})
+    questions = [Message(content, FIRST_NODE_ID + p, MessageType.TRAIN) for p in range(3)]
+    replies = grid.send_and_receive(questions)
+    return [reply.content["arrays"]["weight"].numpy().item() for reply in replies]
+
+
+def test_a_client_begins_with_the_buffers_that_the_model_was_built_with():
+    # 2 (2 w - 3) 2 at w = 1, the scale being 2: a step of 0.4.
+    assert sent_back(Doubling, 1.0, 0.1) == pytest.approx([1.4] * 3)
+
+
+def test_a_client_in_bfloat16_that_does_nothing_sends_what_it_received():
+    weight = torch.tensor(1.00123).item()
+    assert sent_back(Narrow, weight, 1e-30) == [weight] * 3
+
+
+def test_a_client_in_bfloat16_sends_its_change():
+    # 1.00123 is 1 in bfloat16; 2 (1 - 3) 0.125 = -0.5, from there.
+    weight = torch.tensor(1.00123).item()
+    assert sent_back(Narrow, weight, 0.125) == pytest.approx([weight + 0.5] * 3, rel=1e-6)
