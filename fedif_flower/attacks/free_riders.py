@@ -18,7 +18,7 @@ _ROUND = "round"
 
 
 def last_step(own: ClientRound) -> Tensor:
-    """Return the mean global step ``[d]`` since the client's last round; zero at its first."""
+    """Return the mean global step ``[d]`` since the client last attacked; zero before that."""
     received = own.received
     memory = own.memory
     before = memory.get(_RECEIVED, received).to(received.device)
@@ -42,8 +42,8 @@ class RepeatStep(Behaviour):
 
     .. math:: c (w_{t-1} - w_{s-1}) / (t - s)
 
-    s is the last round that this client took part in, so that a client that is seldom drawn sends
-    the mean step since then. At its first round it knows none, and sends the model back.
+    s is the last round that this client attacked in, so that a client that is seldom drawn sends
+    the mean step since then. At its first attack it knows none, and sends the model back.
 
     Parameters
     ----------

@@ -90,9 +90,15 @@ class Pace(CheckedFields):
     def closing(self, num_asked: int, awaited: Collection[int]) -> Closing:
         """Return when a round closes in which so many members are asked, beside those at work."""
         at_work = num_asked + len(awaited)
-        share = math.ceil(self.quorum * at_work) if self.quorum < 1 else int(self.quorum)
-        quorum = min(share, at_work) or None
+        quorum = min(self._replies_of(at_work), at_work) or None
         return Closing(quorum, self.grace, frozenset(awaited), keeps=self.late_rounds > 0)
+
+    def _replies_of(self, at_work: int) -> int:
+        """Return how many replies the quorum is, of so many members."""
+        if self.quorum >= 1:
+            return int(self.quorum)
+        # 0.07 * 100 is 7.000...01: the share is meant, not its rounding error.
+        return math.ceil(self.quorum * at_work - 1e-9)
 
     def require_all_drawn(self) -> None:
         """Raise ConfigError where other clients take part than were drawn with their chances."""

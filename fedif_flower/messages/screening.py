@@ -333,8 +333,8 @@ def screen_replies(
     Returns
     -------
     Screening
-        Everybody asked in this round is in exactly one of its lists; senders not asked are
-        refused too.
+        Everybody asked in this round is in one of its lists, or in both who sent a second reply,
+        which is refused; senders not asked are refused too.
     """
     workspace.reserve(len(asked))
     nodes = sorted(question.node for question in asked.values())

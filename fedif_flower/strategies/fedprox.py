@@ -44,5 +44,6 @@ class FedProx(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send mu along with the model."""
-        config["proximal-mu"] = self.proximal_mu
-        return super().configure_train(server_round, arrays, config, grid)
+        # A record of its own: the caller's may be another strategy's, too.
+        told = ConfigRecord({**config, "proximal-mu": self.proximal_mu})
+        return super().configure_train(server_round, arrays, told, grid)

@@ -85,6 +85,14 @@ def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     assert attribution.rounds[4].clients[-1].contribution != 0.0
 
 
+@pytest.mark.parametrize(
+    ("quorum", "asked", "replies"),
+    [(0.07, 100, 7), (0.14, 50, 7), (0.56, 25, 14), (0.5, 25, 13), (0.01, 3, 1), (2, 1, 1)],
+)
+def test_a_quorum_is_a_share_of_those_asked_and_no_rounding_error(quorum, asked, replies):
+    assert Pace(quorum=quorum).closing(asked, ()).quorum == replies
+
+
 class Broken(Movers):
     """The last partition, which is slow, answers with an error."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from pydantic.fields import FieldInfo
 from torch import nn
 
@@ -29,7 +29,7 @@ from fedif_flower.constructors import arguments
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.strategy import build_strategy
-from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.server.summary import Scoring
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from tests.server.hostile import Clients, alike, one_more, reply_of
@@ -161,6 +161,39 @@ def test_two_rounds_and_two_after_a_restart_are_four_to_the_bit(kind, settings):
         for report in strategy.history.rounds[-2:]
     ]
     assert figures[:2] == figures[2:]
+
+
+def test_a_step_that_half_precision_rounds_away_is_none():
+    """One of four clients adds 0.5 to 1000: the mean, 1000.125, is 1000 in float16."""
+
+    def client(message, context):
+        value = 1000.5 if context.node_id == FIRST_NODE_ID else 1000.0
+        arrays = ArrayRecord({"weight": Array(np.array([value], np.float16))})
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    strategy = of.FedAvg(fraction_evaluate=0.0, setup=of.Setup(device="cpu"))
+    start = ArrayRecord({"weight": Array(np.array([1000.0], np.float16))})
+    strategy.start(LocalGrid(client, 4), start, num_rounds=1)
+    [report] = strategy.history.rounds
+    assert report.status == "failed"
+    assert "too small to change the model" in report.reason
+
+
+def test_fedprox_leaves_a_caller_s_config_to_the_next_strategy():
+    told = ConfigRecord({"lr": 0.1})
+    seen = []
+
+    class Noting(Movers):
+        def train(self, message, partition_id):
+            seen.append(message.content["config"].get("proximal-mu"))
+            return super().train(message, partition_id)
+
+    for kind in (of.FedProx, of.FedAvg):
+        grid = LocalGrid(Noting(STEPS.tolist()), 6)
+        strategy = built(kind, net(), DATA)
+        strategy.start(grid, model_arrays(net()), num_rounds=1, train_config=told)
+    assert seen == [0.01] * 6 + [None] * 6
 
 
 ROOMS = (aggregators, stages, of, local_methods, valuation)
