@@ -365,23 +365,38 @@ def _subtract(
     target: Tensor,
     max_magnitude: float,
 ) -> float:
-    """Write the views less ``reference`` into ``target``; return its squared norm."""
-    old_vector = reference.numpy()
-    new_vector = target.numpy()
+    """Write the views less ``reference`` into ``target``; return its squared norm.
+
+    Raises
+    ------
+    ReplyError
+        If a value is NaN, infinite or too large.
+    """
     squared_norm = 0.0
-    with np.errstate(all="ignore"):  # what overflows is refused below
+    with np.errstate(all="ignore"):  # What overflows is refused below.
         for spec, place in _places(specs):
             values = views[spec.name].reshape(-1)
-            old = old_vector[place]
-            new = new_vector[place]
-            for first in range(0, spec.size, _BLOCK):
-                block = slice(first, first + _BLOCK)
-                np.subtract(values[block], old[block], out=new[block])
-                squared_norm += float(np.dot(new[block], new[block]))
+            difference = target.numpy()[place]
+            squared_norm += _write_difference(values, reference.numpy()[place], difference)
     # NaN and Inf show in the norm, and so does any value that is too large.
     if not (math.isfinite(squared_norm) and squared_norm <= max_magnitude**2):
         for spec in specs:
             require_believable(spec.name, views[spec.name], max_magnitude)
+    return squared_norm
+
+
+def _write_difference(
+    values: NDArray[np.generic], reference: NDArray[np.generic], difference: NDArray[np.generic]
+) -> float:
+    """Write values ``[k]`` less others into a third array, block by block; return its square sum.
+
+    A block is still in the processor's cache when it is measured.
+    """
+    squared_norm = 0.0
+    for first in range(0, len(values), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        np.subtract(values[block], reference[block], out=difference[block])
+        squared_norm += float(np.dot(difference[block], difference[block]))
     return squared_norm
 
 

@@ -34,13 +34,13 @@ class OpenRun:
         Whether a callback has ended it, though its loop goes on.
     server_round : int
         The last round that began; 0 before the first.
-    combined, looked_at : int
+    last_combined, last_examined : int
         The last round whose replies were combined, and after which callbacks looked at the model;
         -1: they have not looked at the first one.
-    number : int
+    loop_round : int
         What its loop calls the last round that began.
-    ahead : int
-        How far a round is ahead of that: what is started again goes on counting.
+    round_offset : int
+        By how much ``server_round`` is larger: what is started again goes on counting.
     noise_for : int
         Of how many members each noise hides that is added to the round's model; 0: none is.
     trained, evaluated : list of Message
@@ -54,10 +54,10 @@ class OpenRun:
     is_own: bool = False
     is_over: bool = False
     server_round: int = 0
-    combined: int = 0
-    looked_at: int = 0
-    number: int = 0
-    ahead: int = 0
+    last_combined: int = 0
+    last_examined: int = 0
+    loop_round: int = 0
+    round_offset: int = 0
     noise_for: int = 0
     trained: list[Message] = field(default_factory=list)
     evaluated: list[Message] = field(default_factory=list)
@@ -75,14 +75,16 @@ class OpenRun:
             self.grid = screened(grid)
         return self.grid
 
-    def count(self, number: int, completed_rounds: int) -> None:
+    def begin_round(self, loop_round: int, completed_rounds: int) -> None:
         """Take in what its loop calls the round that begins."""
-        if not self.server_round:
-            self.ahead = max(completed_rounds + 1 - number, 0)
-        elif number == self.number and self.combined == self.server_round:
-            self.ahead += 1  # The same number once more, for another round.
-        self.number = number
-        self.server_round = number + self.ahead
+        is_first = self.server_round == 0
+        is_repeated = loop_round == self.loop_round
+        if is_first:
+            self.round_offset = max(completed_rounds + 1 - loop_round, 0)
+        elif is_repeated and self.last_combined == self.server_round:
+            self.round_offset += 1  # The same number once more, for another round.
+        self.loop_round = loop_round
+        self.server_round = loop_round + self.round_offset
 
 
 def with_an_end(start: Callable[..., Any]) -> Callable[..., Any]:

@@ -158,8 +158,8 @@ class RunningStrategy(FedAvg):
         for callback in self.callbacks:
             callback.on_start(self)
         # An earlier process has looked at its last model.
-        looked_at = 0 if self.completed_rounds else -1
-        self._open_run = OpenRun(grid, screened(grid), looked_at=looked_at)
+        last_examined = 0 if self.completed_rounds else -1
+        self._open_run = OpenRun(grid, screened(grid), last_examined=last_examined)
 
     def end(self) -> None:
         """End the run: callbacks are told that there are no more rounds.
@@ -275,13 +275,13 @@ class RunningStrategy(FedAvg):
         wrapper = calling_wrapper()
         if wrapper is not None:
             self._require_noise_fits(wrapper, arrays)
-        if run is not None and server_round < run.number:
+        if run is not None and server_round < run.loop_round:
             self.end()  # The loop was started again.
         with self._ending_where_it_fails():
             run = self._entered(arrays, grid)
             if run.is_over:
                 return []
-            run.count(server_round, self.completed_rounds)
+            run.begin_round(server_round, self.completed_rounds)
             run.noise_for = 0 if wrapper is None else wrapper.num_sampled_clients
             messages = self.ask_members(run.server_round, arrays, config, run.grid)
             run.trained = self._sent(run, messages)
@@ -321,7 +321,7 @@ class RunningStrategy(FedAvg):
             return stays, None
         with self._ending_where_it_fails():
             arrays, metrics = self.take_in_replies(replies_to(run.trained, replies))
-            run.combined = self.completed_rounds = run.server_round
+            run.last_combined = self.completed_rounds = run.server_round
             if arrays is None and not run.noise_for:
                 arrays = self.model.record
             return arrays, metrics
@@ -338,7 +338,7 @@ class RunningStrategy(FedAvg):
             if run.is_over:
                 return []
             arrays = self.model.ended_with(arrays)
-            number = server_round + run.ahead
+            number = server_round + run.round_offset
             messages = self._ask_evaluators(number, arrays, config, run.grid)
             run.evaluated = self._sent(run, messages)
             return messages
@@ -412,12 +412,12 @@ class RunningStrategy(FedAvg):
         ``arrays`` are those that the loop goes on with: it may have changed what it was given.
         """
         run = self._open_run
-        if run is None or run.is_over or run.looked_at >= run.combined:
+        if run is None or run.is_over or run.last_examined >= run.last_combined:
             return
         if arrays is not None:
             self.model.receive(arrays)
-        run.looked_at = run.combined
-        self._look_or_stop(run, run.combined)
+        run.last_examined = run.last_combined
+        self._look_or_stop(run, run.last_combined)
 
     def _look_or_stop(self, run: OpenRun, server_round: int) -> None:
         try:

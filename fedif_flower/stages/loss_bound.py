@@ -192,7 +192,9 @@ def _reweighted(validation: Validation, proposal: Proposal, steps: int) -> Tenso
         return None
     # Half by examples: who has no weight would keep none, though it may be all that helps.
     examples = updates.num_examples.to(weights)
-    start = weights / total + examples / examples.sum()
+    shares = weights / total  # [m], sum to 1.
+    shares_of_examples = examples / examples.sum()  # [m]
+    start = (shares + shares_of_examples) / 2
     try:
         descent = descend_round(updates, validation, start, steps=steps)
     except ValuationError:  # No update leads to a finite loss.
