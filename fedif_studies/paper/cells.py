@@ -298,16 +298,30 @@ def of_shared_seeds(cells: Sequence[TableCell]) -> list[TableCell]:
     return comparable
 
 
+def best_of_the_paper(table: PaperTable) -> set[tuple[str, str]]:
+    """Return (row, column) of the highest figure of each column that the paper prints.
+
+    That is over all rows of its table, measured here or not.
+    """
+    cells = []
+    for column, row in product(table.columns, table.rows):
+        cells.append(TableCell(row, column, (), table.printed(row, column)))
+    return best_rows(cells, lambda cell: cell.paper)
+
+
 def best_rows(
     cells: Iterable[TableCell], value: Callable[[TableCell], MeanStd | None]
 ) -> set[tuple[str, str]]:
-    """Return (row, column) of the highest mean of each column that has two or more."""
+    """Return (row, column) of the highest mean of each column that has two or more.
+
+    Means that are the same at two decimals, as tables show them, are equally high.
+    """
     columns: dict[str, dict[str, float]] = {}
     for cell in cells:
         figure = value(cell)
         if figure is not None:
             row, column = cell.place
-            columns.setdefault(column, {})[row] = figure.mean
+            columns.setdefault(column, {})[row] = round(figure.mean, 2)
     best = set()
     for column, means in columns.items():
         if len(means) < 2:

@@ -18,6 +18,7 @@ from fedif_studies.lab.table import MeanStd, shown_mean, write_table
 from fedif_studies.paper.apart import Pixels, apart_lines
 from fedif_studies.paper.cells import (
     TableCell,
+    best_of_the_paper,
     best_rows,
     cell_name,
     fill_table,
@@ -123,11 +124,11 @@ def result_table(
     figures = _figures(table)
     last_ten = figures["last-ten"]
     has_paper = _beside_the_paper(cells)
-    if has_paper:
-        figures["paper"] = lambda cell: cell.paper
     # Bold, by figure: the best of those that have the same seeds.
     comparable = of_shared_seeds(cells)
     best = {name: best_rows(comparable, figure) for name, figure in figures.items()}
+    # Some of the paper's rows may have no line here, and one of them may be its best.
+    best_in_paper = best_of_the_paper(table)
     cells_before = {cell.place: cell for cell in earlier}
     lines = []
     for cell in cells:
@@ -135,6 +136,8 @@ def result_table(
         for name, figure in figures.items():
             line.append(_shown(figure(cell), ".2f", is_bold=cell.place in best[name]))
         if has_paper:
+            is_best = (cell.row.key, cell.column.key) in best_in_paper
+            line.append(_shown(cell.paper, ".2f", is_bold=is_best))
             line.append(_less_the_paper(last_ten(cell), cell.paper))
         if earlier:
             before = cells_before.get(cell.place)

@@ -94,7 +94,7 @@ def test_runs_with_the_datas_own_pixels_have_a_column_of_their_own(tmp_path):
     (tmp_path / "results.md").write_text("<!-- begin: results -->\n<!-- end: results -->\n")
     report([tmp_path], docs=tmp_path)
     text = (tmp_path / "results.md").read_text()
-    assert "| clean | FedIF | 1 | 60.00 | 60.00 | 63.00 | 63.60±0.43 | -3.60 | 65.00 |" in text
+    assert "| clean | FedIF | 1 | 60.00 | 60.00 | 63.00 | **63.60±0.43** | -3.60 | 65.00 |" in text
     rows = read_rows(tmp_path / "results" / "cifar10.csv")
     assert [row["normalization"] for row in rows] == ["unit-range", "data"]
 
@@ -130,6 +130,33 @@ def test_rows_are_compared_over_the_seeds_that_they_share(tmp_path):
     shown = "\n".join(result_table(TABLES["cifar10"], cells).to_markdown())
     assert "| AFedSV | 1 | 60.00 | 60.00 |" in shown
     assert "| FedIF | 2 | **55.50±7.78** | **55.50±7.78** |" in shown
+
+
+@pytest.mark.parametrize(
+    "table", [t for t in TABLES.values() if not t.is_timed], ids=lambda t: t.name
+)
+def test_bold_figures_of_the_paper_are_the_highest_of_all_its_rows(table):
+    """Also where rows of the paper have no line, since nobody measured them."""
+    cells = fill_table(table, read_results(RESULTS / f"{table.name}.csv"), DEFAULTS)
+    shown = [cell for cell in cells if cell.measurements]
+    printed = result_table(table, shown)
+    place = printed.heading.index("paper")
+    bold = [line[place].startswith("**") for line in printed.lines]
+    expected = []
+    for cell in shown:
+        figures = [table.printed(row, cell.column).mean for row in table.rows]
+        expected.append(cell.paper.mean == max(figures))
+    assert bold == expected
+
+
+def test_figures_that_are_the_same_as_shown_are_bold_together(tmp_path):
+    fedavg, fedif = (settings("cifar10", row, "clean") for row in ("fedavg", "fedif"))
+    write_result(tmp_path / "a", fedavg, accuracies(0.60001, 0.63))
+    write_result(tmp_path / "b", fedif, accuracies(0.60003, 0.65))
+    cells = fill_table(TABLES["cifar10"], find_measurements([tmp_path]), DEFAULTS)
+    shown = "\n".join(result_table(TABLES["cifar10"], cells).to_markdown())
+    assert "| FedAvg | 1 | **60.00** | **60.00** | 63.00 |" in shown
+    assert "| FedIF | 1 | **60.00** | **60.00** | **65.00** |" in shown
 
 
 @pytest.mark.parametrize(
