@@ -10,7 +10,7 @@ from typing import Any
 
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import read_toml
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import OWN_SECTIONS, RunConfig
 from fedif_flower.sections import section_names
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, make_cell
@@ -22,6 +22,8 @@ _REFUSED = {
     "resume": "each cell has its own",
     "overwrite": "--again measures cells again that are complete",
 }
+# Sections of a run's parts, such as [validation]: no name chooses them, and every cell has them.
+_OF_EVERY_CELL = frozenset(kind.section_name() for kind in OWN_SECTIONS)
 Point = dict[str, Scalar]
 """A cell's own settings: its seed, and its place on every axis."""
 
@@ -124,10 +126,10 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chosen(key: str, settings: Mapping[str, Scalar]) -> bool:
-    """Tell whether a key is no section's, or one of a section that these settings choose."""
-    if "." not in key:
+    """Tell whether a key is one of a section that these settings choose, or needs no choice."""
+    prefix, dot, _ = key.partition(".")
+    if not dot or prefix in _OF_EVERY_CELL:
         return True
-    prefix = key.partition(".")[0]
     return any(
         prefix in section_names(registry, str(settings[registry.key]))
         for registry in RunConfig.registries.values()

@@ -33,7 +33,12 @@ def test_a_committed_sweep_is_what_its_rows_were_measured_by(tmp_path, monkeypat
     def told(settings: Mapping[str, Scalar]) -> tuple[Scalar | None, ...]:
         return tuple(settings[key] if key in settings else DEFAULTS[key] for key in keys)
 
-    wanted = {told(cell.config.to_mapping()) for cell in read_sweep(path, DEFAULTS, tmp_path)}
+    found = [cell.config.to_mapping() for cell in read_sweep(path, DEFAULTS, tmp_path)]
+    # No row has these settings: there were none yet, and a run took held-out labels as they are.
+    assert {(cell["validation.noise"], cell["validation.vet"]) for cell in found} == {
+        ("off", False)
+    }
+    wanted = {told(cell) for cell in found}
     rows = read_rows(path.with_suffix(".csv"))
     assert {told(from_row(row).config) for row in rows} <= wanted
 
@@ -63,6 +68,12 @@ def test_lists_are_axes_seeds_vary_slowest_and_tables_of_cells_share_what_stands
     first = found[0].config.run_dir
     assert first.parent == tmp_path / "out" / "my-sweep"
     assert first.name == f"strategy-fedavg_attack-none_seed0-{found[0].digest}"
+
+
+def test_a_setting_of_a_runs_part_is_said_once_for_all_cells(tmp_path):
+    text = 'strategy = ["fedavg", "fedif"]\nvalidation.noise = "off"\npace.ask-more = 2.0\n'
+    configs = [cell.config.to_mapping() for cell in cells(tmp_path, text)]
+    assert [(c["validation.noise"], c["pace.ask-more"]) for c in configs] == [("off", 2.0)] * 2
 
 
 def test_cells_whose_names_begin_alike_are_two(tmp_path):
