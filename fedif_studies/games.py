@@ -41,6 +41,7 @@ from fedif_studies.audit.federation import Trainer, collude
 from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.lab.commands import Again, run_study
 from fedif_studies.lab.filling import fill
+from fedif_studies.lab.run import LABELS_AS_THEY_ARE
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "games-statements.csv"
@@ -122,6 +123,7 @@ def account_of(
             "seed": task.config.seed,
             "attribution": "simpson",
             "statement.budget": BUDGET,
+            **LABELS_AS_THEY_ARE,
             "attack": "none",
             "checkpoint-every": 0,
             "device": "cpu",

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 import typer
 from filelock import FileLock, Timeout
@@ -33,6 +34,10 @@ from fedif_studies.rows import add_rows, machine, revision
 SECONDS_BETWEEN_LINES = 30.0  # Of one cell.
 FAILURES = "failures.csv"  # In a group's folder: each time that a cell of it failed.
 _CLAIMS = ".claims"  # In an output folder: which cells are being run.
+# The rows of these studies were measured before a run could examine its held-out labels.
+LABELS_AS_THEY_ARE: Mapping[str, Scalar] = MappingProxyType(
+    {"validation.noise": "off", "validation.vet": False}
+)
 
 
 @contextmanager
@@ -42,9 +47,15 @@ def federated(settings: Mapping[str, Scalar]) -> Iterator[RunFolder]:
     Parameters
     ----------
     settings : mapping
-        What differs from the defaults of a run config; the CPU, and no checkpoints.
+        What differs from the defaults of a run config; the CPU, no checkpoints, and held-out labels
+        as they are.
     """
-    usual: dict[str, Scalar] = {"device": "cpu", "checkpoint-every": 0, "run-name": "run"}
+    usual: dict[str, Scalar] = {
+        "device": "cpu",
+        "checkpoint-every": 0,
+        "run-name": "run",
+        **LABELS_AS_THEY_ARE,
+    }
     with TemporaryDirectory() as folder:
         every_setting = {**RunConfig.defaults(), **usual, **settings, "output-dir": folder}
         config = RunConfig.from_run_config(every_setting)

@@ -10,6 +10,7 @@ import torch
 from fedif_flower.attribution.credit import PastSteps
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import ModelVectors
+from fedif_flower.run.federation import run_federation
 from fedif_flower.run.rows import read_rows
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies import games, twins
@@ -115,12 +116,22 @@ def test_of_who_lowers_another_the_one_or_the_other_is_marked(task):
 
 
 def test_games_are_played_in_runs_and_told_by_their_statements(monkeypatch):
+    configs = []
+
+    def noted(grid, config, **more):
+        configs.append(config)
+        return run_federation(grid, config, **more)
+
     monkeypatch.setattr(games, "MEMBERS", 3)
     monkeypatch.setattr(games, "ROUNDS", 2)
+    monkeypatch.setattr(games, "run_federation", noted)
     cell = {"epochs": 1, "strategy": "fedavg", "seed": 0}
     (row,) = games.measure({**cell, "game": LOWERED})
     assert 0 < float(row["share"]) < float(row["honest_share"])
     assert row["verdicts"] == "review"  # Too few rounds.
+    # As the committed rows were measured: nothing examines the held-out labels.
+    for settings in (config.to_mapping() for config in configs):
+        assert (settings["validation.noise"], settings["validation.vet"]) == ("off", False)
     own = {**cell, **row, "game": LOWERED, "share": "0.5", "honest_share": "0.25"}
     assert games.gain(own) == 2.0
     (line,) = (line for line in games.table([own]).lines if line[0] == LOWERED)

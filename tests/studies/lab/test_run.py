@@ -40,6 +40,7 @@ from fedif_studies.lab.parallel import GridInterrupted
 from fedif_studies.lab.run import (
     CellProgress,
     claimed,
+    federated,
     run_anew,
     run_cell,
     run_cells,
@@ -375,6 +376,17 @@ def sweep(words: list[str]) -> str:
 
 def run_ids(folder: Path) -> set[str]:
     return {json.loads(path.read_text())["run_id"] for path in folder.rglob("provenance.json")}
+
+
+def test_studies_take_held_out_labels_as_they_are_unless_they_say_otherwise():
+    """As the rows of the arena and the factorial were measured."""
+    small = {"num-clients": 3, "fraction-train": 1.0, "num-server-rounds": 1, "local-epochs": 1}
+    told = []
+    for more in ({}, {"validation.noise": 0.1}):
+        with federated({**small, **more}) as folder:
+            settings = folder.settings()
+        told.append((settings["validation.noise"], settings["validation.vet"]))
+    assert told == [("off", False), (0.1, False)]
 
 
 def test_a_cell_says_how_far_it_is_and_until_when(capsys, monkeypatch):
