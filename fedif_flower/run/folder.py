@@ -88,6 +88,7 @@ _LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "
 _HEAD = ("round", "attempt", "size", "root", "rows", "state", "key", "signature")
 _NUM_SKETCHED = 256  # Columns of the sketch of what a member's updates have of their own.
 _ROUND_FILE = re.compile(r"round-(\d{6,})\.pt")
+_ATTEMPT = "attempt"  # Of a run, put aside in its folder: attempt-1, attempt-2 ...
 
 
 class JsonFile:
@@ -303,9 +304,18 @@ class RunFolder:
     def _free_attempt(self) -> Path:
         """Return the first of ``attempt-1``, ``-2`` ... that is not there."""
         number = 1
-        while (self.path / f"attempt-{number}").exists():
+        while (self.path / f"{_ATTEMPT}-{number}").exists():
             number += 1
-        return self.path / f"attempt-{number}"
+        return self.path / f"{_ATTEMPT}-{number}"
+
+    def is_put_aside(self) -> bool:
+        """Tell whether it is what :meth:`keep_attempt` left in a run's folder: it counts no more.
+
+        Beside no run's files, a folder of such a name is a run of its own.
+        """
+        if not re.fullmatch(rf"{_ATTEMPT}-\d+", self.path.name):
+            return False
+        return RunFolder(self.path.parent).rounds.path.is_file()
 
     def _results_there(self) -> list[Path]:
         """Return the results that are there: files of the folder, then those of kept updates."""

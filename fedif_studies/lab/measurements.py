@@ -117,12 +117,17 @@ class Measurement:
 
 
 def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
-    """Return every complete run with a run config in or under the directories, each only once."""
+    """Return every complete run with a run config in or under the directories, each only once.
+
+    What earlier attempts at a run left in its folder is left out.
+    """
     run_dirs = set()
     for directory in directories:
         for path in directory.rglob(RunFolder(directory).summary.path.name):
             folder = RunFolder(path.parent)
-            if folder.is_complete() and not _is_of_own_app(folder.summary.read()):
+            if folder.is_put_aside() or not folder.is_complete():
+                continue
+            if not _is_of_own_app(folder.summary.read()):
                 run_dirs.add(path.parent.resolve())
     measurements = [read_measurement(run_dir) for run_dir in sorted(run_dirs)]
     return [measurement for measurement in measurements if measurement is not None]

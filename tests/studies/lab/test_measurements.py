@@ -62,6 +62,16 @@ def test_only_complete_runs_are_found_each_once(tmp_path):
         find_measurements([tmp_path])
 
 
+def test_an_attempt_that_was_put_aside_is_no_measurement(tmp_path):
+    run = RunFolder(write_result(tmp_path / "run", {}, [0.4]))
+    run.keep_attempt()
+    (run.path / "rounds.csv").write_text("round,test_accuracy,validation_accuracy\n1,0.6,0.6\n")
+    # A run may have such a name.
+    write_result(tmp_path / "attempt-1", {"seed": 1}, [0.5])
+    found = find_measurements([tmp_path])
+    assert [m.figures["test-last"] for m in found] == [0.5, 0.6]
+
+
 def test_a_run_without_a_label_is_told_by_the_hash_of_its_code(tmp_path):
     run_dir = write_result(tmp_path / "run", {}, [0.625])
     (run_dir / LABEL).unlink()
