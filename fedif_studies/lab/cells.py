@@ -37,6 +37,9 @@ class Cell:
         What its data set is called in a report, such as ``"CIFAR-10 (JPEG)"``.
     modules : mapping of str to str
         The code beside the library that its names stand for: a hash of each module.
+    is_timed : bool
+        Its figures are seconds, which depend on what ran beside it: no other group's run of the
+        same settings stands for it.
     """
 
     group: str
@@ -44,6 +47,7 @@ class Cell:
     config: RunConfig
     data: str
     modules: Mapping[str, str]
+    is_timed: bool = False
 
     @property
     def digest(self) -> str:
@@ -75,7 +79,13 @@ class Cell:
 
 
 def make_cell(
-    group: str, name: str, settings: Mapping[str, Scalar], output_dir: Path, data: str = ""
+    group: str,
+    name: str,
+    settings: Mapping[str, Scalar],
+    output_dir: Path,
+    data: str = "",
+    *,
+    is_timed: bool = False,
 ) -> Cell:
     """Return a cell whose directory is ``<output>/<group>/<name>-<hash>``.
 
@@ -93,6 +103,8 @@ def make_cell(
         Under it lies one directory per group.
     data : str
         The data set's name in a report; empty: as in ``dataset``.
+    is_timed : bool
+        As of :class:`Cell`.
 
     Raises
     ------
@@ -108,13 +120,18 @@ def make_cell(
         content += f" {modules_hash(modules)}"
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     config = config.replace(run_name=f"{name}-{digest}")
-    return Cell(group, name, config, data or config.subject, modules)
+    return Cell(group, name, config, data or config.subject, modules, is_timed)
 
 
 def find_result(cell: Cell) -> Path | None:
-    """Return where a cell's complete result lies; another table may have needed the same cell."""
+    """Return where a cell's complete result lies.
+
+    Another table may have needed the same cell; of a timed one it is none of its results.
+    """
     if RunFolder(cell.config.run_dir).is_complete():
         return cell.config.run_dir
+    if cell.is_timed:
+        return None
     output_dir = cell.config.run_dir.parent.parent
     for run_dir in sorted(output_dir.glob(f"*/*-{cell.digest}")):
         if RunFolder(run_dir).is_complete():
@@ -134,10 +151,11 @@ def is_of_other_code(cell: Cell) -> bool:
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells without those whose settings equal those of an earlier one."""
-    first: dict[str, Cell] = {}
+    """Return the cells without those that the result of an earlier one stands for."""
+    first: dict[tuple[str, str], Cell] = {}
     for cell in cells:
-        first.setdefault(cell.digest, cell)
+        group = cell.group if cell.is_timed else ""
+        first.setdefault((cell.digest, group), cell)
     return list(first.values())
 
 

@@ -83,6 +83,8 @@ class Measurement:
         What the CPU is called.
     gpu : str
         What the GPU is called that it was computed on; empty: on the CPU.
+    group : str
+        The table or sweep that it was run for; empty: a run of its own, or only its row was kept.
     """
 
     config: Mapping[str, Scalar]
@@ -96,6 +98,7 @@ class Measurement:
     reconstructed: str = ""
     processor: str = ""
     gpu: str = ""
+    group: str = ""
 
     @property
     def seed(self) -> int:
@@ -179,6 +182,7 @@ def _measurement(run_dir: Path) -> Measurement | None:
         revision=label.get("revision") or _code_of(folder),
         processor=label.get("processor") or str(machine.get("processor") or ""),
         gpu=_gpu_used(machine),
+        group=str(label.get("group") or ""),
     )
 
 

@@ -117,7 +117,9 @@ def table_cells(
         settings["num-server-rounds"] = rounds or table.rounds
         data_settings, data = find_data(str(settings["dataset"]), data_dir)
         name = cell_name(row, column, seed)
-        cells.append(make_cell(table.name, name, settings | data_settings, output_dir, data))
+        settings |= data_settings
+        cell = make_cell(table.name, name, settings, output_dir, data, is_timed=table.is_timed)
+        cells.append(cell)
     return cells
 
 
@@ -192,7 +194,7 @@ def fill_table(
     length = rounds or table.rounds
     # Seconds are those of a round.
     compared = table.is_timed or length == table.rounds
-    fitting = [measurement for measurement in measurements if measurement.rounds == length]
+    fitting = [run for run in measurements if run.rounds == length and _is_for(run, table)]
     cells = []
     for column, row in product(table.columns, table.rows):
         settings = _settings_of(table, row, column, defaults, changed)
@@ -262,6 +264,8 @@ def why_in_no_cell(measurement: Measurement, cells: Sequence[CellSettings]) -> s
     compared = []
     for cell in cells:
         differences = _differences(measurement, cell.settings)
+        if not _is_for(measurement, cell.table):
+            differences["table"] = (measurement.group, cell.table.name)
         if measurement.rounds != cell.table.rounds:
             differences["num-server-rounds"] = (measurement.rounds, cell.table.rounds)
         if not differences:
@@ -338,9 +342,18 @@ def _settings_of(
     free = set(_FREE)
     if table.is_timed:
         free.add("normalization")  # Seconds do not depend on how pixels are scaled.
+        free.remove("threads-per-client")  # They do depend on how many cores a client has.
     every_setting = {**defaults, **table.settings(row, column), **changed}
     config = RunConfig.from_run_config(every_setting).to_mapping()
     return {key: value for key, value in config.items() if key not in free}
+
+
+def _is_for(measurement: Measurement, table: PaperTable) -> bool:
+    """Tell whether a run may be a cell of a table: seconds count in the table they are run for.
+
+    Cells of other tables may have been run several at a time.
+    """
+    return not table.is_timed or measurement.group in ("", table.name)
 
 
 def _differences(

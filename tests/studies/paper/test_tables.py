@@ -16,8 +16,16 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
+from fedif_studies.lab.cells import LABEL, distinct, find_result
 from fedif_studies.lab.measurements import Measurement, find_measurements, from_row, to_row
-from fedif_studies.paper.cells import cell_name, fill_table, select, settings_of_cells
+from fedif_studies.paper.cells import (
+    cell_name,
+    fill_table,
+    select,
+    settings_of_cells,
+    table_cells,
+    why_in_no_cell,
+)
 from fedif_studies.paper.commands import paper, report
 from fedif_studies.paper.report import read_results, report_table, result_rows, result_table
 from fedif_studies.paper.tables import TABLES
@@ -212,6 +220,51 @@ def test_seconds_of_a_round_stand_beside_the_papers_after_any_number():
     cells = fill_table(TABLES["timing"], [], DEFAULTS, 12)
     shown = "\n".join(result_table(TABLES["timing"], cells).to_markdown())
     assert "91.7635" in shown
+
+
+def labelled(run_dir: Path, group: str) -> None:
+    (run_dir / LABEL).write_text(json.dumps({"revision": "abc", "group": group}))
+
+
+def test_seconds_are_those_of_one_thread_and_of_runs_for_their_table(tmp_path):
+    """Cells of another table with as few rounds may have been run several at a time."""
+    fedavg = settings("timing", "fedavg", "cifar10")
+    for name, seed, changed, group in (
+        ("own", 0, {}, "timing"),
+        ("by hand", 1, {}, ""),
+        ("threads", 2, {"threads-per-client": 8}, "timing"),
+        ("other", 3, {}, "cifar10"),
+    ):
+        labelled(
+            write_result(tmp_path / name, fedavg | changed | {"seed": seed}, [0.5] * 10), group
+        )
+    runs = find_measurements([tmp_path])
+    cells = fill_table(TABLES["timing"], runs, DEFAULTS)
+    assert [run.run_dir.name for cell in cells for run in cell.measurements] == ["own", "by hand"]
+    table = settings_of_cells([TABLES["timing"]], DEFAULTS)
+    reasons = {run.run_dir.name: why_in_no_cell(run, table) for run in runs}
+    assert reasons["own"] == reasons["by hand"] == ""
+    assert reasons["threads"].endswith("cifar10 of timing: threads-per-client = 8, not 1")
+    assert reasons["other"].endswith("cifar10 of timing: table = 'cifar10', not 'timing'")
+    short = TABLES["cifar10"]
+    accuracies_of = fill_table(short, runs, DEFAULTS, 10)  # Threads do not change these.
+    assert [len(cell.measurements) for cell in accuracies_of if cell.measurements] == [4]
+
+
+def test_cells_of_the_timing_table_need_results_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedif_studies.lab.cells.fingerprint", lambda _: "")
+    chosen = []
+    for name in ("cifar10", "timing"):
+        pattern = "*_fedavg" if name == "timing" else "clean_fedavg"
+        chosen.append((TABLES[name], select(TABLES[name], patterns=[pattern])))
+    cells = table_cells(chosen, DEFAULTS, tmp_path, rounds=10)
+    of_cifar, timed, _ = cells
+    assert of_cifar.digest == timed.digest
+    of_cifar.config.run_dir.mkdir(parents=True)
+    (of_cifar.config.run_dir / "summary.json").write_text("{}")
+    assert find_result(of_cifar) == of_cifar.config.run_dir
+    assert find_result(timed) is None
+    assert distinct(cells) == cells
 
 
 def test_a_report_that_adds_nothing_says_why(tmp_path, capsys):
