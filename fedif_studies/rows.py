@@ -10,7 +10,8 @@ import itertools
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from io import StringIO
@@ -105,8 +106,7 @@ def _require_origin(path: Path, row: Row) -> None:
 def _write(path: Path, rows: Sequence[Row], leaves: Callable[[Row], bool]) -> None:
     """Add rows to those that do not leave."""
     make_folder(path.parent)
-    lock = cache_root() / "locks" / content_key(str(path.resolve()), 16)
-    with exclusive_lock(lock):
+    with held_alone(path):
         old_rows = read_rows(path)
         staying: list[Row] = [row for row in old_rows if not leaves(row)]
         text = ""
@@ -120,6 +120,17 @@ def _write(path: Path, rows: Sequence[Row], leaves: Callable[[Row], bool]) -> No
             write_atomically(path, text + _lines(rows, columns, with_head=not text))
         else:
             write_atomically(path, _lines([*staying, *rows], columns, with_head=True))
+
+
+@contextmanager
+def held_alone(path: Path) -> Iterator[None]:
+    """Hold a file or folder against others on this machine that hold it, too.
+
+    A folder's files can be held meanwhile: whoever writes one need not hold the folder.
+    """
+    lock = cache_root() / "locks" / content_key(str(path.resolve()), 16)
+    with exclusive_lock(lock):
+        yield
 
 
 def _columns_of(rows: Sequence[Row]) -> list[str]:

@@ -33,7 +33,7 @@ from fedif_studies.paper.glance import glance_picture
 from fedif_studies.paper.pictures import write_pictures
 from fedif_studies.paper.tables import TABLES, PaperTable, Settings
 from fedif_studies.pictures.sheets import write_picture
-from fedif_studies.rows import add_rows, put_tables
+from fedif_studies.rows import add_rows, held_alone, put_tables
 
 _MOST_NAMED = 5  # Runs that are no cells.
 Figure = Callable[[TableCell], MeanStd | None]
@@ -231,46 +231,80 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
     Path
         The page.
     """
+    page = docs / "results.md"
     text: list[str] = []
     filled = {}
     with_other_pixels = {}
-    for table in TABLES.values():
-        path = docs / "results" / f"{table.name}.csv"
-        # Later ones win, so that a new result replaces an old one.
-        old_and_new = [*read_results(path), *measurements]
-        cells, earlier = _filled(table, old_and_new, defaults)
-        # Without a new one the file stays as it is: rows that are read lose columns in which nobody
-        # has a value.
-        has_new = any(m.run_dir is not None for m in _measurements_of([*cells, *earlier]))
-        if has_new:
-            add_rows(path, result_rows(table, [*cells, *earlier]), anew=True)
-            if not table.is_timed:
-                update_curves(path_of(docs, table.name), [*cells, *earlier])
-            # Six digits are kept: what is shown is what the rows say, not what they were made from.
-            cells, earlier = _filled(table, read_results(path), defaults)
-        filled[table.name] = cells
-        with_other_pixels[table.name] = earlier
-        measured = {cell.place for cell in (*cells, *earlier) if cell.measurements}
-        shown = [cell for cell in cells if cell.place in measured]
-        text += [
-            f"## {table.title}",
-            "",
-            f"`fedif paper {table.name}`, rows: [{path.name}](results/{path.name})",
-            "",
-            *result_table(table, shown, earlier).to_markdown(),
-            "",
-            note(cells),
-            "",
-        ]
-    page = docs / "results.md"
-    pictures = write_pictures(docs, filled, with_other_pixels)
-    apart = apart_lines(
-        [Pixels("as AFedSV's authors", filled), Pixels("the data's own mean", with_other_pixels)]
-    )
-    blocks = {"results": text, "pictures": pictures, "gains": gains_lines(filled), "apart": apart}
-    put_tables(page, blocks)
-    put_glance(docs, page)
+    # What another report added between reading and writing would be lost.
+    with held_alone(docs):
+        for table in TABLES.values():
+            cells, earlier = merge_rows(docs, table, measurements, defaults)
+            filled[table.name] = cells
+            with_other_pixels[table.name] = earlier
+            text += section_of(table, cells, earlier)
+        pictures = write_pictures(docs, filled, with_other_pixels)
+        apart = apart_lines(
+            [
+                Pixels("as AFedSV's authors", filled),
+                Pixels("the data's own mean", with_other_pixels),
+            ]
+        )
+        gains = gains_lines(filled)
+        blocks = {"results": text, "pictures": pictures, "gains": gains, "apart": apart}
+        put_tables(page, blocks)
+        put_glance(docs, page)
     return page
+
+
+def merge_rows(
+    docs: Path, table: PaperTable, measurements: Sequence[Measurement], defaults: Settings
+) -> tuple[list[TableCell], list[TableCell]]:
+    """Add new results to a table's rows, and return its cells as the rows have them then.
+
+    Nobody else may write these rows meanwhile.
+
+    Returns
+    -------
+    cells, earlier : list of TableCell
+        As the protocol has them, and as it had them before.
+    """
+    path = docs / "results" / _file_of(table)
+    # Later ones win, so that a new result replaces an old one.
+    old_and_new = [*read_results(path), *measurements]
+    cells, earlier = _filled(table, old_and_new, defaults)
+    has_new = any(m.run_dir is not None for m in _measurements_of([*cells, *earlier]))
+    if not has_new:
+        # The file stays as it is: rows that are read lose columns in which nobody has a value.
+        return cells, earlier
+    add_rows(path, result_rows(table, [*cells, *earlier]), anew=True)
+    if not table.is_timed:
+        update_curves(path_of(docs, table.name), [*cells, *earlier])
+    # Six digits are kept: what is shown is what the rows say, not what they were made from.
+    return _filled(table, read_results(path), defaults)
+
+
+def section_of(
+    table: PaperTable, cells: Sequence[TableCell], earlier: Sequence[TableCell]
+) -> list[str]:
+    """Return a table's section of the page: a line for each cell that was measured."""
+    measured = {cell.place for cell in (*cells, *earlier) if cell.measurements}
+    shown = [cell for cell in cells if cell.place in measured]
+    name = _file_of(table)
+    return [
+        f"## {table.title}",
+        "",
+        f"`fedif paper {table.name}`, rows: [{name}](results/{name})",
+        "",
+        *result_table(table, shown, earlier).to_markdown(),
+        "",
+        note(cells),
+        "",
+    ]
+
+
+def _file_of(table: PaperTable) -> str:
+    """Return what the file of a table's rows is called."""
+    return f"{table.name}.csv"
 
 
 def put_glance(docs: Path, page: Path) -> None:

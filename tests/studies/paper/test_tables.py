@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 import pytest
@@ -17,7 +20,14 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import LABEL, distinct, find_result
-from fedif_studies.lab.measurements import Measurement, find_measurements, from_row, to_row
+from fedif_studies.lab.measurements import (
+    Measurement,
+    find_measurements,
+    from_row,
+    read_measurement,
+    to_row,
+)
+from fedif_studies.paper import report as report_module
 from fedif_studies.paper.cells import (
     cell_name,
     fill_table,
@@ -27,7 +37,13 @@ from fedif_studies.paper.cells import (
     why_in_no_cell,
 )
 from fedif_studies.paper.commands import paper, report
-from fedif_studies.paper.report import read_results, report_table, result_rows, result_table
+from fedif_studies.paper.report import (
+    read_results,
+    report_table,
+    result_rows,
+    result_table,
+    update_docs,
+)
 from fedif_studies.paper.tables import TABLES
 from fedif_studies.rows import RESULTS, add_rows, machine, put_tables
 from tests.studies.lab.small import DEFAULTS, write_result
@@ -290,6 +306,33 @@ def test_a_report_that_adds_nothing_says_why(tmp_path, capsys):
     earlier = settings("cifar10", "fedif", "clean", normalization="data", seed=1)
     write_result(runs / "earlier", earlier, accuracies(0.6, 0.6))
     assert "2 of 3 runs are cells of a table." in said(runs)
+
+
+def test_reports_at_once_lose_no_row(tmp_path, monkeypatch):
+    """Each has read the rows before the other writes its own, where they can."""
+    (tmp_path / "results.md").write_text("<!-- begin: results -->\n<!-- end: results -->\n")
+    both_have_read = Barrier(2)
+
+    def read_and_wait(path: Path) -> list[Measurement]:
+        results = read_results(path)
+        if path.name == "cifar10.csv":
+            with suppress(BrokenBarrierError):
+                both_have_read.wait(timeout=1)
+        return results
+
+    monkeypatch.setattr(report_module, "read_results", read_and_wait)
+    runs = []
+    for seed in (0, 1):
+        fedif = settings("cifar10", "fedif", "clean", seed=seed)
+        runs.append(
+            read_measurement(write_result(tmp_path / str(seed), fedif, accuracies(0.6, 0.6)))
+        )
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda run: update_docs(tmp_path, [run], DEFAULTS), runs))
+    rows = read_rows(tmp_path / "results" / "cifar10.csv")
+    assert sorted(row["seed"] for row in rows) == ["0", "1"]
+    curves = read_rows(tmp_path / "results" / "cifar10-curves.csv")
+    assert {row["seed"] for row in curves} == {"0", "1"}
 
 
 def test_a_page_without_marks_is_not_said_to_be_written(tmp_path):
