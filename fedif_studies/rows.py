@@ -45,6 +45,7 @@ def add_rows(
     *,
     anew: bool = False,
     instead: Callable[[Row], bool] = lambda _: False,
+    unless: Callable[[Row], bool] = lambda _: False,
 ) -> None:
     """Add rows to a CSV file, all of them or none; two processes that add at once lose nothing.
 
@@ -64,6 +65,8 @@ def add_rows(
         They take the place of those that are there.
     instead : callable
         They take the place of those for which this is true.
+    unless : callable
+        Nothing is added where this is true of a row that is there: another process was first.
 
     Raises
     ------
@@ -72,7 +75,7 @@ def add_rows(
     """
     for row in rows:
         _require_origin(path, row)
-    _write(path, rows, lambda row: anew or instead(row))
+    _write(path, rows, lambda row: anew or instead(row), unless)
 
 
 def put_derived(path: Path, rows: Sequence[Row]) -> None:
@@ -103,11 +106,18 @@ def _require_origin(path: Path, row: Row) -> None:
             )
 
 
-def _write(path: Path, rows: Sequence[Row], leaves: Callable[[Row], bool]) -> None:
-    """Add rows to those that do not leave."""
+def _write(
+    path: Path,
+    rows: Sequence[Row],
+    leaves: Callable[[Row], bool],
+    unless: Callable[[Row], bool] = lambda _: False,
+) -> None:
+    """Add rows to those that do not leave, unless one is there that stands for them."""
     make_folder(path.parent)
     with held_alone(path):
         old_rows = read_rows(path)
+        if any(map(unless, old_rows)):
+            return
         staying: list[Row] = [row for row in old_rows if not leaves(row)]
         text = ""
         # Where all rows leave, their columns leave with them.

@@ -130,10 +130,14 @@ class _WaitingRows:
         columns = list(cell)
         place = _place(cell, columns)
 
-        def is_replaced(row: Row) -> bool:
-            return self._again and _place(row, columns) == place
+        def is_of_cell(row: Row) -> bool:
+            return _place(row, columns) == place
 
-        add_rows(self._path, rows, instead=is_replaced)
+        if self._again:
+            add_rows(self._path, rows, instead=is_of_cell)
+        else:
+            # Another study may have measured the cell meanwhile.
+            add_rows(self._path, rows, unless=is_of_cell)
 
     def tell_of_unwritten(self) -> None:
         """Print what could not be written, so that it is not lost."""

@@ -141,6 +141,19 @@ def test_those_who_write_at_once_lose_nothing(tmp_path):
     assert sorted(int(row[f"own {row['of']}"]) for row in found) == list(range(30))
 
 
+def test_a_cell_that_another_study_measures_meanwhile_has_its_rows_once(tmp_path):
+    path = tmp_path / "rows.csv"
+
+    def measure(cell: Row) -> list[Row]:
+        if cell["name"] == "a" and not path.exists():
+            fill(path, CELLS[:1], plain)  # The other study, which is done first.
+        return plain({**cell, "name": "later"})
+
+    assert fill(path, CELLS[:2], measure)
+    figures = [(row["name"], row["figure"]) for row in read_rows(path)]
+    assert figures == [("a", "a"), ("a", "second"), ("b", "later"), ("b", "second")]
+
+
 def plain(cell: Row) -> list[Row]:
     return [{"figure": cell["name"]}, {"figure": "second"}]
 
