@@ -33,6 +33,7 @@ from fedif_flower.tables import ResultTable, shown_number
 from fedif_flower.tasks.task import Metric
 
 _UNKNOWN = "-"
+MPS = "MPS"  # What a GPU of Apple is called, which has no name of its own.
 Points = dict[int, list[tuple[int, float]]]  # Rounds and values, by client.
 
 
@@ -448,6 +449,8 @@ def describe_machine(device: str) -> dict[str, Any]:
     gpu = None
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_name(0)
+    elif torch.backends.mps.is_available():
+        gpu = MPS
     return {
         "python": platform.python_version(),
         "flwr": version("flwr"),

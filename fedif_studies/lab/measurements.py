@@ -15,7 +15,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import JsonFile, RunFolder
-from fedif_flower.run.report import of_last_ten
+from fedif_flower.run.report import MPS, of_last_ten
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.tasks.task import metric_key
 from fedif_studies.lab.cells import LABEL
@@ -208,9 +208,12 @@ def _words_for(machine: Mapping[str, Any]) -> str:
 def _gpu_used(machine: Mapping[str, Any]) -> str:
     """Return the GPU that a run was computed on; empty: there was none, or it was left alone."""
     device = str(machine.get("device") or "")
-    if device != AUTO and not device.startswith("cuda"):
-        return ""
-    return str(machine.get("gpu") or "")
+    gpu = str(machine.get("gpu") or "")
+    if device == "mps":
+        return gpu or MPS  # Earlier runs did not name it.
+    if device == AUTO or device.startswith("cuda"):
+        return gpu
+    return ""
 
 
 def _is_of_own_app(summary: Mapping[str, Any]) -> bool:

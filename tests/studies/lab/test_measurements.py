@@ -7,6 +7,7 @@ import pytest
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.report import describe_machine
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.cells import LABEL
 from fedif_studies.lab.measurements import find_measurements, from_row, read_measurement, to_row
@@ -70,6 +71,30 @@ def test_an_attempt_that_was_put_aside_is_no_measurement(tmp_path):
     write_result(tmp_path / "attempt-1", {"seed": 1}, [0.5])
     found = find_measurements([tmp_path])
     assert [m.figures["test-last"] for m in found] == [0.5, 0.6]
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "used"),
+    [
+        ("mps", None, "MPS"),
+        ("mps", "MPS", "MPS"),
+        ("auto", "MPS", "MPS"),
+        ("cpu", "MPS", ""),
+        ("auto", None, ""),
+        ("cuda:1", "slide rule", "slide rule"),
+    ],
+)
+def test_a_run_names_the_gpu_that_it_was_computed_on(tmp_path, device, gpu, used):
+    machine = {"cores": 2, "processor": "abacus", "device": device, "gpu": gpu}
+    run_dir = write_result(tmp_path / "run", {}, [0.625], machine=machine)
+    assert read_measurement(run_dir).gpu == used
+
+
+def test_a_machine_without_cuda_names_its_mps(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for is_there, gpu in ((True, "MPS"), (False, None)):
+        monkeypatch.setattr("torch.backends.mps.is_available", lambda is_there=is_there: is_there)
+        assert describe_machine("auto")["gpu"] == gpu
 
 
 def test_a_run_without_a_label_is_told_by_the_hash_of_its_code(tmp_path):
