@@ -125,7 +125,9 @@ def _write(
             text = path.read_text()
         head = next(csv.reader([text.partition("\n")[0]]), [])
         columns = list(dict.fromkeys([*head, *_columns_of(rows)]))
-        if columns == head and len(staying) == len(old_rows):
+        # An editor may have left the last line without an end; a line behind it would be glued on.
+        can_go_on = not text or text.endswith("\n")
+        if can_go_on and columns == head and len(staying) == len(old_rows):
             # The text has the old rows as they are to stay.
             write_atomically(path, text + _lines(rows, columns, with_head=not text))
         else:

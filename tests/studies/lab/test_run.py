@@ -249,6 +249,17 @@ def test_no_row_is_written_that_does_not_say_what_measured_it(tmp_path, name, va
     assert [row["seed"] for row in read_rows(path)] == ["0", "none"]
 
 
+@pytest.mark.parametrize(
+    ("last_line", "figures"), [("abc,0,1", ["1", "2"]), ("abc,0", ["2"])], ids=["whole", "cut off"]
+)
+def test_a_row_is_not_glued_to_a_last_line_without_an_end(tmp_path, last_line, figures):
+    path = tmp_path / "rows.csv"
+    path.write_text(f"revision,seed,figure\n{last_line}")
+    add_rows(path, [{**ORIGIN, "figure": 2}])
+    assert [row["figure"] for row in read_rows(path)] == figures
+    assert path.read_text().endswith("\nabc,0,2\n")
+
+
 def test_rows_that_follow_from_others_need_no_origin_of_their_own(tmp_path):
     path = tmp_path / "means.csv"
     for mean in (1, 2):
