@@ -67,7 +67,7 @@ def compare(
     from fedif_studies.lab.comparison import compare as beside
     from fedif_studies.lab.comparison import names_of, varying
     from fedif_studies.lab.curves import plot_curves
-    from fedif_studies.lab.measurements import read_measurement
+    from fedif_studies.lab.measurements import last_ten_remarks, read_measurement
     from fedif_studies.lab.pairs import pair_runs, paired_table, plot_pairs
     from fedif_studies.lab.table import write_table
 
@@ -87,7 +87,7 @@ def compare(
         pictures.append(output_dir / "differences.png")
         plot_pairs(paired, pictures[-1])
         more.append(paired_table(paired))
-    write_table(table, output_dir, Console(), [], pictures, more)
+    write_table(table, output_dir, Console(), last_ten_remarks(measurements), pictures, more)
 
 
 def finish(complete: bool) -> None:

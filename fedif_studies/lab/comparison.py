@@ -21,6 +21,7 @@ from fedif_studies.lab.measurements import (
     ACCURACY,
     PATHS,
     Measurement,
+    last_ten_remarks,
     read_measurement,
     to_row,
 )
@@ -144,7 +145,8 @@ def report_sweep(
     about = " ".join(dict.fromkeys(map(_about, measurements)))
     heading = [*axes, "seeds", *ACCURACIES.values(), "detection AUC"]
     table = ResultTable(name, heading, lines, num_labels=len(axes))
-    write_table(table, folder, console, [about], pictures)
+    remarks = [about, *last_ten_remarks(measurements)]
+    write_table(table, folder, console, remarks, pictures)
     add_rows(folder / "results.csv", rows, anew=True)
 
 

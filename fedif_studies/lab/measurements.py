@@ -6,7 +6,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +28,7 @@ ACCURACIES: Mapping[str, str] = MappingProxyType(
     {"last": "last round", "last-ten": "mean of last ten", "best": "best round"}
 )
 SPLITS = ("test", "validation")
+_TEN = 10
 _OF_SPLITS = tuple(f"{split}-{name}" for split, name in itertools.product(SPLITS, ACCURACIES))
 # As summary.json names them, with underscores.
 _OF_SUMMARY = (
@@ -85,6 +86,9 @@ class Measurement:
         What the GPU is called that it was computed on; empty: on the CPU.
     group : str
         The table or sweep that it was run for; empty: a run of its own, or only its row was kept.
+    num_averaged : int
+        How many of its last ten rounds were evaluated, and are in their mean; ten where only its
+        row was kept.
     """
 
     config: Mapping[str, Scalar]
@@ -99,6 +103,7 @@ class Measurement:
     processor: str = ""
     gpu: str = ""
     group: str = ""
+    num_averaged: int = field(default=_TEN, compare=False)
 
     @property
     def seed(self) -> int:
@@ -153,6 +158,7 @@ def _measurement(run_dir: Path) -> Measurement | None:
     summary = folder.summary.read()
     metric, higher_is_better = _metric_of(summary)
     figures = {}
+    num_averaged = 0
     for name in _OF_SUMMARY:
         value = summary.get(name.replace("-", "_"))
         if value is not None:
@@ -164,7 +170,9 @@ def _measurement(run_dir: Path) -> Measurement | None:
         if not values:
             return None
         figures[f"{split}-last"] = values[-1]
-        figures[f"{split}-last-ten"] = statistics.fmean(map(float, of_last_ten(rows, column)))
+        last_ten = of_last_ten(rows, column)
+        num_averaged = len(last_ten)
+        figures[f"{split}-last-ten"] = statistics.fmean(map(float, last_ten))
         figures[f"{split}-best"] = max(values) if higher_is_better else min(values)
     label = {}
     if (run_dir / LABEL).exists():
@@ -183,7 +191,19 @@ def _measurement(run_dir: Path) -> Measurement | None:
         processor=label.get("processor") or str(machine.get("processor") or ""),
         gpu=_gpu_used(machine),
         group=str(label.get("group") or ""),
+        num_averaged=num_averaged,
     )
+
+
+def last_ten_remarks(measurements: Iterable[Measurement]) -> list[str]:
+    """Return what must be said of means of the last ten rounds; nothing if all are of ten."""
+    counts = sorted({measurement.num_averaged for measurement in measurements})
+    if not counts or counts[0] == _TEN:
+        return []
+    words = str(counts[0])
+    if len(counts) > 1:
+        words += f" to {counts[-1]}"
+    return [f"Evaluated of the last ten rounds, and in their mean: {words}."]
 
 
 def _metric_of(summary: Mapping[str, Any]) -> tuple[str, bool]:

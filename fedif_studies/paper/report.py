@@ -12,7 +12,13 @@ from rich.console import Console
 from fedif_flower.run.rows import read_rows
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.curves import plot_curves
-from fedif_studies.lab.measurements import ACCURACIES, Measurement, from_row, to_row
+from fedif_studies.lab.measurements import (
+    ACCURACIES,
+    Measurement,
+    from_row,
+    last_ten_remarks,
+    to_row,
+)
 from fedif_studies.lab.run import FAILURES
 from fedif_studies.lab.table import MeanStd, shown_mean, write_table
 from fedif_studies.paper.apart import Pixels, apart_lines
@@ -53,6 +59,8 @@ def report_table(
     if not (table.is_timed or _beside_the_paper(cells)):
         remarks.append(f"The paper's figures are of {table.rounds} rounds, so none stands here.")
     measured = _measurements_of(cells)
+    if not table.is_timed:
+        remarks += last_ten_remarks(measured)
     if measured:
         data = ", ".join(sorted({measurement.data for measurement in measured}))
         machines = "; ".join(sorted({measurement.machine for measurement in measured}))

@@ -10,7 +10,13 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.report import describe_machine
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.cells import LABEL
-from fedif_studies.lab.measurements import find_measurements, from_row, read_measurement, to_row
+from fedif_studies.lab.measurements import (
+    find_measurements,
+    from_row,
+    last_ten_remarks,
+    read_measurement,
+    to_row,
+)
 from fedif_studies.lab.run import last_ten
 from fedif_studies.rows import add_rows
 from tests.studies.lab.small import write_result
@@ -44,8 +50,17 @@ def test_the_last_ten_rounds_are_no_earlier_ones_where_few_are_evaluated(tmp_pat
     lines = [f"{5 * n},{n / 10},{n / 10}" for n in range(7)]
     text = "\n".join(["round,test_accuracy,validation_accuracy", *lines, ""])
     (run_dir / "rounds.csv").write_text(text)
-    figures = read_measurement(run_dir).figures
-    assert figures["test-last-ten"] == pytest.approx(0.55)  # Of rounds 25 and 30.
+    measurement = read_measurement(run_dir)
+    assert measurement.figures["test-last-ten"] == pytest.approx(0.55)  # Of rounds 25 and 30.
+    short = read_measurement(write_result(tmp_path / "short", {}, [0.5] * 5))
+    ten, more = (
+        read_measurement(write_result(tmp_path / str(count), {}, [0.5] * count))
+        for count in (10, 11)
+    )
+    said = "Evaluated of the last ten rounds, and in their mean: {}."
+    assert last_ten_remarks([measurement]) == [said.format(2)]
+    assert last_ten_remarks([ten, short, measurement]) == [said.format("2 to 10")]
+    assert last_ten_remarks([ten, more]) == []
     assert last_ten(RunFolder(run_dir)) == [0.5, 0.6]
 
 

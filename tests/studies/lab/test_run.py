@@ -381,6 +381,7 @@ def test_a_sweep_reports_its_cells_wherever_they_lie(tmp_path):
         words = ["sweep", f"{tmp_path}/{name}.toml", "--output-dir", f"{tmp_path}/out"]
         told = sweep([*words, "--jobs", "1"])
     assert "1 of 2 cells are complete already\n" in told
+    assert "Evaluated of the last ten rounds, and in their mean: 2.\n" in told
     rows = read_rows(tmp_path / "out" / "two" / "results.csv")
     assert [row["strategy"] for row in rows] == ["fedavg", "median"]
     words += ["--jobs", "1"]

@@ -230,6 +230,17 @@ def test_after_another_number_of_rounds_no_figure_of_the_paper_stands_beside(tmp
     assert "| clean | FedAvg | 1 | 50.00 | 50.00 | 50.00 |\n" in text
     assert "The paper's figures are of 100 rounds, so none stands here." in text
     assert "62.52" not in text
+    assert "of the last ten rounds" not in text
+
+
+def test_a_mean_of_fewer_than_ten_rounds_says_so(tmp_path):
+    fedavg = settings("cifar10", "fedavg", "clean", **{"num-server-rounds": 5})
+    write_result(tmp_path / "a", fedavg, [0.5] * 5)
+    table = TABLES["cifar10"]
+    cells = fill_table(table, find_measurements([tmp_path]), DEFAULTS, 5)
+    report_table(table, cells, tmp_path / "out", Console(width=200), 5)
+    text = (tmp_path / "out" / "cifar10-5-rounds" / "table.md").read_text()
+    assert "Evaluated of the last ten rounds, and in their mean: 5.\n" in text
 
 
 def test_seconds_of_a_round_stand_beside_the_papers_after_any_number():
