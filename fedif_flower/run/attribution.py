@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -48,10 +49,13 @@ class Attribution(RunPart):
     settings = CreditSettings
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError where nothing is attributed to be split, or measured on secret data."""
-        measured = config.attribution != "off"
+        """Raise ConfigError where nothing is attributed to be credited, split, or measured."""
+        if config.attribution != "off":
+            return
+        defaults = CreditSettings.defaults()  # ``flwr run`` sends these along.
         for key, value in config.section(CreditSettings).to_mapping().items():
-            require(measured or value is not True, key, value, "false with attribution = 'off'")
+            words = f"{json.dumps(defaults[key])} with attribution = 'off'"
+            require(value == defaults[key], key, value, words)
 
     def build(self, run: RunContext) -> Built:
         """Return the attribution, and the records of its rounds."""

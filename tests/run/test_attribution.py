@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import stat
 
 import pytest
@@ -55,10 +56,22 @@ def test_a_run_that_was_not_attributed_is_not_resumed_with_attribution(tmp_path)
         run(run_config(tmp_path, attribution="simpson", num_server_rounds=2, resume="auto"))
 
 
-@pytest.mark.parametrize("key", ["credit.per-class", "credit.secret-validation"])
-def test_what_contributions_are_made_of_is_refused_without_any(tmp_path, key):
-    with pytest.raises(ConfigError, match=f"^{key} = True; .* with attribution = 'off'"):
-        run(run_config(tmp_path, **{key: True}))
+@pytest.mark.parametrize(
+    ("key", "value", "default"),
+    [
+        ("credit.per-class", True, "false"),
+        ("credit.secret-validation", True, "false"),
+        ("credit.class-shift", 0.25, "0.11"),
+        ("credit.length", 2.0, "1.25"),
+        ("credit.borrowed", 0.0, "1.6"),
+        ("credit.weight", 3.0, "2.0"),
+    ],
+)
+def test_what_contributions_are_made_of_is_refused_without_any(tmp_path, key, value, default):
+    words = f"{key} = {value}; allowed: {default} with attribution = 'off'"
+    with pytest.raises(ConfigError, match=f"^{re.escape(words)}"):
+        run(run_config(tmp_path, **{key: value}))
+    run_config(tmp_path, **{key: value, "attribution": "simpson"})
 
 
 @pytest.fixture(autouse=True)
