@@ -325,6 +325,13 @@ class RunConfig(ClientConfig, StrategyConfig):
         return subject_of(self.to_mapping())
 
     @property
+    def share_at_work(self) -> float:
+        """The share C of the clients that a round asks; in buffered rounds all of them."""
+        if self.pace.is_buffered:
+            return 1.0
+        return self.fraction_train
+
+    @property
     def clients_per_round(self) -> int:
         """The paper's m = max(C * K, 1); in buffered rounds the replies of a step."""
         if self.pace.is_buffered:

@@ -106,7 +106,7 @@ def _fewest_nodes(config: RunConfig) -> int:
     if replies == 1:
         return 2
     # So many that a round's share of them is enough; 1e-9 against rounding up by rounding.
-    enough = math.ceil(replies / config.fraction_train - 1e-9)
+    enough = math.ceil(replies / config.share_at_work - 1e-9)
     return max(2, enough)
 
 

@@ -38,11 +38,8 @@ def build_strategy(
 ) -> ScreenedStrategy:
     """Return the strategy that the run config names; ``setup`` has what parts of a run set."""
     config = loaded.config
-    fraction_train = config.fraction_train
-    if config.pace.is_buffered:
-        fraction_train = 1.0  # Everybody works all the time.
     base = BaseArguments(
-        fraction_train=fraction_train,
+        fraction_train=config.share_at_work,
         fraction_evaluate=0.0,
         min_train_nodes=1,
         min_available_nodes=config.num_clients,

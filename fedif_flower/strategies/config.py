@@ -98,7 +98,13 @@ class StrategyConfig(SectionedSettings):
     """How the server draws clients, believes them, and weighs what they send."""
 
     strategy: str = setting("fedif", "how the server weighs and combines", choices=STRATEGIES)
-    fraction_train: float = setting(0.1, "share C of the clients drawn in a round", gt=0, le=1)
+    fraction_train: float = setting(
+        0.1,
+        'share C of the clients drawn in a round; with `pace.rounds = "buffered"` it says nothing, '
+        "since all are at work",
+        gt=0,
+        le=1,
+    )
     server_optimizer: str = setting(
         "off",
         "what moves the model by the rounds' steps; `off`: each round's own step is taken as it is",

@@ -177,6 +177,8 @@ def test_another_number_than_is_simulated_ends_the_run_before_it_begins(tmp_path
         ({}, 2),
         ({"min-valid-replies": 3}, 30),
         ({"min-valid-replies": 3, "fraction-train": 0.29}, 11),
+        # All are at work, whatever the share that a round would draw.
+        ({"min-valid-replies": 3, "pace.rounds": "buffered", "pace.buffer-size": 5}, 3),
     ],
 )
 def test_real_nodes_are_waited_for_until_a_round_can_have_enough(settings, fewest, clock):
