@@ -168,7 +168,7 @@ class Table:
             If the file is no CSV file, or a line of it is not whole.
         """
         try:
-            return read_rows(self.path, rest)
+            return read_rows(self.path, rest, ended=True)
         except (csv.Error, OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path} cannot be read: {error}") from error
 

@@ -61,10 +61,12 @@ def _whole_lines(path: Path) -> bytes:
     return content[: content.rfind(b"\n") + 1]
 
 
-def read_rows(path: Path, rest: str | None = None) -> list[dict[str, str]]:
+def read_rows(path: Path, rest: str | None = None, *, ended: bool = False) -> list[dict[str, str]]:
     """Return the lines of a CSV file; a last one that was cut off by a crash is left out.
 
-    ``rest``, if it is given, stands for the cells that a line lacks, wherever it is.
+    ``rest``, if it is given, stands for the cells that a line lacks, wherever it is. A last line
+    without an end was cut off where it lacks a cell; with ``ended``, of a file each of whose lines
+    is written with its end, in any case: of its last cell a part may be missing.
 
     Raises
     ------
@@ -77,7 +79,7 @@ def read_rows(path: Path, rest: str | None = None) -> list[dict[str, str]]:
         text = file.read()
     rows = list(csv.DictReader(StringIO(text, newline=""), restval=rest))
     is_whole = text.endswith(("\n", "\r"))
-    if rows and not is_whole and None in rows[-1].values():
+    if rows and not is_whole and (ended or None in rows[-1].values()):
         rows.pop()  # It was cut off.
     for number, row in enumerate(rows, start=2):
         if None in row.values():
