@@ -68,10 +68,12 @@ def sign(
 @app_cli.command()
 def approve(app: App, policy: Policy = _HERE) -> None:
     """Let an app run at this member, from the next message on."""
+    from fedif_flower.messages.text import printable
+
     apps = _apps(policy)
     bundle = apps.find(app)
     path = apps.approve(bundle)
-    typer.echo(f"{bundle.name} {bundle.version} runs here now: {path}")
+    typer.echo(f"{printable(bundle.name)} {printable(bundle.version)} runs here now: {path}")
 
 
 def _apps(policy: Path) -> MemberApps:

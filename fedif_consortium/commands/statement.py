@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedif_flower.cli import RunDir, require_directories
+from fedif_flower.messages.text import one_line, printable
 
 if TYPE_CHECKING:
     from fedif_consortium.evidence.attempts import Attempts
@@ -172,7 +173,7 @@ def merge(
 
     signatures = merge_signatures(path, files, read_members(members))
     for name, is_new in signatures.items():
-        typer.echo(f"{'Added' if is_new else 'Was there'}: {name}")
+        typer.echo(f"{'Added' if is_new else 'Was there'}: {one_line(name)}")
 
 
 def verify(
@@ -199,7 +200,7 @@ def verify(
         typer.echo("Made by another version, so not checked: that pages show what records say")
     for signer in verified.signed.signers:
         if signer.name:
-            typer.echo(f"Signed by: {signer.key}, {signer.name}")
+            typer.echo(f"Signed by: {signer.key}, {one_line(signer.name)}")
         else:
             typer.echo(
                 f"Not checked: a signature with key {signer.key}; --members says whose it is"
@@ -211,12 +212,14 @@ def verify(
         typer.echo(f"Chosen with the statement, not in the run config: {chosen}")
     if path.is_dir() and not manifest.head:
         typer.echo("No receipts: that the records are not rewritten rests on the operator's word")
-    for name in verified.not_here:
-        typer.echo(f"Not here, so not checked: {name}")
+    for path_not_here in verified.not_here:
+        typer.echo(f"Not here, so not checked: {path_not_here}")
     for member in verified.members:
-        typer.echo(f"Signed by {member.name}: {member.signed} of {member.accepted} updates")
+        name = one_line(member.name)
+        typer.echo(f"Signed by {name}: {member.signed} of {member.accepted} updates")
     for held in verified.receipts:
-        typer.echo(f"As {held.name} was told: {len(held.lines)} lines, {len(held.rounds)} heads")
+        name = one_line(held.name)
+        typer.echo(f"As {name} was told: {len(held.lines)} lines, {len(held.rounds)} heads")
         if verified.declared is not None:
             typer.echo(_attempts_seen(held, verified.declared))
     if verified.redone:
@@ -226,8 +229,6 @@ def verify(
 
 def _show_attempts(declared: Attempts) -> None:
     """Print which attempt a statement is of, and what members agreed to."""
-    from fedif_flower.messages.text import printable
-
     name = printable(declared.name)
     typer.echo(f"Attempt {declared.number} at run {name!r}; those before are declared")
     typer.echo(f"Run config that members agreed to: {declared.last.config}")
@@ -238,7 +239,7 @@ def _attempts_seen(held: HeldReceipts, declared: Attempts) -> str:
     seen = sorted({attempt.number for attempt in held.attempts})
     num_declared = len([number for number in seen if number <= declared.number])
     later = [str(number) for number in seen if number > declared.number]
-    words = f"{held.name} saw {num_declared} of the {declared.number} attempts that are declared"
+    words = f"{one_line(held.name)} saw {num_declared} of the {declared.number} attempts that are declared"
     if later:
         words += f", and {', '.join(later)} later, which this statement does not declare"
     if held.elsewhere:

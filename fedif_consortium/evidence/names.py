@@ -18,6 +18,7 @@ _WRITTEN_TOGETHER = (
     {"CJK", "HANGUL"},
     {"CJK", "BOPOMOFO"},
 )
+MOST_LETTERS = 80
 # Between a member's name and the number of a key that it had before, in the name of the key's file.
 EARLIER = "~"
 # Marks that choose how the sign before them is drawn, or nothing: nobody sees them.
@@ -38,6 +39,33 @@ def holder_of(key: str) -> str:
     if mark and number.isdecimal():
         return name
     return key
+
+
+def is_name(text: str) -> bool:
+    """Return whether a member may be called so: 1 to 80 printable characters, not spaces alone."""
+    return text.isprintable() and bool(text.strip()) and len(text) <= MOST_LETTERS
+
+
+def require_names(names: Iterable[str], where: str) -> None:
+    """Refuse names that a page or a terminal does not show as they are.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Members' names.
+    where : str
+        What an error calls the place that lists them.
+
+    Raises
+    ------
+    ConfigError
+        Naming the first one that will not do.
+    """
+    for name in names:
+        if not is_name(name):
+            raise ConfigError(
+                f"{where} {name!r:.90}; allowed: 1 to {MOST_LETTERS} printable characters"
+            )
 
 
 def as_read(name: str) -> str:

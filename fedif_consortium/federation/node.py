@@ -18,6 +18,7 @@ from fedif_consortium.federation.flower import become, config_text, to_arguments
 from fedif_consortium.federation.records import Invitation
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.messages.text import printable
 from fedif_flower.settings import Scalar, Settings, setting
 
 SUPERNODE = "fedif_flower.runtime.supernode"
@@ -139,7 +140,7 @@ def join(
     typer.echo(f"this node's key: {records.key_fingerprint(public_line)}; read it to the operator")
     typer.echo("ask the operator, not by the way the invitation came, whether these are right:")
     typer.echo(f"certificate's fingerprint: {fingerprint}")
-    typer.echo(f"statement key's fingerprint: {invitation.statement_key}")
+    typer.echo(f"statement key's fingerprint: {printable(invitation.statement_key)}")
     if invitation.keeper_key:
         typer.echo(f"and the keeper's operator: public key {invitation.keeper_key}")
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedif_consortium.evidence.attempts import Attempts, read_attempts
 from fedif_consortium.evidence.check_receipts import last_head
 from fedif_consortium.evidence.keys import SigningKey, content_fingerprint, public_der
-from fedif_consortium.evidence.names import require_apart
+from fedif_consortium.evidence.names import require_apart, require_names
 from fedif_consortium.evidence.signed import first_error
 from fedif_consortium.statement.account import Account, settle
 from fedif_consortium.statement.held_out import require_payable
@@ -39,10 +39,12 @@ from fedif_consortium.statement.pages import made_with, render
 from fedif_consortium.statement.records import RunRecords, read_run, require_consistent
 from fedif_consortium.statement.settings import AMOUNT, PayBy, StatementSettings, Ties
 from fedif_consortium.statement.undelivered import queue_pages
-from fedif_flower.errors import ConfigError, require
+from fedif_flower.errors import ConfigError, StatementError, require
 from fedif_flower.foreign import parse_json, refused_as
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import csv_text
+
+NAMES = "the members' names:"
 
 
 def parse_budget(text: str) -> int:
@@ -144,7 +146,8 @@ def make_statement(
         records = read_run(run_dir, names)
         if names is not None and names.keys().isdisjoint(records.members):
             raise ConfigError(f"names: none is a member's client_id, like {min(records.members)}")
-        require_apart(records.names.values(), "the members' names:")
+        require_names(records.names.values(), NAMES)
+        require_apart(records.names.values(), NAMES)
         require_consistent(records)
         account = settle(
             records, budget_cents, pay_by, ties, from_round, accept_held_out=accept_held_out
@@ -235,9 +238,11 @@ def read_account(text: str | bytes) -> Account:
     ------
     ValueError
         If the text is no account.
+    StatementError
+        If a member has a name there that no member can have.
     """
     try:
-        return TypeAdapter(Account).validate_python(parse_json(text))
+        account = TypeAdapter(Account).validate_python(parse_json(text))
     except ValidationError as error:
         wrong = error.errors()[0]
         if wrong["type"] == "missing":
@@ -246,6 +251,11 @@ def read_account(text: str | bytes) -> Account:
                 "verify it with that one, or let the operator make it again"
             ) from error
         raise ValueError(first_error(error)) from error
+    try:
+        require_names(account.names.values(), NAMES)
+    except ConfigError as error:
+        raise StatementError(f"{ACCOUNT}: {error}") from error
+    return account
 
 
 def account_csv(account: Account) -> str:

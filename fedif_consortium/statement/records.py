@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
+from fedif_consortium.evidence.names import MOST_LETTERS, is_name
 from fedif_consortium.evidence.signed import first_error
 from fedif_consortium.statement.manifest import SALT, read_file
 from fedif_consortium.statement.own_parts import OwnPart
@@ -427,11 +428,12 @@ def read_names(path: Path) -> dict[int, str]:
     for number, row in enumerate(Table(path, ("client_id", "name")).read(""), start=2):
         client_id = row.get("client_id", "")
         name = row.get("name", "").strip()
-        is_name = None not in row and 0 < len(name) <= 80 and name.isprintable()
-        if not is_name or not client_id.isdecimal() or int(client_id) in names:
+        is_named = None not in row and is_name(name)
+        if not is_named or not client_id.isdecimal() or int(client_id) in names:
             raise ConfigError(
                 f"{path}, line {number}: client_id = {client_id!r:.40}, name = {name!r:.90}; "
-                "allowed: columns client_id and name, each id once, 1 to 80 printable characters"
+                "allowed: columns client_id and name, each id once, 1 to "
+                f"{MOST_LETTERS} printable characters"
             )
         names[int(client_id)] = name
     return names

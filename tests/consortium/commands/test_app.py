@@ -10,7 +10,7 @@ from fedif_consortium.federation.records import make_node_key, public_line
 from fedif_consortium.member.apps import bundle_digest
 from fedif_flower.errors import ConfigError
 from tests.consortium.commands.typed import call
-from tests.consortium.member.bundles import bundle
+from tests.consortium.member.bundles import PYPROJECT, bundle
 
 APP, CHANGED = bundle(), bundle("x = 2\n", **{"\x1b[31mred.py": "y = 1\n"})
 DIGEST = bundle_digest(APP)
@@ -41,6 +41,13 @@ def test_an_app_is_shown_and_approved():
     assert "\x1b" not in changed
     lines = set(changed.splitlines()) ^ set(call("app", "show", DIGEST[:12]).splitlines())
     assert {line.split()[-1] for line in lines} >= {"app.py", "?[31mred.py"}
+
+
+def test_what_an_app_calls_itself_is_printed_without_what_a_terminal_obeys():
+    pyproject = PYPROJECT.replace('"1.0"', '"1.0\\u001b[8m"').replace('"fedif"', '"fe\\ndif"')
+    Path("odd.fab").write_bytes(bundle(**{"pyproject.toml": pyproject}))
+    for printed in (call("app", "show", "odd.fab"), call("app", "approve", "odd.fab")):
+        assert "fe?dif/app 1.0?[8m" in printed
 
 
 def test_enough_signatures_of_those_on_a_member_s_list_let_an_app_run():

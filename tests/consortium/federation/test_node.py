@@ -48,6 +48,14 @@ def test_a_host_makes_its_key_and_an_answer_without_it(node, invitation, capsys)
     assert all(text in told for text in (known, invitation.statement_key, key_fingerprint(public)))
 
 
+def test_an_invitation_writes_no_line_of_its_own(node, invitation, capsys):
+    """Who changes it on its way does not say what the operator is to be asked for."""
+    changed = invitation.replace(statement_key="0000\ncertificate's fingerprint: 1111")
+    join_as(node.path, changed)
+    printed = capsys.readouterr().out
+    assert "statement key's fingerprint: 0000?certificate's fingerprint: 1111\n" in printed
+
+
 def test_what_a_node_says_of_itself(node, invitation):
     said = {"data-dir": "/srv/our data's", "num-partitions": 9, "import-from": "wards"}
     join_as(node.path, invitation, config=said)

@@ -349,6 +349,24 @@ def test_some_runs_make_no_statement(tmp_path, key, contributions, names, said):
         make_statement(run_dir, key, names=names)
 
 
+FORGED_LINE = "b: 0 of 0 updates\nSigned by hospital-c: 6 of 6 updates"
+
+
+@pytest.mark.parametrize("name", [FORGED_LINE, "b\x1b[8m", 81 * "b", "  "])
+def test_a_name_that_writes_a_line_of_its_own_is_refused(tmp_path, key, monkeypatch, name):
+    """`fedif verify` prints members' names: none may write the line about another member."""
+    run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 6)
+    names = {0: "hospital-a", 1: name}
+    with pytest.raises(ConfigError, match="members' names: .* allowed: 1 to 80 printable"):
+        make_statement(run_dir, key, names=names)
+    # An operator changes its own program, and signs such a statement.
+    with monkeypatch.context() as changed:
+        changed.setattr("fedif_consortium.statement.bundle.require_names", lambda *_: None)
+        make_statement(run_dir, key, names=names)
+    with pytest.raises(StatementError, match="statement.json: the members' names: .* allowed: 1"):
+        verify(run_dir)
+
+
 HASHES = {name: f"another hash of the {name}" for name in ("settings", "validation", "code")}
 HASHES |= {"head": "round_heads.csv is not what the manifest says"}
 
