@@ -195,6 +195,15 @@ def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in keys}
 
 
+def agreed_settings(run: RunFolder) -> dict[str, Any]:
+    """Return a run's settings, with those of the run config as its members agreed to them.
+
+    The hash of the run config is signed; what ``config.json`` says beside it is the server's word.
+    """
+    agreed = run.provenance.read().get(RUN_CONFIG) or {}
+    return {**run.settings(), **agreed}
+
+
 def state_of(run: RunFolder) -> bytes:
     """Return the hash of what is of a complete run as a whole."""
     return _state(run, [_whole(run.names), _whole(run.own_parts)])

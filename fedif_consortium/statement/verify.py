@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedif_consortium.evidence.attempts import Attempts, config_hash, read_attempts
-from fedif_consortium.evidence.bound_rows import RUN_CONFIG
+from fedif_consortium.evidence.bound_rows import RUN_CONFIG, agreed_settings
 from fedif_consortium.evidence.check_receipts import check_receipts
 from fedif_consortium.evidence.check_signatures import (
     SignedMember,
@@ -184,7 +184,7 @@ def _verify_run(
         members=signing_members,
         receipts=held,
         redone=redone,
-        chosen=_check_terms(account, run.settings()),
+        chosen=_check_terms(account, agreed_settings(run)),
     )
 
 

@@ -633,6 +633,14 @@ def test_terms_of_the_run_config_bind_the_statement(
         assert "from round 2 on" in verify(folder.path).chosen
 
 
+def test_what_the_server_says_beside_the_run_config_was_not_agreed_to(copied, key):
+    """The run config that members agreed to leaves the budget open; config.json is the server's."""
+    copied.config.write({**copied.config.read(), "statement.budget": "1000"})
+    bind_anew(copied, key)
+    state(copied, key)
+    assert verify(copied.path).chosen == ("budget 1000.00", "pay-by sum", "ties apart")
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

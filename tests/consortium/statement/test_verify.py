@@ -357,13 +357,13 @@ def test_a_name_that_writes_a_line_of_its_own_is_refused(tmp_path, key, monkeypa
     """`fedif verify` prints members' names: none may write the line about another member."""
     run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 6)
     names = {0: "hospital-a", 1: name}
-    with pytest.raises(ConfigError, match="members' names: .* allowed: 1 to 80 printable"):
+    with pytest.raises(ConfigError, match=r"members' names: .* allowed: 1 to 80 printable"):
         make_statement(run_dir, key, names=names)
     # An operator changes its own program, and signs such a statement.
     with monkeypatch.context() as changed:
         changed.setattr("fedif_consortium.statement.bundle.require_names", lambda *_: None)
         make_statement(run_dir, key, names=names)
-    with pytest.raises(StatementError, match="statement.json: the members' names: .* allowed: 1"):
+    with pytest.raises(StatementError, match=r"statement\.json: the members' names: .* allowed: 1"):
         verify(run_dir)
 
 
