@@ -239,7 +239,8 @@ def _attempts_seen(held: HeldReceipts, declared: Attempts) -> str:
     seen = sorted({attempt.number for attempt in held.attempts})
     num_declared = len([number for number in seen if number <= declared.number])
     later = [str(number) for number in seen if number > declared.number]
-    words = f"{one_line(held.name)} saw {num_declared} of the {declared.number} attempts that are declared"
+    name = one_line(held.name)
+    words = f"{name} saw {num_declared} of the {declared.number} attempts that are declared"
     if later:
         words += f", and {', '.join(later)} later, which this statement does not declare"
     if held.elsewhere:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_consortium.evidence.attempts import NOT_COUNTED, Attempts, read_attempts
+from fedif_consortium.evidence.bound_rows import agreed_settings
 from fedif_consortium.evidence.keys import VerifyingKey, public_der
 from fedif_consortium.evidence.names import as_read, holder_of
 from fedif_consortium.evidence.part import run_id
@@ -130,12 +131,14 @@ class _SignatureCheck:
             self._holders[public_der(key)] = holder_of(name)
         self._replies = _used_or_refused(lines)
         self._late = {_place(row) for row in lines if row["status"] == "late"}
+        self._most_rounds_late = _most_rounds_late(agreed_settings(run))
+        self._counted: dict[tuple[int, int], int] = {}  # By round asked in and client id: where.
         self._keys: dict[int, bytes] = {}  # By client id.
         self._received: dict[int, bytes] = {}  # By the round in which the model was sent.
 
     def require_genuine(self, place: tuple[int, int], update: SignedUpdate) -> None:
         """Raise StatementError unless a line is what its member signed, of this round."""
-        number, client_id = place
+        _, client_id = place
         where = self._update(place)
         try:
             update.check()
@@ -146,9 +149,9 @@ class _SignatureCheck:
         if received != update.received:
             raise StatementError(f"round {asked_in}: members were sent different models")
         self._require_own_key(where, client_id, update)
-        if asked_in != number and (asked_in, client_id) not in self._late:
-            raise StatementError(f"{where} is the one that it signed for round {asked_in}")
-        self._require_same_examples(where, place, update)
+        self._require_in_time(where, place, asked_in)
+        self._require_same_reply(where, place, update)
+        self._require_counted_once(where, place, asked_in)
 
     def _require_own_key(self, where: str, client_id: int, update: SignedUpdate) -> None:
         """Raise StatementError unless the key is that of the member who is paid for it."""
@@ -173,15 +176,49 @@ class _SignatureCheck:
             if as_read(name) != as_read(holder):
                 raise StatementError(f"{where} is signed with the key of {holder}")
 
-    def _require_same_examples(
-        self, where: str, place: tuple[int, int], update: SignedUpdate
-    ) -> None:
-        """Raise StatementError unless clients.csv has the reply, with the examples signed."""
+    def _require_in_time(self, where: str, place: tuple[int, int], asked_in: int) -> None:
+        """Raise StatementError unless a reply came in its round, or as late as replies may."""
+        number, client_id = place
+        if asked_in == number:
+            return
+        if asked_in > number or (asked_in, client_id) not in self._late:
+            raise StatementError(f"{where} is the one that it signed for round {asked_in}")
+        most = self._most_rounds_late
+        if most is not None and number - asked_in > most:
+            raise StatementError(
+                f"{where} is the one that it signed for round {asked_in}, and in this run a reply "
+                f"may come at most {most} rounds late"
+            )
+
+    def _require_counted_once(self, where: str, place: tuple[int, int], asked_in: int) -> None:
+        """Raise StatementError where one request's reply counts in two rounds."""
+        if self._replies[place]["status"] != "accepted":
+            return
+        number, client_id = place
+        counted_in = self._counted.setdefault((asked_in, client_id), number)
+        if counted_in != number:
+            raise StatementError(
+                f"{where} is the one that it signed for round {asked_in}, and counts in round "
+                f"{counted_in} already"
+            )
+
+    def _require_same_reply(self, where: str, place: tuple[int, int], update: SignedUpdate) -> None:
+        """Raise StatementError unless clients.csv has the reply, as the member signed it.
+
+        That is to the same request, with the same number of examples.
+        """
         row = self._replies.get(place)
         if row is None:
             raise StatementError(f"{where} was signed, and clients.csv has no such reply")
         if row["status"] != "accepted":
             return
+        number, _ = place
+        asked_in = int(row.get("asked_in") or number)
+        if asked_in != update.asked_in:
+            raise StatementError(
+                f"{where} was signed for round {update.asked_in}, and clients.csv has that it was "
+                f"asked in round {asked_in}"
+            )
         recorded = float(row.get("claimed_examples") or row.get("num_examples") or "nan")
         if recorded != update.examples:
             raise StatementError(
@@ -242,6 +279,16 @@ class _SignatureCheck:
             if client_id in names:
                 return names[client_id]
         return f"client {client_id}"
+
+
+def _most_rounds_late(settings: Mapping[str, Any]) -> int | None:
+    """Return how many rounds late a reply may come; ``None``: any, or the settings do not say."""
+    late_rounds = settings.get("pace.late-rounds")
+    if late_rounds is None:
+        return None
+    if settings.get("pace.rounds") == "buffered" and not late_rounds:
+        return None
+    return int(late_rounds)
 
 
 def _place(row: Mapping[str, str]) -> tuple[int, int]:

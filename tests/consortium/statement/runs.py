@@ -125,3 +125,20 @@ def add_rounds(run_dir: Path, *rounds: Sequence[object]) -> None:
     """Write more lines of ``attribution_rounds.csv``: round, both losses, fall and its parts."""
     lines = [dict(zip(_FIGURES, figures, strict=True)) for figures in rounds]
     RunFolder(run_dir).attributed_rounds.append(lines)
+
+
+def come_late(run_dir: Path, client_id: int, asked_in: Mapping[int, int]) -> None:
+    """Let a member's replies answer earlier rounds; ``asked_in`` has these by where they count."""
+    run = RunFolder(run_dir)
+    lines = []
+    for line in run.clients.read():
+        number = int(line["round"])
+        is_late = int(line["client_id"]) == client_id and number in asked_in
+        lines.append({**line, "asked_in": asked_in[number]} if is_late else line)
+    partition = next(line["partition_id"] for line in lines if int(line["client_id"]) == client_id)
+    for number in asked_in.values():
+        member = {"round": number, "partition_id": partition, "client_id": client_id}
+        lines.append({**member, "status": "late", "weight": 0.0, "rejection": "late"})
+    run.clients.replace(sorted(lines, key=lambda line: int(line["round"])))
+    late = Counter(asked_in.values())
+    run.rounds.replace({**line, "late": late[int(line["round"])]} for line in run.rounds.read())
