@@ -277,7 +277,7 @@ def _check_lines(member: HeldReceipts, chain: RoundChain, signed: Signatures) ->
     for told_round in chain.rounds:  # Also those that it has no receipt of yet.
         for line in told_round.own.values():
             leaf = read_leaf(line)
-            if leaf["client_id"] and int(leaf["client_id"]) in member.client_ids:
+            if leaf["client_id"] and int(leaf["client_id"]) == member.node_id:
                 _check_sent(member, told_round.attempt, leaf, signed)
 
 

@@ -30,8 +30,10 @@ class HeldReceipts:
         What it was told, in the order of the chain.
     sent : mapping of (int, int) to set of str
         Digests of what it sent, by attempt and round.
-    client_ids : frozenset of int
-        Whose they are: one member's, if they are in order.
+    client_id : int, optional
+        Whose they are, by its lines, which the server signed; ``None``: it has no line.
+    node_id : int, optional
+        Whose they are, as what it sent says; nobody but the member itself may have signed that.
     attempts : tuple of SeenAttempt
         Every attempt that it has something of, at this run or another one of its name.
     last_sent : mapping of int to int
@@ -44,7 +46,8 @@ class HeldReceipts:
     name: str
     rounds: Sequence[ToldRound]
     sent: Mapping[tuple[int, int], set[str]]
-    client_ids: frozenset[int] = frozenset()
+    client_id: int | None = None
+    node_id: int | None = None
     attempts: tuple[SeenAttempt, ...] = ()
     last_sent: Mapping[int, int] = field(default_factory=dict)
     elsewhere: tuple[str, ...] = ()
@@ -80,7 +83,8 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
     ConfigError
         If it kept nothing of this run.
     StatementError
-        Naming a file that is damaged, or says what nobody signed.
+        Naming a file that is damaged, says what nobody signed, or is another member's than those
+        beside it.
     """
     run_folder = folder if folder.name == run else folder / run
     paths = sorted(run_folder.glob("*.json"))
@@ -89,7 +93,8 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
     receipts_dir = run_folder.absolute().parent
     rounds: list[ToldRound] = []
     sent = defaultdict[tuple[int, int], set[str]](set)
-    client_ids: set[int] = set()
+    client_id: int | None = None
+    node_id: int | None = None
     last_sent: dict[int, int] = {}
     for path in paths:
         content = _read(path, run)
@@ -97,24 +102,44 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
             told_round = _told(path, run, content)
             rounds.append(told_round)
             for leaf in told_round.own.values():
-                client_ids.add(int(read_leaf(leaf)["client_id"]))
+                client_id = _same_member(
+                    path, int(read_leaf(leaf)["client_id"]), client_id, node_id
+                )
         else:
             number = int(content["round"])
             attempt = int(content["attempt"])
             sent[attempt, number].add(content["sent"])
             last_sent[attempt] = max(number, last_sent.get(attempt, 0))
-            client_ids.add(int(content["node_id"]))
+            node_id = _same_member(path, int(content["node_id"]), client_id, node_id)
     signers = {told_round.key for told_round in rounds}
     attempts, elsewhere = _seen_attempts(receipts_dir, run_folder, name, signers)
     return HeldReceipts(
         name=_holder_of(receipts_dir),
         rounds=sorted(rounds, key=lambda told_round: told_round.size),
         sent=sent,
-        client_ids=frozenset(client_ids),
+        client_id=client_id,
+        node_id=node_id,
         attempts=attempts,
         last_sent=last_sent,
         elsewhere=elsewhere,
     )
+
+
+def _same_member(path: Path, client_id: int, *before: int | None) -> int:
+    """Return whose a file is: that of the files before it.
+
+    Raises
+    ------
+    StatementError
+        If it is another member's: a folder speaks for one.
+    """
+    for other in before:
+        if other is not None and other != client_id:
+            raise StatementError(
+                f"{path} is of client {client_id}, and a file beside it of client {other}: the "
+                "receipts in a folder are those of one member"
+            )
+    return client_id
 
 
 def _holder_of(receipts_dir: Path) -> str:

@@ -73,8 +73,9 @@ def not_told(
 ) -> Mapping[int, set[int]]:
     """Return who has nothing that covers a round that was done again: client ids by round.
 
-    A round is covered by a member's line of it, by a head that came after it, by the member's own
-    signature in the attempt that did it, and by a signature that includes such a head.
+    A round is covered by a member's line of it, by a head that came after it and lies beside a line
+    of the member's, by the member's own signature in the attempt that did it, and by a signature
+    that includes such a head.
 
     Parameters
     ----------
@@ -89,8 +90,9 @@ def not_told(
     """
     heads = defaultdict[int, int](int)  # How much of the chain each member was told of.
     for member in held:
-        for client_id in member.client_ids:
-            heads[client_id] = max(heads[client_id], member.size)
+        # Without a line of its own nothing but its own word says whose the heads are.
+        if member.client_id is not None:
+            heads[member.client_id] = max(heads[member.client_id], member.size)
     for (_, client_id), signed_update in signed.items():
         signed_size = chain.sizes.get(signed_update.head, 0)
         heads[client_id] = max(heads[client_id], signed_size)
