@@ -15,11 +15,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Self
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_der_public_key
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
 from fedif_consortium.evidence.attempts import MOST_ATTEMPTS, Attempt, Attempts
@@ -144,7 +144,7 @@ class Manifest(_Part):
 
 
 class _Subject(_Part):
-    name: _Path
+    name: Literal["model.pt"]
     digest: Annotated[dict[Literal["sha256"], Sha256], Field(min_length=1)]
 
 
@@ -155,6 +155,14 @@ class SignedStatement(_Part):
     subject: Annotated[list[_Subject], Field(min_length=1, max_length=1)]
     predicate_type: Literal["urn:fedif-flower:contributions:v2"]
     predicate: Manifest
+
+    @model_validator(mode="after")
+    def _is_about_the_model_alone(self) -> Self:
+        (model,) = self.subject
+        if model.name in self.predicate.files:
+            # Of two digests of one file a reader may take either.
+            raise ValueError(f"{model.name} is its subject, and no other file")
+        return self
 
     def envelope(self) -> Envelope:
         """Return it in an envelope, without a signature yet."""

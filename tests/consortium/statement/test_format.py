@@ -104,6 +104,8 @@ CHANGES = [
     (("subject", 0, "digest"), {"sha1": "a" * 40}),
     (("subject", 0, "uri"), "file:///model.pt"),
     (("subject", 0, "name"), "model\x1b.pt"),
+    (("subject", 0, "name"), "updates/model.pt"),
+    (("predicate", "files", "model.pt"), "0" * 64),
     (("predicate", "made"), "2026-11-02 09:30:00+00:00"),
     (("predicate", "code"), "A" * 64),
     (("predicate", "files", "more.csv"), "0" * 64),

@@ -303,6 +303,21 @@ def test_a_manifest_names_files_of_the_run_alone(copy, key, name, words):
         verify(copy)
 
 
+@pytest.mark.parametrize("subject", ["model.pt", "updates/another.pt"])
+def test_the_model_has_one_digest_that_of_the_subject(copy, key, subject):
+    """Another model is the subject, and the run's own stands among the other files."""
+    signed = read_signed(copy / "statement").statement
+    payload = signed.model_dump(by_alias=True)
+    payload["predicate"]["files"]["model.pt"] = file_hash(copy / "model.pt")
+    payload["subject"] = [{"name": subject, "digest": {"sha256": 64 * "0"}}]
+    text = json.dumps(payload, separators=(",", ":")).encode()
+    envelope = Envelope(payload_type=PAYLOAD_TYPE, payload=text).signed_by(key)
+    (copy / "statement" / ENVELOPE).write_bytes(envelope.to_bytes())
+    words = "model.pt is its subject" if subject == "model.pt" else "subject.0.name = 'updates"
+    with pytest.raises(StatementError, match=f"manifest.intoto.json was changed: .*{words}"):
+        verify(copy)
+
+
 @pytest.mark.parametrize(
     "written",
     [
