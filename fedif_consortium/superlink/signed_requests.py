@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime
 import hashlib
 from base64 import b64decode
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ SMALL = 4096  # Bytes of a body that costs nothing to parse: a key, a few ids.
 KEY = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
 SIGNATURE = FLEET_HTTP_SIGNATURE_HEADER.lower().encode()
 STAMP = TIMESTAMP_HEADER.lower().encode()
+LENGTH = b"content-length"
+_ONCE = (KEY, SIGNATURE, STAMP, LENGTH)
 
 
 class SignedRequests:
@@ -56,23 +59,34 @@ class SignedRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        if scope["type"] == "http" and scope["path"].startswith(FLEET):
-            headers = dict(scope["headers"])
-            if not await self._lets_in(headers):
-                response = PlainTextResponse("Invalid SuperNode authentication", 401)
-                response.headers["connection"] = "close"  # The body is not read.
-                await response(scope, receive, send)
-                return
+        is_nodes = scope["type"] == "http" and scope["path"].startswith(FLEET)
+        if is_nodes and not await self._lets_in(scope["headers"]):
+            response = PlainTextResponse("Invalid SuperNode authentication", 401)
+            response.headers["connection"] = "close"  # The body is not read.
+            await response(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
-    async def _lets_in(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether a request's body may be read."""
-        # A body that states no length may have any.
-        length = headers.get(b"content-length", b"none")
-        is_small = length.isdigit() and int(length) <= SMALL
-        if not is_small and not await to_thread.run_sync(lambda: is_signed(headers, self._state())):
+    async def _lets_in(self, lines: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Return whether a request's body may be read; ``lines`` are its headers."""
+        times = Counter(name for name, _ in lines)
+        if any(times[name] > 1 for name in _ONCE):
+            return False  # Flower reads the first of two, another reader the last.
+        headers = dict(lines)
+        if not _is_small(headers) and not await to_thread.run_sync(
+            lambda: is_signed(headers, self._state())
+        ):
             return False
         return not self._removed or _key_of(headers) not in self._removed
+
+
+def _is_small(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a body is small, as its headers say."""
+    # A body that states no length may have any, and so may one that comes in chunks.
+    if b"transfer-encoding" in headers:
+        return False
+    length = headers.get(LENGTH, b"none")
+    return length.isdigit() and int(length) <= SMALL
 
 
 def is_signed(headers: Mapping[bytes, bytes], state: Any) -> bool:

@@ -92,9 +92,39 @@ def test_a_key_that_was_removed_opens_nothing_though_a_backup_has_its_registrati
     assert answer("/v1/fleet/pull-messages", given, {key_id(PRIVATE.public_key())}) == 401
 
 
-def answer(path: str, given: dict[bytes, bytes], removed: Collection[str] = ()) -> int:
+@pytest.mark.parametrize("second", [b"", None])
+def test_a_removed_key_does_not_hide_before_a_second_header(second):
+    """Flower reads the first of two headers of a name."""
+    other = ec.generate_private_key(ec.SECP384R1())
+    removed = {key_id(PRIVATE.public_key())}
+    lines = [*headers().items(), (b"content-length", b"10")]
+    lines.append((KEY, headers(other)[KEY] if second is None else second))
+    assert answer("/v1/fleet/pull-messages", lines, removed) == 401
+
+
+@pytest.mark.parametrize("name", [KEY, SIGNATURE, STAMP, b"content-length"])
+def test_a_header_that_says_who_asks_or_how_much_is_there_once(name):
+    given = headers() | {b"content-length": b"10"}
+    lines = [*given.items(), (name, given[name])]
+    assert answer("/v1/fleet/pull-messages", lines) == 401
+
+
+@pytest.mark.parametrize(("signed", "status"), [(False, 401), (True, 200)])
+def test_a_body_in_chunks_is_as_long_as_it_likes(signed, status):
+    """Beside `Transfer-Encoding: chunked` a server passes over the length."""
+    given = headers() if signed else {}
+    given |= {b"content-length": b"5", b"transfer-encoding": b"chunked"}
+    assert answer("/v1/fleet/push-messages", given) == status
+
+
+def answer(
+    path: str,
+    given: dict[bytes, bytes] | list[tuple[bytes, bytes]],
+    removed: Collection[str] = (),
+) -> int:
     """Return the status of a request with these headers, whose body nobody may read."""
     sent = []
+    lines = list(given.items()) if isinstance(given, dict) else given
 
     async def superlink(scope, receive, send):
         await send({"type": "http.response.start", "status": 200})
@@ -105,7 +135,7 @@ def answer(path: str, given: dict[bytes, bytes], removed: Collection[str] = ()) 
     async def receive():
         raise AssertionError("the body was read")
 
-    scope = {"type": "http", "path": path, "headers": list(given.items())}
+    scope = {"type": "http", "path": path, "headers": lines}
     asyncio.run(SignedRequests(superlink, lambda: STATE, removed)(scope, receive, send))
     return sent[0]["status"]
 
