@@ -80,8 +80,8 @@ class Account:
     is empty where shares hold. ``nobody_share`` and ``nobody_cents`` lie beyond the bounds: nobody
     is paid them.
     ``completeness`` is that of the whole run, whichever rounds count. ``about`` names what the
-    intervals are about; empty: there are none. ``is_drawn`` says whether some members were asked
-    in fewer rounds than others, ``never_drawn`` who was in none. ``groups`` are the client ids of
+    intervals are about; empty: there are none. ``is_drawn`` says whether some members were drawn
+    in other rounds than others, ``never_drawn`` who was in none. ``groups`` are the client ids of
     those who are not told apart, see :mod:`~fedif_consortium.statement.luck`. ``held_out`` says
     whether the held-out set is one to pay by, ``mix`` up to which other mix of its classes shares
     have intervals, if they have. ``names`` are what the operator calls members, by
@@ -179,7 +179,7 @@ def settle(
     budget_cents : int, optional
         What is shared out, in cents, >= 0; ``None``: nothing is.
     pay_by : {"sum", "draw"}
-        Whether shares are of credits, or of their means over the rounds a member was asked in.
+        Whether shares are of credits, or of their means over the rounds a member was drawn in.
     ties : {"apart", "alike"}
         Whether members that are not told apart share equally what is theirs together.
     from_round : int
@@ -196,7 +196,7 @@ def settle(
     left_out = left_out_rounds(counted.rounds)
     used = counted.without(left_out)
     turns = used.judged().members
-    draws = draws_of(used, turns)
+    draws = draws_of(used)
     totals = totals_of(used, draws, pay_by)
     lucks = lucks_of(used, draws, pay_by)
     unpaid = _reason_against_shares(counted, used, totals)

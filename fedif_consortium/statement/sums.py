@@ -14,15 +14,15 @@ from fedif_consortium.statement.luck import ROUNDS, Between, Luck, between, kind
 from fedif_consortium.statement.records import RunRecords
 from fedif_consortium.statement.settings import PayBy
 from fedif_flower.attribution.intervals import share_deviations
-from fedif_flower.run.completeness import MemberTurns
 
 
 @dataclass(frozen=True)
 class Draws:
-    """In how many of the rounds that count members were asked.
+    """In how many of the rounds that count members were drawn.
 
-    ``counts`` are in the members' order, ``never_drawn`` are the client ids of those who were asked
-    in none. ``is_drawn`` says whether some were asked in fewer rounds than others.
+    ``counts`` are in the members' order. ``never_drawn`` are the client ids of those who were drawn
+    in none, and contributed to none. ``is_drawn`` says whether some were drawn in other rounds than
+    others.
     """
 
     counts: list[int]
@@ -67,18 +67,32 @@ class Intervals:
     of_shares: list[tuple[Between, ...]]
 
 
-def draws_of(records: RunRecords, turns: Sequence[MemberTurns]) -> Draws:
-    """Return in how many of the rounds each member was asked."""
-    rounds = {row.round for row in records.rounds}
-    rounds_of: dict[int, set[int]] = {}  # By client id.
+def draws_of(records: RunRecords) -> Draws:
+    """Return in how many of the rounds that count each member was drawn.
+
+    A draw is of the round in which its reply came, since what it brought counts there. One whose
+    reply never came is of the round in which the member was asked.
+    """
+    rounds_drawn = _rounds_drawn(records)
+    counts = [len(rounds) for rounds in rounds_drawn.values()]
+    # Who was asked before the rounds that count may contribute to them: by a server's momentum.
+    contributors = {part.client_id for part in records.parts}
+    drawn = {client_id for client_id, rounds in rounds_drawn.items() if rounds}
+    never_drawn = sorted({*records.names, *records.members} - drawn - contributors)
+    differ = len(set(rounds_drawn.values())) > 1
+    return Draws(counts, never_drawn, is_drawn=bool(never_drawn) or differ)
+
+
+def _rounds_drawn(records: RunRecords) -> dict[int, frozenset[int]]:
+    """Return in which of the rounds that count each member was drawn, in the members' order."""
+    counted = {row.round for row in records.rounds}
+    came_later = {(reply.client_id, reply.asked_in) for reply in records.replies if reply.asked_in}
+    rounds_of: dict[int, set[int]] = {client_id: set() for client_id in records.members}
     for reply in records.replies:
-        asked_in = reply.asked_in or reply.round
-        if asked_in in rounds:
-            rounds_of.setdefault(reply.client_id, set()).add(asked_in)
-    counts = [len(rounds_of.get(client_id, ())) for client_id in records.members]
-    never_drawn = sorted({*records.names, *records.members} - rounds_of.keys())
-    times_asked = {turn.count["asked"] for turn in turns}
-    return Draws(counts, never_drawn, bool(never_drawn) or len(times_asked) > 1)
+        is_later = reply.status == "late" and (reply.client_id, reply.round) in came_later
+        if reply.round in counted and not is_later:
+            rounds_of[reply.client_id].add(reply.round)
+    return {client_id: frozenset(rounds) for client_id, rounds in rounds_of.items()}
 
 
 def totals_of(records: RunRecords, draws: Draws, pay_by: PayBy) -> Totals:

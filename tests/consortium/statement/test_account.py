@@ -13,10 +13,11 @@ from scipy.stats import studentized_range, t
 from fedif_consortium.statement.account import decisive_row, settle
 from fedif_consortium.statement.luck import Between, Luck, groups, told_apart
 from fedif_consortium.statement.member_account import RULES, MemberAccount, judged
-from fedif_consortium.statement.records import read_run
+from fedif_consortium.statement.records import read_run, require_consistent
 from fedif_consortium.statement.shares import gain_shares, share_out
 from fedif_flower.run.folder import RunFolder
-from tests.consortium.statement.runs import make_run
+from tests.consortium.statement.runs import come_late, make_run
+from tests.consortium.statement.signed_runs import altered, rewrite, without
 
 NATS = st.floats(-10, 10, allow_nan=False)
 
@@ -215,6 +216,72 @@ def test_shares_per_draw_are_of_means(tmp_path):
     assert members["client 2"].draw_intervals[0].low < 0
     by_sum = account(tmp_path, rounds, 70_00, **more)
     assert [m.cents for m in by_sum.members] == [50_00, 15_00, 5_00]
+
+
+def late_account(folder, contributions, asked_in, **how):
+    """Return the account of a run in which client 1's replies came late."""
+    run_dir = make_run(folder / "run", contributions)
+    come_late(run_dir, 1, asked_in)
+    return settle(read_run(run_dir), 100_00, "draw", **how)
+
+
+def test_a_draw_is_of_the_round_in_which_its_reply_counts(tmp_path):
+    """Client 1 was asked in rounds 1, 3 and 5, and each reply counts a round later."""
+    rounds = [{0: 0.1}, {0: 0.1, 1: 0.1}] * 3
+    settled = late_account(tmp_path, rounds, {2: 1, 4: 3, 6: 5}, from_round=2)
+    # Five draws of .1, and three of .1: each is worth .1 per draw, and half of the budget.
+    assert [m.per_draw for m in settled.members] == pytest.approx([0.1, 0.1])
+    assert [m.cents for m in settled.members] == [50_00, 50_00]
+    assert settled.never_drawn == ()
+
+
+def test_who_was_asked_before_the_rounds_that_count_was_drawn_all_the_same(tmp_path):
+    rounds = [{0: 0.1}, {0: 0.1, 1: 0.1}, *[{0: 0.1}] * 4]
+    settled = late_account(tmp_path, rounds, {2: 1}, from_round=2)
+    assert settled.never_drawn == ()
+    # .5 of five draws, .1 of one.
+    assert [(m.per_draw, m.cents) for m in settled.members] == [
+        (pytest.approx(0.1), 50_00),
+        (pytest.approx(0.1), 50_00),
+    ]
+
+
+def test_what_momentum_carries_on_is_paid_and_not_called_never_drawn(tmp_path):
+    """Client 1 was asked in round 1 alone; its update is part of the step of round 2 too."""
+    run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.125}, {0: 0.5}])
+    run = RunFolder(run_dir)
+    rewrite(run.clients, without(round="2", client_id="1"))
+    rewrite(run.rounds, altered({"round": "2"}, accepted="1"))
+    records = read_run(run_dir)
+    require_consistent(records)
+    settled = settle(records, 90_00, from_round=2)
+    # 1 and .125 of 1.125.
+    assert [(m.contribution, m.cents) for m in settled.members] == [(1.0, 80_00), (0.125, 10_00)]
+    assert settled.never_drawn == ()
+
+
+@pytest.mark.parametrize(
+    ("rounds", "is_drawn"),
+    [
+        ([{0: 1.0}, {1: 0.5}] * 3, True),  # Each in three rounds, in others.
+        ([{0: 1.0}, {1: 0.5}] * 3 + [{0: 1.0}], True),
+        ([{0: 1.0, 1: 0.5}] * 6, False),
+    ],
+)
+def test_members_are_drawn_where_their_rounds_differ(tmp_path, rounds, is_drawn):
+    settled = account(tmp_path, rounds)
+    assert settled.is_drawn == is_drawn
+    assert settled.about == ("another draw of members" if is_drawn else "other rounds")
+
+
+def test_rounds_left_out_do_not_say_whether_members_were_drawn(tmp_path):
+    """Client 1 misses round 3 alone, in which the loss rises, and round 4 brings it back."""
+    usual = {0: 1.0, 1: 0.5}
+    rounds = [usual, usual, {0: -1.0}, {0: 6.0, 1: 3.0}, *[usual] * 4]
+    # The loss rises by 10, of which 9 are nobody's, and falls by 10.
+    settled = account(tmp_path, rounds, remainders={3: -9.0, 4: 1.0})
+    assert settled.left_out == (3, 4)
+    assert not settled.is_drawn
 
 
 @pytest.mark.parametrize(("ties", "cents"), [("apart", [50_00, 45_00]), ("alike", [47_50, 47_50])])
