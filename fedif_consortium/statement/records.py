@@ -219,6 +219,28 @@ class RunRecords:
         return by_member(self.parts)
 
     @cached_property
+    def taken_back(self) -> Mapping[int, int]:
+        """The rounds whose steps were taken back, by the round that did it.
+
+        There all contributions and credits to the step are with the other sign.
+        """
+        parts_of = defaultdict[int, list[Part]](list)
+        for part in self.parts:
+            parts_of[part.round].append(part)
+        steps: dict[frozenset[tuple[int, float, float]], int] = {}  # The last of each kind.
+        taken_back = {}
+        for number, parts in sorted(parts_of.items()):
+            if not any(part.contribution for part in parts):
+                continue
+            step = frozenset((part.client_id, part.contribution, part.credited) for part in parts)
+            undone = frozenset((client_id, -gave, -credited) for client_id, gave, credited in step)
+            if undone in steps:
+                taken_back[number] = steps.pop(undone)
+            else:
+                steps[step] = number
+        return taken_back
+
+    @cached_property
     def by_round(self) -> NDArray[np.float64]:
         """What members contributed to each round, and are credited with, ``[2, T, n]``."""
         columns = {client_id: i for i, client_id in enumerate(self.members)}
@@ -259,14 +281,36 @@ class RunRecords:
         Raises
         ------
         ConfigError
-            If there is no such round.
+            If there is no such round, or it lies between a step and the round that took it back.
         """
         if first_round not in range(1, len(self.rounds) + 1):
             raise ConfigError(f"from-round = {first_round}; allowed: 1 to {len(self.rounds)}")
-        return replace(
+        self._require_whole_steps(first_round)
+        counted = replace(
             self.without(range(first_round)),
             replies=tuple(reply for reply in self.replies if reply.round >= first_round),
             lines=[line for line in self.lines if line["round"] >= first_round],
+        )
+        try:
+            _require_bounded_credit(counted)
+        except StatementError as error:
+            raise ConfigError(f"from-round = {first_round}: {error}") from error
+        return counted
+
+    def _require_whole_steps(self, first_round: int) -> None:
+        """Raise ConfigError where a round counts, and the one whose step it took back does not."""
+        taken_back = self.taken_back
+        between: set[int] = set()
+        for later, earlier in taken_back.items():
+            between.update(range(earlier + 1, later + 1))
+        if first_round not in between:
+            return
+        allowed = [number for number in range(1, len(self.rounds) + 1) if number not in between]
+        before = max(number for number in allowed if number < first_round)
+        after = [number for number in allowed if number > first_round][:1]
+        raise ConfigError(
+            f"from-round = {first_round}: a step before it was taken back in this round or later, "
+            f"and both count, or neither; allowed: {' or '.join(map(str, [before, *after]))}"
         )
 
 

@@ -15,6 +15,7 @@ from fedif_consortium.statement.luck import Between, Luck, groups, told_apart
 from fedif_consortium.statement.member_account import RULES, MemberAccount, judged
 from fedif_consortium.statement.records import read_run, require_consistent
 from fedif_consortium.statement.shares import gain_shares, share_out
+from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement.runs import come_late, make_run
 from tests.consortium.statement.signed_runs import altered, rewrite, without
@@ -120,6 +121,52 @@ def test_rounds_before_the_first_that_counts_count_for_nothing(tmp_path):
     # Half of round 2, and nothing of the first; who was in that alone is still told of.
     assert by_name(settled)["client 0"].equal_part == 0.5
     assert by_name(settled)["client 2"].asked == 0
+
+
+def taken_back_run(folder, shift=0):
+    """Write a run in which a round takes back the step of the one before; client 0 is bounded."""
+    rounds = [{0: 0.5, 1: 0.5}] * shift + [{0: 1.0, 1: 1.0}, {0: -1.0, 1: -1.0}]
+    rounds += [{0: 0.5, 1: 0.5}] * 5
+    run_dir = make_run(folder / "run", rounds)
+    for number, credited in ((shift + 1, "0.2"), (shift + 2, "-0.2")):
+        where = {"round": str(number), "client_id": "0"}
+        rewrite(RunFolder(run_dir).attribution, altered(where, credited=credited))
+    records = read_run(run_dir)
+    require_consistent(records)
+    return records
+
+
+@pytest.mark.parametrize(("from_round", "contribution"), [(1, 2.5), (3, 2.5), (4, 2.0)])
+def test_a_step_and_its_way_back_both_count_or_neither(tmp_path, from_round, contribution):
+    """What is left are five rounds of .5 each, or four: half of the budget for each member."""
+    settled = settle(taken_back_run(tmp_path), 100_00, from_round=from_round)
+    figures = [(m.contribution, m.credited, m.cents) for m in settled.members]
+    assert figures == [(contribution, contribution, 50_00)] * 2
+
+
+@pytest.mark.parametrize(("shift", "allowed"), [(0, "1 or 3"), (2, "3 or 5")])
+def test_no_first_round_lies_between_a_step_and_its_way_back(tmp_path, shift, allowed):
+    words = f"from-round = {shift + 2}: a step before it was taken back .* allowed: {allowed}$"
+    with pytest.raises(ConfigError, match=words):
+        settle(taken_back_run(tmp_path, shift), 100_00, from_round=shift + 2)
+
+
+def test_the_last_round_may_take_a_step_back(tmp_path):
+    records = read_run(make_run(tmp_path / "run", [{0: 1.0}, {0: 0.5}, {0: -0.5}]))
+    with pytest.raises(ConfigError, match=r"from-round = 3: .* allowed: 2$"):
+        settle(records, from_round=3)
+
+
+def test_rounds_that_count_do_not_credit_more_than_they_gave(tmp_path):
+    """Over the whole run the credit of 1.5 lies within what was given; from round 2 it does not."""
+    run_dir = make_run(tmp_path / "run", [{0: 1.0, 1: 1.0}, {0: 0.5, 1: 0.5}])
+    attribution = RunFolder(run_dir).attribution
+    for number, credited in (("1", "0.25"), ("2", "1.25")):
+        rewrite(attribution, altered({"round": number, "client_id": "0"}, credited=credited))
+    records = read_run(run_dir)
+    require_consistent(records)
+    with pytest.raises(ConfigError, match=r"from-round = 2: .* client 0 is credited with more"):
+        settle(records, from_round=2)
 
 
 def test_members_of_the_same_name_or_without_one_can_be_told_apart(tmp_path):
