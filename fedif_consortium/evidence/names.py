@@ -21,9 +21,16 @@ _WRITTEN_TOGETHER = (
 MOST_LETTERS = 80
 # Between a member's name and the number of a key that it had before, in the name of the key's file.
 EARLIER = "~"
-# Marks that choose how the sign before them is drawn, or nothing: nobody sees them.
-_UNSEEN = re.compile("[\u034f\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+# What Unicode has programs draw nothing for (Default_Ignorable_Code_Point): nobody sees it.
+_UNSEEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff]"
+)
+_BLANK = "\u2800"  # A letter of Braille without a dot: it looks like a space.
 _MINUS = "\u2212"
+# Letters and digits that many typefaces draw alike: i in capitals, l and 1; o and 0.
+_DRAWN_ALIKE = str.maketrans({"I": "l", "1": "l", "|": "l", "0": "o"})
 
 
 def key_name(name: str, earlier: int) -> str:
@@ -42,8 +49,8 @@ def holder_of(key: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a member may be called so: 1 to 80 printable characters, not spaces alone."""
-    return text.isprintable() and bool(text.strip()) and len(text) <= MOST_LETTERS
+    """Return whether a member may be called so: 1 to 80 printable characters, some to be seen."""
+    return text.isprintable() and bool(as_read(text)) and len(text) <= MOST_LETTERS
 
 
 def require_names(names: Iterable[str], where: str) -> None:
@@ -75,7 +82,7 @@ def as_read(name: str) -> str:
     is not seen does not count, nor does how long a dash or a space is.
     """
     folded = unicodedata.normalize("NFKC", name).casefold()
-    seen = _UNSEEN.sub("", unicodedata.normalize("NFKC", folded))
+    seen = _UNSEEN.sub("", unicodedata.normalize("NFKC", folded)).replace(_BLANK, " ")
     shown = ""
     for character in seen:
         if _is_dash(character):
@@ -83,6 +90,11 @@ def as_read(name: str) -> str:
         elif unicodedata.category(character) != "Cf":  # Cf: formats the text around it, unseen.
             shown += character
     return " ".join(shown.split())
+
+
+def _as_drawn(name: str) -> str:
+    """Return what two names share that some typefaces draw alike, such as A1 and Al."""
+    return as_read(unicodedata.normalize("NFKC", name).translate(_DRAWN_ALIKE))
 
 
 def _is_dash(character: str) -> bool:
@@ -118,15 +130,21 @@ def require_apart(names: Iterable[str], where: str) -> None:
         Naming the name with letters of several scripts, or the two that read alike.
     """
     names_as_read: dict[str, str] = {}
+    names_as_drawn: dict[str, str] = {}
     for name in names:
         word = mixed_scripts(name)
         if word:
             raise ConfigError(
                 f"{where} {name!r}: {_letters(word)} are of several scripts; allowed: one in a word"
             )
-        other = names_as_read.setdefault(as_read(name), name)
-        if other != name:
-            raise ConfigError(f"{where} {name!r} and {other!r} read alike; allowed: one of them")
+        for other in (
+            names_as_read.setdefault(as_read(name), name),
+            names_as_drawn.setdefault(_as_drawn(name), name),
+        ):
+            if other != name:
+                raise ConfigError(
+                    f"{where} {name!r} and {other!r} read alike; allowed: one of them"
+                )
 
 
 def _is_letter(character: str) -> bool:

@@ -35,6 +35,7 @@ from fedif_consortium.statement.manifest import (
     statement_of,
 )
 from fedif_consortium.statement.member_account import Verdict
+from fedif_consortium.statement.member_facts import labels
 from fedif_consortium.statement.pages import made_with, render
 from fedif_consortium.statement.records import RunRecords, read_run, require_consistent
 from fedif_consortium.statement.settings import AMOUNT, PayBy, StatementSettings, Ties
@@ -147,7 +148,7 @@ def make_statement(
         if names is not None and names.keys().isdisjoint(records.members):
             raise ConfigError(f"names: none is a member's client_id, like {min(records.members)}")
         require_names(records.names.values(), NAMES)
-        require_apart(records.names.values(), NAMES)
+        require_apart([*records.names.values(), *labels(records).values()], NAMES)
         require_consistent(records)
         account = settle(
             records, budget_cents, pay_by, ties, from_round, accept_held_out=accept_held_out

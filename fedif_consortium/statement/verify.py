@@ -26,6 +26,7 @@ from fedif_consortium.evidence.keys import VerifyingKey, fingerprint
 from fedif_consortium.evidence.names import require_apart
 from fedif_consortium.statement.account import Account, settle
 from fedif_consortium.statement.bundle import (
+    NAMES,
     account_json,
     amount_text,
     contents,
@@ -166,7 +167,9 @@ def _verify_run(
     # What the statement calls members, and what the operator registered them as.
     names = (account.names, read_names(run.names.path))
     for names_of_members in names:
-        _require_apart(names_of_members)
+        _require_apart(names_of_members.values())
+    # Pages call members so who have no name.
+    _require_apart([*account.names.values(), *(member.name for member in account.members)])
     signatures = read_signatures(run)
     signing_members = check_signatures(run, signatures, names, members)
     held, redone = check_receipts(
@@ -227,10 +230,10 @@ def _check_alone(folder: Path, statement: SignedStatement) -> tuple[str, ...]:
     return tuple(not_here)
 
 
-def _require_apart(names: Mapping[int, str]) -> None:
+def _require_apart(names: Iterable[str]) -> None:
     """Raise StatementError where a member's name reads as another's."""
     try:
-        require_apart(names.values(), "the members' names:")
+        require_apart(names, NAMES)
     except ConfigError as error:
         raise StatementError(str(error)) from error
 

@@ -100,10 +100,12 @@ def called(client_id: int, partition_id: int, name: str = "") -> str:
 
 def all_different(names: Mapping[int, str]) -> dict[int, str]:
     """Return names by client id, with the id behind those that several have."""
-    counts = Counter(names.values())
-    different = {}
-    for client_id, name in names.items():
-        different[client_id] = name
-        if counts[name] > 1:
-            different[client_id] = f"{name} ({client_id})"
-    return different
+    different = dict(names)
+    while True:
+        counts = Counter(different.values())
+        if len(counts) == len(different):
+            return different
+        # With an id behind it, a name may be one that somebody has: then both get theirs.
+        for client_id, name in different.items():
+            if counts[name] > 1:
+                different[client_id] = f"{name} ({client_id})"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_consortium.evidence.names import as_read, mixed_scripts, require_apart
+from fedif_consortium.evidence.names import as_read, is_name, mixed_scripts, require_apart
 from fedif_flower.errors import ConfigError
 
 CYRILLIC_O = "\u043e"
@@ -25,10 +25,17 @@ def test_names_are_compared_as_they_are_read():
         "hos\u034fpital-1",
         "hospital-1 ",
         "hospital\u00ad-1",
+        "hospital-1\u3164",  # letters that are drawn as nothing
+        "hospital-1 \u3164",
+        "hospital-1\uffa0",
+        "\u115fhospital-1",
+        "hospital-1\u17b5",
+        "hospital-1\u2800",
     ],
 )
 def test_what_nobody_sees_makes_no_other_name(other):
     assert as_read(other) == as_read("hospital-1")
+    assert as_read("Ada\u2800Holm") == as_read("Ada Holm")
     assert as_read("Ada  Holm") == as_read("Ada Holm") != as_read("AdaHolm")
 
 
@@ -55,3 +62,23 @@ def test_names_that_read_alike_are_refused():
             require_apart(["bob", other], "members:")
     with pytest.raises(ConfigError, match=r"'b' Latin, '\\u043e' Cyrillic, 'b' Latin are of sev"):
         require_apart([f"b{CYRILLIC_O}b"], "members:")
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("hospital", "hospitaI"), ("A1", "Al"), ("site-10", "site-lO"), ("klinik-0", "Klinik-o")],
+)
+def test_names_that_some_typefaces_draw_alike_are_refused(name, other):
+    with pytest.raises(ConfigError, match="read alike"):
+        require_apart([name, other], "members:")
+    require_apart([name, name], "members:")
+
+
+def test_numbers_and_letters_that_are_not_drawn_alike_are_names():
+    require_apart([f"client {number}" for number in range(1200)], "members:")
+    require_apart(["site-1", "site-i", "site-L2", "A0", "A1", "ward b", "ward 8"], "members:")
+
+
+@pytest.mark.parametrize("name", ["\u3164", "\u2800 \u2800", "\u115f"])
+def test_a_name_that_nobody_sees_is_none(name):
+    assert not is_name(name)

@@ -173,6 +173,10 @@ def test_members_of_the_same_name_or_without_one_can_be_told_apart(tmp_path):
     more = {"names": {0: "clinic", 1: "clinic"}, "node_ids": {-1: 22}}
     settled = account(tmp_path, [{0: 1.0, 1: 0.5, 2: 0.5, -1: 0.5}], **more)
     assert set(by_name(settled)) == {"clinic (0)", "clinic (1)", "client 2", "node 22"}
+    # An id behind a name makes a name that another member has.
+    more = {"names": {0: "A", 1: "A", 2: "A (1)"}}
+    settled = account(tmp_path / "ids", [{0: 1.0, 1: 0.5, 2: 0.5}], **more)
+    assert set(by_name(settled)) == {"A (0)", "A (1) (1)", "A (1) (2)"}
 
 
 @pytest.mark.parametrize(

@@ -382,6 +382,21 @@ def test_a_name_that_writes_a_line_of_its_own_is_refused(tmp_path, key, monkeypa
         verify(run_dir)
 
 
+def test_a_name_reads_as_what_another_member_without_one_is_called(tmp_path, key, monkeypatch):
+    """Client 2 has no name, and pages call it so."""
+    run_dir = make_run(tmp_path / "run", [{0: 0.5, 2: 0.25}] * 6, names={0: "Client 2"})
+    words = "'[cC]lient 2' and '[cC]lient 2' read alike"
+    with pytest.raises(ConfigError, match=words):
+        make_statement(run_dir, key)
+    with monkeypatch.context() as changed:
+        changed.setattr("fedif_consortium.statement.bundle.require_apart", lambda *_: None)
+        make_statement(run_dir, key)
+    with pytest.raises(StatementError, match=words):
+        verify(run_dir)
+    make_statement(run_dir, key, names={2: "client 2"}, again=True)
+    verify(run_dir)
+
+
 HASHES = {name: f"another hash of the {name}" for name in ("settings", "validation", "code")}
 HASHES |= {"head": "round_heads.csv is not what the manifest says"}
 
