@@ -11,7 +11,6 @@ from typing import Annotated, Self
 from annotated_types import MinLen
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from fedif_consortium.evidence.attempts import RUN_NAME
 from fedif_flower.errors import ConfigError, RefusedByMemberError, require
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.text import printable
@@ -123,7 +122,7 @@ class RunRules(Settings):
             default = _default(key)
             if default is None:
                 continue  # Another project's key.
-            if default == AUTO and key != RUN_NAME:
+            if default == AUTO and _is_told(key):
                 continue  # The server decides, and each message says what it decided.
             accepted = self.config[key]
             _require(accepts(accepted, default), f"run config {key}", default, accepted)
@@ -190,7 +189,7 @@ def _require(is_allowed: bool, key: str, value: object, accepted: Accepted) -> N
     raise RefusedByMemberError(f"{key} = {value!r}; this member accepts {words}")
 
 
-# Both import where they are called: they need PyTorch, and a guard seldom needs them.
+# They import where they are called: they need PyTorch, and a guard seldom needs them.
 def _default(key: str) -> Scalar | None:
     """Return what a run of this project has where its app's own run config leaves out a key.
 
@@ -203,6 +202,13 @@ def _default(key: str) -> Scalar | None:
     config = RunConfig.from_run_config(RunConfig.defaults(), server_parts())
     defaults = {**config.to_mapping(), **RunConfig.defaults(), **ClientConfig.defaults()}
     return defaults.get(key)
+
+
+def _is_told(key: str) -> bool:
+    """Return whether each message of a run of this project says what a key's value is."""
+    from fedif_flower.messages.client_config import ClientConfig
+
+    return key in ClientConfig.defaults()
 
 
 def _is_own_task(key: str, value: object) -> bool:

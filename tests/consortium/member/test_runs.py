@@ -119,6 +119,15 @@ def test_a_member_answers_from_its_first_day_to_its_last(tmp_path):
         ("evidence.receipts", True, "evidence.receipts = False; this member accepts True"),
         ("attribution", "simpson", "attribution = 'off'; this member accepts simpson"),
         ("run-name", "october", "run-name = 'auto'; this member accepts october"),
+        # Nor does a message say what the server makes of these.
+        ("update-clipping", 2.0, "update-clipping = 'auto'; this member accepts 2.0"),
+        ("fedif.gamma", {"most": 0.5}, "fedif.gamma = 'auto'; this member accepts at most 0.5"),
+        ("validation.noise", 0.1, "validation.noise = 'auto'; this member accepts 0.1"),
+        (
+            "influence-descent.relative",
+            True,
+            "influence-descent.relative = 'auto'; this member accepts True",
+        ),
     ],
 )
 def test_what_a_policy_asks_for_is_not_left_out_by_an_app(key, accepted, refused):
@@ -126,7 +135,17 @@ def test_what_a_policy_asks_for_is_not_left_out_by_an_app(key, accepted, refused
     rules = RunRules(config={key: accepted})
     with pytest.raises(RefusedByMemberError, match=re.escape(f"run config {refused}")):
         rules.check_run("fedif/app", {"rounds": 1}, {"rounds": 1})
-    rules.check_run("fedif/app", {key: accepted}, {key: accepted})
+    value = accepted["most"] if isinstance(accepted, dict) else accepted
+    rules.check_run("fedif/app", {key: value}, {key: value})
+
+
+def test_a_default_that_the_server_makes_out_may_be_left_out_where_messages_tell_it():
+    """The learning rate is "auto" by default, and each message says what it is."""
+    rules = RunRules(config={"learning-rate": {"most": 0.1}})
+    rules.check_run("fedif/app", {"rounds": 1}, {"rounds": 1})
+    rules.check_told({"learning-rate": 0.1}, {"rounds": 1})
+    with pytest.raises(RefusedByMemberError, match=r"learning-rate = 0\.2; this member accepts"):
+        rules.check_told({"learning-rate": 0.2}, {"rounds": 1})
 
 
 def test_answers_to_other_messages_count_as_well(tmp_path):
