@@ -52,6 +52,13 @@ def test_every_page_is_one_file_that_runs_and_fetches_nothing(pages):
         assert refuse_page(page.encode()) == ""
 
 
+def test_a_share_is_of_what_was_gained(tmp_path, key):
+    """A quarter of each member's half is credited: an eighth of 10 nats, and half of all credits."""
+    rounds = [{0: 1.0, 1: 1.0}] * 5
+    pages = stated(tmp_path, key, rounds, {}, credited={0: 0.25, 1: 0.25})
+    assert "Share 12.5 % of what was gained; place 1 of 2" in text_of(pages["001.html"])
+
+
 def test_a_member_sees_itself_and_no_other_name(pages):
     for number, name in ((1, "hospital-2"), (3, "Klinikum")):
         page = pages[f"{number:03}.html"]
