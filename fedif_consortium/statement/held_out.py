@@ -426,9 +426,11 @@ def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list
     wrong = examined.possibly_uncorrected
     if not wrong or examined.examples is None:
         return []
+    paid = standing.paid()
+    if wrong >= 1:
+        return paid  # No label is sure to be right: the reach is infinite.
     reach = wrong / (1 - wrong) * examined.examples
     moved: list[int] = []
-    paid = standing.paid()
     for rank, i in enumerate(paid):
         for j in paid[rank + 1 :]:
             gap = standing.worth[i] - standing.worth[j]

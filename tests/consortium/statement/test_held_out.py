@@ -69,6 +69,17 @@ def test_wrong_labels_that_could_change_the_order(tmp_path, high, corrected, ver
     assert doubts_of(held_out) == expected
 
 
+@pytest.mark.parametrize("blocks", [UNEVEN, ALIKE])
+def test_where_every_label_may_be_wrong_everybody_could_change_places(tmp_path, key, blocks):
+    """The reach d / (1 - d) is infinite for d = 1; so it is where members differ by no luck."""
+    found = CLEAN | {"noise": 0.05, "high": 1.0}
+    held_out = held_out_of(tmp_path, found, first=blocks)
+    assert held_out.verdict == "open"
+    assert doubts_of(held_out)["possibly-wrong-labels"] == (0, 1)
+    make_statement(tmp_path / "run", key)
+    verify(tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("noise", "by_class", "verdict", "confused"),
     [

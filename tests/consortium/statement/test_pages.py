@@ -53,7 +53,7 @@ def test_every_page_is_one_file_that_runs_and_fetches_nothing(pages):
 
 
 def test_a_share_is_of_what_was_gained(tmp_path, key):
-    """A quarter of each member's half is credited: an eighth of 10 nats, and half of all credits."""
+    """A quarter of what each gave is credited: an eighth of 10 nats, and half of all credits."""
     rounds = [{0: 1.0, 1: 1.0}] * 5
     pages = stated(tmp_path, key, rounds, {}, credited={0: 0.25, 1: 0.25})
     assert "Share 12.5 % of what was gained; place 1 of 2" in text_of(pages["001.html"])
