@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from fedif_consortium.evidence.keys import read_public_key
+from fedif_consortium.evidence.names import require_apart
 from fedif_consortium.federation import files
 from fedif_consortium.federation.certificates import certificate_fingerprint
 from fedif_consortium.federation.flower import Flower, FlowerCommandError
@@ -46,7 +47,7 @@ def invite(folder: FederationFolder, name: str) -> Path:
     Raises
     ------
     ConfigError
-        If the name is that of a member that was removed.
+        If the name is that of a member that was removed, or reads as another member's does.
     """
     settings = folder.settings()
     path = folder.invitation(name)
@@ -54,6 +55,10 @@ def invite(folder: FederationFolder, name: str) -> Path:
         members = folder.members()
         number = 1 + max((member.number for member in members.values()), default=-1)
         member = members.get(name) or Member(name=name, number=number, invited=_now())
+        if name not in members:
+            # No statement could be made of a run of both. Those who are removed stay in theirs.
+            for other in members:
+                require_apart([other, name], "members:")
         if member.removed:
             raise ConfigError(f"{name} was removed on {member.removed}: choose another name")
         invitation = Invitation(

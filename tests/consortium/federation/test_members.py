@@ -63,6 +63,19 @@ def test_a_name_that_could_be_no_file_is_refused(folder, name):
         invite(folder, name)
 
 
+@pytest.mark.parametrize("name", ["Hospital-A", "h0spital-a", "hospitaI-a"])
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_name_that_reads_as_another_members_is_refused(folder, registry, name, is_removed):
+    """A statement of both would be refused once the run is over."""
+    invite(folder, "hospital-a")
+    if is_removed:
+        remove(folder, "hospital-a", registry)
+    with pytest.raises(ConfigError, match=f"'{name}' and 'hospital-a' read alike"):
+        invite(folder, name)
+    assert list(folder.members()) == ["hospital-a"]
+    assert invite(folder, "hospital-b").is_file()
+
+
 def test_an_answer_lets_its_member_in_once(folder, answer, registry):
     member = add(folder, answer, registry)
     assert member == folder.members()["hospital-a"]
