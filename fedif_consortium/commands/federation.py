@@ -91,7 +91,12 @@ def add_member(
 @federation_cli.command("remove-member")
 def remove_member(
     name: Annotated[str, typer.Argument(help="a member")],
-    erase: Annotated[bool, typer.Option("--erase", help="remove what need not stay of it")] = False,
+    erase: Annotated[
+        bool,
+        typer.Option(
+            "--erase", help="remove what need not stay of it; looks for its runs in FOLDER/runs"
+        ),
+    ] = False,
     folder: Folder = _HERE,
 ) -> None:
     """End a member's registration: its key opens nothing any more, and a run goes on without it."""

@@ -299,8 +299,9 @@ def _is_rekeyed(folder: FederationFolder, member: Member) -> bool:
 def erase(folder: FederationFolder, name: str) -> None:
     """Remove what need not stay of a member that was removed.
 
-    Its name and number stay, so that nobody else gets them. Where a run's records name its node,
-    its key stays too: what it signed there could not be checked without it.
+    Its name and number stay, so that nobody else gets them. Where the records of a run in ``runs/``
+    of this folder name its node, its key stays too: what it signed there could not be checked
+    without it. Records elsewhere are not known here.
 
     Raises
     ------
@@ -316,6 +317,7 @@ def erase(folder: FederationFolder, name: str) -> None:
             _forget_page(run, member)
         if runs:
             return
+        typer.echo(f"looked for its records in {_runs_folder(folder)} alone: there are none")
         for path in folder.public_keys(name):
             path.unlink()
             typer.echo(f"erased {path}")
@@ -345,7 +347,7 @@ def _runs_of(folder: FederationFolder, member: Member) -> list[RunFolder]:
     if not member.node_id:
         return []
     runs = []
-    for path in sorted(folder.path.glob("runs/*")):
+    for path in sorted(_runs_folder(folder).glob("*")):
         if not path.is_dir():
             continue
         run = RunFolder(path)
@@ -353,6 +355,11 @@ def _runs_of(folder: FederationFolder, member: Member) -> list[RunFolder]:
         if member.node_id in client_ids:
             runs.append(run)
     return runs
+
+
+def _runs_folder(folder: FederationFolder) -> Path:
+    """Return where runs lie, unless a run config has another ``output-dir``."""
+    return folder.path / "runs"
 
 
 def _forget_page(run: RunFolder, member: Member) -> None:

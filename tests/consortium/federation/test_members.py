@@ -411,6 +411,9 @@ def test_what_need_not_stay_of_a_member_is_erased(folder, answer, registry, caps
     assert folder.public_key("hospital-a").exists() == took_part
     assert bool(folder.members()["hospital-a"].key) == took_part
     assert (f"stays: records and kept updates in {run.path}" in said) == took_part
+    # A run may have another output-dir, of which the command does not know.
+    looked = f"looked for its records in {folder.path / 'runs'} alone: there are none"
+    assert (looked in said) != took_part
     if took_part:
         assert run.undelivered.read() == {"7": "members/002.html"}
     with pytest.raises(ConfigError, match="choose another name"):
