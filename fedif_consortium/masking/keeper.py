@@ -246,10 +246,11 @@ class Keeper:
             today = _day(entry)
             most_vectors = max(self._vectors_of_day[name, today] for name in current.seeds)
             self.policy.check_known(most_vectors + 1, self.length)
-            current.vectors = vectors
-            current.lengths = lengths
             answer = ring.rounded(ring.products(vector, current.masks()))
             entry["answer"] = ring.digest(answer).hex()
+        # Only now that the log has the answer: what cannot be logged changes nothing.
+        current.vectors = vectors
+        current.lengths = lengths
         return answer
 
     def weighted_sum(self, run: int, server_round: int, weights: Ring) -> Ring:
@@ -266,19 +267,20 @@ class Keeper:
                     models[name] = model.hex()
                     self.policy.check_sums(self._sums_of_model[name, models[name]] + 1, name)
             entry["models"] = models
-            current.is_summed = True
             total = np.zeros(self.length, np.uint64)
             for mask, weight in zip(current.masks(), weights, strict=True):
                 total += mask * weight
             answer = ring.rounded(total)
             entry["answer"] = ring.digest(answer).hex()
+        current.is_summed = True
         return answer
 
     def close(self) -> str:
         """Delete the seeds of the round that is open; return the log's last hash, in hex."""
         if self._round is not None:
             with self._logged("close", *self._round.place):
-                self._round = None
+                pass  # There is nothing to compute.
+            self._round = None
         return self.log.head
 
     def _member(self, header: BoxHeader) -> tuple[str, VerifyingKey]:

@@ -232,6 +232,44 @@ def test_nothing_counts_and_nothing_is_answered_where_it_cannot_be_logged():
         parties.keeper.products(RUN, 2, encode_vector(UPDATES[1])[0])
 
 
+def test_what_cannot_be_logged_changes_nothing_of_a_round():
+    """Its one sum, and each of its vectors, may be asked for again; so may its end."""
+    parties = Parties(policy=OPEN.replace(vectors=1, sums_of_a_model=2))
+    disk = {"full": False}
+
+    def write(_line):
+        if disk["full"]:
+            raise StorageError("no space left")
+
+    parties.keeper = parties.keeper_with(log=ChainedLog(write=write))
+    parties.opened(UPDATES)
+    keeper = parties.keeper
+    vector, _ = encode_vector(UPDATES[0])
+    weights, _ = encode_weights(np.ones(5))
+    questions = [
+        partial(keeper.products, RUN, 1, vector),
+        partial(keeper.weighted_sum, RUN, 1, weights),
+        keeper.close,
+    ]
+    for ask in questions:
+        disk["full"] = True
+        with pytest.raises(StorageError):
+            ask()
+        disk["full"] = False
+        if ask is keeper.close:
+            assert keeper.length == UPDATES.shape[1]  # The round is open still.
+        ask()
+    assert keeper.length == 0
+    # A second vector, and a second sum, are as many as ever.
+    parties.opened(UPDATES, server_round=2)
+    keeper.products(RUN, 2, vector)
+    with pytest.raises(KeeperError, match="vectors = 1; asked: 2 vectors in the round"):
+        keeper.products(RUN, 2, encode_vector(UPDATES[1])[0])
+    keeper.weighted_sum(RUN, 2, weights)
+    with pytest.raises(KeeperError, match="a round has one sum; asked: two"):
+        keeper.weighted_sum(RUN, 2, weights)
+
+
 def test_rounds_have_enough_boxes_are_opened_once_and_rise():
     parties = Parties()
     masked = parties.mask_all(UPDATES, 3)
