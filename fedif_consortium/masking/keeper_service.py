@@ -141,7 +141,8 @@ def keeper_app(keeper: Keeper) -> Starlette:
         most_bytes = max(MOST_BOXES, 8 * keeper.length)
         # The parser cuts a body at its stated length, if nothing else frames it.
         length = request.headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > most_bytes:
+        is_in_chunks = "transfer-encoding" in request.headers
+        if is_in_chunks or not length.isdecimal() or int(length) > most_bytes:
             raise KeeperError(f"a request states its length, here at most {most_bytes} bytes")
         body = await request.body()
         return Response(answer_request(keeper, body, **request.path_params))

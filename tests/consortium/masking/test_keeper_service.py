@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import re
@@ -16,9 +17,9 @@ import torch
 
 from fedif_consortium.evidence.chained_log import read_log
 from fedif_consortium.masking.boxes import open_box
-from fedif_consortium.masking.keeper import OpenedRound
+from fedif_consortium.masking.keeper import OpenedRound, TrialKeeper
 from fedif_consortium.masking.keeper_client import HttpKeeper
-from fedif_consortium.masking.keeper_service import MOST_BOXES, read_keeper_config
+from fedif_consortium.masking.keeper_service import MOST_BOXES, keeper_app, read_keeper_config
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import encode_weights
 from fedif_flower.errors import ConfigError, KeeperError
@@ -100,6 +101,26 @@ def test_what_is_no_request_is_refused_and_the_keeper_goes_on(served, opened, pa
     assert answer.status_code == status
     assert answer.text
     assert served._ask("policy/0/0")
+
+
+@pytest.mark.parametrize("length", [b"5", None])
+def test_a_body_in_chunks_is_refused_unread_whatever_length_is_stated(length):
+    """The parser takes chunks to their end, and passes over the length beside them."""
+    headers = [(b"transfer-encoding", b"chunked")]
+    if length is not None:
+        headers.append((b"content-length", length))
+    told = []
+
+    async def receive():
+        raise AssertionError("the body was read")
+
+    async def send(message):
+        told.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/sum/1/1", "headers": headers}
+    asyncio.run(keeper_app(TrialKeeper())({**scope, "query_string": b""}, receive, send))
+    assert told[0]["status"] == 409
+    assert b"a request states its length" in told[1]["body"]
 
 
 # -- what it keeps
