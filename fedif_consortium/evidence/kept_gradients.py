@@ -1,6 +1,8 @@
 """Gradients that a server publishes, as a member keeps them for ``fedif inspect``.
 
-Nothing that the server publishes stops the member's work.
+Nothing that the server publishes stops the member's work. A file is called by its round, whose
+number the server says: a round that is done again, or the same round of another run in the same
+folder, replaces it.
 """
 
 from __future__ import annotations
