@@ -54,12 +54,12 @@ def sign(
     to: Annotated[Path, typer.Option(help="folder that the signature is written to")] = Path(),
 ) -> None:
     """Sign an app: a file beside it, which members put into their policy's signatures."""
-    from fedif_consortium.evidence.keys import read_key_file
+    from fedif_consortium.evidence.keys import load_key
     from fedif_consortium.member.apps import sign_bundle
     from fedif_flower.storage import make_folder, write_atomically
 
     bundle = _apps(policy).find(app)
-    name, content = sign_bundle(bundle.digest, read_key_file(key, "--key"))
+    name, content = sign_bundle(bundle.digest, load_key(key))
     make_folder(to)
     write_atomically(to / name, content)
     typer.echo(to / name)

@@ -79,6 +79,7 @@ def load_key(path: Path) -> SigningKey:
     ConfigError
         If it is not there, no unencrypted key that signs, or others may read it.
     """
+    path = path.expanduser()
     key = read_key_file(path, "key")
     require_private(path, "key")
     return key
@@ -122,6 +123,7 @@ def load_or_make_key(path: Path) -> Ed25519PrivateKey:
     StorageError
         If it cannot be made.
     """
+    path = path.expanduser()
     if not path.exists():
         key = Ed25519PrivateKey.generate()
         write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))

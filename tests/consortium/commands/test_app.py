@@ -9,6 +9,7 @@ from fedif_consortium.evidence.keys import read_key_file
 from fedif_consortium.federation.records import make_node_key, public_line
 from fedif_consortium.member.apps import bundle_digest
 from fedif_flower.errors import ConfigError
+from fedif_flower.storage import write_private
 from tests.consortium.commands.typed import call
 from tests.consortium.member.bundles import PYPROJECT, bundle
 
@@ -24,7 +25,8 @@ def here(tmp_path, monkeypatch):
     Path("changed.fab").write_bytes(CHANGED)
     Path("signers").mkdir()
     for name in ("ada", "bob", "eve"):
-        (path := Path(f"{name}.key")).write_bytes(make_node_key())
+        path = Path(f"{name}.key")
+        write_private(path, make_node_key())
         public = public_line(read_key_file(path, name), name)
         Path("." if name == "eve" else "signers", f"{name}.pub").write_text(public)
 
@@ -62,12 +64,19 @@ def test_enough_signatures_of_those_on_a_member_s_list_let_an_app_run():
     assert "signers  nobody on your list" in call("app", "show", "changed.fab")
 
 
+def test_a_key_that_others_may_read_signs_nothing():
+    Path("ada.key").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"'ada\.key': others may read it"):
+        call("app", "sign", "app.fab", "--key", "ada.key")
+    assert not list(Path().glob("*.sig"))
+
+
 @pytest.mark.parametrize(
     ("policy", "arguments", "reason"),
     [
         ("", "show none.fab", "'none.fab' is no file, no folder, and the beginning of 0 dig"),
         ("", "approve member-policy.toml", "member-policy.toml is no bundle of a Flower app"),
-        ("", "sign app.fab --key none.key", "--key = 'none.key' cannot be read: No such"),
+        ("", "sign app.fab --key none.key", "key = 'none.key' cannot be read: No such"),
         ("signers = 'none'", "show app.fab", "none cannot be read: No such file"),
         ("signers = '.'\nleast-signers = 2", "show app.fab", "has 1 keys, NAME.pub; allowed"),
     ],

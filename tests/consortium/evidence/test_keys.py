@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import stat
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -81,3 +82,11 @@ def test_an_operator_signs_with_ed25519_alone(tmp_path):
         with pytest.raises(ConfigError, match=said):
             load_or_make_key(path)
     assert public_der(load_key(path).public_key()) == public_der(other.public_key())
+
+
+def test_a_key_in_the_home_folder_is_found(tmp_path, monkeypatch):
+    """A shell leaves ~ as it is in --key=~/node.key."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    made = load_or_make_key(Path("~/node.key"))
+    assert (tmp_path / "node.key").is_file()
+    assert load_key(Path("~/node.key")).public_key() == made.public_key()
