@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from fedif_consortium.statement.class_mix import ClassMix, class_mix, mix_intervals
+from fedif_consortium.statement.examined import read_examined
 from fedif_consortium.statement.held_out import (
     HeldOutAccount,
     Standing,
     judge_held_out,
-    read_examined,
 )
 from fedif_consortium.statement.luck import (
     EXAMPLES,

@@ -29,15 +29,14 @@ the class's own: so no class that is off by one of these swaps them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
-from fedif_consortium.evidence.signed import first_error
+from fedif_consortium.statement.examined import Examined, read_examined
 from fedif_consortium.statement.luck import EXAMPLES, Luck, told_apart
 from fedif_consortium.statement.records import RunRecords
 from fedif_flower.attribution.intervals import split_credit
@@ -45,8 +44,7 @@ from fedif_flower.attribution.shift import least_swap
 from fedif_flower.attribution.table import CLASSES_KEY
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.held_out import MOST_CONTRADICTED, last_contradicted
-from fedif_flower.run.secret_validation import PAYING_KEY, examined_key, is_secret, witness_of
-from fedif_flower.valuation.held_out import confused_share
+from fedif_flower.run.secret_validation import is_secret, witness_of
 
 Array = NDArray[np.float64]
 RunVerdict = Literal["settled", "open", "not-to-be-paid-by"]
@@ -171,55 +169,6 @@ class HeldOutAccount:
 
 
 @dataclass(frozen=True)
-class Examined:
-    """What ``provenance.json`` says of an examination; of none, the correction alone."""
-
-    corrected_noise: FiniteFloat = 0.0
-    corrected_by_class: bool = False
-    examples: int | None = None
-    noise: FiniteFloat | None = None
-    low: FiniteFloat | None = None
-    high: FiniteFloat | None = None
-    by_class: FiniteFloat | None = None
-    transitions: tuple[tuple[FiniteFloat, ...], ...] = ()
-    missing: tuple[int, ...] = ()
-    rare: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def is_corrected_within_an_interval(self) -> bool:
-        """Whether the loss is corrected for a share that is known up to an interval alone."""
-        if self.low is None or self.high is None or self.corrected_by_class:
-            return False
-        return self.corrected_noise > 0 and self.low < self.high
-
-    @property
-    def surely_uncorrected(self) -> float:
-        """The least share of wrong labels that the loss does not allow for."""
-        return max((self.low or 0.0) - self.corrected_noise, 0.0)
-
-    def __post_init__(self) -> None:
-        """Refuse a share that no mix of classes has by the chances, which a replay recomputes."""
-        if not self.corrected_by_class:
-            return
-        wrong = [1 - row[label] for label, row in enumerate(self.transitions)]
-        if not wrong or not min(wrong) - 1e-9 <= self.corrected_noise <= max(wrong) + 1e-9:
-            raise ValueError(
-                f"corrected_noise = {self.corrected_noise}, which does not follow from transitions"
-            )
-
-    @property
-    def confused(self) -> float:
-        """The share of labels that may be confused by class."""
-        return confused_share(self.noise, self.by_class)
-
-    @property
-    def possibly_uncorrected(self) -> float:
-        """The largest one; labels that may be confused by class count, too."""
-        most = max(self.high or 0.0, self.confused)
-        return max(most - self.corrected_noise, 0.0)
-
-
-@dataclass(frozen=True)
 class Standing:
     """Who is paid by what, in the order of ``client_ids``.
 
@@ -338,26 +287,6 @@ def require_payable(held_out: HeldOutAccount) -> None:
         f"the held-out set is not to be paid by: {', and '.join(reasons)}; --accept-held-out goes "
         "on, and the statement says so"
     )
-
-
-def read_examined(provenance: Mapping[str, Any]) -> Examined:
-    """Return what a run's provenance says of the held-out set that it pays by.
-
-    Raises
-    ------
-    ConfigError
-        If it cannot be read.
-    """
-    key = examined_key(provenance)
-    record = provenance.get(key, {})
-    try:
-        examined = TypeAdapter(Examined).validate_python(record)
-    except ValidationError as error:
-        raise ConfigError(f"provenance.json: {key}: {first_error(error)}") from error
-    if is_secret(provenance) and key != PAYING_KEY:
-        # An earlier version, which examined the validation split alone, and corrected both alike.
-        return Examined(corrected_noise=examined.corrected_noise)
-    return examined
 
 
 _AGAINST: tuple[Reason, ...] = ("wrong-labels", "contradicted")
