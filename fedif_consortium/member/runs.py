@@ -165,20 +165,29 @@ class RunRules(Settings):
             does not list is as here, or else the default.
         """
         for key, value in told.items():
-            configured = config.get(key)
-            accepted: Accepted
-            if key in self.config:
-                accepted = self.config[key]
-            elif self.unknown_keys:
+            accepted = self._accepted_for(key, config)
+            if accepted is None:
                 continue
-            else:
-                if configured is None:
-                    configured = _default(key)
-                if configured is None:
-                    configured = ""  # No run has such a key.
-                accepted = configured
-            is_allowed = configured == AUTO or accepts(accepted, value) or _is_own_task(key, value)
+            is_allowed = accepts(accepted, value) or _is_own_task(key, value)
             _require(is_allowed, f"the message says {key}", value, accepted)
+
+    def _accepted_for(self, key: str, config: Mapping[str, Scalar]) -> Accepted | None:
+        """Return what a message may say of a key; ``None``: whatever the server decides."""
+        configured = config.get(key)
+        if configured == AUTO:
+            return None
+        if key in self.config:
+            return self.config[key]
+        if self.unknown_keys:
+            return None
+        if configured is not None:
+            return configured
+        default = _default(key)
+        if default is None:
+            return ""  # No run has such a key.
+        if default == AUTO:
+            return None
+        return default
 
 
 def _require(is_allowed: bool, key: str, value: object, accepted: Accepted) -> None:
