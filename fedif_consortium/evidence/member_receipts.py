@@ -127,9 +127,10 @@ class ReceiptKeeper:
 
     def take(self, rounds: Sequence[ToldRound]) -> None:
         """Check what the server told, warn of what does not hold, and keep it."""
-        for reason in (self._wrong_with(rounds), *self._wrong_lines(rounds)):
-            if reason:
-                logger.warning("receipts of run %s: %s", self.run[:8], printable(reason))
+        reason, self._memory = self._judge(rounds)
+        for words in (reason, *self._wrong_lines(rounds)):
+            if words:
+                logger.warning("receipts of run %s: %s", self.run[:8], printable(words))
         for told_round in rounds:
             if told_round.own or told_round is rounds[-1]:
                 name = f"round-{told_round.size:012d}-{told_round.root.hex()[:8]}.json"
@@ -154,30 +155,33 @@ class ReceiptKeeper:
         self._write(f"sent-{server_round:06d}-{sent.hex()[:8]}-{agreed.attempt}.json", content)
         self._save()
 
-    def _wrong_with(self, rounds: Sequence[ToldRound]) -> str:
-        """Return why a history cannot be believed; take note of one that can."""
-        memory = self._memory
+    def _judge(self, rounds: Sequence[ToldRound]) -> tuple[str, _Memory]:
+        """Return why a history cannot be believed (empty: it can), and what to remember then."""
+        before = self._memory
         first = rounds[0]
         last = rounds[-1]
         reason = self._why_no_chain(rounds)
         if reason:
-            return reason
-        memory.signer = last.key
-        if last.size < memory.size:
-            return f"the records have {last.size} lines; there were {memory.size} before"
+            return reason, before
+        # Who signed is remembered even where the history is none.
+        with_signer = before.model_copy(update={"signer": last.key})
+        if last.size < before.size:
+            reason = f"the records have {last.size} lines; there were {before.size} before"
+            return reason, with_signer
         ends = {first.start: first.before}  # Of the chain, by how many leaves lead to each.
         for told_round in rounds:
             ends[told_round.size] = told_round.root
-        reaches_back = first.start <= memory.size
-        if memory.size and reaches_back and ends.get(memory.size) != memory.root:
-            return f"history was rewritten: the records told before, of {memory.size} lines"
-        is_proven = reaches_back or not memory.size
-        memory.size = last.size
-        memory.root = last.root
-        memory.last = last.model_copy(update={"hashes": (), "own": {}})
-        if not is_proven:
-            return "the server does not prove that its records go on from before"
-        return ""
+        reaches_back = first.start <= before.size
+        if before.size and reaches_back and ends.get(before.size) != before.root:
+            reason = f"history was rewritten: the records told before, of {before.size} lines"
+            return reason, with_signer
+        without_leaves = last.model_copy(update={"hashes": (), "own": {}})
+        after = with_signer.model_copy(
+            update={"size": last.size, "root": last.root, "last": without_leaves}
+        )
+        if before.size and not reaches_back:
+            return "the server does not prove that its records go on from before", after
+        return "", after
 
     def _why_no_chain(self, rounds: Sequence[ToldRound]) -> str:
         """Return why rounds do not stand behind each other, and behind the last one told."""
