@@ -48,21 +48,29 @@ def counted_rounds(chain: RoundChain) -> dict[int, ToldRound]:
 
 def redone_rounds(chain: RoundChain) -> list[Redone]:
     """Return the rounds that were done again, in their order."""
-    counted = counted_rounds(chain)
-    taken_back_by: dict[int, ToldRound] = {}  # The first round of a later attempt, by round.
-    members = defaultdict[int, set[int]](set)
+    # What became of each round: its own versions, and what took it back.
+    versions = defaultdict[int, list[ToldRound]](list)
     before = 0
     for told_round in chain.rounds:
-        members[told_round.number] |= _client_ids(told_round)
         # A round that is not behind the one before takes back all from it on.
-        for number in range(told_round.number, before + 1):
-            taken_back_by[number] = told_round
+        last_number = max(told_round.number, before)
+        for number in range(told_round.number, last_number + 1):
+            versions[number].append(told_round)
         before = told_round.number
     redone = []
-    for number, told_round in sorted(taken_back_by.items()):
-        last_version = counted.get(number, told_round)
-        redone.append(Redone(number, last_version, frozenset(members[number])))
+    for number, told_rounds in sorted(versions.items()):
+        if len(told_rounds) > 1:
+            redone.append(Redone(number, told_rounds[-1], _members_of(number, told_rounds)))
     return redone
+
+
+def _members_of(number: int, versions: Iterable[ToldRound]) -> frozenset[int]:
+    """Return everybody who has a line in a version of a round."""
+    client_ids: set[int] = set()
+    for told_round in versions:
+        if told_round.number == number:
+            client_ids |= _client_ids(told_round)
+    return frozenset(client_ids)
 
 
 def not_told(
