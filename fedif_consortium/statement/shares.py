@@ -70,13 +70,24 @@ def event_of(place: int, losses: Sequence[float]) -> range:
         :math:`\ell_0 \dots \ell_T`; infinite where there is none.
     """
     reached = max(losses[place + 1], min(losses[: place + 1]))
-    start = place
-    while losses[start] > reached:
-        start -= 1
-    end = place + 1
-    while end < len(losses) - 1 and losses[end] > losses[start]:
-        end += 1
-    return range(start, end)
+    fell_at = _last_no_higher(losses, reached, place)
+    level = losses[fell_at]
+    back_at = _first_no_higher(losses, level, place + 1)
+    return range(fell_at, back_at)
+
+
+def _last_no_higher(losses: Sequence[float], most: float, place: int) -> int:
+    """Return the last place up to one at which the loss is no higher; there is one."""
+    while losses[place] > most:
+        place -= 1
+    return place
+
+
+def _first_no_higher(losses: Sequence[float], most: float, place: int) -> int:
+    """Return the first place from one on at which the loss is no higher, or the last of all."""
+    while place < len(losses) - 1 and losses[place] > most:
+        place += 1
+    return place
 
 
 def losses_of(rounds: Sequence[RoundLoss]) -> list[float]:
