@@ -21,7 +21,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,6 @@ from fedif_consortium.statement.held_out import (
 )
 from fedif_consortium.statement.luck import (
     EXAMPLES,
-    Luck,
     groups,
     told_apart,
 )
@@ -54,7 +52,7 @@ from fedif_consortium.statement.shares import (
 )
 from fedif_consortium.statement.sums import (
     Draws,
-    Intervals,
+    Lucks,
     Totals,
     column_sums,
     draws_of,
@@ -135,6 +133,36 @@ class Account:
 
 
 @dataclass(frozen=True)
+class _Counted:
+    """The rounds that count, and what members did in them, in the members' order.
+
+    Attributes
+    ----------
+    since : RunRecords
+        The records from the first round that counts on.
+    used : RunRecords
+        The same without the rounds ``left_out``.
+    left_out : tuple of int
+        Rounds whose contributions do not add up.
+    pay_by : {"sum", "draw"}
+        What shares are of.
+    draws, totals, lucks
+        How often members were drawn, what they contributed, and how else it could have come out.
+    unpaid : str
+        Why nobody has a share; empty: shares hold.
+    """
+
+    since: RunRecords
+    used: RunRecords
+    left_out: tuple[int, ...]
+    pay_by: PayBy
+    draws: Draws
+    totals: Totals
+    lucks: Lucks
+    unpaid: str
+
+
+@dataclass(frozen=True)
 class _Gain:
     """What the model gained, under the names that the account has for it."""
 
@@ -192,67 +220,67 @@ def settle(
     ConfigError
         If there is no such round, or what the run says of its held-out set cannot be read.
     """
-    counted = records.since(from_round)
-    left_out = left_out_rounds(counted.rounds)
-    used = counted.without(left_out)
-    turns = used.judged().members
-    draws = draws_of(used)
-    totals = totals_of(used, draws, pay_by)
-    lucks = lucks_of(used, draws, pay_by)
-    unpaid = _reason_against_shares(counted, used, totals)
-    shares = _shares(totals, lucks.of_worth, unpaid, ties, budget_cents)
-    noise_ends = _noise_ends(used, draws, pay_by, unpaid)
-    standing = Standing(
-        client_ids=list(used.members),
-        worth=np.array(totals.worth, dtype=float),
-        shares=np.array(shares.earned, dtype=float),
-        draws=draws.divisors if pay_by == "draw" else [1] * len(draws.counts),
-        lucks=lucks.of_worth,
-        worth_at_noise_ends=[end.worth for end in noise_ends],
-    )
-    mix = class_mix(used)
-    members = _member_accounts(
-        facts=list(member_facts(used, turns)),
-        draws=draws,
-        totals=totals,
-        shares=shares,
-        intervals=intervals_of(totals, draws, shares.earned, lucks),
-        noise_ends=noise_ends,
-        mix_intervals=mix_intervals(used, standing, mix),
-        other_rounds=_other_rounds(used),
-        left_out_harm=_left_out_harm(counted, left_out),
-    )
+    counted = _count(records, pay_by, from_round)
+    shares = _shares(counted, ties, budget_cents)
+    noise_ends = _noise_ends(counted)
+    standing = _standing(counted, shares, noise_ends)
+    mix = class_mix(counted.used)
+    intervals_of_mix = mix_intervals(counted.used, standing, mix)
+    members = _member_accounts(counted, shares, noise_ends, intervals_of_mix)
+    held_out = judge_held_out(records, counted.used, standing, is_accepted=accept_held_out)
     return Account(
-        **vars(_gain(counted, used)),
-        rounds=len(counted.rounds),
-        loss_before=counted.losses[0],
-        loss_after=counted.losses[-1],
+        **vars(_gain(counted)),
+        rounds=len(counted.since.rounds),
+        loss_before=counted.since.losses[0],
+        loss_after=counted.since.losses[-1],
         budget_cents=budget_cents,
         first_round=from_round,
-        left_out=left_out,
+        left_out=counted.left_out,
         nobody_share=float(shares.nobody),
         nobody_cents=shares.cents[-1],
-        unpaid=unpaid,
+        unpaid=counted.unpaid,
         completeness=records.judged(),
-        about=" and ".join(luck.about for luck in lucks.of_sums),
+        about=" and ".join(luck.about for luck in counted.lucks.of_sums),
         pay_by=pay_by,
         ties=ties,
-        is_drawn=draws.is_drawn,
-        never_drawn=_names_of(records, draws.never_drawn),
+        is_drawn=counted.draws.is_drawn,
+        never_drawn=_names_of(records, counted.draws.never_drawn),
         groups=_client_ids(records, shares.groups),
-        held_out=judge_held_out(records, used, standing, is_accepted=accept_held_out),
+        held_out=held_out,
         mix=mix,
         names=records.names,
         members=tuple(sorted(members, key=lambda m: (-m.contribution, m.client_id))),
     )
 
 
-def _gain(counted: RunRecords, used: RunRecords) -> _Gain:
-    """Return what was gained; ``used`` are the counted rounds without those left out."""
+def _count(records: RunRecords, pay_by: PayBy, from_round: int) -> _Counted:
+    """Return the rounds that count, and what members did in them."""
+    since = records.since(from_round)
+    left_out = left_out_rounds(since.rounds)
+    used = since.without(left_out)
+    draws = draws_of(used)
+    totals = totals_of(used, draws, pay_by)
+    fall = fall_of(since.rounds)
+    return _Counted(
+        since=since,
+        used=used,
+        left_out=left_out,
+        pay_by=pay_by,
+        draws=draws,
+        totals=totals,
+        lucks=lucks_of(used, draws, pay_by),
+        unpaid=reason_against_shares(fall, used.decrease, used.remainder, totals.credited),
+    )
+
+
+def _gain(counted: _Counted) -> _Gain:
+    """Return what was gained."""
+    since = counted.since
+    used = counted.used
     # Between the ends of the run, whichever rounds count.
-    decrease = counted.losses[0] - counted.losses[-1]
+    decrease = since.losses[0] - since.losses[-1]
     left_out_decrease = 0.0
-    if len(used.rounds) < len(counted.rounds):
+    if counted.left_out:
         left_out_decrease = decrease - used.decrease
     attributed = [row.attributed for row in used.rounds]
     decisive = decisive_row(attributed)
@@ -266,30 +294,12 @@ def _gain(counted: RunRecords, used: RunRecords) -> _Gain:
     )
 
 
-def _noise_ends(records: RunRecords, draws: Draws, pay_by: PayBy, unpaid: str) -> list[AtNoiseEnd]:
-    """Return what shares would be at both ends of the share of wrong labels, where that matters."""
-    examined = read_examined(records.provenance)
-    if unpaid or not examined.is_corrected_within_an_interval:
-        return []
-    return at_noise_ends(records, draws, pay_by)
-
-
-def _reason_against_shares(counted: RunRecords, used: RunRecords, totals: Totals) -> str:
-    """Return why nobody has a share; empty: shares hold."""
-    fall = fall_of(counted.rounds)
-    return reason_against_shares(fall, used.decrease, used.remainder, totals.credited)
-
-
-def _shares(
-    totals: Totals,
-    lucks: Sequence[Luck],
-    unpaid: str,
-    ties: Ties,
-    budget_cents: int | None,
-) -> _Shares:
+def _shares(counted: _Counted, ties: Ties, budget_cents: int | None) -> _Shares:
     """Share out what was gained; what lies beyond the bounds is nobody's."""
+    totals = counted.totals
+    lucks = counted.lucks.of_worth
     earned = [NOTHING] * len(totals.worth)
-    if not unpaid:
+    if not counted.unpaid:
         earned = gain_shares(totals.worth, sum(totals.gained))
     nobody = NOTHING
     if any(earned):
@@ -307,19 +317,42 @@ def _shares(
     return _Shares(tied, earned, paid, nobody, cents)
 
 
+def _noise_ends(counted: _Counted) -> list[AtNoiseEnd]:
+    """Return what shares would be at both ends of the share of wrong labels, where that matters."""
+    examined = read_examined(counted.used.provenance)
+    if counted.unpaid or not examined.is_corrected_within_an_interval:
+        return []
+    return at_noise_ends(counted.used, counted.draws, counted.pay_by)
+
+
+def _standing(counted: _Counted, shares: _Shares, noise_ends: Sequence[AtNoiseEnd]) -> Standing:
+    """Return who is paid by what, for what could change the order."""
+    divisors = [1] * len(counted.draws.counts)
+    if counted.pay_by == "draw":
+        divisors = counted.draws.divisors
+    return Standing(
+        client_ids=list(counted.used.members),
+        worth=np.array(counted.totals.worth, dtype=float),
+        shares=np.array(shares.earned, dtype=float),
+        draws=divisors,
+        lucks=counted.lucks.of_worth,
+        worth_at_noise_ends=[end.worth for end in noise_ends],
+    )
+
+
 def _member_accounts(
-    *,
-    facts: Sequence[Mapping[str, Any]],
-    draws: Draws,
-    totals: Totals,
+    counted: _Counted,
     shares: _Shares,
-    intervals: Intervals,
     noise_ends: Sequence[AtNoiseEnd],
-    mix_intervals: Sequence[tuple[float, float] | tuple[()]],
-    other_rounds: Sequence[float | None],
-    left_out_harm: Sequence[float],
+    intervals_of_mix: Sequence[tuple[float, float] | tuple[()]],
 ) -> list[MemberAccount]:
     """Return what is said of each member, with its verdict, in the members' order."""
+    draws = counted.draws
+    totals = counted.totals
+    facts = list(member_facts(counted.used, counted.used.judged().members))
+    intervals = intervals_of(totals, draws, shares.earned, counted.lucks)
+    other_rounds = _other_rounds(counted.used)
+    left_out_harm = _left_out_harm(counted.since, counted.left_out)
     worth = np.array(totals.worth, dtype=float)
     members = []
     for i, facts_of_member in enumerate(facts):
@@ -341,7 +374,7 @@ def _member_accounts(
             draw_intervals=intervals.of_means[i] if was_drawn else (),
             share_intervals=tuple(union(intervals.of_shares[i], i, noise_ends)),
             noise_shares=tuple(end.shares[i] for end in noise_ends),
-            mix_interval=mix_intervals[i],
+            mix_interval=intervals_of_mix[i],
         )
         members.append(judged(member))
     return members
