@@ -1,0 +1,143 @@
+"""Sentences of the pages that follow from committed rows, each written anew from these."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+
+from fedif_flower.run.rows import read_rows
+from tests.test_docs_names import DOCS
+
+RESULTS = DOCS / "results"
+LABEL_NOISE = "label-noise_0.7_0.7-0.8"
+DATA_SETS = ("cifar10", "fashion-mnist")
+Row = Mapping[str, str]
+
+
+def words_of(name: str) -> str:
+    """Return a page without its line ends."""
+    return " ".join((DOCS / name).read_text().split())
+
+
+def rows_of(name: str, **values: str) -> list[Row]:
+    """Return the rows of a file of results that have these values; ``_`` is ``-`` in a column."""
+    wanted = {column.replace("_", "-"): value for column, value in values.items()}
+    return [row for row in read_rows(RESULTS / name) if wanted.items() <= row.items()]
+
+
+def of_seed(name: str, seed: int, figure: str = "test-last-ten", **values: str) -> float:
+    """Return the figure in percent of the one row of a seed that has these values."""
+    [row] = rows_of(name, seed=str(seed), **values)
+    return 100 * float(row[figure])
+
+
+def test_leads_within_bounds_are_those_of_each_seed():
+    text = words_of("results.md")
+    for noise in ("label", "gradient"):
+        path = f"cifar10-{noise}-noise-bounds.csv"
+        by_method = {}
+        for weights in ("fedavg", "fedif"):
+            rule = {"rule.weights": weights, "rule.bounds": "full"}
+            by_method[weights] = [of_seed(path, seed, **rule) for seed in range(3)]
+        fedavg, fedif = by_method["fedavg"], by_method["fedif"]
+        first, second, third = (ours - theirs for ours, theirs in zip(fedif, fedavg, strict=True))
+        assert (
+            f"FedAvg has {statistics.mean(fedavg):.1f}±{statistics.stdev(fedavg):.1f} and FedIF "
+            f"{statistics.mean(fedif):.1f}±{statistics.stdev(fedif):.1f}. Seed by seed FedIF has "
+            f"{first:.1f}, {second:.1f} and {third:.1f} points more."
+        ) in text
+
+
+def test_fedprox_stands_beside_fedavg_with_the_same_seed():
+    columns = (
+        ("cifar10.csv", "clean"),
+        ("cifar10.csv", LABEL_NOISE),
+        ("cifar10.csv", "adversarial_0.5_0.7-0.8"),
+        ("cifar10-gradient.csv", "gradient-noise_0.5_0.1"),
+    )
+    figures = {}
+    for method in ("fedprox", "fedavg"):
+        figures[method] = [
+            f"{of_seed(path, 0, row=method, column=column, normalization='data'):.1f}"
+            for path, column in columns
+        ]
+    clean, label, adversarial, gradient = figures["fedprox"]
+    assert (
+        f"it has {clean} without attack, {label} under label noise, {adversarial} under "
+        f"adversarial samples and {gradient} under gradient noise (seed 0); FedAvg has "
+        f"{', '.join(figures['fedavg'][:3])} and {figures['fedavg'][3]} with the same seed."
+    ) in words_of("results.md")
+
+
+def test_how_long_a_cell_took_is_what_the_protocols_rows_say():
+    minutes: dict[tuple[str, ...], float] = {}  # The clean cells stand in two tables.
+    for data in DATA_SETS:
+        for name in (f"{data}.csv", f"{data}-gradient.csv"):
+            for row in rows_of(name, gpu=""):
+                if row["normalization"] != "data":
+                    key = (data, row["row"], row["column"], row["seed"])
+                    minutes[key] = float(row["seconds"]) / 60
+    poisoned = [took for key, took in minutes.items() if key[2].startswith("adversarial")]
+    others = [took for key, took in minutes.items() if not key[2].startswith("adversarial")]
+    every = minutes.values()
+    assert (
+        f"A cell took a core {min(every):.0f} to {max(every):.0f} minutes beside other work "
+        f"(median: {statistics.median(every):.0f}; with adversarial samples "
+        f"{statistics.median(poisoned):.0f}, else {statistics.median(others):.0f})"
+    ) in words_of("results.md")
+
+
+def test_momentum_within_a_bound_on_length_brings_what_the_factorial_says():
+    means = {}
+    for momentum in ("0.0", "0.5"):
+        cell = {"data": "fashion-mnist", "attack": "PoisonedFL", "share": "0.4"}
+        cell |= {"weights": "fedavg", "bounds": "length", "momentum": momentum}
+        means[momentum] = statistics.mean(
+            float(row["last-ten"]) for row in rows_of("factorial.csv", **cell)
+        )
+    gain = means["0.5"] - means["0.0"]
+    words = f"Together with *length* it brings {gain:.1f} points under PoisonedFL."
+    assert words in words_of("results/factorial.md")
+
+
+def test_what_rules_cost_without_attack_is_what_the_arena_says():
+    of_rule: dict[tuple[str, str], list[float]] = {}
+    for row in rows_of("arena.csv", data="Digits", attack="none"):
+        accuracies = of_rule.setdefault((row["rule"], row["bounds"]), [])
+        accuracies.append(100 * float(row["accuracy"]))
+    control = of_rule.pop(("FedAvg", "none"))
+    costs: dict[str, list[list[float]]] = {"FLTrust": [], "SignGuard": [], "others": []}
+    for (rule, _), accuracies in of_rule.items():
+        name = rule if rule in costs else "others"
+        of_seeds = [before - now for before, now in zip(control, accuracies, strict=True)]
+        costs[name].append(of_seeds)
+    means = {name: [statistics.mean(cost) for cost in by_seed] for name, by_seed in costs.items()}
+    most = {name: max(map(max, by_seed)) for name, by_seed in costs.items()}
+    ranges = {name: f"{min(mean):.1f} to {max(mean):.1f}" for name, mean in means.items()}
+    assert (
+        f"in the mean over seeds, FLTrust costs {ranges['FLTrust']} points, SignGuard "
+        f"{ranges['SignGuard']}, and the other rules and the bounds {max(means['others']):.1f} at "
+        f"most. On a single seed FLTrust costs up to {most['FLTrust']:.1f}, SignGuard up to "
+        f"{most['SignGuard']:.1f}, and the others up to {most['others']:.1f}."
+    ) in words_of("results/arena.md")
+
+
+def test_the_valuations_that_agree_better_with_retraining_than_the_control_are_named():
+    agreement = {}
+    for row in read_rows(DOCS / "audit" / "measures-digits" / "findings.csv"):
+        if (row["question"], row["case"]) == ("retraining, Pearson", "honest"):
+            agreement[row["valuation"]] = float(row["value"])
+    control = agreement.pop("number of examples (control)")
+    del agreement["another seed's retraining"]
+    better = {name: value for name, value in agreement.items() if value > control + 0.01}
+    assert better.keys() == {"cosine with the step", "GTG-Shapley", "accumulative influence"}
+    assert (
+        f"than the number of examples ({control:.2f}): the cosine does "
+        f"({better['cosine with the step']:.2f}), GTG-Shapley ({better['GTG-Shapley']:.2f}) and "
+        f"accumulative influence ({better['accumulative influence']:.2f})."
+    ) in words_of("results/audit.md")
+
+
+def test_memory_behind_a_superlink_is_of_the_revision_of_its_rows():
+    [revision] = {row["revision"] for row in rows_of("bench-deployed-memory.csv")}
+    assert f"These figures are by revision {revision[:8]}, beside" in words_of("speed.md")
