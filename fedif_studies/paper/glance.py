@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -17,7 +18,8 @@ from fedif_studies.pictures.svg import Kind, Look
 
 Bar = tuple[str, bool]
 """A method's name, and whether it has bounds on its updates."""
-Row = Mapping[str, str]
+Point = tuple[Bar, float]
+"""An accuracy in percent of one seed, and the bar that it belongs to."""
 
 METHODS = MappingProxyType(
     {
@@ -33,101 +35,105 @@ _BOUNDS = MappingProxyType({"none": False, "full": True})
 
 
 class Case(NamedTuple):
-    """A case: what it is called, what the clients do, and where its accuracies are read from."""
+    """A case: what it is called, what the clients do, and where its accuracies stand."""
 
     title: str
     words: str
-    read: Callable[[Path], dict[Bar, MeanStd]]
+    points: Callable[[Path], Iterator[Point]]
 
-
-def _of_arena(data: str, attack: str, share: float) -> Callable[[Path], dict[Bar, MeanStd]]:
-    """Return a reader of the arena's bouts under an attack."""
-
-    def read(results: Path) -> dict[Bar, MeanStd]:
+    def read(self, results: Path) -> dict[Bar, MeanStd]:
+        """Return each bar's accuracy over seeds, from a folder with the rows."""
         values: dict[Bar, list[float]] = {}
-        for row in read_rows(results / "arena.csv"):
-            is_of_case = (row["data"], row["attack"], float(row["share"])) == (data, attack, share)
-            if is_of_case and row["rule"] in METHODS:
-                bar = row["rule"], _BOUNDS[row["bounds"]]
-                values.setdefault(bar, []).append(100 * float(row["accuracy"]))
+        for bar, accuracy in self.points(results):
+            values.setdefault(bar, []).append(accuracy)
         return {bar: MeanStd.of(of_seeds) for bar, of_seeds in values.items()}
 
-    return read
+
+def _of_arena(results: Path, data: str, attack: str, share: float) -> Iterator[Point]:
+    """Yield the arena's bouts under an attack."""
+    for row in read_rows(results / "arena.csv"):
+        is_of_case = (row["data"], row["attack"], float(row["share"])) == (data, attack, share)
+        if is_of_case and row["rule"] in METHODS:
+            bar = row["rule"], _BOUNDS[row["bounds"]]
+            yield bar, 100 * float(row["accuracy"])
 
 
-def _of_factorial(data: str, attack: str, share: float) -> Callable[[Path], dict[Bar, MeanStd]]:
-    """Return a reader of the factorial's cells under an attack, without server momentum."""
-
-    def read(results: Path) -> dict[Bar, MeanStd]:
-        values: dict[Bar, list[float]] = {}
-        for row in read_rows(results / "factorial.csv"):
-            is_of_case = (row["data"], row["attack"], float(row["share"])) == (data, attack, share)
-            is_shown = row["weights"] in _KEYS and row["bounds"] in _BOUNDS
-            if is_of_case and is_shown and float(row["momentum"]) == 0:
-                bar = _KEYS[row["weights"]], _BOUNDS[row["bounds"]]
-                values.setdefault(bar, []).append(float(row["last-ten"]))
-        return {bar: MeanStd.of(of_seeds) for bar, of_seeds in values.items()}
-
-    return read
+def _of_factorial(results: Path, data: str, attack: str, share: float) -> Iterator[Point]:
+    """Yield the factorial's cells under an attack, without server momentum."""
+    for row in read_rows(results / "factorial.csv"):
+        is_of_case = (row["data"], row["attack"], float(row["share"])) == (data, attack, share)
+        is_shown = row["weights"] in _KEYS and row["bounds"] in _BOUNDS
+        if is_of_case and is_shown and float(row["momentum"]) == 0:
+            bar = _KEYS[row["weights"]], _BOUNDS[row["bounds"]]
+            yield bar, float(row["last-ten"])
 
 
 def _of_protocol(
-    table: str, column: str, bounded: str, descent: str
-) -> Callable[[Path], dict[Bar, MeanStd]]:
-    """Return a reader of a column of the paper, in three files.
+    results: Path, table: str, column: str, bounded: str, descent: str
+) -> Iterator[Point]:
+    """Yield a column of the paper, from three files.
 
     Its own cells have no bounds, and pixels scaled by the data's own mean, as the two sweeps have.
     """
+    for row in read_rows(results / table):
+        is_of_case = row["column"] == column and row["normalization"] == "data"
+        if is_of_case and row["row"] in _KEYS and not row.get("gpu"):
+            yield (_KEYS[row["row"]], False), _last_ten(row)
+    for row in read_rows(results / bounded):
+        if row["rule.bounds"] in _BOUNDS:
+            yield (_KEYS[row["rule.weights"]], _BOUNDS[row["rule.bounds"]]), _last_ten(row)
+    for row in read_rows(results / descent):
+        if row["strategy"] == "influence-descent" and row["server-optimizer"] == "off":
+            yield (_KEYS["influence-descent"], False), _last_ten(row)
 
-    def read(results: Path) -> dict[Bar, MeanStd]:
-        values: dict[Bar, list[float]] = {}
 
-        def add(row: Row, bar: Bar) -> None:
-            values.setdefault(bar, []).append(100 * float(row["test-last-ten"]))
-
-        for row in read_rows(results / table):
-            is_of_case = row["column"] == column and row["normalization"] == "data"
-            if is_of_case and row["row"] in _KEYS and not row.get("gpu"):
-                add(row, (_KEYS[row["row"]], False))
-        for row in read_rows(results / bounded):
-            if row["rule.bounds"] in _BOUNDS:
-                add(row, (_KEYS[row["rule.weights"]], _BOUNDS[row["rule.bounds"]]))
-        for row in read_rows(results / descent):
-            if row["strategy"] == "influence-descent" and row["server-optimizer"] == "off":
-                add(row, (_KEYS["influence-descent"], False))
-        return {bar: MeanStd.of(of_seeds) for bar, of_seeds in values.items()}
-
-    return read
+def _last_ten(row: Mapping[str, str]) -> float:
+    """Return a run's test accuracy in percent."""
+    return 100 * float(row["test-last-ten"])
 
 
 CASES = (
     Case(
         "CIFAR-10",
         "70 % have wrong labels",
-        _of_protocol(
-            "cifar10.csv",
-            "label-noise_0.7_0.7-0.8",
-            "cifar10-label-noise-bounds.csv",
-            "influence-descent-cifar10-label-noise-heavy.csv",
+        partial(
+            _of_protocol,
+            table="cifar10.csv",
+            column="label-noise_0.7_0.7-0.8",
+            bounded="cifar10-label-noise-bounds.csv",
+            descent="influence-descent-cifar10-label-noise-heavy.csv",
         ),
     ),
     Case(
         "CIFAR-10",
         "50 % add noise to updates",
-        _of_protocol(
-            "cifar10-gradient.csv",
-            "gradient-noise_0.5_0.1",
-            "cifar10-gradient-noise-bounds.csv",
-            "influence-descent-cifar10-gradient-noise.csv",
+        partial(
+            _of_protocol,
+            table="cifar10-gradient.csv",
+            column="gradient-noise_0.5_0.1",
+            bounded="cifar10-gradient-noise-bounds.csv",
+            descent="influence-descent-cifar10-gradient-noise.csv",
         ),
     ),
-    Case("Digits", "40 % attack by PoisonedFL", _of_factorial("digits", "PoisonedFL", 0.4)),
-    Case("Fashion-MNIST, 30 rounds", "nobody attacks", _of_arena("Fashion-MNIST", "none", 0.0)),
-    Case("CIFAR-10, 30 rounds", "nobody attacks", _of_arena("CIFAR-10 (JPEG)", "none", 0.0)),
+    Case(
+        "Digits",
+        "40 % attack by PoisonedFL",
+        partial(_of_factorial, data="digits", attack="PoisonedFL", share=0.4),
+    ),
+    Case(
+        "Fashion-MNIST, 30 rounds",
+        "nobody attacks",
+        partial(_of_arena, data="Fashion-MNIST", attack="none", share=0.0),
+    ),
+    Case(
+        "CIFAR-10, 30 rounds",
+        "nobody attacks",
+        partial(_of_arena, data="CIFAR-10 (JPEG)", attack="none", share=0.0),
+    ),
     Case(
         "CIFAR-10, 30 rounds",
         "40 % send updates times ten",
-        _of_arena("CIFAR-10 (JPEG)", "scaling x10", 0.4),
+        partial(_of_arena, data="CIFAR-10 (JPEG)", attack="scaling x10", share=0.4),
     ),
 )
 
