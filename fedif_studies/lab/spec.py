@@ -26,6 +26,8 @@ _REFUSED = {
 _OF_EVERY_CELL = frozenset(kind.section_name() for kind in OWN_SECTIONS)
 Point = dict[str, Scalar]
 """A cell's own settings: its seed, and its place on every axis."""
+Place = tuple[tuple[str, Scalar], ...]
+"""The same, to tell cells apart."""
 
 
 def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> list[Cell]:
@@ -61,24 +63,34 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     fixed = {key: value for key, value in spec.items() if key not in axes}
     fixed = {**defaults, **fixed}
     cells: list[Cell] = []
-    places = set()
+    places: set[Place] = set()
     used: set[str] = set()
     for point in _points(seeds, axes, grids):
-        cell_name = _cell_name(point)
-        place = tuple(point.items())
-        if place in places:
-            raise ConfigError(f"{str(path)!r} names the cell {cell_name!r} twice")
-        places.add(place)
-        settings = {**fixed, **point}
-        # What is fixed for one strategy or attack is said once for all cells.
-        others = {key for key in fixed.keys() - point.keys() if not chosen(key, settings)}
-        used |= spec.keys() - others
-        settings = {key: value for key, value in settings.items() if key not in others}
-        cells.append(make_cell(name, cell_name, settings, output_dir))
+        _require_new(point, places, path)
+        settings = _settings_of(point, fixed)
+        used |= settings.keys()
+        cells.append(make_cell(name, _cell_name(point), settings, output_dir))
     for key in spec:
         if key not in used:
             raise ConfigError(f"{key} in {str(path)!r}; allowed: keys that some cell takes")
     return cells
+
+
+def _require_new(point: Point, places: set[Place], path: Path) -> None:
+    """Add a cell's place to those of the earlier ones, or raise ConfigError if it is there."""
+    place = tuple(point.items())
+    if place in places:
+        raise ConfigError(f"{str(path)!r} names the cell {_cell_name(point)!r} twice")
+    places.add(place)
+
+
+def _settings_of(point: Point, fixed: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return a cell's settings: its own, and of those that are fixed for all what it takes.
+
+    What is fixed for one strategy or attack is said once for all cells.
+    """
+    settings = {**fixed, **point}
+    return {key: value for key, value in settings.items() if key in point or chosen(key, settings)}
 
 
 def _pop_name(spec: dict[str, Any], path: Path) -> str:
