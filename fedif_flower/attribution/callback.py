@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import TypeAdapter
@@ -32,6 +32,24 @@ from fedif_flower.valuation.validation import Validation
 logger = logging.getLogger(__name__)
 
 OnAttribution = Callable[[RoundAttribution], object]
+
+
+class _LastStep(NamedTuple):
+    """The last step that was taken, to which the model may yet return.
+
+    Attributes
+    ----------
+    before : ModelVectors
+        The model that it began with.
+    model : ModelVectors
+        Where it led, or what was received in the place of that since.
+    place : int
+        Of its round among those attributed.
+    """
+
+    before: ModelVectors
+    model: ModelVectors
+    place: int
 
 
 class PathAttribution(Callback):
@@ -118,9 +136,8 @@ class PathAttribution(Callback):
         self._gradients = validation.gradients
         self._strategy: RunningStrategy | None = None
         self._sent: ModelVectors | None = None
-        self._goes_on = False  # Whether that is what the round before led to.
         self._pending: tuple[TakenRound, Future[RoundAttribution]] | None = None
-        self._last: tuple[ModelVectors, ModelVectors] | None = None  # The round before led so.
+        self._last_step: _LastStep | None = None  # Rounds without a step leave it as it is.
         self._carried: tuple[CarriedUpdates, ...] = ()  # In the last step, the newest first.
         self.bounds = bounds
         self._past = PastSteps()  # That the model really moved by.
@@ -201,7 +218,12 @@ class PathAttribution(Callback):
         """Finish the round before, whose updates are about to be overwritten."""
         self.settle()
         self._sent = self._model.vectors
-        self._goes_on = self._last is not None and self._model.continues(self._last[1])
+        if self._last_step is None:
+            return
+        if self._model.continues(self._last_step.model):
+            self._last_step = self._last_step._replace(model=self._sent)
+        else:
+            self._last_step = None
 
     def on_step(self, step: Step) -> None:
         """Begin with the round's gradients."""
@@ -255,12 +277,20 @@ class PathAttribution(Callback):
         after = self._model.vectors
         assert before is not None  # finish_last_round
         undone: tuple[ClientAttribution, ...] = ()
-        if self._last is not None and self._goes_on and after is not before:
-            params_before_last_step = self._last[0].params
-            if torch.equal(after.params, params_before_last_step):
-                undone = tuple(take_back(client) for client in self.rounds[-1].clients)
-            self._carried = self._carried[1:]
+        if after is not before:
+            undone = self._undo_last_step()
         self._attribute(current.round, before, after, undone=undone)
+
+    def _undo_last_step(self) -> tuple[ClientAttribution, ...]:
+        """Return what a model that went back took from whom; it carries that on no longer."""
+        step = self._last_step
+        self._last_step = None
+        if step is None:
+            return ()
+        self._carried = self._carried[1:]
+        if not torch.equal(self._model.vectors.params, step.before.params):
+            return ()
+        return tuple(take_back(client) for client in self.rounds[step.place].clients)
 
     def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
         """Remember what is carried into the next round, for a checkpoint."""
@@ -286,16 +316,39 @@ class PathAttribution(Callback):
         taken_round, future = self._pending
         self._pending = None
         attributed = future.result()
-        number = taken_round.server_round
-        if taken_round.in_step and not self._model.continues(taken_round.after):
-            logger.warning("round %d: its step was taken back", number)
-            loss = attributed.loss_before
-            attributed = RoundAttribution(number, loss, loss)
-            self._carried = self._carried[1:]
-        self._last = (taken_round.before, taken_round.after)
+        if not self._model.continues(taken_round.after):
+            attributed = self._without_step(taken_round, attributed)
+        elif taken_round.in_step:
+            place = len(self.rounds)
+            self._last_step = _LastStep(taken_round.before, taken_round.after, place)
         self.rounds.append(attributed)
         for tell in self.on_attribution:
             tell(attributed)
+
+    def _without_step(
+        self, taken_round: TakenRound, attributed: RoundAttribution
+    ) -> RoundAttribution:
+        """Return a round whose model could not be evaluated, so that a step was taken back."""
+        number = taken_round.server_round
+        if taken_round.in_step:
+            logger.warning("round %d: its step was taken back", number)
+            self._last_step = None
+            self._carried = self._carried[1:]
+            loss = attributed.loss_before
+            attributed = RoundAttribution(number, loss, loss)
+        else:
+            logger.warning("round %d: the last step was taken back", number)
+            after = self._model.vectors
+            went_back = replace(
+                taken_round,
+                after=after,
+                ends=(taken_round.ends[0], self._begin(after)),
+                undone=self._undo_last_step(),
+            )
+            attributed = self._attributor.evaluate(went_back)
+        # It was taken down before anybody knew that the step would not stay.
+        self._memory_after[number] = self._memory()
+        return attributed
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
         """Return the rounds after one, up to another; it waits for the one in work."""

@@ -16,13 +16,16 @@ from fedif_flower.attribution.credit import CreditBounds
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.server.run import Callback
 from fedif_flower.stages import Clip, FedAvgM, FedYogi, NearestNeighbours
+from fedif_flower.strategies import Setup
 from tests.server.hostile import alike, one_more, round_of
 from tests.strategies.lines import (
+    BASE,
     ROUNDING,
     Movers,
     Shifted,
     attributed,
     fedavg,
+    play,
     point,
     squared,
     validation,
@@ -240,20 +243,20 @@ def test_a_run_that_goes_on_attributes_as_one_that_never_stopped():
 
 
 class Failing(Movers):
-    """Some clients raise an error in round 2."""
+    """Some clients raise an error: by round, which."""
 
-    def __init__(self, steps: list[list[float]], failing: range) -> None:
+    def __init__(self, steps: list[list[float]], failing: dict[int, range]) -> None:
         super().__init__(steps)
         self.failing = failing
 
     def train(self, message, partition_id):
-        if round_of(message) == 2 and partition_id in self.failing:
+        if partition_id in self.failing.get(round_of(message), ()):
             raise RuntimeError("no data today")
         return super().train(message, partition_id)
 
 
 def test_a_failed_round_has_no_clients_and_no_decrease():
-    movers = Failing([[1.0, 0.5], [0.5, 1.0], [0.0, 0.0]], failing=range(1))
+    movers = Failing([[1.0, 0.5], [0.5, 1.0], [0.0, 0.0]], failing={2: range(1)})
     first, failed, last = attributed(fedavg, movers, 3, setup={"min_valid_replies": 3}).rounds
     assert failed.clients == ()
     assert failed.decrease == failed.attributed == failed.remainder == 0.0
@@ -263,7 +266,7 @@ def test_a_failed_round_has_no_clients_and_no_decrease():
 
 def test_a_round_that_takes_the_last_step_back_takes_its_contributions_back():
     # Everybody fails on the model of round 1: it may be why, and is given up.
-    movers = Failing([[1.0, 0.5], [0.5, 1.0], [0.0, 0.0]], failing=range(3))
+    movers = Failing([[1.0, 0.5], [0.5, 1.0], [0.0, 0.0]], failing={2: range(3)})
     callback = attributed(fedavg, movers, 3)
     first, failed, last = callback.rounds
     assert first.attributed > 0
@@ -271,6 +274,76 @@ def test_a_round_that_takes_the_last_step_back_takes_its_contributions_back():
     assert failed.decrease == -first.decrease
     gained = first.loss_before - last.loss_after
     assert sum(callback.contributions.values()) == pytest.approx(gained, rel=ROUNDING)
+
+
+ACROSS = [[3.0, 0.0], [0.0, 3.0], [0.0, 0.0]]  # The mean step is (1, 1).
+ALL_THREE = {"min_valid_replies": 3}
+
+
+@pytest.mark.parametrize("between", [0, 1, 2])
+def test_a_step_is_taken_back_after_rounds_without_one(between):
+    """From (0, 0) to (1, 1) and (2, 2), where the loss is 10, 5 and 2, and back to (1, 1).
+
+    Mean gradients are -(3.5, 1.5) and -(2.5, .5); what the second step gave, the last round takes.
+    """
+    last = 3 + between
+    one_fails = {number: range(1) for number in range(3, last)}  # Too few replies: no suspicion.
+    movers = Failing(ACROSS, failing={**one_fails, last: range(3)})
+    callback = attributed(fedavg, movers, last, setup=ALL_THREE)
+    assert [len(found.clients) for found in callback.rounds] == [3, 3, *[0] * between, 3]
+    assert values(callback.rounds[1]) == pytest.approx([2.5, 0.5, 0.0], rel=ROUNDING)
+    assert values(callback.rounds[-1]) == [-value for value in values(callback.rounds[1])]
+    assert callback.rounds[-1].remainder == pytest.approx(0.0, abs=10 * ROUNDING)
+    assert list(callback.contributions.values()) == pytest.approx([3.5, 1.5, 0.0], rel=ROUNDING)
+
+
+@pytest.mark.parametrize("between", [0, 1])
+def test_momentum_of_a_step_that_was_taken_back_later_is_nobodys(between):
+    one_fails = {number: range(1) for number in range(3, 3 + between)}
+    movers = Failing(ACROSS, failing={**one_fails, 3 + between: range(3)})
+    stages = with_stages(FedAvgM(0.5, 0.5))
+    callback = attributed(stages, movers, 4 + between, setup=ALL_THREE)
+    for found in callback.rounds:
+        assert found.attributed == pytest.approx(found.decrease, rel=100 * ROUNDING)
+    # (0, 0), (.5, .5), (1.25, 1.25), back to (.5, .5), and again (1.25, 1.25).
+    gained = 10 - ((4 - 1.25) ** 2 + (2 - 1.25) ** 2) / 2
+    assert sum(callback.contributions.values()) == pytest.approx(gained, rel=ROUNDING)
+
+
+class TakesBack(Callback):
+    """Cannot bear the model of one round, as an evaluation."""
+
+    def __init__(self, server_round: int) -> None:
+        self.server_round = server_round
+
+    def on_model(self, server_round, model):
+        if server_round == self.server_round:
+            model.take_back()
+
+
+def test_an_evaluation_after_a_round_without_a_step_takes_the_last_one_back(caplog):
+    movers = Failing(ACROSS, failing={3: range(1)})
+    callback = attributed(fedavg, movers, 4, setup=ALL_THREE, beside=(TakesBack(3),))
+    _, second, third, fourth = callback.rounds
+    assert values(third) == [-value for value in values(second)]
+    assert (third.loss_before, third.loss_after) == (second.loss_after, second.loss_before)
+    assert fourth.loss_before == third.loss_after
+    # It ends at (2, 2), the loss at 2.
+    assert sum(callback.contributions.values()) == pytest.approx(8.0, rel=ROUNDING)
+    assert "round 3: the last step was taken back" in caplog.text
+
+
+def test_a_checkpoint_does_not_carry_on_what_an_evaluation_took_back():
+    movers = Movers(ACROSS)
+    stages = with_stages(FedAvgM(0.5, 0.5))
+    # The evaluation comes first, as in a run with records.
+    held_out = validation()
+    callback = PathAttribution(held_out, "trapezoid")
+    names = {"trainable_keys": held_out.parameter_names}
+    base = BASE | {"setup": Setup(device="cpu", **names)}
+    play(stages(held_out, callbacks=[TakesBack(2), callback], **base), point(), movers, 2)
+    callback.lines(0, 2)
+    assert len(callback.state_dict(2)["carried"]) == 1  # Of round 1 alone.
 
 
 def test_a_loss_that_is_not_finite_is_nobodys(caplog):
@@ -283,13 +356,8 @@ def test_a_loss_that_is_not_finite_is_nobodys(caplog):
 
 
 def test_a_step_that_is_taken_back_is_nobodys(caplog):
-    class TakesBack(Callback):
-        def on_model(self, server_round, model):
-            if server_round == 1:
-                model.take_back()
-
     movers = Movers([[1.0, 1.0]] * 3)
-    first, second = attributed(fedavg, movers, 2, beside=(TakesBack(),)).rounds
+    first, second = attributed(fedavg, movers, 2, beside=(TakesBack(1),)).rounds
     assert (first.clients, first.decrease) == ((), 0.0)
     assert second.loss_before == first.loss_before
     assert second.attributed == pytest.approx(second.decrease, rel=ROUNDING)
@@ -320,7 +388,7 @@ def test_momentum_pays_those_who_sent_it():
 
 def test_momentum_of_a_step_that_was_taken_back_is_nobodys():
     # Round 2 fails on every client: round 1's step goes, and the mean with it.
-    movers = Failing([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], failing=range(3))
+    movers = Failing([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], failing={2: range(3)})
     callback = attributed(with_stages(FedAvgM(0.5, 0.5)), movers, 4)
     assert [len(found.clients) for found in callback.rounds] == [3, 3, 3, 3]
     for found in callback.rounds:
