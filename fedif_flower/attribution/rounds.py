@@ -123,6 +123,53 @@ class TakenRound:
 
 
 @dataclass(frozen=True)
+class Figures:
+    """What m updates contributed by one loss, in nats.
+
+    Attributes
+    ----------
+    credited, contribution : Tensor
+        ``[m]``: what is credited of the contribution, and all of it.
+    classes : Tensor
+        ``[m, c]``: the contribution by class; c = 0 where it is not split.
+    blocks : Tensor
+        ``[m, b]``: the contribution by block of held-out examples; b = 0 likewise.
+    """
+
+    credited: Tensor
+    contribution: Tensor
+    classes: Tensor
+    blocks: Tensor
+
+    def __add__(self, other: Figures) -> Figures:
+        """Return the sums, update by update."""
+        return Figures(
+            self.credited + other.credited,
+            self.contribution + other.contribution,
+            self.classes + other.classes,
+            self.blocks + other.blocks,
+        )
+
+    def spread(self, rows: Tensor, num_rows: int) -> Figures:
+        """Return so many rows, in which the updates have those ``[m]`` and others are 0."""
+
+        def spread(figure: Tensor) -> Tensor:
+            of_all = figure.new_zeros(num_rows, *figure.shape[1:])
+            return of_all.index_add(0, rows, figure)
+
+        return Figures(
+            spread(self.credited),
+            spread(self.contribution),
+            spread(self.classes),
+            spread(self.blocks),
+        )
+
+    def credited_with(self, place: int) -> float:
+        """Return what one is credited with: rounding may take a sum above the contribution."""
+        return min(float(self.contribution[place]), float(self.credited[place]))
+
+
+@dataclass(frozen=True)
 class RoundAttributor:
     """Attributes rounds along the way from the old model to the new one.
 
@@ -179,86 +226,51 @@ class RoundAttributor:
     def _clients(self, taken: TakenRound, decrease: float) -> tuple[ClientAttribution, ...]:
         """Return what each client contributed; one that also sent earlier updates has one sum."""
         newest = taken.in_step[0]
-        sums = self._sums(taken, decrease)
+        members = _members_of(taken.in_step)
+        contributed = self._contributions(taken, decrease)
+        of_loss, *of_ends = _sums_by_member(taken.in_step, contributed, members)
+        coefficients = dict(zip(newest.members, newest.applied.tolist(), strict=True))
         # How the newest update of each compares with what is usual.
         compared: dict[Member, list[float]] = {}
         if newest.credit is not None:
             credit = newest.credit
-            figures = torch.stack(
+            ratios = torch.stack(
                 [credit.length, credit.weight, credit.borrowed, credit.opposed], dim=1
             )  # [m, 4]
-            compared = dict(zip(newest.members, figures.tolist(), strict=True))
-        num_classes = len(self.classes)
+            compared = dict(zip(newest.members, ratios.tolist(), strict=True))
         clients = []
-        for member in sorted(sums):
-            coefficient, *figures_of_member = sums[member].tolist()
-            own, *at_ends = self._groups(figures_of_member, taken)
-            credited_sum, contribution, *splits = own
+        for place, member in enumerate(members):
             member_credit = None
             if newest.credit is not None:
-                ratios = compared.get(member, ())
-                member_credit = MemberCredit(min(contribution, credited_sum), *ratios)
+                ratios_of_member = compared.get(member, ())
+                member_credit = MemberCredit(of_loss.credited_with(place), *ratios_of_member)
             clients.append(
                 ClientAttribution(
                     *member,
-                    coefficient=coefficient,
-                    contribution=contribution,
-                    classes=tuple(splits[:num_classes]),
+                    # It is the one of this round's own update.
+                    coefficient=coefficients.get(member, 0.0),
+                    contribution=float(of_loss.contribution[place]),
+                    classes=tuple(of_loss.classes[place].tolist()),
                     credit=member_credit,
-                    blocks=tuple(splits[num_classes:]),
-                    noise_ends=tuple(_noise_end(group) for group in at_ends),
+                    blocks=tuple(of_loss.blocks[place].tolist()),
+                    noise_ends=tuple(_noise_end(of_end, place) for of_end in of_ends),
                 )
             )
         return tuple(clients)
 
-    def _groups(self, figures: Sequence[float], taken: TakenRound) -> list[Sequence[float]]:
-        """Return a member's figures of the loss itself, and of each end of the wrong labels.
+    def _contributions(self, taken: TakenRound, decrease: float) -> list[list[Figures]]:
+        """Return what the updates of each round in the step contributed.
 
-        Those of an end are as many as of the loss itself, without the classes.
+        First by the loss itself, then by that at each end of the share of wrong labels.
         """
         if taken.unseen is not None:
-            return [figures]
-        size = 2 + len(self.blocks)
-        own = size + len(self.classes)
-        starts = range(own, len(figures), size)
-        return [figures[:own], *(figures[start : start + size] for start in starts)]
-
-    def _sums(self, taken: TakenRound, decrease: float) -> dict[Member, Tensor]:
-        """Return each member's coefficient, credit, contribution and its splits, ``[3 + c + b]``.
-
-        Behind them are credit, contribution and its blocks at each end of the share of wrong
-        labels, ``[2 + b]`` each (see :meth:`_groups`). A member counts under the partition that it
-        claimed last: a claim may change.
-        """
-        last_claim: dict[int, Member] = {}
-        for updates in reversed(taken.in_step):
-            for partition_id, client_id in updates.members:
-                last_claim[client_id] = (partition_id, client_id)
-        sums: dict[Member, Tensor] = {}
-        contributed = self._contributions(taken, decrease)
-        for updates, rows in zip(taken.in_step, contributed, strict=True):
-            # The coefficient that a line tells is the one of its own round's update.
-            is_newest = updates is taken.in_step[0]
-            coefficients = updates.applied if is_newest else torch.zeros(len(rows))
-            columns = torch.column_stack([coefficients, rows])  # [m, 3 + c + b + ...]
-            for (_, client_id), row in zip(updates.members, columns, strict=True):
-                member = last_claim[client_id]
-                sums[member] = sums[member] + row if member in sums else row
-        return sums
-
-    def _contributions(self, taken: TakenRound, decrease: float) -> list[Tensor]:
-        """Return for each round in the step ``[m, 2 + c + b]``: credited, contributed, splits.
-
-        Behind them are ``[m, 2 + b]`` for each end of the share of wrong labels.
-        """
-        if taken.unseen is not None:
-            return [self._contributed_unseen(taken, taken.unseen)]
+            return [[self._contributed_unseen(taken, taken.unseen)]]
         middle: list[Tensor] | None = None
         slopes_by_block: list[Tensor] = []
         if self.blocks:
             middle, slopes_by_block = self._middle(taken)
         slopes_at: dict[float, list[Tensor]] = {}  # By node of the rule, for each round.
-        contributed: list[list[Tensor]] = []
+        contributed: list[list[Figures]] = []
         coarser: Tensor | None = None
         for rule in self.quadratures:
             for node in rule.nodes:
@@ -268,31 +280,33 @@ class RoundAttributor:
             for place, updates in enumerate(taken.in_step):
                 at_nodes = torch.stack([slopes_at[node][place] for node in rule.nodes])
                 contributed.append(self._integrated(updates, at_nodes, rule))
-            totals = torch.cat([groups[0][:, 1] for groups in contributed])
+            totals = torch.cat([by_loss[0].contribution for by_loss in contributed])
             if is_settled(totals, coarser, decrease):
                 break
             coarser = totals
-        if self.blocks:
-            contributed = [
-                self._split_by_blocks(updates, groups, along)
-                for updates, groups, along in zip(
-                    taken.in_step, contributed, slopes_by_block, strict=True
-                )
-            ]
-        return [torch.cat(groups, dim=1) for groups in contributed]
+        if not self.blocks:
+            return contributed
+        split = []
+        for updates, by_loss, along in zip(
+            taken.in_step, contributed, slopes_by_block, strict=True
+        ):
+            split.append(self._split_by_blocks(updates, by_loss, along))
+        return split
 
     def _split_by_blocks(
-        self, updates: CarriedUpdates, groups: Sequence[Tensor], along: Tensor
-    ) -> list[Tensor]:
-        """Return contributions by block behind those of the loss itself, and behind each end's.
+        self, updates: CarriedUpdates, by_loss: Sequence[Figures], along: Tensor
+    ) -> list[Figures]:
+        """Return figures with contributions by block: of the loss itself, and of each end's.
 
         ``along`` are the slopes in the middle of the step, ``[b, 1 + ends, m]``.
         """
         weights = self.block_weights
         split = []
-        for rows, of_group in zip(groups, along.unbind(1), strict=True):
-            by_block = block_contributions(of_group, updates.applied, weights, rows[:, 1])  # [b, m]
-            split.append(torch.cat([rows, by_block.T], dim=1))
+        for figures, of_loss in zip(by_loss, along.unbind(1), strict=True):
+            by_block = block_contributions(
+                of_loss, updates.applied, weights, figures.contribution
+            )  # [b, m]
+            split.append(replace(figures, blocks=by_block.T))
         return split
 
     def _middle(self, taken: TakenRound) -> tuple[list[Tensor], list[Tensor]]:
@@ -318,7 +332,7 @@ class RoundAttributor:
                 along[place].append(torch.stack(of_block))
         return wholes, [torch.stack(of_blocks) for of_blocks in along]
 
-    def _contributed_unseen(self, taken: TakenRound, unseen: UnseenUpdates) -> Tensor:
+    def _contributed_unseen(self, taken: TakenRound, unseen: UnseenUpdates) -> Figures:
         """Return what updates that nobody sees contributed: one product, with the mean gradient."""
         (rule,) = self.quadratures
         (updates,) = taken.in_step
@@ -328,7 +342,7 @@ class RoundAttributor:
         values = -updates.applied.double() * unseen.products(mean) + 0.0  # [m]
         if len(updates.basis):
             values = torch.cat([values, -(updates.basis.cpu().double() @ mean)])  # [m + k]
-        return _credited(updates, values[:, None])
+        return _figures(updates, values[:, None])
 
     def _gradient(self, taken: TakenRound, node: float) -> Tensor:
         """Return the gradient ``[d]`` at a point of the way."""
@@ -362,18 +376,15 @@ class RoundAttributor:
 
     def _integrated(
         self, updates: CarriedUpdates, at_nodes: Tensor, rule: Quadrature
-    ) -> list[Tensor]:
-        """Return what :func:`_credited` does, of slopes ``[nodes, 1 + c + ends, m + k]``.
-
-        First of the loss itself and its classes, ``[m, 2 + c]``, then of each end, ``[m, 2]``.
-        """
+    ) -> list[Figures]:
+        """Return what slopes ``[nodes, 1 + c + ends, m + k]`` come to: of the loss, of each end."""
         applied = updates.applied.double()
         num_basis = at_nodes.shape[2] - len(applied)
         factors = torch.cat([applied, applied.new_ones(num_basis)])  # [m + k]
         values = [contributions(along, factors, rule) for along in at_nodes.unbind(1)]
         own = 1 + len(self.classes)
-        of_loss = _credited(updates, torch.stack(values[:own], dim=1))
-        of_ends = [_credited(updates, of_end[:, None]) for of_end in values[own:]]
+        of_loss = _figures(updates, torch.stack(values[:own], dim=1))
+        of_ends = [_figures(updates, of_end[:, None]) for of_end in values[own:]]
         return [of_loss, *of_ends]
 
 
@@ -388,10 +399,11 @@ def _slopes_along(updates: CarriedUpdates, gradients: Sequence[Tensor]) -> Tenso
     return torch.stack(rows)
 
 
-def _credited(updates: CarriedUpdates, values: Tensor) -> Tensor:
-    """Return the contributions ``[m, 1 + c]`` behind what of them is credited.
+def _figures(updates: CarriedUpdates, values: Tensor) -> Figures:
+    """Return what updates contributed ``[m + k, 1 + c]``, and what of it is credited.
 
-    They are the first m of ``values``; the other k are those of a step along each of the basis.
+    ``values`` are those of the m updates, then of a step along each of the basis; first by the loss
+    itself, then by each of its classes.
     """
     num_members = len(updates.members)
     contributed = values[:num_members]
@@ -401,13 +413,54 @@ def _credited(updates: CarriedUpdates, values: Tensor) -> Tensor:
         along_basis = values[num_members:, 0]  # [k]
         returned = updates.applied.double() * (credit.returned * along_basis).sum(dim=1)
         within_bounds = credited(within_bounds, credit.kept, returned)
-    return torch.column_stack([within_bounds, contributed])
+    return Figures(
+        credited=within_bounds,
+        contribution=contributed[:, 0],
+        classes=contributed[:, 1:],
+        blocks=contributed[:, :0],
+    )
 
 
-def _noise_end(figures: Sequence[float]) -> NoiseEnd:
-    """Return a member's figures at one end: credited, contributed, then by block."""
-    credited_sum, contribution, *by_block = figures
-    return NoiseEnd(contribution, min(contribution, credited_sum), tuple(by_block))
+def _noise_end(figures: Figures, place: int) -> NoiseEnd:
+    """Return a member's figures at one end of the share of wrong labels."""
+    return NoiseEnd(
+        contribution=float(figures.contribution[place]),
+        credited=figures.credited_with(place),
+        blocks=tuple(figures.blocks[place].tolist()),
+    )
+
+
+def _members_of(in_step: Sequence[CarriedUpdates]) -> list[Member]:
+    """Return whose updates are in a step, in order.
+
+    A member counts under the partition that it claimed last: a claim may change.
+    """
+    last_claim: dict[int, Member] = {}
+    for updates in reversed(in_step):
+        for partition_id, client_id in updates.members:
+            last_claim[client_id] = (partition_id, client_id)
+    return sorted(last_claim.values())
+
+
+def _sums_by_member(
+    in_step: Sequence[CarriedUpdates],
+    contributed: Sequence[Sequence[Figures]],
+    members: Sequence[Member],
+) -> list[Figures]:
+    """Return each member's sums over the rounds in a step, by the loss itself and at each end.
+
+    ``contributed`` are the figures of each round in the step.
+    """
+    place = {client_id: row for row, (_, client_id) in enumerate(members)}
+    sums: list[Figures] = []
+    for updates, by_loss in zip(in_step, contributed, strict=True):
+        rows = torch.tensor([place[client_id] for _, client_id in updates.members])
+        of_round = [figures.spread(rows, len(members)) for figures in by_loss]
+        if sums:
+            sums = [total + more for total, more in zip(sums, of_round, strict=True)]
+        else:
+            sums = of_round
+    return sums
 
 
 def _descent(taken: TakenRound) -> Descent | None:
