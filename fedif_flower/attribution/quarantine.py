@@ -68,10 +68,11 @@ class Quarantine(Callback):
 
     .. math:: x_i = \frac{c_i / a_i}{\frac{1}{m} \sum_j |c_j / a_j|},
 
-    with :math:`c_i` its attributed contribution and :math:`a_i > 0` the coefficient that its
-    update was given; so the weights of the strategy neither hide nor excuse anybody. A member is
-    quarantined, on average, once both hold for the mean of :math:`x_i` over the last
-    :data:`LONGEST_MEMORY` rounds that it took part in, at least :data:`LEAST_LOOKS`:
+    with :math:`c_i` what its update of this round contributed and :math:`a_i > 0` the coefficient
+    that this was given; so the weights of the strategy neither hide nor excuse anybody, nor does
+    what a server's momentum carries on of earlier updates. A member is quarantined, on average,
+    once both hold for the mean of :math:`x_i` over the last :data:`LONGEST_MEMORY` rounds that it
+    took part in, at least :data:`LEAST_LOOKS`:
 
     - the upper end of its one-sided t interval (:data:`CONFIDENCE`) is below 0;
     - it lies more than :data:`UNUSUAL` robust standard deviations (1.4826 times the median of
@@ -205,11 +206,11 @@ def _bad_too_often(member: _Member) -> str:
 
 def relative_worths(attributed: RoundAttribution) -> dict[int, float]:
     """Return what a unit of each client's update was worth, relative to the round's others."""
-    units = {
-        client.client_id: client.contribution / client.coefficient
-        for client in attributed.clients
-        if client.coefficient > 0
-    }
+    units = {}
+    for client in attributed.clients:
+        if client.coefficient > 0:
+            of_this_update = client.contribution - client.carried
+            units[client.client_id] = of_this_update / client.coefficient
     if not units:
         return {}
     scale = float(np.mean(np.abs(list(units.values()))))

@@ -74,6 +74,9 @@ class ClientAttribution:
         The contribution at the lowest and at the highest share of wrong labels that the held-out
         set may have. Empty where the loss is not corrected, or that interval is not known, and in
         rounds whose updates nobody sees.
+    carried : float
+        The part of the contribution that comes from its updates of earlier rounds, which a server's
+        momentum carries on.
     """
 
     partition_id: int
@@ -84,6 +87,7 @@ class ClientAttribution:
     credit: MemberCredit | None = None
     blocks: tuple[float, ...] = ()
     noise_ends: tuple[NoiseEnd, ...] = ()
+    carried: float = 0.0
 
     @property
     def credited(self) -> float:
@@ -158,6 +162,7 @@ def take_back(client: ClientAttribution) -> ClientAttribution:
         blocks=tuple(-value for value in client.blocks),
         credit=credit,
         noise_ends=tuple(_take_back_end(end) for end in client.noise_ends),
+        carried=-client.carried,
     )
 
 

@@ -229,6 +229,10 @@ class RoundAttributor:
         members = _members_of(taken.in_step)
         contributed = self._contributions(taken, decrease)
         of_loss, *of_ends = _sums_by_member(taken.in_step, contributed, members)
+        carried = [0.0] * len(members)
+        if len(taken.in_step) > 1:
+            of_earlier = _sums_by_member(taken.in_step[1:], contributed[1:], members)
+            carried = of_earlier[0].contribution.tolist()
         coefficients = dict(zip(newest.members, newest.applied.tolist(), strict=True))
         # How the newest update of each compares with what is usual.
         compared: dict[Member, list[float]] = {}
@@ -254,6 +258,7 @@ class RoundAttributor:
                     credit=member_credit,
                     blocks=tuple(of_loss.blocks[place].tolist()),
                     noise_ends=tuple(_noise_end(of_end, place) for of_end in of_ends),
+                    carried=carried[place],
                 )
             )
         return tuple(clients)

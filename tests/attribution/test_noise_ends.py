@@ -174,7 +174,8 @@ def test_an_end_is_what_a_run_corrected_for_it_has(rule, has_momentum):
 
 def test_a_step_back_has_both_ends_with_the_other_sign():
     end = NoiseEnd(0.5, 0.25, (0.375, 0.125))
-    back = take_back(ClientAttribution(0, 1000, 1.0, 0.75, noise_ends=(end, end)))
+    back = take_back(ClientAttribution(0, 1000, 1.0, 0.75, noise_ends=(end, end), carried=0.5))
+    assert (back.contribution, back.carried) == (-0.75, -0.5)
     assert back.noise_ends == (NoiseEnd(-0.5, -0.25, (-0.375, -0.125)),) * 2
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,10 @@ from fedif_flower.attribution.quarantine import (
 )
 from fedif_flower.attribution.records import ClientAttribution, RoundAttribution
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.stages import FedAvgM
+from tests.server.hostile import round_of
+from tests.strategies.lines import ROUNDING, Movers, fedavg
+from tests.strategies.lines import attributed as run
 
 NODES = [ClientNode(i, 1000 + i, is_simulated=True) for i in range(6)]
 
@@ -49,6 +54,33 @@ def test_worth_is_per_unit_of_the_coefficient_and_relative_to_the_round():
     worths = relative_worths(RoundAttribution(1, 1.0, 0.8, clients))
     assert worths == pytest.approx({0: 0.4 / 0.3, 1: -0.2 / 0.3})
     assert relative_worths(attributed(1, {0: 0.0, 1: 0.0})) == {}
+
+
+class Turning(Movers):
+    """From round 2 on, other steps."""
+
+    later = ((-1.0, 0.0), (2.0, 0.0))
+
+    def train(self, message, partition_id):
+        if round_of(message) > 1:
+            self.steps = [list(step) for step in self.later]
+        return super().train(message, partition_id)
+
+
+def test_what_momentum_carries_on_excuses_nobody():
+    """x goes by .1 times 2 to .2, then by .1 (.9 times 2 + .5) to .43: a mean slope of 3.685.
+
+    Of it, the first member's new update has .05 x -1, its earlier one .045 x 2.
+    """
+    movers = Turning([[2.0, 0.0], [2.0, 0.0]])
+    momentum = partial(fedavg, stages=[FedAvgM(momentum=0.9, learning_rate=0.1)])
+    _, second = run(momentum, movers, 2).rounds
+    turned, steady_one = second.clients
+    assert turned.contribution == pytest.approx(3.685 * (0.09 - 0.05), rel=10 * ROUNDING)
+    assert turned.carried == pytest.approx(3.685 * 0.09, rel=10 * ROUNDING)
+    assert steady_one.carried == pytest.approx(3.685 * 0.09, rel=10 * ROUNDING)
+    # By unit -3.685 and 7.37, whose mean size is 5.5275.
+    assert relative_worths(second) == pytest.approx({1000: -2 / 3, 1001: 4 / 3}, rel=1e-5)
 
 
 def test_the_upper_bound_is_that_of_the_one_sided_t_interval():
