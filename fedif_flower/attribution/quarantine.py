@@ -6,7 +6,8 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +60,23 @@ class _Member:
     bad: deque[bool] = field(default_factory=lambda: deque(maxlen=LONGEST_COUNT))
     pause: int = FIRST_PAUSE  # Of the next quarantine, in turns.
     until_round: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything in lists and numbers."""
+        return {
+            "worths": list(self.worths),
+            "bad": list(self.bad),
+            "pause": self.pause,
+            "until_round": self.until_round,
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> _Member:
+        """Return what :meth:`state_dict` was made of."""
+        member = cls(pause=int(state["pause"]), until_round=int(state["until_round"]))
+        member.worths.extend(state["worths"])
+        member.bad.extend(state["bad"])
+        return member
 
 
 class Quarantine(Callback):
@@ -130,6 +148,27 @@ class Quarantine(Callback):
             self._judged += 1
         until = {client_id: member.until_round for client_id, member in self._members.items()}
         return [node for node in nodes if until.get(node.client_id, 0) <= server_round]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on: how long a turn was is not known afterwards."""
+        members = {}
+        for client_id, member in self._members.items():
+            members[client_id] = member.state_dict()
+        return {
+            "judged": self._judged,
+            "members": members,
+            "decisions": [asdict(decision) for decision in self.decisions],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned; nobody is told of its decisions again."""
+        members = {}
+        for client_id, member in state["members"].items():
+            members[int(client_id)] = _Member.from_state(member)
+        decisions = [Decision(**decision) for decision in state["decisions"]]
+        self._judged = int(state["judged"])
+        self._members = members
+        self.decisions = decisions
 
     def _take_in(self, attributed: RoundAttribution, num_nodes: int) -> None:
         """Note what a round's members are worth, and decide about each of them."""

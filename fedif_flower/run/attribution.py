@@ -26,13 +26,16 @@ from fedif_flower.run.config import (
 from fedif_flower.run.correction import NOISE
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.held_out import Witness, classes_of
+from fedif_flower.run.last_rounds import LastRounds
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
 from fedif_flower.run.secret_validation import NONCE, PAYING_WITNESS, SecretData
 from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.run import RunningStrategy
 from fedif_flower.valuation.parts import BLOCKS
 
 NAME = "attribution"  # In checkpoints.
+QUARANTINE = "quarantine"  # There.
 JUDGED_BY = ("simpson", "adaptive")  # Rules exact enough to leave a member out.
 ENOUGH_ROUNDS = 10  # To say how well shares will be known.
 logger = logging.getLogger(__name__)
@@ -207,18 +210,45 @@ class Quarantined(RunPart):
         attribution = run.find(PathAttribution)
         if not run.config.section(QuarantineSettings).on or attribution is None:
             return NOTHING
-        return Built(callbacks=[_RecordedQuarantine(attribution, run.folder)])
+        quarantine = KeptQuarantine(attribution, run.folder)
+        return Built(callbacks=[quarantine], kept={QUARANTINE: quarantine})
 
 
-class _RecordedQuarantine(Quarantine):
-    """Writes its decisions; a resumed run decides again what was decided before."""
+class KeptQuarantine(Quarantine, Kept):
+    """Writes its decisions, and has them and all that it knows of members in checkpoints."""
 
     def __init__(self, attribution: PathAttribution, folder: RunFolder) -> None:
         table = folder.quarantine
         super().__init__(attribution, lambda decision: table.append([vars(decision)]))
         self._table = table
+        self._last: LastRounds[dict[str, Any]] = LastRounds()
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Begin the table."""
+        """Begin the table, with the decisions of a checkpoint if there is one."""
         super().on_start(strategy)
         self._table.begin()
+        self._table.append([vars(decision) for decision in self.decisions])
+
+    def on_model(self, server_round: int, model: GlobalModel) -> None:  # noqa: ARG002
+        """Note what is known of members after a round."""
+        self._last.add(server_round, self.state_dict())
+
+    def memory(self, last_round: int) -> dict[str, Any]:
+        """Return what was known of members after a round."""
+        return dict(self._last.latest(last_round) or {})
+
+    def restore(
+        self,
+        lines: object,  # noqa: ARG002
+        memory: Mapping[str, Any] | None,
+        last_round: int,
+    ) -> None:
+        """Go on with who is left out, and what is known of all others."""
+        if not memory:
+            logger.warning(
+                "quarantine: the checkpoint is of a version that did not keep who is left out; "
+                "all rounds are judged again, as if those had been online that are online now"
+            )
+            return
+        self.load_state_dict(memory)
+        self._last.restore(last_round, self.state_dict())

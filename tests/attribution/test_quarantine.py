@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from io import BytesIO
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from fedif_flower.attribution.quarantine import (
     FIRST_PAUSE,
@@ -152,3 +154,30 @@ def test_a_resumed_run_decides_as_the_whole_one():
     whole, resumed = quarantine(rounds, 18), quarantine(rounds)
     assert resumed.admit(NODES, 19) == whole.admit(NODES, 19)
     assert resumed.decisions == whole.decisions
+
+
+def test_a_resumed_run_keeps_the_pauses_of_when_they_were_decided():
+    """With 40 members idle, six of them drawn, a turn is 7 rounds; with 10 idle it is 2.
+
+    In round 6 four rounds are known: the pause is 4 x 7 rounds, until 34. With 10 it were 4 x 2.
+    """
+    forty = [ClientNode(i, 1000 + i, is_simulated=True) for i in range(40)]
+    rounds = [steady(t, of_last=-0.3) for t in range(1, 40)]
+    whole = Quarantine(SimpleNamespace(rounds=rounds))
+    for t in range(1, 8):
+        whole.admit(forty, t)
+    resumed = Quarantine(SimpleNamespace(rounds=rounds))
+    resumed.load_state_dict(torch.load(saved(whole.state_dict()), weights_only=True))
+    for t in range(8, 41):
+        assert resumed.admit(forty[:10], t) == whole.admit(forty[:10], t)
+    assert resumed.decisions == whole.decisions
+    first = whole.decisions[0]
+    assert (first.server_round, first.until_round) == (6, 34)
+    assert resumed.state_dict() == whole.state_dict()
+
+
+def saved(state: dict) -> BytesIO:
+    file = BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return file

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import re
 import stat
+from types import SimpleNamespace
 
 import pytest
 import torch
 from scipy.stats import t
 
+from fedif_flower.attribution.quarantine import Decision
 from fedif_flower.attribution.records import ClientAttribution, RoundAttribution
 from fedif_flower.errors import CheckpointError, ConfigError
-from fedif_flower.run.attribution import widest_share
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.run.attribution import KeptQuarantine, widest_share
+from fedif_flower.run.checkpoint import read_checkpoint
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.run.report import bound_in_words
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
@@ -54,6 +58,46 @@ def test_a_run_that_was_not_attributed_is_not_resumed_with_attribution(tmp_path)
     run(run_config(tmp_path, num_server_rounds=2))
     with pytest.raises(CheckpointError, match="its rounds were not attributed"):
         run(run_config(tmp_path, attribution="simpson", num_server_rounds=2, resume="auto"))
+
+
+DECISION = Decision(6, 34, 5, 5, "worth -1.00 on average")
+
+
+def test_a_run_that_goes_on_leaves_out_whom_it_had_left_out(tmp_path, caplog):
+    def quarantine() -> KeptQuarantine:
+        return KeptQuarantine(SimpleNamespace(rounds=[]), RunFolder(tmp_path))
+
+    strategy = SimpleNamespace(nodes=None, roster=SimpleNamespace(admit=[]))
+    nodes = [ClientNode(partition, partition, is_simulated=True) for partition in range(6)]
+    state = {"worths": [], "bad": [], "pause": 8, "until_round": 34}
+    memory = {"judged": 4, "members": {5: state}, "decisions": [vars(DECISION)]}
+    goes_on = quarantine()
+    goes_on.restore([], memory, 9)
+    goes_on.on_start(strategy)
+    (line,) = read_rows(tmp_path / "quarantine.csv")
+    assert (line["client_id"], line["until_round"]) == ("5", "34")
+    assert goes_on.admit(nodes, 33) == nodes[:5]
+    assert goes_on.admit(nodes, 34) == nodes
+    # In the round that was interrupted somebody may have been left out: it is decided again.
+    goes_on.decisions.append(DECISION)
+    assert goes_on.memory(9) == memory
+    goes_on.on_model(10, None)
+    assert (len(goes_on.memory(9)["decisions"]), len(goes_on.memory(10)["decisions"])) == (1, 2)
+    # A checkpoint of an earlier version.
+    anew = quarantine()
+    anew.restore([], None, 9)
+    assert "did not keep who is left out" in caplog.text
+    assert anew.decisions == []
+
+
+def test_checkpoints_have_what_the_quarantine_knows(tmp_path):
+    config = run_config(tmp_path, **{"attribution": "simpson", "quarantine.on": True})
+    run(config, kill_at=5)
+    after_round_4 = files_of_rounds(config.run_dir / "checkpoints")[4]
+    memory = read_checkpoint(after_round_4).records["quarantine"]
+    # Round 4 was drawn by what the rounds 1 and 2 had shown.
+    assert memory["judged"] == 2
+    assert {len(member["worths"]) for member in memory["members"].values()} <= {1, 2}
 
 
 @pytest.mark.parametrize(
