@@ -362,17 +362,27 @@ def corrected_objective(objective: Objective, noise: float | Tensor) -> Objectiv
 def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tensor:
     """Return how many answers are right; NaN unless ``[n, classes]`` meet integers ``[n]``.
 
-    No answer to the target ``ignored`` is right.
+    No answer to the target ``ignored`` is right, nor is one without a class (:func:`are_right`).
     """
     labels = class_labels((targets,))
     if labels is None or not isinstance(outputs, Tensor) or outputs.dim() != 2:
         return torch.tensor(torch.nan)
-    right = outputs.argmax(dim=1) == labels
     if outputs.shape[1] < 2:  # One number for each example chooses no class.
         return torch.tensor(torch.nan)
+    right = are_right(outputs, labels)
     if ignored is not None and ignored >= 0:  # No answer is negative.
         right &= labels != ignored
     return right.sum().float()
+
+
+def are_right(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Tell which answers ``[n, classes]`` are the labels' ``[n]``: ``[n]`` bool.
+
+    An answer is the class with the largest number. Where that is infinite or NaN, as in every row
+    with a NaN, no class is chosen: else a model that has diverged would be right about class 0.
+    """
+    largest, answers = outputs.max(dim=1)
+    return (answers == labels) & largest.isfinite()
 
 
 def _figures(

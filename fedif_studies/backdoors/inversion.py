@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.tasks.batches import tensor_pair
+from fedif_flower.valuation.objective import are_right
 from fedif_flower.valuation.validation import Validation
 
 _ENOUGH = 0.95  # The share of a batch that has to get the class.
@@ -139,7 +140,7 @@ def invert_triggers(
             total = losses.sum() / _BATCH + penalty @ sizes
             (logits.grad,) = torch.autograd.grad(total, logits)
         sizes = sizes.detach()
-        gets_class = (answers.detach().argmax(dim=1) == labels).view(num_classes, _BATCH)
+        gets_class = are_right(answers.detach(), labels).view(num_classes, _BATCH)
         works = gets_class.to(logits).mean(dim=1) >= _ENOUGH  # [C]
         is_smaller = works & (sizes < best_sizes)
         best_sizes = torch.where(is_smaller, sizes, best_sizes)

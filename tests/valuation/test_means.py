@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -15,7 +16,7 @@ from torch.nn import functional
 from fedif_flower.devices import torch_threads
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.objective import BatchSize, ClassMean, class_mean
+from fedif_flower.valuation.objective import BatchSize, ClassMean, are_right, class_mean
 from fedif_flower.valuation.parts import missing_classes
 from fedif_flower.valuation.shapley.valuation import RoundGame
 from tests.rounds import a_round
@@ -98,6 +99,19 @@ def test_sizes_by_hand():
     assert ClassMean(PAD).size(torch.zeros(4, CLASSES, 5)) == BatchSize(4, 20)
     with pytest.raises(ValuationError, match="targets are 1 to 3; allowed with 3 class weights"):
         mean.size(torch.tensor([1, 3]))
+
+
+def test_an_answer_that_is_no_number_is_not_right():
+    inf, nan = math.inf, math.nan
+    answers = [[inf, inf], [nan, nan], [nan, 2.0], [1.0, nan], [inf, 0.0], [-inf, -inf]]
+    assert not are_right(torch.tensor(answers), torch.zeros(6, dtype=torch.int64)).any()
+    # Classes that a model leaves out, and two that are alike: the first one is chosen.
+    answers = torch.tensor([[-inf, 0.0], [3.0, -inf], [1.0, 1.0], [1.0, 2.0]])
+    assert are_right(answers, torch.tensor([1, 0, 0, 0])).tolist() == [True, True, True, False]
+    # The accuracy of a model that has diverged: of its two answers, both were class 0.
+    module = linear()
+    validation = judged(module, ROWS[:2], torch.zeros(2, dtype=torch.int64))
+    assert validation.accuracy(torch.full_like(validation.params(), nan)) == 0.0
 
 
 class Own(nn.CrossEntropyLoss):

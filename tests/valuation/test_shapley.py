@@ -319,6 +319,22 @@ def test_a_client_whose_model_has_no_loss_is_worth_least_and_stops_no_round(esti
     assert values.argmin() == 2
 
 
+def test_who_makes_outputs_infinite_is_right_about_nothing():
+    """Seven of ten are of class 0, which a model of zeros names: u(empty) = u(honest) = .7.
+
+    With the other's parameters all outputs are infinite, alone and in the mean: u = 0. The honest
+    one changes nothing, so that its value is 0 and the other's -.7.
+    """
+    model = nn.Linear(2, 2, bias=False)
+    targets = torch.tensor([0] * 7 + [1] * 3)
+    held_out = Validation(model, torch.full((10, 2), 4.0), targets, device="cpu")
+    updates = a_round(torch.stack([torch.zeros(4), torch.full((4,), 3e38)]))
+    worths = RoundGame(held_out, updates, "accuracy")
+    in_order = torch.tensor([[False, False], [True, False], [False, True], [True, True]])
+    assert worths(in_order).tolist() == pytest.approx([0.7, 0.7, 0.0, 0.0], rel=1e-6)
+    assert exact_shapley(worths, 2).tolist() == pytest.approx([0.0, -0.7], rel=1e-6)
+
+
 @pytest.mark.parametrize("estimator", ["complementary", "permutation", "owen"])
 def test_draws_depend_on_seed_and_round_alone(estimator):
     def drawn(server_round: int, seed: int) -> tuple[float, ...]:
