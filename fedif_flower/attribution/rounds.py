@@ -375,7 +375,10 @@ class RoundAttributor:
         of_classes = []
         for one_class in self.classes:
             share = one_class.total_weight / self.validation.total_weight
-            of_classes.append(one_class.gradient(*taken.at(node)) * share)
+            if share:
+                of_classes.append(one_class.gradient(*taken.at(node)) * share)
+            else:  # The loss gives the class weight 0: its examples have no mean.
+                of_classes.append(torch.zeros_like(own))
         all_gradients = [own, *of_classes, *at_ends]
         return [_slopes_along(updates, all_gradients) for updates in taken.in_step]
 

@@ -311,6 +311,7 @@ def _examine(
     if batch is None:
         return replace(held_out, why_none="its batches cannot be divided into examples")
     labels = batch[-1]
+    held_out = replace(held_out, examples=len(labels))  # Without those of classes of weight 0.
     num_classes = count_answers(validation, batch)
     if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
         words = f"its labels are not among the model's classes, 0 to {num_classes - 1}"
@@ -363,6 +364,7 @@ def contradicted_share(
     """
     class_mean = validation.judge.objective.class_mean
     contradicted = torch.zeros((), device=validation.device)
+    examples = torch.zeros((), device=validation.device)  # That count.
     finite = torch.ones((), dtype=torch.bool, device=validation.device)
     with validation.alone() as judge:
         judge.model.load(params, buffers)
@@ -373,12 +375,14 @@ def contradicted_share(
                 finite &= outputs.isfinite().all()
                 probability, answer = outputs.softmax(dim=1).max(dim=1)
                 is_other = (probability > _SURE) & (answer != labels)
+                counts = torch.ones_like(is_other)
                 if class_mean is not None:
-                    is_other &= class_mean.counts(labels)
-                contradicted += is_other.sum()
+                    counts = class_mean.counts(labels)
+                contradicted += (is_other & counts).sum()
+                examples += counts.sum()
     if not bool(finite):
         return None
-    return float(contradicted) / validation.num_examples
+    return float(contradicted) / float(examples)
 
 
 def _with_estimate(held_out: HeldOut, estimate: Profile, labels: Tensor) -> HeldOut:

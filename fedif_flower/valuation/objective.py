@@ -112,7 +112,7 @@ class ClassMean:
             return BatchSize(len(targets), targets.numel() // max(classes, 1))
         counted = targets != self.ignored
         count = int(counted.sum())
-        examples = count if targets.dim() == 1 else len(targets)
+        examples = int(_any_of_each(counted).sum())
         if self.class_weights is None or not count:
             return BatchSize(examples, count)
         labels = targets[counted].cpu().long()

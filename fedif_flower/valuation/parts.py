@@ -129,7 +129,8 @@ def class_validations(validation: _Whole) -> list[_Whole]:
 
     with :math:`D'_c` the examples of class c, and sums of class weights in place of counts where
     the loss has some: gradients on the parts add up to the gradient on the whole. Examples whose
-    target is ignored belong to no class. All parts use the one copy of the model.
+    target is ignored belong to no class. A class of weight 0 has no loss of its own: its part has
+    the weight 0, and is for nobody to be evaluated on. All parts use the one copy of the model.
 
     Parameters
     ----------
@@ -157,6 +158,11 @@ def class_validations(validation: _Whole) -> list[_Whole]:
     for label in sorted(present):
         rows = (labels == label).nonzero().flatten()
         parts.append(validation.part(_take(batches, rows)))
+    weightless = [label for label, part in enumerate(parts) if not part.total_weight]
+    if weightless:
+        logger.info(
+            "the loss gives the classes %s weight 0: nothing is contributed there", weightless
+        )
     return parts
 
 

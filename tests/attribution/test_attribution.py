@@ -168,6 +168,23 @@ def test_classes_add_up_to_the_contribution():
         PathAttribution(validation(), per_class=True)
 
 
+def test_nothing_is_contributed_to_a_class_that_weighs_nothing(caplog):
+    caplog.set_level("INFO")
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(12, 2), torch.tensor([0, 1, 2, 2] * 3)
+    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 0.0, 2.0]))
+    model = nn.Linear(2, 3)
+    held_out = Validation(model, inputs, targets, loss_fn=loss_fn, device="cpu")
+    movers = Movers(np.random.default_rng(0).normal(size=(3, 9)).tolist())
+    callback = attributed(fedavg, movers, held_out=held_out, model=model, per_class=True)
+    assert callback.class_weights == pytest.approx([3 / 15, 0.0, 12 / 15])
+    for client in callback.rounds[0].clients:
+        assert client.classes[1] == 0.0
+        rounding = ROUNDING * callback.rounds[0].loss_before
+        assert sum(client.classes) == pytest.approx(client.contribution, abs=rounding)
+    assert "the loss gives the classes [1] weight 0" in caplog.text
+
+
 def test_blocks_add_up_and_change_nothing_else():
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(60, 2, generator=generator)

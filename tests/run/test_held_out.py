@@ -195,6 +195,16 @@ def test_hand_computed_share_that_a_model_contradicts():
     assert contradicted_share(judge, judge.params() * torch.nan, {}) is None
 
 
+def test_what_weighs_nothing_is_not_among_the_labels_of_that_share():
+    """One sure wrong answer counts, and one of a class of weight 0 does not: 1 of 1."""
+    model = torch.nn.Linear(2, 2, bias=False)
+    torch.nn.init.eye_(model.weight)
+    loss_fn = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 0.0]))
+    outputs = torch.tensor([[0.0, 9.0], [9.0, 0.0]])
+    judge = Validation(model, outputs, torch.tensor([0, 1]), loss_fn=loss_fn, device="cpu")
+    assert contradicted_share(judge, judge.params(), {}) == 1.0
+
+
 @pytest.mark.parametrize(("noise", "corrected"), [("off", 0.0), (0.0, 0.0), (0.2, 0.2)])
 def test_a_share_that_is_set_is_taken(tmp_path, noise, corrected):
     folder = run(config_of(tmp_path, num_server_rounds=1, validation__noise=noise))

@@ -256,6 +256,14 @@ def test_ignored_targets_keep_the_places_of_the_others():
     assert min(one.index for one in own.suspects) >= 10
 
 
+def test_examples_of_a_class_that_weighs_nothing_do_not_count():
+    weights = torch.tensor([0.0] + [1.0] * 9)
+    labels = torch.tensor([0, 1] * 5)
+    own = vet(held_out(labels, loss_fn=nn.CrossEntropyLoss(weight=weights)))
+    assert own.examples == 5
+    assert own.why_none.startswith("5 examples are too few")
+
+
 def test_hand_computed_suspects():
     """Thresholds are 0.6 and 0.7: the third is of class 1, the last of none."""
     of_zero = torch.tensor([0.9, 0.8, 0.1, 0.2, 0.4])

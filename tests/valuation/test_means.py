@@ -86,13 +86,15 @@ def test_a_mean_over_tokens_is_over_those_that_are_not_ignored(loss_fn):
     module = build(Tokens, 5, CLASSES)
     validation = judged(module, inputs, targets, loss_fn=loss_fn, batch_size=2)
     agree(validation, *whole(module, loss_fn, inputs, targets))
-    assert validation.num_examples == 9
+    assert validation.num_examples == 8  # One has no token.
 
 
 def test_sizes_by_hand():
     mean = ClassMean(PAD, WEIGHTS)
     assert mean.size(torch.tensor([0, 1, PAD, 1])) == BatchSize(3, 9.0)
-    assert mean.size(torch.tensor([[0, PAD], [PAD, PAD]])) == BatchSize(2, 1.0)
+    # Of the second one every pixel is ignored.
+    assert mean.size(torch.tensor([[0, PAD], [PAD, PAD]])) == BatchSize(1, 1.0)
+    assert mean.size(torch.tensor([[PAD, PAD]])) == BatchSize(0, 0)
     assert mean.size(torch.tensor([PAD])) == BatchSize(0, 0)
     assert ClassMean(PAD).size(torch.tensor([0, 1, PAD, 1])) == BatchSize(3, 3)
     assert ClassMean(PAD, WEIGHTS).size(torch.zeros(4, CLASSES)) == BatchSize(4, 4)
