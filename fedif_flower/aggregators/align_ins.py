@@ -24,8 +24,9 @@ class AlignIns(CheckedFields):
 
     signs is the share of an update's largest coordinates whose sign is the principal one,
     :math:`\operatorname{sgn} \sum_j \operatorname{sgn} u_j`. An update is left out where either z
-    exceeds the threshold. The others are shortened to the median of their lengths and averaged.
-    Where nobody is left, the model stays as it is.
+    exceeds the threshold. The others are shortened to the median of their lengths, of an even
+    number the lower one of the two in the middle, and averaged. Where nobody is left, the model
+    stays as it is.
 
     Parameters
     ----------

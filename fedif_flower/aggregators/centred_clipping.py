@@ -27,7 +27,8 @@ class CentredClipping(CheckedFields):
     ----------
     radius : float, optional
         :math:`\tau` > 0: how far from the centre an update counts in full. ``None``: the median of
-        the distances from it, in each iteration.
+        the distances from it, in each iteration; of an even number the lower one of the two in the
+        middle.
     iterations : int
         >= 1.
 

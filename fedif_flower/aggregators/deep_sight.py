@@ -224,7 +224,8 @@ def deep_sight_coefficients(
               \lVert u_i \rVert
 
     A are the members of those clusters whose share of suspicious models is below the tolerated one;
-    a model by itself is a cluster of one. Where nobody is left, the model stays as it is.
+    a model by itself is a cluster of one. Where nobody is left, the model stays as it is. Of an
+    even number of lengths, S is the lower one of the two in the middle.
 
     Parameters
     ----------

@@ -25,7 +25,8 @@ class Flame(CheckedFields):
 
     B is the cluster that HDBSCAN finds by the cosine distances between the clients' models, with
     more than half of them at least. Where it finds none, B are all. The noise is
-    :math:`N(0, (\lambda S)^2)` for each parameter.
+    :math:`N(0, (\lambda S)^2)` for each parameter. Of an even number of lengths, S is the lower one
+    of the two in the middle.
 
     Parameters
     ----------

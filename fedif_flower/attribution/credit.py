@@ -340,17 +340,32 @@ def opposition(gram: Tensor) -> Tensor:
     gram : Tensor
         ``[m, m]``: the updates' products with each other.
     """
-    m = len(gram)
     against = -cosines(gram.double())  # [m, m]
-    others = torch.zeros_like(against)  # [i, j]: how far j is turned against those beside i.
-    if m > 2:
-        rows = against.clone().fill_diagonal_(torch.inf)  # Oneself comes last.
-        rank = rows.argsort(dim=1).argsort(dim=1)
-        middle = (m - 3) // 2
-        values = rows.sort(dim=1).values
-        others = torch.where(rank > middle, values[:, [middle]], values[:, [middle + 1]]).T
-    excess = (against - others.clamp_min(0.0)).fill_diagonal_(0.0)
+    excess = torch.zeros_like(against)
+    for j in range(len(gram)):
+        others = [i for i in range(len(gram)) if i != j]
+        turned = against[j, others]  # [m - 1]: how far j is turned against each other one.
+        usual = medians_without_each(turned).clamp_min(0.0)
+        excess[others, j] = turned - usual
     return excess.amax(dim=1).clamp(0.0, 1.0)
+
+
+def medians_without_each(values: Tensor) -> Tensor:
+    """Return the median of the other values, for each of ``[n]``: ``[n]``; 0 where there are none.
+
+    Of an even number it is the mean of the two in the middle.
+    """
+    num_others = len(values) - 1
+    if num_others < 1:
+        return torch.zeros_like(values)
+    ordered = values.sort().values
+    rank = values.argsort().argsort()  # [n]: of each value in that order.
+
+    def of_others(place: int) -> Tensor:
+        """Return what stands at a place of the order, once each value is taken out of it."""
+        return torch.where(rank > place, ordered[place], ordered[place + 1])
+
+    return (of_others((num_others - 1) // 2) + of_others(num_others // 2)) / 2
 
 
 def credited(contributions: Tensor, kept: Tensor, borrowed: Tensor) -> Tensor:

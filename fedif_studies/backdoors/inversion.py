@@ -42,7 +42,10 @@ class Triggers(NamedTuple):
         return int(self.sizes.argmin())
 
     def share_of_median(self, label: int) -> float:
-        """Return the size of a class's mask over the median one's."""
+        """Return the size of a class's mask over the median one's.
+
+        Of an even number of classes that is the smaller one of the two in the middle.
+        """
         return float(self.sizes[label] / self.sizes.median())
 
     def stamp(self, inputs: Tensor, label: int) -> Tensor:

@@ -17,6 +17,7 @@ from fedif_flower.attribution.credit import (
     CreditBounds,
     PastSteps,
     credited,
+    medians_without_each,
     opposition,
     own_lengths,
     usual_lengths,
@@ -149,6 +150,22 @@ def test_who_is_turned_against_all_is_so_alone():
     gram[0, 1] = gram[1, 0] = -0.95
     gram[0, 2] = gram[2, 0] = -0.3
     assert opposition(gram).tolist() == near([0.95, 0.95, 0.3, 0.0, 0.0, 0.0])
+
+
+def test_what_is_turned_against_two_others_is_so_by_the_mean_of_both():
+    """The second of four is turned against the others by .9, .6 and .2.
+
+    Without the first the median is (.6 + .2) / 2, of which .9 leaves .5; without the third it is
+    (.9 + .2) / 2, of which .6 leaves .05; without the last it is .75, of which .2 leaves nothing.
+    The others are turned against nobody else: the second keeps its .9.
+    """
+    gram = torch.eye(4).double()
+    for other, against in ((0, 0.9), (2, 0.6), (3, 0.2)):
+        gram[1, other] = gram[other, 1] = -against
+    assert opposition(gram).tolist() == near([0.5, 0.9, 0.05, 0.0])
+    assert medians_without_each(torch.tensor([3.0, 1.0, 2.0])).tolist() == [1.5, 2.5, 2.0]
+    assert medians_without_each(torch.tensor([4.0, 1.0])).tolist() == [1.0, 4.0]
+    assert medians_without_each(torch.tensor([4.0])).tolist() == [0.0]
 
 
 @given(
