@@ -52,10 +52,12 @@ def project_updates(
     Returns
     -------
     Projections
-        Inner products with the *negative* updates, and squared norms; sums in float64 over
-        blocks of columns.
+        Inner products with the *negative* updates, and squared norms; in float32 at least, sums
+        over blocks of columns in float64.
     """
-    projections = _project(client_updates, validation_gradient, squared_norms, None)
+    # In half precision a product is beyond the range, or below it, where its factors are not.
+    wide = torch.promote_types(client_updates.dtype, torch.float32)
+    projections = _project(client_updates, validation_gradient, squared_norms, wide)
     squared = projections.squared_norm
     # Squares below or beyond the range of float32 need the wider type; models rarely do.
     if bool(((squared < _SMALLEST_SAFE) | ~torch.isfinite(squared)).any()):
@@ -64,9 +66,8 @@ def project_updates(
 
 
 def _project(
-    updates: Tensor, gradient: Tensor, squared_norms: Tensor | None, dtype: torch.dtype | None
+    updates: Tensor, gradient: Tensor, squared_norms: Tensor | None, dtype: torch.dtype
 ) -> Projections:
-    dtype = dtype or updates.dtype
     inner = torch.zeros(len(updates), dtype=torch.float64, device=updates.device)
     squared = torch.zeros_like(inner)
     for start in range(0, len(gradient), _COLUMNS_AT_ONCE):

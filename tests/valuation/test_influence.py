@@ -57,6 +57,15 @@ def test_updates_whose_squares_leave_float32(size):
     assert influence.tolist() == pytest.approx([2.0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("slope", [1e4, 1e-8])
+def test_products_that_leave_half_precision(dtype, slope):
+    """Four coordinates of 10 have the length 20: their influence is -(4 x 10 slope) / 20."""
+    clients = torch.stack([torch.full((4,), 10.0), torch.full((4,), -10.0)]).to(dtype)
+    influence = round_influence(torch.zeros(4, dtype=dtype), clients, torch.full((4,), slope))
+    assert influence.tolist() == pytest.approx([-2 * slope, 2 * slope], rel=1e-6)
+
+
 MEMBERS, NOISY, SIZE = 10, 5, 20
 
 
