@@ -15,7 +15,8 @@ class MemberCredit:
     Attributes
     ----------
     credited : float
-        In nats; at most the contribution. What is above goes to nobody.
+        In nats; at most the contribution, and the difference goes to nobody. Where a step is taken
+        back, both are that step's with the other sign: it is at least the contribution then.
     length, weight, borrowed : float
         Its update's length, its mean weight, and the last step in its update, in multiples of what
         is usual; 0 for a client that sent none.

@@ -50,8 +50,8 @@ class CarriedUpdates:
     """One round's updates in a step: in its own, and in later ones that momentum carries them to.
 
     They are in it as ``share * coefficients`` [m] times ``updates`` [m, d]. In the round itself,
-    share is 1. A server with momentum carries the updates of ten rounds where half of the step
-    before is carried on, of 66 where nine tenths are.
+    share is 1, or a server optimizer's learning rate. A server with momentum carries the updates of
+    ten rounds where half of the step before is carried on, of 66 where nine tenths are.
 
     ``basis`` [k, d] are the steps before it that its updates are compared with, where ``credit``
     is bounded; k may be 0.

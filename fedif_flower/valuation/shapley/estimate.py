@@ -39,12 +39,13 @@ class Estimate(NamedTuple):
     def resolution(self) -> float:
         r"""How far apart chance may put the highest and the lowest value of equal clients.
 
-        .. math:: t \, \sqrt{\textstyle\sum_k (e_{ka} - e_{kb})^2}
+        .. math:: t \, \sqrt{\frac{2}{m (m - 1)} \sum_{a < b} \sum_k (e_{ka} - e_{kb})^2}
 
-        with a and b the clients of the highest and of the lowest value, and t Student's quantile
-        with n - 1 degrees of freedom: beyond it none of the m (m - 1) / 2 differences lies in 95 %
-        of the rounds in which there are none. Infinite after one draw, which says nothing of its
-        error; 0 where nothing was drawn.
+        Under the root is the variance of a difference, the mean over all pairs of clients: that of
+        equal clients is the same for each pair. t is Student's quantile with (n - 1)(m - 1) degrees
+        of freedom: beyond it none of the m (m - 1) / 2 differences lies in 95 % of the rounds in
+        which there are none. Infinite after one draw, which says nothing of its error; 0 where
+        nothing was drawn.
         """
         # Imported here: every client and command line would wait for it.
         from scipy.special import stdtrit
