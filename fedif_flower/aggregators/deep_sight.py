@@ -206,11 +206,16 @@ def deep_sight_clusters(cosines: Tensor, energies: Tensor, ratios: Tensor) -> Te
     ratios : Tensor
         ``[draws, m, classes]``.
     """
-    apart_by_cosine = _apart(density_clusters(cosines, 2))
-    apart_by_energy = _apart(density_clusters(energies, 2, "euclidean"))
-    apart_by_draw = [_apart(density_clusters(ratio, 2, "euclidean")) for ratio in ratios]
-    apart_by_ratio = torch.stack(apart_by_draw).mean(dim=0)
-    distances = torch.stack([apart_by_cosine, apart_by_energy, apart_by_ratio]).mean(dim=0)
+    apart_by_cosine = ~_same_cluster(density_clusters(cosines, 2))
+    apart_by_energy = ~_same_cluster(density_clusters(energies, 2, "euclidean"))
+    apart_by_draw = [~_same_cluster(density_clusters(ratio, 2, "euclidean")) for ratio in ratios]
+    distances = torch.stack(
+        [
+            apart_by_cosine.double(),
+            apart_by_energy.double(),
+            torch.stack(apart_by_draw).double().mean(dim=0),
+        ]
+    ).mean(dim=0)
     return density_clusters(distances, 2)
 
 
@@ -238,12 +243,12 @@ def deep_sight_coefficients(
     tolerated : float
         In (0, 1].
     """
-    together = _apart(clusters) == 0  # [m, m]
+    together = _same_cluster(clusters)  # [m, m]
     shares = (together & suspicious).double().sum(dim=1) / together.sum(dim=1)
     return bounded_mean(norms, shares < tolerated, norms.median())
 
 
-def _apart(clusters: Tensor) -> Tensor:
-    """Return 0 for two models of one cluster, else 1, ``[m, m]``; an outlier is near itself."""
+def _same_cluster(clusters: Tensor) -> Tensor:
+    """Tell which models are in one cluster, ``[m, m]`` bool; an outlier is so with itself alone."""
     same = (clusters[:, None] == clusters) & (clusters >= 0)
-    return (~(same | torch.eye(len(clusters), dtype=torch.bool))).double()
+    return same | torch.eye(len(clusters), dtype=torch.bool)

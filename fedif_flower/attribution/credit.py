@@ -344,9 +344,9 @@ def opposition(gram: Tensor) -> Tensor:
     excess = torch.zeros_like(against)
     for j in range(len(gram)):
         others = [i for i in range(len(gram)) if i != j]
-        turned = against[j, others]  # [m - 1]: how far j is turned against each other one.
-        usual = medians_without_each(turned).clamp_min(0.0)
-        excess[others, j] = turned - usual
+        # How far j is turned against those beside each other one, [m - 1].
+        usual = medians_without_each(against[j, others]).clamp_min(0.0)
+        excess[others, j] = against[others, j] - usual
     return excess.amax(dim=1).clamp(0.0, 1.0)
 
 

@@ -262,17 +262,25 @@ def _farthest_mix(values: Array, shares: Array, radius: float) -> Array:
     scaled = values / largest
     largest_first = np.argsort(-scaled, kind="stable")
     active = largest_first
-    ratios = np.ones(len(shares))
-    for size in range(len(shares), 0, -1):
-        active = largest_first[:size]
-        part = _moments(scaled[active], shares[active])
-        ratios = np.ones(size)
-        if part.variance > 0:
-            slack = max(part.weight * (1 + radius) - 1, 0.0)
-            ratios += (scaled[active] - part.mean) * math.sqrt(slack / part.variance)
-        if ratios.min() >= 0:
-            break
+    ratios = _ratios_within(scaled, shares, active, radius)
+    while ratios.min() < 0:
+        active = active[:-1]
+        ratios = _ratios_within(scaled, shares, active, radius)
     return _spread_out(active, ratios, shares)
+
+
+def _ratios_within(values: Array, shares: Array, active: NDArray[np.intp], radius: float) -> Array:
+    """Return by how much each active class is changed, where all others are at 0: ``[k]``.
+
+    Those of the mix in the ball with the largest sum, up to a factor; below 0 where a class is
+    active that ought to be at 0. Of one class, and of equal values, they are 1.
+    """
+    part = _moments(values[active], shares[active])
+    ratios = np.ones(len(active))
+    if part.variance > 0:
+        slack = max(part.weight * (1 + radius) - 1, 0.0)
+        ratios += (values[active] - part.mean) * math.sqrt(slack / part.variance)
+    return ratios
 
 
 def _spread_out(active: NDArray[np.intp], ratios: Array, shares: Array) -> Array:

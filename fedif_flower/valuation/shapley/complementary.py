@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
 from fedif_flower.valuation.shapley.estimate import Estimate
@@ -64,14 +64,34 @@ def complementary_shapley(
     # Each draw is a sample for every client k, in the stratum of k and of the size of k's side.
     samples = torch.where(left, delta, -delta)  # [M m, m]
     strata = torch.where(left, sizes[:, None], num_clients - sizes[:, None])  # [M m, m]
-    stratum_counts = counts.T.gather(0, strata)  # [M m, m]
+    residuals = _residuals(samples, strata, sums, counts)
+    return Estimate(means.sum(dim=1) / num_clients, residuals)
+
+
+def _residuals(samples: Tensor, strata: Tensor, sums: Tensor, counts: Tensor) -> Tensor:
+    """Return by how much each draw moved the values, and each stratum that was not drawn.
+
+    Parameters
+    ----------
+    samples, strata : Tensor
+        ``[draws, m]``: what each draw is for each client, and of which size its side was.
+    sums, counts : Tensor
+        ``[m, m + 1]``: of the samples, by client and size.
+
+    Returns
+    -------
+    Tensor
+        ``[draws + lacking, m]``.
+    """
+    means = sums / counts.clamp_min(1.0)  # [m, m + 1]
+    stratum_counts = counts.T.gather(0, strata)  # [draws, m]
     # One draw alone says nothing about its own error: its distance from the mean of all clients'
     # draws of that size stands for the error. Of n >= 2 draws, n - 1 are free.
     size_means = sums.sum(dim=0) / counts.sum(dim=0).clamp_min(1.0)  # [m + 1]
-    centres = torch.where(stratum_counts > 1, means.T.gather(0, strata), size_means[strata])
+    expected = torch.where(stratum_counts > 1, means.T.gather(0, strata), size_means[strata])
     divisors = (stratum_counts * (stratum_counts - 1).clamp_min(1.0)).sqrt()
-    drawn = (samples - centres) / divisors  # [M m, m]
+    error_of_draw = (samples - expected) / divisors  # [draws, m]
     # A stratum that was not drawn counts as 0, and errs by what it would have been.
     lacking = torch.where(counts == 0, size_means, 0.0).T  # [m + 1, m]
-    residuals = torch.cat([drawn, lacking[lacking.any(dim=1)]]) / num_clients
-    return Estimate(means.sum(dim=1) / num_clients, residuals)
+    errors = torch.cat([error_of_draw, lacking[lacking.any(dim=1)]])
+    return errors / samples.shape[1]
