@@ -179,8 +179,10 @@ def _attribute(
                 model.advance(step.before)
         attribution.finish_last_round(number)
         if step is not None:
-            last = replace(step, before=model.vectors)
+            before = model.vectors
             model.advance(step.after)
+            # The step leads to what the model holds then: in float16 it is another tensor.
+            last = replace(step, before=before, after=model.vectors)
             attribution.on_step(last)
         # A step without contributions, or contributions without a step: it was taken back.
         was_taken_back = has_parts if step is None else not has_parts

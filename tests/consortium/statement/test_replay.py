@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from client_app import app as client_app
 from fedif_consortium.parts import run_parts
@@ -16,6 +17,7 @@ from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.records import read_run
 from fedif_consortium.statement.replay import replay
 from fedif_consortium.statement.verify import verify
+from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.run import held_out
 from fedif_flower.run.config import RunConfig
@@ -24,6 +26,7 @@ from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.secret_validation import commitment_of, salt_of
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
+from fedif_flower.tasks.task import Task
 from tests.consortium.statement import signed_runs as of
 
 ROUNDS = 6
@@ -252,6 +255,24 @@ def test_a_step_that_was_taken_back_is_recomputed_as_such(tmp_path, last):
     kept = files_of_rounds(run_dir / "updates")
     assert list(kept) == [1, 2, last + 1, last + 2]
     assert replay(run_dir).rounds == last + 2
+
+
+def test_the_run_of_a_model_in_float16_is_recomputed(tmp_path):
+    def rows(seed: int, count: int) -> tuple[Tensor, Tensor]:
+        inputs = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+        return inputs.half(), inputs[:, :3].argmax(dim=1)
+
+    task = Task(
+        name="half",
+        model=lambda: nn.Linear(4, 3).half(),
+        client_data=lambda site: rows(site.partition_id, 20),
+        validation_data=lambda site: rows(98, 60),
+        test_data=lambda site: rows(99, 60),
+    )
+    settings = config(tmp_path, num_server_rounds=2, task="this-app:half")
+    grid = LocalGrid(task_app(task), 5)
+    run_dir = run_federation(grid, settings, task=task, parts=run_parts())
+    assert replay(run_dir, task).contributions == 8
 
 
 def test_a_run_paid_on_secret_data_opens_its_salt(tmp_path, monkeypatch, key):
