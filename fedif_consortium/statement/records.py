@@ -469,7 +469,8 @@ def read_names(path: Path) -> dict[int, str]:
         is missing, longer than 80 characters or not printable.
     """
     names: dict[int, str] = {}
-    for number, row in enumerate(Table(path, ("client_id", "name")).read(""), start=2):
+    written_by_hand = Table(path, ("client_id", "name")).read("", ended=False)
+    for number, row in enumerate(written_by_hand, start=2):
         client_id = row.get("client_id", "")
         name = row.get("name", "").strip()
         is_named = None not in row and is_name(name)

@@ -157,10 +157,11 @@ class Table:
         columns = self._columns
         return csv_text([line.get(name) for name in columns] for line in lines)
 
-    def read(self, rest: str | None = None) -> list[dict[str, str]]:
+    def read(self, rest: str | None = None, *, ended: bool = True) -> list[dict[str, str]]:
         """Return the lines, each as texts by column; none where there is no file.
 
-        ``rest`` is as in :func:`~fedif_flower.run.rows.read_rows`.
+        ``rest`` and ``ended`` are as in :func:`~fedif_flower.run.rows.read_rows`: a run's own
+        tables have an end to each line, those that a person writes perhaps not.
 
         Raises
         ------
@@ -168,7 +169,7 @@ class Table:
             If the file is no CSV file, or a line of it is not whole.
         """
         try:
-            return read_rows(self.path, rest, ended=True)
+            return read_rows(self.path, rest, ended=ended)
         except (csv.Error, OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path} cannot be read: {error}") from error
 
