@@ -57,7 +57,8 @@ class NodeConfig(Settings):
         None,
         "folder in which this node keeps the gradients of runs with `gradients.publish=true`, and "
         "the models they were taken at, for `fedif inspect`: at "
-        "most 16 rounds and 4 GiB; without: none",
+        "most 16 rounds and 4 GiB; another run's gradient takes the place of the same round's, so "
+        "give each run a folder of its own; without: none",
     )
     attack: str | None = setting(
         None,
