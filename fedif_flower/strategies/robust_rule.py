@@ -7,7 +7,7 @@ from typing import Unpack
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError, require
-from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.rule import Rule, Stateful
 from fedif_flower.server.setup import BaseArguments
@@ -52,6 +52,17 @@ class RobustRule(ScreenedStrategy):
         """Return the parts that remember earlier rounds: the rule too, if it does."""
         parts = super().stateful()
         return parts | ({"rule": self.rule} if isinstance(self.rule, Stateful) else {})
+
+    def aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
+        """Do what the base does; a round that fails leaves the rule's memory as it was."""
+        if not isinstance(self.rule, Stateful):
+            return super().aggregate(updates)
+        memory = self.rule.state_dict()
+        try:
+            return super().aggregate(updates)
+        except Exception:
+            self.rule.load_state_dict(memory)
+            raise
 
     def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
         """Return what the rule makes of a round: weights, or a step ``[d]``."""

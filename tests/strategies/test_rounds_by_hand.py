@@ -14,10 +14,12 @@ from torch.utils.data import TensorDataset
 
 from fedif_flower import Validation
 from fedif_flower import strategies as of
+from fedif_flower.aggregators import FedAdp
 from fedif_flower.client.training import train_local
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages import screening
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID
 from fedif_flower.seeding import torch_generator
 from fedif_flower.stages import Destination, Proposal, Stage, Stages
@@ -102,6 +104,25 @@ def test_a_round_that_fails_leaves_weight_scores_and_influences_as_they_were():
     assert column(round_2, "weight_score") == column(only, "weight_score") == [0.3, 0.0]
     assert failing.ledger.scores == plain.ledger.scores
     assert failing.ledger.accumulative_influence == plain.ledger.accumulative_influence
+
+
+def test_a_round_that_fails_leaves_a_rule_s_memory_as_it_was():
+    """FedAdp's mean angle is 0 between updates that are one: its score has no round before."""
+
+    class Angles(FedAdp):
+        """Fails in round 1, after it has taken the round in."""
+
+        def __call__(self, updates: RoundUpdates) -> Aggregation:
+            answer = super().__call__(updates)
+            if updates.server_round == 1:
+                raise RuntimeError("a user's rule")
+            return answer
+
+    rule = Angles()
+    strategy = of.RobustRule(rule, **PLAIN)
+    _, (failed, round_2) = play(strategy, point(1), Movers([[1.0], [1.0]]), rounds=2)
+    assert (failed.failed, round_2.failed) == (True, False)
+    assert rule.state_dict()["clients"]["rounds"].tolist() == [1.0, 1.0]
 
 
 def test_the_last_step_of_a_descent_is_the_last_that_was_made():
