@@ -82,8 +82,11 @@ class PreparedBatches:
         self._labels = labels
         self._loss_fn = loss_fn
         mean = class_mean(loss_fn)
-        weights = None if mean is None else mean.example_weights(labels)
-        self._weights = None if weights is None else weights.cpu()  # [n]; None: the same each.
+        self._weights: Tensor | None = None  # [n], on the CPU; None: the same each.
+        if mean is not None:
+            weights = mean.example_weights(labels)
+            if bool((weights != weights[0]).any()):
+                self._weights = weights
         self.data = (inputs, labels)
         self._shuffled = torch.empty_like(self._inputs)
         self._shuffled_labels = torch.empty_like(labels)
@@ -162,7 +165,7 @@ class BatchesAsTheyCome:
             is_over = False
             # Before it is moved: to read it on a GPU would be to wait for that.
             self._objective.check(batch)
-            size = _size_in_training(self._objective, batch)
+            size = self._objective.counted_size(batch)
             if size is None or size.weight:  # Else the mean would be 0 / 0.
                 yield to_device(batch, self._device), size
         if is_over:
@@ -185,15 +188,6 @@ class BatchesAsTheyCome:
                 "tensor, the mean loss over the batch"
             )
         return loss, size
-
-
-def _size_in_training(objective: Objective, batch: Any) -> BatchSize | None:
-    """Return a batch's size, where it alone tells that: of the examples that the loss counts."""
-    size = objective.known_size(batch)
-    mean = objective.class_mean
-    if size is None or mean is None or not isinstance(batch[-1], Tensor) or not batch[-1].dim():
-        return size
-    return size._replace(examples=int(mean.counts(batch[-1]).sum()))
 
 
 def _rows(examples: Tensor) -> Tensor:

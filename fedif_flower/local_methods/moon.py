@@ -79,9 +79,8 @@ class Moon(CheckedFields, LocalMethod):
         last = local.memory.get(_LAST)
         if last is None or not self.mu:
             return LocalTerm()
-        start = len(_LAST_BUFFER)
         buffers = {
-            key[start:]: value
+            key.removeprefix(_LAST_BUFFER): value
             for key, value in local.memory.items()
             if key.startswith(_LAST_BUFFER)
         }

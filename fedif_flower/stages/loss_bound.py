@@ -110,18 +110,18 @@ class LossBound(Stage):
     ) -> _Candidate:
         """Return the step of least loss among the whole one, shares of it, and another.
 
-        A server optimizer begins anew with it.
+        A server optimizer begins anew with it, and so leads elsewhere with the whole one, too.
         """
         if proposal.optimizer is None:
-            return self._best_of_all(validation, proposal, whole)
+            return self._least_of_all(validation, proposal, whole)
         with proposal.optimizer.anew():
-            # Begun anew, it leads elsewhere.
             whole = _try_step(validation, proposal, proposal.coefficients)
-            return self._best_of_all(validation, proposal, whole)
+            return self._least_of_all(validation, proposal, whole)
 
-    def _best_of_all(
+    def _least_of_all(
         self, validation: Validation, proposal: Proposal, whole: _Candidate | None
     ) -> _Candidate:
+        """Return what :meth:`_best_other` does, once the optimizer is as it has to be."""
         coefficients = proposal.coefficients
         shares = [0.5**halving for halving in range(1, HALVINGS + 1)]
         candidates = [whole]

@@ -52,7 +52,7 @@ class FedAvgM(ServerOptimizer):
     @property
     def shares(self) -> list[float]:
         r"""What each round's step counts for, :math:`\eta \beta^{t-s}`, the newest first."""
-        num_steps = self._memory.num_steps
+        num_steps = self._going_on.num_steps
         if not self.momentum:
             num_steps = min(num_steps, 1)  # Earlier ones are not carried on.
         return [self.learning_rate * self.momentum**age for age in range(num_steps)]
@@ -95,7 +95,7 @@ class FedAdam(ServerOptimizer):
 
     def _stepped(self, before: Tensor, after: Tensor) -> tuple[Tensor, dict[str, Any]]:
         step = after - before  # [d]
-        state = self._memory.state
+        state = self._going_on.state
         mean = state.get("mean", torch.zeros_like(before))
         square = state.get("square", torch.full_like(before, self.tau**2))
         mean = self.beta1 * mean + (1 - self.beta1) * step

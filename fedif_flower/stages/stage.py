@@ -143,7 +143,7 @@ class ServerOptimizer(Stage):
     keeps_coefficients = False  # Whether a sum of updates times coefficients stays one.
     _memory = _Memory()
     _memory_before = _Memory()  # Of the model before this one.
-    _memory_given_up: _Memory | None = None  # By a restart after which no step was made yet.
+    _begins_anew = False  # With the next step: what it remembers stays until that is made.
 
     def __init__(self, make: Callable[[list[Tensor]], Optimizer]) -> None:
         self._make = make
@@ -155,7 +155,7 @@ class ServerOptimizer(Stage):
     @property
     def moves_on(self) -> bool:
         """Whether the steps so far would move the model without a new one."""
-        return bool(self._memory.state)
+        return bool(self._going_on.state)
 
     @property
     def shares(self) -> list[float]:
@@ -169,46 +169,50 @@ class ServerOptimizer(Stage):
     def advance(self, before: Tensor, after: Tensor) -> Tensor:
         """Return what :meth:`lead` does, and let the optimizer remember the step."""
         params, state = self._stepped(before, after)
+        num_steps = self._going_on.num_steps + 1
         self._memory_before = self._memory
-        if self._memory_given_up is not None:
-            self._memory_before = self._memory_given_up
-            self._memory_given_up = None
-        self._memory = _Memory(state, self._memory.num_steps + 1)
+        self._memory = _Memory(state, num_steps)
+        self._begins_anew = False
         return params
+
+    @property
+    def _going_on(self) -> _Memory:
+        """What the next step goes on with."""
+        return _Memory() if self._begins_anew else self._memory
 
     @contextmanager
     def anew(self) -> Iterator[None]:
         """Lead for a while as if there had been no steps."""
-        memory = self._memory
-        self._memory = _Memory()
+        before = self._begins_anew
+        self._begins_anew = True
         try:
             yield
         finally:
-            self._memory = memory
+            self._begins_anew = before
 
     def restart(self) -> None:
-        """Forget all steps; they are known again where the next one is taken back."""
-        if self._memory_given_up is None:
-            self._memory_given_up = self._memory
-        self._memory = _Memory()
+        """Go on as if there had been no steps; where the next one is taken back, there were."""
+        self._begins_anew = True
 
     def take_back(self) -> None:
         """Forget the last step: the model that it made is taken back."""
         self._memory = self._memory_before
+        self._begins_anew = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        return self._memory._asdict()
+        return self._going_on._asdict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self._memory = _Memory(state["state"], int(state["num_steps"]))
+        self._begins_anew = False
 
     def _stepped(self, before: Tensor, after: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Return where the optimizer goes ``[d]``, and what it then remembers."""
         params = before.clone()
         optimizer = self._make([params])
-        optimizer.state[params].update(deepcopy(self._memory.state))
+        optimizer.state[params].update(deepcopy(self._going_on.state))
         params.grad = before - after
         optimizer.step()
         return params, dict(optimizer.state[params])

@@ -69,26 +69,29 @@ class ClassMean:
 
     def counts(self, targets: Tensor) -> Tensor:
         """Tell which examples have a target that counts, for targets ``[n, ...]``: ``[n]`` bool."""
-        counted = self._answered(targets)
-        if self.class_weights is not None and not targets.is_floating_point():
-            weights = self.class_weights.to(targets.device)
-            labels = targets.long().clamp(0, len(weights) - 1)
-            counted &= weights[labels] != 0
-        return _any_of_each(counted)
+        if self.class_weights is None or targets.is_floating_point():
+            return self.has_target(targets)
+        return _any_of_each(self._weights(targets) != 0)
 
-    def example_weights(self, targets: Tensor) -> Tensor | None:
-        """Return what each example of targets ``[n, ...]`` adds to W, ``[n]`` float64.
+    def example_weights(self, targets: Tensor) -> Tensor:
+        """Return what each example of targets ``[n, ...]`` adds to W: ``[n]``, float64, on the CPU.
 
-        ``None``: the same each.
+        Where targets are probabilities that is the same for each, and 1 here.
         """
         if targets.is_floating_point():
-            return None
-        weights = (targets != self.ignored).double()
-        if self.class_weights is not None:
-            by_class = self.class_weights.detach().to(targets.device).double()
-            weights = weights * by_class[targets.long().clamp(0, len(by_class) - 1)]
-        of_examples = weights.flatten(1).sum(dim=1) if weights.dim() > 1 else weights
-        return None if bool((of_examples == of_examples[0]).all()) else of_examples
+            return torch.ones(len(targets), dtype=torch.float64)
+        # Not every device has float64.
+        weights = self._weights(targets.cpu()).double()
+        return weights.flatten(1).sum(dim=1) if weights.dim() > 1 else weights
+
+    def _weights(self, targets: Tensor) -> Tensor:
+        """Return the weight of each integer target's class ``[n, ...]``; 0: it is ignored."""
+        is_answered = targets != self.ignored
+        if self.class_weights is None:
+            return is_answered.float()
+        by_class = self.class_weights.detach().to(targets.device)
+        of_targets = by_class[targets.long().clamp(0, len(by_class) - 1)]
+        return of_targets.where(is_answered, torch.zeros_like(of_targets))
 
     def has_target(self, targets: Tensor) -> Tensor:
         """Tell which examples have a target that is not ignored, whatever its class weighs."""
@@ -184,6 +187,13 @@ class Objective:
         """Return nothing: ``batch_loss`` tells it with the loss."""
         return None
 
+    def counted_size(self, batch: Any) -> BatchSize | None:
+        """Return what :meth:`known_size` does, with the examples that the loss counts alone.
+
+        One whose class weighs nothing has a target, and is not counted.
+        """
+        return self.known_size(batch)
+
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss over the batch."""
         not_needed = BatchSize(0, 0)
@@ -273,10 +283,18 @@ class PairObjective(Objective):
     def known_size(self, batch: Any) -> BatchSize:
         """Return the number of targets that are not ignored, and the sum of their weights."""
         targets = batch[-1]
-        if self.class_mean is not None and isinstance(targets, Tensor) and targets.dim():
+        if self.class_mean is not None and _are_labelled(targets):
             return self.class_mean.size(targets)
         count = num_examples(targets)
         return BatchSize(count, count)
+
+    def counted_size(self, batch: Any) -> BatchSize:
+        """Return the number of targets of classes that weigh something, and their weights' sum."""
+        size = self.known_size(batch)
+        targets = batch[-1]
+        if self.class_mean is None or not _are_labelled(targets):
+            return size
+        return size._replace(examples=int(self.class_mean.counts(targets).sum()))
 
     def loss_and_size(
         self, model: nn.Module, batch: Any, size: BatchSize | None = None
@@ -303,6 +321,11 @@ class PairObjective(Objective):
             if all(bool(t.isfinite().all()) for t in tensors_of(judged[0])):
                 raise
             return _figures({}, metrics, judged)
+
+
+def _are_labelled(targets: Any) -> bool:
+    """Tell whether targets are a tensor ``[n, ...]``, of which class weights can be taken."""
+    return isinstance(targets, Tensor) and targets.dim() > 0
 
 
 def objective_of(

@@ -218,13 +218,18 @@ def test_a_table_is_written_with_its_rows_and_pictures(tmp_path, capsys):
     assert "63.00±1.41" in capsys.readouterr().out
 
 
-def test_after_another_number_of_rounds_no_figure_of_the_paper_stands_beside(tmp_path, capsys):
-    fedavg = settings("cifar10", "fedavg", "clean", **{"num-server-rounds": 12})
-    write_result(tmp_path / "a", fedavg, [0.5] * 12)
+def reported_after(rounds: int, folder: Path) -> str:
+    """Return the table of CIFAR-10 with a single cell, measured over so many rounds."""
+    fedavg = settings("cifar10", "fedavg", "clean", **{"num-server-rounds": rounds})
+    write_result(folder / "a", fedavg, [0.5] * rounds)
     table = TABLES["cifar10"]
-    cells = fill_table(table, find_measurements([tmp_path]), DEFAULTS, 12)
-    report_table(table, cells, tmp_path / "out", Console(width=200), 12)
-    text = (tmp_path / "out" / "cifar10-12-rounds" / "table.md").read_text()
+    cells = fill_table(table, find_measurements([folder]), DEFAULTS, rounds)
+    report_table(table, cells, folder / "out", Console(width=200), rounds)
+    return (folder / "out" / f"cifar10-{rounds}-rounds" / "table.md").read_text()
+
+
+def test_after_another_number_of_rounds_no_figure_of_the_paper_stands_beside(tmp_path):
+    text = reported_after(12, tmp_path)
     best = "| column | row | seeds | last round | mean of last ten | best round |\n"
     assert best in text
     assert "| clean | FedAvg | 1 | 50.00 | 50.00 | 50.00 |\n" in text
@@ -234,12 +239,7 @@ def test_after_another_number_of_rounds_no_figure_of_the_paper_stands_beside(tmp
 
 
 def test_a_mean_of_fewer_than_ten_rounds_says_so(tmp_path):
-    fedavg = settings("cifar10", "fedavg", "clean", **{"num-server-rounds": 5})
-    write_result(tmp_path / "a", fedavg, [0.5] * 5)
-    table = TABLES["cifar10"]
-    cells = fill_table(table, find_measurements([tmp_path]), DEFAULTS, 5)
-    report_table(table, cells, tmp_path / "out", Console(width=200), 5)
-    text = (tmp_path / "out" / "cifar10-5-rounds" / "table.md").read_text()
+    text = reported_after(5, tmp_path)
     assert "Evaluated of the last ten rounds, and in their mean: 5.\n" in text
 
 
