@@ -106,8 +106,8 @@ def make(
         require_same_signer,
     )
     from fedif_consortium.statement.manifest import ACCOUNT, PAGE
+    from fedif_consortium.statement.members_names import read_names
     from fedif_consortium.statement.pages import open_games
-    from fedif_consortium.statement.records import read_names
     from fedif_flower.run.folder import RunFolder
 
     signer = keys.load_or_make_key(key or keys.default_key_path())

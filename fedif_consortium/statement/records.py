@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
-from fedif_consortium.evidence.names import MOST_LETTERS, is_name
 from fedif_consortium.evidence.signed import first_error
 from fedif_consortium.statement.manifest import SALT, read_file
+from fedif_consortium.statement.members_names import read_names
 from fedif_consortium.statement.own_parts import OwnPart
 from fedif_flower.attribution.table import (
     BLOCK_COLUMN,
@@ -457,31 +457,6 @@ def _require_bounded_credit(records: RunRecords) -> None:
         for client_id in compress(records.members, beyond > rounding):
             name = records.folder.attribution.path.name
             raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
-
-
-def read_names(path: Path) -> dict[int, str]:
-    """Read members' names: a CSV file with the columns ``client_id`` and ``name``.
-
-    Raises
-    ------
-    ConfigError
-        Naming the file and the line: an id that is no whole number or is there twice, a name that
-        is missing, longer than 80 characters or not printable.
-    """
-    names: dict[int, str] = {}
-    written_by_hand = Table(path, ("client_id", "name")).read("", ended=False)
-    for number, row in enumerate(written_by_hand, start=2):
-        client_id = row.get("client_id", "")
-        name = row.get("name", "").strip()
-        is_named = None not in row and is_name(name)
-        if not is_named or not client_id.isdecimal() or int(client_id) in names:
-            raise ConfigError(
-                f"{path}, line {number}: client_id = {client_id!r:.40}, name = {name!r:.90}; "
-                "allowed: columns client_id and name, each id once, 1 to "
-                f"{MOST_LETTERS} printable characters"
-            )
-        names[int(client_id)] = name
-    return names
 
 
 def _parse(

@@ -47,8 +47,9 @@ from fedif_consortium.statement.manifest import (
     read_file,
     read_signed,
 )
+from fedif_consortium.statement.members_names import read_names
 from fedif_consortium.statement.pages import made_with
-from fedif_consortium.statement.records import ROUNDING, read_names, read_run, require_consistent
+from fedif_consortium.statement.records import ROUNDING, read_run, require_consistent
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.text import printable

@@ -8,7 +8,8 @@ import pytest
 
 from fedif_consortium.statement.bundle import make_statement, parse_budget
 from fedif_consortium.statement.manifest import ENVELOPE, read_signed
-from fedif_consortium.statement.records import read_names, read_run
+from fedif_consortium.statement.members_names import read_names
+from fedif_consortium.statement.records import read_run
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement.runs import add_rounds, make_run
