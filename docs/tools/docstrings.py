@@ -1,4 +1,4 @@
-"""A griffe extension: reStructuredText roles and formulas of docstrings become Markdown."""
+"""A griffe extension: docstrings become Markdown, with an entry for each parameter."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ _BLOCK = re.compile(
 )
 _INLINE = re.compile(r":math:`([^`]+)`")
 _QUOTE = re.compile(r"^( *)>(=?)(?= )", flags=re.MULTILINE)  # Markdown would quote "> 0"
+# Names that share one entry, its type and its lines, which are indented further or empty.
+_SHARED = re.compile(
+    r"^(?P<indent> *)(?P<names>\w+(?:, \w+)+)(?P<entry> : .*(?:\n(?:(?P=indent) +.*| *$))*)\n?",
+    flags=re.MULTILINE,
+)
+_PARAMETERS = re.compile(
+    r"(?<=^Parameters\n----------\n).*?(?=^\S[^\n]*\n---|\Z)", re.DOTALL | re.MULTILINE
+)
 _ROLE = re.compile(r":(?:class|func|meth|attr|data|mod|exc):`(~?)([\w.]+)`")
 
 
@@ -42,10 +50,17 @@ def to_markdown(docstring: str, names: Mapping[str, str]) -> str:
     ``names`` are the paths of names without dots. What the reference does not hold becomes plain
     code.
     """
-    text = _QUOTE.sub(lambda match: f"{match[1]}{'≥' if match[2] else '&gt;'}", docstring)
+    text = _PARAMETERS.sub(lambda match: _SHARED.sub(_entry_each, match[0]), docstring)
+    text = _QUOTE.sub(lambda match: f"{match[1]}{'≥' if match[2] else '&gt;'}", text)
     text = _BLOCK.sub(_block, text)
     text = _INLINE.sub(lambda match: f"${_one_line(match.group(1))}$", text)
     return _ROLE.sub(lambda match: _link(match, names), text)
+
+
+def _entry_each(match: re.Match[str]) -> str:
+    """Return an entry for each name: one of several would show the first name's default for all."""
+    entries = [f"{match['indent']}{name}{match['entry']}" for name in match["names"].split(", ")]
+    return "\n".join(entries) + "\n"
 
 
 def _block(match: re.Match[str]) -> str:
