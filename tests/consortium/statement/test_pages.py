@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fedif_consortium.page import refuse_page
@@ -50,6 +52,17 @@ def test_every_page_is_one_file_that_runs_and_fetches_nothing(pages):
         assert "url(" not in page
         assert "@import" not in page
         assert refuse_page(page.encode()) == ""
+
+
+def test_labels_beside_an_axis_keep_their_signs_on_a_phone(pages):
+    """There letters are twice as large; a "+" that is half cut off looks like a minus."""
+    everything = "".join(pages.values())
+    places = set(re.findall(r'<text class="value" x="(\d+)"', everything))
+    [moved] = set(re.findall(r"text.value { text-anchor: start; transform: (.*?);", everything))
+    assert places == {"92"}
+    assert moved == "translateX(-92px)"
+    # No label ends at an axis without being one of them.
+    assert 'text-anchor="end">+' not in re.sub(r'<text class="value".*?</text>', "", everything)
 
 
 def test_a_share_is_of_what_was_gained(tmp_path, key):
