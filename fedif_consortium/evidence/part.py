@@ -147,7 +147,7 @@ def _witness(
         run.run_id,
         agreed=agreed,
         heads=chain.sizes,
-        late_rounds=run.config.pace.late_rounds,
+        late_rounds=run.config.pace.pace().late_rounds,
         registered=lambda: registered_keys(run.grid),
         required=settings.require_signatures,
         digests=settings.receipts,

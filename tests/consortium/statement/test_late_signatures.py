@@ -6,14 +6,19 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import ConfigRecord
 
+from client_app import app as client_app
 from fedif_consortium.evidence.check_signatures import SignedMember
+from fedif_consortium.evidence.keys import read_key_file
 from fedif_consortium.evidence.signed import SignedUpdate
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import RUN_ID
+from tests.clocked_grid import ClockedGrid
+from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.runs import come_late, make_run
 
 NAMES = {0: "hospital-a", 1: "hospital-b"}
@@ -126,3 +131,36 @@ def test_the_records_say_of_a_late_reply_which_round_it_answers(tmp_path, key):
     words = r"round 4: .* signed for round 3, and clients\.csv has .* asked in round 4"
     with pytest.raises(StatementError, match=words):
         verify(run_dir, members=PUBLIC)
+
+
+class NamedClockedGrid(ClockedGrid):
+    """Members with names, each of which trains for its own time."""
+
+    get_nodes = of.NamedGrid.get_nodes
+
+    def push_messages(self, messages):
+        """Send messages as they are now: the strategy writes the next round's into the same."""
+        sent = list(messages)
+        for message in sent:
+            for name, record in message.content.config_records.items():
+                message.content[name] = ConfigRecord(dict(record))
+        return super().push_messages(sent)
+
+
+def test_a_buffered_run_takes_signed_replies_however_late_they_are(tmp_path, key):
+    """Cyd trains for 2.5 s, the others for 1 s: its reply of rounds 1 and 4 comes two later."""
+    keys = of.write_keys(tmp_path / "keys")
+    own = {i: read_key_file(keys / name, name) for i, name in enumerate(of.NAMES)}
+    client = of.guarded(client_app, own)
+    grid = NamedClockedGrid(client, 3, lambda partition: 2.5 if partition == 2 else 1.0)
+    buffered = {"pace.rounds": "buffered", "pace.buffer-size": 2, "num_server_rounds": 6}
+    run_dir = of.run(grid, tmp_path / "runs", **buffered)
+    lines = RunFolder(run_dir).clients.read()
+    of_cyd = [(r["round"], r["status"], r["asked_in"]) for r in lines if r["client_id"] == "1002"]
+    late = [("1", "late", ""), ("3", "accepted", "1"), ("4", "late", ""), ("6", "accepted", "4")]
+    assert of_cyd == late
+    make_statement(run_dir, key)
+    members = {name: own[i].public_key() for i, name in enumerate(of.NAMES)}
+    # Ada and Bob answer at the same moment, in each of six rounds.
+    expected = [SignedMember("ada", 6, 6), SignedMember("bob", 6, 6), SignedMember("cyd", 2, 2)]
+    assert verify(run_dir, members=members).members == tuple(expected)
