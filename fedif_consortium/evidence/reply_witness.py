@@ -32,7 +32,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import Kept
 from fedif_flower.server.record import Round, Step
 from fedif_flower.server.run import Callback, RunningStrategy
-from fedif_flower.storage import make_folder, write_atomically, writing
+from fedif_flower.storage import make_folder, write_atomically
 
 TRAINED = "trained"  # Names of the parameters, in the order of the vector.
 
@@ -108,7 +108,6 @@ class ReplyWitness(Callback, Kept):
         self._table = folder.signatures
         self._updates = folder.updates
         self._rows: list[dict[str, Any]] = []
-        self._done = 0
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Note whose model members are sent, and write the lines so far."""
@@ -118,11 +117,6 @@ class ReplyWitness(Callback, Kept):
         self._add(rows)
         if self._keeps:
             make_folder(self._updates)
-            with writing(self._updates):
-                last_name = sent_file(self._updates, self._done).name
-                for path in self._updates.glob("sent-*.npz"):
-                    if path.name > last_name:  # Of a round that is done again.
-                        path.unlink()
 
     def on_asked(self, current: Round) -> None:
         """Take note of the model that a round's members are sent."""
@@ -249,7 +243,10 @@ class ReplyWitness(Callback, Kept):
         return {"receipts": self._digests}
 
     def restore(
-        self, lines: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None, last_round: int
+        self,
+        lines: Sequence[Mapping[str, Any]],
+        memory: Mapping[str, Any] | None,
+        last_round: int,  # noqa: ARG002
     ) -> None:
         """Go on behind these lines, with the keys that they are signed with."""
         # Receipts of some rounds alone, or signatures of heads that are gone: nobody can check it.
@@ -258,7 +255,6 @@ class ReplyWitness(Callback, Kept):
         if any("attempt" not in line for line in lines):
             raise ValueError("its signatures are of an earlier version, and name no attempt")
         self._rows = [dict(line) for line in lines]
-        self._done = last_round
         self._keys = {}
         for line in lines:
             self._keys[int(line["node_id"])] = bytes.fromhex(line["key"])

@@ -88,6 +88,7 @@ _LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "
 _HEAD = ("round", "attempt", "size", "root", "rows", "state", "key", "signature")
 _NUM_SKETCHED = 256  # Columns of the sketch of what a member's updates have of their own.
 _ROUND_FILE = re.compile(r"round-(\d{6,})\.pt")
+_KEPT_FILE = re.compile(r"(?:round-(\d{6,})\.pt|sent-(\d{6,})\.npz)")  # An update, a signed reply.
 _ATTEMPT = "attempt"  # Of a run, put aside in its folder: attempt-1, attempt-2 ...
 
 
@@ -256,17 +257,28 @@ class RunFolder:
         """Return a table that is one of the results."""
         return Table(self._result(f"{name}.csv"), columns)
 
-    def begin(self, stay: Collection[Path] = ()) -> None:
+    def begin(self, stay: Collection[Path] = (), last_round: int = 0) -> None:
         """Make the folder, and remove an earlier run's files, but for those that ``stay``.
 
-        Its statement is kept under another name: members may have been sent it.
+        Its statement is kept under another name: members may have been sent it. Of the updates that
+        it kept, those up to ``last_round`` stay: whether the new run keeps any or not, a statement
+        would take the others for its own.
         """
         make_folder(self.path)
         for path in (*self._results, self.live.path):
             remove_leftovers(path)
             if path not in stay:
                 path.unlink(missing_ok=True)
+        self._remove_updates(after=last_round)
         set_aside(self.statement)
+
+    def _remove_updates(self, after: int) -> None:
+        """Remove the updates, and the signed replies, that were kept of rounds after one."""
+        with writing(self.updates):
+            for path in self.updates.glob("*"):
+                match = _KEPT_FILE.fullmatch(path.name)
+                if match and int(match[1] or match[2]) > after:
+                    path.unlink()
 
     def keep_attempt(self) -> Path | None:
         """Copy what an attempt left into a folder of its own, before another one begins here.

@@ -13,11 +13,11 @@ from fedif_flower.foreign import require_plain_archive
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.run.config import RunConfig, UpdatesSettings
-from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds, write_tensors
+from fedif_flower.run.folder import RunFolder, file_of_round, write_tensors
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.server.record import Step
 from fedif_flower.server.run import Callback, RunningStrategy
-from fedif_flower.storage import make_folder, writing
+from fedif_flower.storage import make_folder
 
 
 class KeepUpdates(RunPart):
@@ -39,7 +39,7 @@ class KeepUpdates(RunPart):
         rounds_left = config.num_server_rounds - run.done
         copies_per_round = config.clients_per_round + 2  # The models before and after, too.
         return Built(
-            callbacks=[KeptUpdates(run.folder, after=run.done)],
+            callbacks=[KeptUpdates(run.folder)],
             copies=rounds_left * copies_per_round,
         )
 
@@ -51,21 +51,14 @@ class KeptUpdates(Callback):
     ----------
     folder : RunFolder
         The run's.
-    after : int
-        Files of later rounds, of an earlier attempt, are removed.
     """
 
-    def __init__(self, folder: RunFolder, after: int) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self.folder = folder.updates
-        self._after = after
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
-        """Make the folder, without what is of later rounds."""
+        """Make the folder."""
         make_folder(self.folder)
-        with writing(self.folder):
-            for number, path in files_of_rounds(self.folder).items():
-                if number > self._after:
-                    path.unlink()
 
     def on_step(self, step: Step) -> None:
         """Write a round's step."""

@@ -170,14 +170,14 @@ class RunWriter(Callback):
 
     def _begin_files(self) -> None:
         """Remove an earlier run's files, and begin the tables."""
-        self.folder.begin(self._stays)
+        self.folder.begin(self._stays, self._rounds_done)
         self.folder.rounds.begin(self._metric_columns)
         self.folder.clients.begin()
         self.folder.attendance.begin()
 
     def _keep_rounds(self, last: int) -> None:
         """Keep the lines of complete rounds: an error may have ended the one after them."""
-        self.folder.begin({*self._stays, *self.folder.tables()})
+        self.folder.begin({*self._stays, *self.folder.tables()}, last)
         for table in (self.folder.rounds, self.folder.clients, self.folder.attendance):
             complete = [line for line in table.read() if int(line["round"]) <= last]
             table.replace(complete)

@@ -13,7 +13,6 @@ import torch
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.folder import JsonFile, RunFolder, Table, files_of_rounds, hold_directory
-from fedif_flower.run.kept_updates import KeptUpdates
 from fedif_flower.run.provenance import tensors_hash
 from fedif_flower.run.rows import read_rows, read_table
 from tests.run.resuming import run, run_config
@@ -126,12 +125,33 @@ def test_a_disk_that_cannot_hold_them_is_an_error_before_training(tmp_path, monk
 
 
 def test_what_an_earlier_attempt_left_of_later_rounds_is_removed(tmp_path):
-    run_dir = run(run_config(tmp_path, **KEPT, num_server_rounds=3))
-    other = run_dir / "updates" / "notes.txt"
-    other.write_text("mine")
-    KeptUpdates(RunFolder(run_dir), after=1).on_start(None)
-    assert list(files_of_rounds(run_dir / "updates")) == [1]
-    assert other.exists()
+    folder = RunFolder(tmp_path)
+    folder.updates.mkdir()
+    names = ["round-000001.pt", "round-000002.pt", "sent-000001.npz", "sent-000002.npz"]
+    for name in (*names, "notes.txt"):
+        (folder.updates / name).write_text("")
+    folder.begin(last_round=1)
+    left = {path.name for path in folder.updates.iterdir()}
+    assert left == {"round-000001.pt", "sent-000001.npz", "notes.txt"}
+    folder.begin()
+    assert {path.name for path in folder.updates.iterdir()} == {"notes.txt"}
+
+
+def test_a_run_that_keeps_no_updates_has_none_of_the_run_that_it_replaces(tmp_path):
+    """A statement would take them for its own, and name the files."""
+    folder = RunFolder(run(run_config(tmp_path, **KEPT, num_server_rounds=2)))
+    assert list(files_of_rounds(folder.updates)) == [1, 2]
+    run(run_config(tmp_path, num_server_rounds=2, seed=1, overwrite=True))
+    assert list(files_of_rounds(folder.updates)) == []
+
+
+def test_a_run_that_goes_on_keeps_the_updates_of_the_rounds_that_count(tmp_path):
+    """The checkpoint is of round 2: rounds 3 to 5 are done again, and keep nothing."""
+    kept = run_config(tmp_path, **KEPT)
+    folder = RunFolder(run(kept, kill_at=3))
+    assert list(files_of_rounds(folder.updates)) == [1, 2, 3]
+    run(run_config(tmp_path, attribution="simpson", resume="auto"))
+    assert list(files_of_rounds(folder.updates)) == [1, 2]
 
 
 def test_a_hash_is_of_types_shapes_and_values_whatever_the_layout():
