@@ -264,6 +264,9 @@ class Ledger:
 
         Raises
         ------
+        ConfigError
+            If other attempts are there: two runs of one name began at once, say, and both would be
+            the same attempt, of which nobody is told of the second.
         StorageError
             If it cannot be written; then nobody may be asked to train.
         """
@@ -271,6 +274,12 @@ class Ledger:
         with exclusive_lock(self.path.with_name(".attempts.lock")):
             cut_torn_line(self.path)
             written = self.before(attempts.name)
+            if attempts.attempts[: len(written)] != written:
+                raise ConfigError(
+                    f"{self.path} has other attempts at run {printable(attempts.name)!r} than the "
+                    f"{attempts.number} that this run would be the last of: begin again, or under "
+                    "another run-name"
+                )
             for attempt in attempts.attempts[len(written) :]:
                 entry = {"name": attempts.name, **attempt.model_dump()}
                 append_line(self.path, json.dumps(entry))

@@ -85,6 +85,21 @@ def test_a_ledger_remembers_each_attempt_of_each_name(tmp_path):
     assert [one.run for one in ledger.before("october")] == [A, B, B]
 
 
+def test_of_two_runs_that_begin_at_once_one_is_the_attempt(tmp_path):
+    """Both saw no attempt before them; the second would be declared nowhere."""
+    ledger = Ledger(tmp_path)
+    ledger.add(attempts(A))
+    ledger.add(attempts(A))  # The same run again.
+    words = r"attempts\.jsonl has other attempts at run 'october' than the 1 that .* another run-n"
+    with pytest.raises(ConfigError, match=words):
+        ledger.add(attempts(B))
+    ledger.add(attempts(A, B))
+    for others in (attempts(A), attempts(B, A), attempts(A, A, B)):
+        with pytest.raises(ConfigError, match="has other attempts at run 'october'"):
+            ledger.add(others)
+    assert [one.run for one in ledger.before("october")] == [A, B]
+
+
 def test_a_ledger_that_is_damaged_is_named_by_its_line(tmp_path):
     ledger = Ledger(tmp_path)
     ledger.add(attempts(A))
