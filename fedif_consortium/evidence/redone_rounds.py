@@ -82,8 +82,8 @@ def not_told(
     """Return who has nothing that covers a round that was done again: client ids by round.
 
     A round is covered by a member's line of it, by a head that came after it and lies beside a line
-    of the member's, by the member's own signature in the attempt that did it, and by a signature
-    that includes such a head.
+    of the member's, by the member's own signature that it was asked in the attempt that did it,
+    and by a signature that includes such a head.
 
     Parameters
     ----------
@@ -97,6 +97,8 @@ def not_told(
         What members signed with keys that are known to be theirs.
     """
     heads = defaultdict[int, int](int)  # How much of the chain each member was told of.
+    # What each member signed that it was asked: a reply to it may have come in a later round.
+    signed_in: set[tuple[int, int, int]] = set()  # Attempt, round and client id.
     for member in held:
         # Without a line of its own nothing but its own word says whose the heads are.
         if member.client_id is not None:
@@ -104,11 +106,11 @@ def not_told(
     for (_, client_id), signed_update in signed.items():
         signed_size = chain.sizes.get(signed_update.head, 0)
         heads[client_id] = max(heads[client_id], signed_size)
+        signed_in.add((signed_update.attempt, signed_update.asked_in, client_id))
     missing = defaultdict[int, set[int]](set)
     for again in redone:
         for client_id in again.client_ids:
-            update = signed.get((again.number, client_id))
-            is_signed = update is not None and update.attempt == again.counted.attempt
+            is_signed = (again.counted.attempt, again.number, client_id) in signed_in
             if not is_signed and heads[client_id] < again.counted.size:
                 missing[again.number].add(client_id)
     return missing

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord
 
 from client_app import app as client_app
 from fedif_consortium.evidence.check_signatures import SignedMember
-from fedif_consortium.evidence.keys import read_key_file
+from fedif_consortium.evidence.keys import VerifyingKey, read_key_file
 from fedif_consortium.evidence.signed import SignedUpdate
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.verify import verify
@@ -18,8 +18,10 @@ from fedif_flower.errors import StatementError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import RUN_ID
 from tests.clocked_grid import ClockedGrid
+from tests.consortium.statement import receipted_runs as receipted
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.runs import come_late, make_run
+from tests.run.resuming import Killed, killed_at
 
 NAMES = {0: "hospital-a", 1: "hospital-b"}
 KEYS = {name: Ed25519PrivateKey.generate() for name in NAMES.values()}
@@ -147,20 +149,44 @@ class NamedClockedGrid(ClockedGrid):
         return super().push_messages(sent)
 
 
-def test_a_buffered_run_takes_signed_replies_however_late_they_are(tmp_path, key):
-    """Cyd trains for 2.5 s, the others for 1 s: its reply of rounds 1 and 4 comes two later."""
-    keys = of.write_keys(tmp_path / "keys")
+def clocked(folder: Path) -> tuple[NamedClockedGrid, dict[str, VerifyingKey]]:
+    """Return members that sign, and their keys: Cyd trains for 2.5 s, the others for 1 s."""
+    keys = folder / "keys"
+    if not keys.exists():
+        of.write_keys(keys)
     own = {i: read_key_file(keys / name, name) for i, name in enumerate(of.NAMES)}
     client = of.guarded(client_app, own)
     grid = NamedClockedGrid(client, 3, lambda partition: 2.5 if partition == 2 else 1.0)
+    return grid, {name: own[i].public_key() for i, name in enumerate(of.NAMES)}
+
+
+def replies_of_cyd(run_dir: Path) -> list[tuple[str, str, str]]:
+    """Return round, status and the round asked in of its lines."""
+    lines = RunFolder(run_dir).clients.read()
+    return [(r["round"], r["status"], r["asked_in"]) for r in lines if r["client_id"] == "1002"]
+
+
+def test_a_buffered_run_takes_signed_replies_however_late_they_are(tmp_path, key):
+    """Cyd's replies of rounds 1 and 4 come two rounds later."""
+    grid, members = clocked(tmp_path)
     buffered = {"pace.rounds": "buffered", "pace.buffer-size": 2, "num_server_rounds": 6}
     run_dir = of.run(grid, tmp_path / "runs", **buffered)
-    lines = RunFolder(run_dir).clients.read()
-    of_cyd = [(r["round"], r["status"], r["asked_in"]) for r in lines if r["client_id"] == "1002"]
     late = [("1", "late", ""), ("3", "accepted", "1"), ("4", "late", ""), ("6", "accepted", "4")]
-    assert of_cyd == late
+    assert replies_of_cyd(run_dir) == late
     make_statement(run_dir, key)
-    members = {name: own[i].public_key() for i, name in enumerate(of.NAMES)}
     # Ada and Bob answer at the same moment, in each of six rounds.
     expected = [SignedMember("ada", 6, 6), SignedMember("bob", 6, 6), SignedMember("cyd", 2, 2)]
     assert verify(run_dir, members=members).members == tuple(expected)
+
+
+def test_a_late_reply_covers_the_round_done_again_in_which_it_was_asked(tmp_path, key):
+    """The server is killed in round 5, and does it again; Cyd's reply to it counts in round 7."""
+    paced = {"pace.quorum": 2, "pace.late-rounds": 3, "num_server_rounds": 7}
+    paced |= {"checkpoint_every": 1, "resume": "auto"}
+    with pytest.raises(Killed):
+        receipted.run(clocked(tmp_path)[0], tmp_path, key, killed_at(5), **paced)
+    grid, members = clocked(tmp_path)
+    run_dir = receipted.run(grid, tmp_path, key, **paced)
+    assert replies_of_cyd(run_dir)[-2:] == [("5", "late", ""), ("7", "accepted", "5")]
+    make_statement(run_dir, key)
+    assert verify(run_dir, members=members).redone == (5,)
