@@ -90,7 +90,6 @@ class ReceiptKeeper:
         if isinstance(record, ConfigRecord):
             self._memory = _Memory.model_validate_json(str(record["memory"]))
         node = NodeConfig.from_node_config(context.node_config)
-        self._names = {str(context.node_id), str(node.partition_id)}
         self._folder: Path | None = None
         if node.receipts_dir:
             self._folder = Path(node.receipts_dir).expanduser().absolute() / run
@@ -132,10 +131,21 @@ class ReceiptKeeper:
             if words:
                 logger.warning("receipts of run %s: %s", self.run[:8], printable(words))
         for told_round in rounds:
-            if told_round.own or told_round is rounds[-1]:
-                name = f"round-{told_round.size:012d}-{told_round.root.hex()[:8]}.json"
-                self._write(name, told_round.cells())  # Whatever it is worth.
+            # Of lines, its own alone: a folder speaks for one member.
+            kept = told_round.for_member(self._node_id)
+            if kept.own or told_round is rounds[-1]:
+                self._keep(kept)
         self._save()
+
+    def _keep(self, told_round: ToldRound) -> None:
+        """Keep what the server signed of a round, however it fits to what it told before.
+
+        What nobody signed shows nothing, and whoever reads the folder would refuse all of it.
+        """
+        with suppress(EvidenceError):
+            told_round.check()
+            name = f"round-{told_round.size:012d}-{told_round.root.hex()[:8]}.json"
+            self._write(name, told_round.cells())
 
     def note_sent(
         self,
@@ -219,7 +229,7 @@ class ReceiptKeeper:
     def _wrong_with_line(self, index: int, leaf: Mapping[str, str]) -> str:
         """Return what is wrong with a line, by its number among all lines; empty: nothing."""
         where = f"round {leaf['round']}"
-        if leaf["client_id"] not in self._names:
+        if leaf["client_id"] != str(self._node_id):
             return f"{where}: the line is another member's"
         sent, size = self._memory.sent.get(int(leaf["round"]), (b"", 0))
         # An older line is of the same round before the run was resumed.

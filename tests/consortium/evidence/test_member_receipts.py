@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence import member_receipts as module
 from fedif_consortium.evidence.attempts import Attempts
+from fedif_consortium.evidence.held_receipts import read_held
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, require_room, take_receipts
 from fedif_consortium.evidence.receipts import (
     BEGINNING,
@@ -198,8 +199,6 @@ def padded() -> RecordDict:
         (spliced(), "the rounds that were told do not follow from each other"),
         (told(FIRST[:1]), "the records have 1 lines; there were 2 before"),
         (told(FIRST, SECOND, seen=2, key=Ed25519PrivateKey.generate()), "another key than before"),
-        (told(FIRST, SECOND, seen=2, signature="00"), "the signature does not fit"),
-        (told(FIRST, SECOND, seen=2, before="00" * 32), "does not follow from them"),
         (told(FIRST, SECOND, seen=2, client_id=1001), "the line is another member's"),
         (
             told([FIRST[0].replace("aa", "cc"), FIRST[1]]),
@@ -217,6 +216,30 @@ def test_what_does_not_hold_is_a_warning(later, reason, log, tmp_path):
     assert reason in log.text
     # What was false is evidence: it is kept beside what was there before.
     assert len(list((tmp_path / RUN).glob("round-*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("later", "reason", "heads"),
+    [
+        (told(FIRST, SECOND, seen=2, signature="00"), "the signature does not fit", [2]),
+        (told(FIRST, SECOND, seen=2, before="00" * 32), "does not follow from them", [2]),
+        (told(FIRST, SECOND, seen=2, client_id=1001), "the line is another member's", [2, 4]),
+        (told(FIRST, ["2,0,,0.0,,,away"], seen=2, client_id=0), "another member's", [2, 3]),
+    ],
+)
+def test_what_a_server_tells_does_not_spoil_what_is_kept(later, reason, heads, log, tmp_path):
+    """What nobody signed, or another's line, would have the whole folder refused.
+
+    The second round brings one line more, or two: heads of 3 or 4 lines, signed as they are.
+    """
+    context = node(tmp_path)
+    ReceiptKeeper(context, RUN).note_sent(1, b"\xaa" * 32, None)
+    take_receipts(told(FIRST), context, is_round=True)
+    take_receipts(later, context, is_round=True)
+    assert reason in log.text
+    held = read_held(tmp_path, RUN)
+    assert (held.client_id, held.lines) == (NODE, [(0, FIRST[0])])
+    assert [told_round.size for told_round in held.rounds] == heads
 
 
 @pytest.mark.parametrize(
