@@ -7,6 +7,7 @@ from pathlib import Path
 from fedif_consortium.evidence.names import MOST_LETTERS, is_name
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import Table
+from fedif_flower.run.rows import text_in
 
 
 def read_names(path: Path) -> dict[int, str]:
@@ -22,7 +23,7 @@ def read_names(path: Path) -> dict[int, str]:
     written_by_hand = Table(path, ("client_id", "name")).read("", ended=False)
     for number, row in enumerate(written_by_hand, start=2):
         client_id = row.get("client_id", "")
-        name = row.get("name", "").strip()
+        name = text_in(row.get("name", "").strip())
         is_named = None not in row and is_name(name)
         if not is_named or not client_id.isdecimal() or int(client_id) in names:
             raise ConfigError(

@@ -15,6 +15,7 @@ from fedif_flower.foreign import regular
 Line = Mapping[str, Any]  # Of a table: values by column.
 _TEXTS = ("status", "rejection", "note", "reason", "losses", "presence", "at", "name")
 _NONE: Mapping[str, Any] = MappingProxyType({})
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # A spreadsheet takes a text that begins so for one.
 
 
 def read_table(path: Path, types: Mapping[str, Any] = _NONE, *, more: bool = False) -> Any:
@@ -104,7 +105,15 @@ def cell(value: object) -> object:
         return ""
     if isinstance(value, bool):
         return int(value)
-    # A spreadsheet would take such a text, which a client may have written, for a formula.
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+    # A client may have written it.
+    if isinstance(value, str) and value.startswith(_FORMULA):
         return "'" + value
     return value
+
+
+def text_in(written: str) -> str:
+    """Return the text of a cell, without the sign that :func:`cell` puts before some."""
+    text = written.removeprefix("'")
+    if text.startswith(_FORMULA):
+        return text
+    return written

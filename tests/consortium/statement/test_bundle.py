@@ -126,3 +126,13 @@ def test_names_that_will_not_do_are_named(tmp_path, text):
         read_names(path)
     path.write_text("\ufeffclient_id,name,place\n18446744073709551615, St. Mary's ,Graz")
     assert read_names(path) == {2**64 - 1: "St. Mary's"}
+
+
+def test_a_name_that_looks_like_a_formula_is_read_as_it_was_registered(tmp_path):
+    """Its key's file is called so; the table has a sign before it, for spreadsheets."""
+    names = {1: "@home", 2: "=z", 3: "-y", 4: "'t Zand", 5: "O'Brien"}
+    table = RunFolder(tmp_path).names
+    table.replace({"client_id": number, "name": name} for number, name in names.items())
+    lines = ["client_id,name", "1,'@home", "2,'=z", "3,'-y", "4,'t Zand", "5,O'Brien"]
+    assert table.path.read_text().splitlines() == lines
+    assert read_names(table.path) == names
