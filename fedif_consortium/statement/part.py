@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -111,9 +112,12 @@ def deliver(grid: Grid, output_dir: Path) -> None:
     """Send the nodes that are online every page that they did not get yet, the oldest first."""
     if is_simulated(grid):
         return
-    waiting = output_dir.glob(f"*/{RunFolder(output_dir).undelivered.path.name}")
+    written: dict[Path, int] = {}  # When, by file.
+    for path in output_dir.glob(f"*/{RunFolder(output_dir).undelivered.path.name}"):
+        with suppress(FileNotFoundError):  # A run beside this one has delivered all meanwhile.
+            written[path] = path.stat().st_mtime_ns
     silent: set[int] = set()
-    for path in sorted(waiting, key=lambda path: path.stat().st_mtime_ns):
+    for path in sorted(written, key=written.__getitem__):
         try:
             silent |= _deliver_run(screened(grid), RunFolder(path.parent), silent)
         except (FedIFError, OSError, ValueError, KeyError) as error:

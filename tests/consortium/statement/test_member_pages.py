@@ -24,6 +24,7 @@ from fedif_consortium.statement.member_pages import (
     write_statement,
 )
 from fedif_consortium.statement.part import Stated, deliver
+from fedif_consortium.statement.undelivered import write_undelivered
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StorageError
 from fedif_flower.run.config import RunConfig
@@ -245,3 +246,22 @@ def test_a_run_that_began_anew_has_no_page_to_deliver_yet(tmp_path, run_dir, cap
     deliver(grid(tmp_path), run_dir.parent)
     assert "cannot be delivered" not in caplog.text
     assert pages_of(tmp_path, 1) == []
+
+
+def test_a_run_beside_another_one_may_have_delivered_everything_first(
+    tmp_path, run_dir, caplog, monkeypatch
+):
+    """Its file is listed, and gone as it is looked at."""
+    state(grid(tmp_path, silent=[1]), run_dir)
+    glob = Path.glob
+
+    def with_one_that_is_gone(folder: Path, pattern: str):
+        if folder == run_dir.parent:
+            yield folder / "gone" / "undelivered.json"
+        yield from glob(folder, pattern)
+
+    monkeypatch.setattr(Path, "glob", with_one_that_is_gone)
+    deliver(grid(tmp_path), run_dir.parent)
+    assert len(pages_of(tmp_path, 1)) == 1
+    write_undelivered(RunFolder(run_dir), {})  # A second time.
+    assert "cannot be delivered" not in caplog.text
