@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping
 
 from fedif_flower.run.rows import read_rows
+from fedif_studies.games import table as games_table
 from tests.test_docs_names import DOCS
 
 RESULTS = DOCS / "results"
@@ -147,3 +148,15 @@ def test_the_valuations_that_agree_better_with_retraining_than_the_control_are_n
 def test_memory_behind_a_superlink_is_of_the_revision_of_its_rows():
     [revision] = {row["revision"] for row in rows_of("bench-deployed-memory.csv")}
     assert f"These figures are by revision {revision[:8]}, beside" in words_of("speed.md")
+
+
+def test_the_table_of_games_in_statements_has_the_means_of_its_rows():
+    """The page calls strategies and one of the games by other words."""
+    text = (DOCS / "methods" / "path-attribution.md").read_text()
+    _, _, below = text.partition("These are whole runs with a budget")
+    lines = [line for line in below.splitlines() if line.startswith("|")][2:9]
+    games = games_table(read_rows(RESULTS / "games-statements.csv"))
+    shown = [[cell.strip() for cell in line.split("|")[2:-1]] for line in lines]
+    assert shown == [line[1:] for line in games.lines]
+    # (0.0216554 / 0.0186722 + 0.0345419 / 0.0295403 + 0.0142671 / 0.0212496) / 3
+    assert shown[-1][-1] == "1.00 (0.67\N{EN DASH}1.17), 2"
