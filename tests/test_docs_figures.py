@@ -160,3 +160,22 @@ def test_the_table_of_games_in_statements_has_the_means_of_its_rows():
     assert shown == [line[1:] for line in games.lines]
     # (0.0216554 / 0.0186722 + 0.0345419 / 0.0295403 + 0.0142671 / 0.0212496) / 3
     assert shown[-1][-1] == "1.00 (0.67\N{EN DASH}1.17), 2"
+
+
+def test_what_unlearning_costs_on_fashion_mnist_is_what_its_rows_say():
+    of_method = {}
+    for method in ("FedAvg", "FedAvg; unlearned"):
+        rows = rows_of("backdoors.csv", data="Fashion-MNIST", method=method)
+        of_method[method] = {row["attack"]: row for row in rows if row["attack"] != "none"}
+    before, after = of_method["FedAvg"], of_method["FedAvg; unlearned"]
+    assert before.keys() == after.keys()
+    costs = [
+        100 * (float(before[attack]["accuracy"]) - float(row["accuracy"]))
+        for attack, row in after.items()
+    ]
+    kept = [100 * float(row["success"]) for row in after.values()]
+    assert round(max(costs), 2) == 3.21  # 79.75 - 76.5375
+    assert (
+        f"keeps a success of {min(kept):.0f} to {max(kept):.0f} %, and unlearning costs up to "
+        f"{max(costs):.1f} points of accuracy."
+    ) in words_of("methods/backdoors.md")
