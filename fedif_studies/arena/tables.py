@@ -40,8 +40,8 @@ def worst_cases(rows: Sequence[Mapping[str, str]], data: str) -> ResultTable:
     points = itertools.chain.from_iterable(accuracy.values())
     shares = sorted({share for _attack, share in points if float(share)})
     heading = ["rule", "bounds", "no attack"]
-    heading += [f"worst at {float(share):.0%}, by" for share in shares]
-    heading += [f"backdoor at {float(share):.0%}" for share in shares]
+    heading += [f"worst at {_percent(share)}, by" for share in shares]
+    heading += [f"backdoor at {_percent(share)}" for share in shares]
     lines = []
     for rule, accuracies in accuracy.items():
         successes = success.get(rule, {})
@@ -86,7 +86,12 @@ def every_attack(rows: Sequence[Mapping[str, str]], data: str, figure: str) -> R
 def _condition(row: Mapping[str, str]) -> str:
     if row["attack"] == CLEAN:
         return "no attack"
-    return f"{row['attack']}, {float(row['share']):.0%}"
+    return f"{row['attack']}, {_percent(row['share'])}"
+
+
+def _percent(share: str) -> str:
+    """Return a share with all its digits: two that were rounded alike would be one line."""
+    return f"{100 * float(share):g}%"
 
 
 def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:

@@ -155,6 +155,19 @@ def test_every_attack_has_a_line():
     assert table.lines[-1] == ["flip, 40%", "10.0", "-"]
 
 
+def test_shares_that_are_near_each_other_are_two_lines():
+    bout = {"data": "D", "bounds": "none", "rule": "A", "attack": "flip", "attack-success": ""}
+    rows = [
+        {**bout, "share": "0.12", "accuracy": "0.5"},
+        {**bout, "share": "0.125", "accuracy": "0.9"},
+    ]
+    assert every_attack(rows, "D", "accuracy").lines == [
+        ["flip, 12%", "50.0"],
+        ["flip, 12.5%", "90.0"],
+    ]
+    assert worst_cases(rows, "D").heading[3:5] == ["worst at 12%, by", "worst at 12.5%, by"]
+
+
 def test_tables_go_between_a_page_s_marks(tmp_path):
     page = tmp_path / "new" / "arena.md"
     write_tables(page, ROWS)
