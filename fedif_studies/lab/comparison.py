@@ -130,7 +130,7 @@ def report_sweep(
     swept : collection of str
         The keys that were varied; others that differ follow from them.
     """
-    axes = [key for key in varying(measurements) if key in swept]
+    axes = [key for key in varying(measurements, swept) if key in swept]
     combinations: dict[tuple[Scalar, ...], list[Measurement]] = {}
     for measurement in sorted(measurements, key=lambda measurement: measurement.seed):
         values = tuple(measurement.config.get(axis, "") for axis in axes)
@@ -140,7 +140,9 @@ def report_sweep(
     for values, of_seeds in combinations.items():
         labels = [str(value) for value in values]
         lines.append([*labels, str(len(of_seeds)), *_figures(of_seeds)])
-        rows += [to_row(measurement) for measurement in of_seeds]
+        # A row has no paths; where they are an axis, they tell it from others.
+        place = dict(zip(axes, labels, strict=True))
+        rows += [{**to_row(measurement), **_paths_of(place)} for measurement in of_seeds]
     pictures = _draw_sweep(name, measurements, axes, folder)
     about = " ".join(dict.fromkeys(map(_about, measurements)))
     heading = [*axes, "seeds", *ACCURACIES.values(), "detection AUC"]
@@ -163,11 +165,19 @@ def _draw_sweep(
     return [path for roles, path in drawn if plot_sweep(measurements, axes, roles, path, name)]
 
 
-def varying(measurements: Sequence[Measurement]) -> list[str]:
-    """Return the settings, the seed aside, in which those runs differ that have them."""
+def _paths_of(place: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in place.items() if key in PATHS}
+
+
+def varying(measurements: Sequence[Measurement], swept: Collection[str] = ()) -> list[str]:
+    """Return the settings, the seed aside, in which those runs differ that have them.
+
+    Where a run wrote and read counts only if it is one of the keys that were ``swept``: another
+    folder has other data then.
+    """
     configs = [measurement.config for measurement in measurements]
     keys = dict.fromkeys(itertools.chain.from_iterable(configs))
-    ignored = {*PATHS, "seed", STAGES_KEY}
+    ignored = {*PATHS}.difference(swept) | {"seed", STAGES_KEY}
     return [key for key in keys if key not in ignored and _varies(key, configs)]
 
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fedif_flower.run import palette, plots
+from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.commands import compare
 from fedif_studies.lab.comparison import report_sweep
 from fedif_studies.lab.measurements import find_measurements, read_measurement
@@ -102,6 +103,21 @@ def test_a_sweep_has_a_panel_for_each_value_and_names_its_axes(swept, tmp_path, 
     assert titles == ["attack = label-noise", "attack = sign-flip"]
     page = (tmp_path / "out" / "table.md").read_text()
     assert "![axes](axes.png)\n\n![accuracy](accuracy.png)" in page
+
+
+def test_folders_that_a_sweep_goes_over_are_an_axis_and_no_seeds(tmp_path):
+    for folder, last in (("cats", 0.9), ("dogs", 0.5)):
+        own = {"dataset": "image-folder", "data-dir": folder, "num-server-rounds": 1}
+        write_result(tmp_path / "runs" / folder, own, [last])
+    runs = find_measurements([tmp_path / "runs"])
+    report_sweep("mine", runs, tmp_path / "out", Console(width=200), {"data-dir"})
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "| cats | 1 | 90.00 | 90.00 | 90.00 | - |\n| dogs | 1 | 50.00 |" in page
+    rows = read_rows(tmp_path / "out" / "results.csv")
+    assert [(row["data-dir"], row["test-last"]) for row in rows] == [
+        ("cats", "0.900000"),
+        ("dogs", "0.500000"),
+    ]
 
 
 def test_values_of_an_axis_stand_in_order_where_they_are_numbers(swept):
