@@ -190,7 +190,7 @@ def gain(row: Mapping[str, str]) -> float:
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
-    """Return mean gains with their ranges over seeds, and in how many seeds all are accepted."""
+    """Return mean gains with their ranges over seeds, and in how many seeds one is accepted."""
     by_cell: dict[tuple[str, str, str], list[Mapping[str, str]]] = defaultdict(list)
     for row in rows:
         by_cell[row["game"], row["epochs"], row["strategy"]].append(row)
@@ -204,7 +204,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
 
 
 def _shown(of_seeds: Sequence[Mapping[str, str]]) -> str:
-    """Return the mean gain, its range, and how many statements accept all players."""
+    """Return the mean gain, its range, and how many statements accept at least one player."""
     if not of_seeds:
         return "-"
     gains = [gain(row) for row in of_seeds]
