@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from fedif_flower.errors import ConfigError
@@ -18,6 +19,8 @@ from fedif_flower.tasks.images import settled
 from fedif_studies.rows import machine, revision
 
 LABEL = "cell.json"
+_AND = " and "  # Between the revisions of a run that was stopped.
+_UNKNOWN = "unknown"
 _TITLES = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "Digits"}
 
 
@@ -66,16 +69,33 @@ class Cell:
                     "the same command measures the new one"
                 )
 
-    def label(self) -> None:
-        """Write into its directory what a report cannot derive from the settings."""
+    def label(self, *, goes_on: bool) -> None:
+        """Write into its directory what a report cannot derive from the settings.
+
+        Parameters
+        ----------
+        goes_on : bool
+            Its first rounds are those of an earlier start, whose revision counts too.
+        """
+        file = JsonFile(self.config.run_dir / LABEL)
+        revisions = [loaded_revision()]
+        if goes_on:
+            earlier = file.read()["revision"] if file.path.exists() else _UNKNOWN
+            revisions = [*earlier.split(_AND), *revisions]
         content = {
             "group": self.group,
             "name": self.name,
             "data": self.data,
-            "revision": revision(),
+            "revision": _AND.join(dict.fromkeys(revisions)),
             "processor": machine()["processor"],
         }
-        JsonFile(self.config.run_dir / LABEL).write(content)
+        file.write(content)
+
+
+@cache
+def loaded_revision() -> str:
+    """Return the revision that this process has loaded; a later one may be checked out by now."""
+    return revision()
 
 
 def make_cell(

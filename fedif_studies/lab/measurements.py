@@ -76,7 +76,8 @@ class Measurement:
     higher_is_better : bool
         Its direction.
     revision : str
-        Of the code that ran, or ``code-`` and its hash where no more was written down.
+        Of the code that ran, or ``code-`` and its hash where no more was written down. A run that
+        was stopped, and went on with other code, has all of them: ``old and new``.
     reconstructed : str
         What was filled in afterwards: revision, seed or a setting, see
         :func:`~fedif_studies.rows.add_rows`.

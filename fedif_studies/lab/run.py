@@ -215,8 +215,19 @@ def run_anew(cell: Cell, began: float) -> None:
 def _run(cell: Cell) -> None:
     cell.require_unchanged()
     progress = CellProgress(cell.name, cell.config.num_server_rounds)
-    run_federation(LocalGrid(task_app(), cell.config.num_clients), cell.config, progress)
-    cell.label()
+    is_labelled = False
+
+    def on_row(row: Round) -> None:
+        nonlocal is_labelled
+        if not is_labelled:
+            # Now, as it may be stopped: who goes on has to know whose rounds the first ones are.
+            cell.label(goes_on=row.round > 1)
+            is_labelled = True
+        progress(row)
+
+    run_federation(LocalGrid(task_app(), cell.config.num_clients), cell.config, on_row)
+    if not is_labelled:
+        cell.label(goes_on=True)
 
 
 class CellProgress:

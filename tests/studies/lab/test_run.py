@@ -32,10 +32,11 @@ from fedif_studies import rows as rows_of
 from fedif_studies.benchmarks import common
 from fedif_studies.commands import cli
 from fedif_studies.held_out import __main__ as held_out
-from fedif_studies.lab import filling, run
-from fedif_studies.lab.cells import find_result
+from fedif_studies.lab import cells, filling, run
+from fedif_studies.lab.cells import Cell, find_result
 from fedif_studies.lab.commands import run_study
 from fedif_studies.lab.filling import fill, missing
+from fedif_studies.lab.measurements import read_measurement
 from fedif_studies.lab.parallel import GridInterrupted
 from fedif_studies.lab.run import (
     CellProgress,
@@ -305,6 +306,42 @@ def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
     provenance.write(provenance.read() | {"code_sha256": "00"})
     assert run_cells([bad, good], 1)
     assert "1 of these were measured by another version of the lib" in capsys.readouterr().out
+
+
+def test_a_cell_is_of_the_revision_that_ran_whatever_is_checked_out_meanwhile(
+    tmp_path, monkeypatch
+):
+    checked_out = iter(["loaded", "committed later", "and once more"])
+    monkeypatch.setattr(cells, "revision", lambda: next(checked_out))
+    cells.loaded_revision.cache_clear()
+    both = [small_cell(tmp_path, f"cell {seed}", seed=seed) for seed in (0, 1)]
+    assert run_cells(both, 1)
+    assert [revision_of(cell) for cell in both] == ["loaded", "loaded"]
+    cells.loaded_revision.cache_clear()
+
+
+def test_a_cell_that_goes_on_is_of_the_revisions_of_all_its_rounds(tmp_path, monkeypatch):
+    cell = small_cell(tmp_path, num_server_rounds=3, checkpoint_every=1)
+    # The first has no checkpoint when it is stopped: its rounds are run again.
+    starts = [("first", 1), ("old", 2), ("newer", 3), ("newer", None)]
+    for loaded, stops_at in starts:
+        monkeypatch.setattr(cells, "loaded_revision", lambda loaded=loaded: loaded)
+        monkeypatch.setattr(CellProgress, "__call__", partial(stop_at, stops_at))
+        assert run_cells([cell], 1) == (stops_at is None)
+    assert revision_of(cell) == "old and newer"
+    assert run_cells([cell], 1, again=True)
+    assert revision_of(cell) == "newer"
+
+
+def stop_at(last: int | None, row: Round) -> None:
+    if row.round == last:
+        raise ConfigError("stopped")
+
+
+def revision_of(cell: Cell) -> str:
+    measurement = read_measurement(cell.config.run_dir)
+    assert measurement is not None
+    return measurement.revision
 
 
 def test_what_another_queue_runs_is_left_to_it(tmp_path, capsys):
