@@ -20,6 +20,7 @@ from fedif_flower.tables import ResultTable
 from fedif_studies.rows import RESULTS, add_rows, machine, revision
 
 T = TypeVar("T")
+_REVISION = revision()  # That is loaded: another one may be checked out when the figures are there.
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def report(
     ResultTable(title, heading, lines, num_labels=1).print(Console())
     if write:
         kind = "bench" if full else "bench-quick"
-        origin = {"revision": revision(), "seed": seed, **machine()}
+        origin = {"revision": _REVISION, "seed": seed, **machine()}
         rows = [{**asdict(figure), **origin} for figure in figures]
         add_rows(RESULTS / f"{kind}-{name}.csv", rows, anew=True)
 

@@ -270,6 +270,7 @@ def test_rows_that_follow_from_others_need_no_origin_of_their_own(tmp_path):
 
 def test_a_benchmark_s_rows_say_what_measured_them(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(common, "revision", lambda: "committed while it ran")
     figure = common.Figure("norm", 1.0, 2.0, "ms", 0.5, "")
     common.report("Norms", "norms", [figure], write=True, full=False)
     (row,) = read_rows(tmp_path / "bench-quick-norms.csv")
