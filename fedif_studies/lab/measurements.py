@@ -128,6 +128,7 @@ class Measurement:
 def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
     """Return every complete run with a run config in or under the directories, each only once.
 
+    They come in the order in which they were completed: of two runs of a cell the later one counts.
     What earlier attempts at a run left in its folder is left out.
     """
     run_dirs = set()
@@ -138,8 +139,14 @@ def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
                 continue
             if not _is_of_own_app(folder.summary.read()):
                 run_dirs.add(path.parent.resolve())
-    measurements = [read_measurement(run_dir) for run_dir in sorted(run_dirs)]
+    in_order = sorted(run_dirs, key=_when_completed)
+    measurements = [read_measurement(run_dir) for run_dir in in_order]
     return [measurement for measurement in measurements if measurement is not None]
+
+
+def _when_completed(run_dir: Path) -> tuple[float, Path]:
+    """Return when a run's last file was written; the folder tells those of a moment apart."""
+    return RunFolder(run_dir).summary.path.stat().st_mtime, run_dir
 
 
 def read_measurement(run_dir: Path) -> Measurement | None:

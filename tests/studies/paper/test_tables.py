@@ -183,6 +183,17 @@ def test_figures_that_are_the_same_as_shown_are_bold_together(tmp_path):
     assert "| FedIF | 1 | **60.00** | **60.00** | **65.00** |" in shown
 
 
+def test_of_two_runs_of_a_cell_the_later_one_counts_wherever_it_lies(tmp_path):
+    """Another table may have needed the same cell."""
+    fedif = settings("cifar10", "fedif", "clean")
+    for name, last, completed in (("cifar10", 0.70, 2000), ("gradient", 0.60, 1000)):
+        run_dir = write_result(tmp_path / name, fedif, accuracies(last, 0.75))
+        os.utime(run_dir / "summary.json", (completed, completed))
+    cells = fill_table(TABLES["cifar10"], find_measurements([tmp_path]), DEFAULTS)
+    shown = "\n".join(result_table(TABLES["cifar10"], cells).to_markdown())
+    assert "| FedIF | 1 | 70.00 | 70.00 | 75.00 |" in shown
+
+
 @pytest.mark.parametrize(
     "changed", [{"model": "lenet5"}, {"fedif.smooth-update": False}, {"eval-every": 10}]
 )
