@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
+from fedif_consortium.member.outgoing import LeavesSettings
 from fedif_flower.run.rows import read_rows
 from fedif_studies.games import table as games_table
 from tests.test_docs_names import DOCS
@@ -199,3 +200,9 @@ def test_what_is_lost_without_attack_is_of_the_protocols_cells():
     assert (
         f"On CIFAR-10 without attack it has {krum:.0f} % where FedAvg has {fedavg:.0f} %."
     ) in words_of("methods/robust-rules.md")
+
+
+def test_an_empty_policy_lets_as_many_figures_leave_as_the_page_says():
+    assert len(LeavesSettings().metrics) == 3
+    words = "Nothing may leave but an update with three figures, and answers to queries."
+    assert words in words_of("member-policy.md")

@@ -59,7 +59,7 @@ def read_member_policy(path: Path) -> MemberPolicy:
     path : Path
         The file; or the folder in which it is ``member-policy.toml``. Where a folder has none, the
         defaults hold: no app runs that is not approved, no setting of one is changed, and nothing
-        leaves but an update with five figures, and answers to queries.
+        leaves but an update with three figures, and answers to queries.
 
     Raises
     ------
