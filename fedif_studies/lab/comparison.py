@@ -16,6 +16,7 @@ from fedif_flower.run.writer import STAGES_KEY
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.config import configured_bounds, default_clipping
 from fedif_flower.tables import ResultTable
+from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.measurements import (
     ACCURACIES,
     ACCURACY,
@@ -102,10 +103,13 @@ def _bounds(settings: Mapping[str, Any]) -> str:
         return str(settings[STAGES_KEY])
     strategy = str(settings["strategy"])
     clipping = float(settings.get("update-clipping", 0.0))
-    stages = " + ".join(map(repr, configured_bounds(strategy, clipping))) or "none"
+    stages = list(map(repr, configured_bounds(strategy, clipping)))
+    if strategy == RULE and settings["rule.bounds"] != "none":
+        return " + ".join([f"rule.bounds = {settings['rule.bounds']}", *stages])
+    words = " + ".join(stages) or "none"
     if clipping == default_clipping(strategy):
-        stages += ", by default"
-    return stages
+        words += ", by default"
+    return words
 
 
 def report_sweep(

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedif_flower.run import palette, plots
 from fedif_flower.run.rows import read_rows
+from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.commands import compare
 from fedif_studies.lab.comparison import report_sweep
 from fedif_studies.lab.measurements import find_measurements, read_measurement
@@ -170,6 +171,21 @@ def test_a_comparison_shows_differences_seed_by_seed(tmp_path, drawn, capsys):
     assert "![differences](differences.png)" in page
     assert "Evaluated of the last ten rounds, and in their mean: 1." in page
     assert "seed 1" in capsys.readouterr().out
+
+
+def test_a_comparison_names_the_bounds_of_a_rule_that_has_its_own(tmp_path):
+    for bounds in ("none", "full"):
+        own = {"strategy": RULE, "rule.bounds": bounds, "num-server-rounds": 1}
+        write_result(tmp_path / bounds, own, [0.5])
+    write_result(tmp_path / "fedif", {"strategy": "fedif", "num-server-rounds": 1}, [0.5])
+    compare([tmp_path / name for name in ("none", "full", "fedif")], tmp_path / "out")
+    head, _, *lines = (tmp_path / "out" / "table.md").read_text().splitlines()[2:7]
+    place = head.split(" | ").index("bounds")
+    assert [line.split(" | ")[place] for line in lines] == [
+        "none, by default",
+        "rule.bounds = full",
+        "Clip(multiple=2.0) + LossBound(tolerance=0.1), by default",
+    ]
 
 
 def test_no_two_of_many_lines_look_alike():
