@@ -642,6 +642,26 @@ def test_what_the_server_says_beside_the_run_config_was_not_agreed_to(copied, ke
 
 
 @pytest.mark.parametrize(
+    ("key_of", "said", "words"),
+    [
+        ("credit.length", 9.0, r"credit.length = 9.0; members agreed to .* credit.length = 1.25"),
+        (
+            "attribution",
+            "off",
+            r"attribution = 'off'; members agreed to .* attribution = 'trapezoid'",
+        ),
+    ],
+)
+def test_settings_are_those_of_the_run_config_that_was_agreed_on(copied, key, key_of, said, words):
+    """Pages say by them how much is credited."""
+    copied.config.write({**copied.config.read(), key_of: said})
+    bind_anew(copied, key)
+    state(copied, key)
+    with pytest.raises(StatementError, match=rf"config\.json has {words}"):
+        verify(copied.path)
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda text: text + "\n", "is not written as a run writes it"),
