@@ -340,8 +340,9 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         accepted = current.accepted
         needed = self.setup.min_valid_replies
         if len(accepted) < needed:
-            # Where nonsense is all that came, the model that was sent may be why.
-            refused = any(reply.status == "refused" for reply in current.refused)
+            # Where nonsense is all that came, the model that was sent may be why; what came late is
+            # of an older model.
+            refused = any(reply.status == "refused" for reply in current.refused_of_members)
             reason = f"{len(accepted)} valid replies, {needed} needed"
             self._fail(current, reason, suspect=refused and not accepted)
             return

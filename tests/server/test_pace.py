@@ -117,6 +117,28 @@ def test_an_error_that_comes_late_is_the_member_s_and_not_the_newest_model_s():
     assert (errors, last_paused) == (2, 10)
 
 
+class LateNonsense(Movers):
+    """The last partition sends NaN."""
+
+    def train(self, message, partition_id):
+        reply = super().train(message, partition_id)
+        return step_reply(message, math.nan) if partition_id == len(self.steps) - 1 else reply
+
+
+def test_nonsense_that_comes_late_does_not_blame_the_newest_model():
+    """The first is slow in round 4, in which the other's nonsense of round 1 is all that comes."""
+    of_first = iter([1.0, 1.0, 1.0, 9.0])
+    grid = ClockedGrid(LateNonsense(STEPS[:2]), 2, lambda p: 3.5 if p else next(of_first))
+    setup = Setup(device="cpu", pace=Pace(quorum=1, late_rounds=9), identify=identify_clients)
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, callbacks=(), setup=setup)
+    result = strategy.start(grid, model_arrays(point()), num_rounds=4, timeout=2.0)
+    reports = strategy.history.rounds
+    assert story(reports) == "al- a-- a-- lr-"
+    assert reports[3].reason == "0 valid replies, 1 needed"
+    # Rounds 1 to 3 have moved the model by 1 each.
+    assert result.arrays["weight"].numpy().flatten().tolist() == [3.0, 0.0]
+
+
 class Last:
     """Chooses the last member's model."""
 
