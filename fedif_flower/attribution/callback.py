@@ -139,6 +139,7 @@ class PathAttribution(Callback):
         self._pending: tuple[TakenRound, Future[RoundAttribution]] | None = None
         self._last_step: _LastStep | None = None  # Rounds without a step leave it as it is.
         self._carried: tuple[CarriedUpdates, ...] = ()  # In the last step, the newest first.
+        self._carried_before: tuple[CarriedUpdates, ...] = ()  # In the step before it.
         self.bounds = bounds
         self._past = PastSteps()  # That the model really moved by.
         # What the next round needs of those before, by round: of the last two.
@@ -239,6 +240,7 @@ class PathAttribution(Callback):
             credit=credit,
         )
         in_step = carry([newest, *self._carried], step.shares or (1.0,))
+        self._carried_before = self._carried
         if step.shares:
             # The newest updates are overwritten in the next round.
             self._carried = (replace(in_step[0], updates=updates.clone()), *in_step[1:])
@@ -287,7 +289,8 @@ class PathAttribution(Callback):
         self._last_step = None
         if step is None:
             return ()
-        self._carried = self._carried[1:]
+        # All of them: the step that goes may have been the first of an optimizer begun anew.
+        self._carried = self._carried_before
         if not torch.equal(self._model.vectors.params, step.before.params):
             return ()
         return tuple(take_back(client) for client in self.rounds[step.place].clients)
@@ -333,7 +336,7 @@ class PathAttribution(Callback):
         if taken_round.in_step:
             logger.warning("round %d: its step was taken back", number)
             self._last_step = None
-            self._carried = self._carried[1:]
+            self._carried = self._carried_before
             loss = attributed.loss_before
             attributed = RoundAttribution(number, loss, loss)
         else:

@@ -15,7 +15,7 @@ from fedif_flower import FedIF, Median, PathAttribution, RobustRule, Validation
 from fedif_flower.attribution.credit import CreditBounds
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.server.run import Callback
-from fedif_flower.stages import Clip, FedAvgM, FedYogi, NearestNeighbours
+from fedif_flower.stages import Clip, FedAvgM, FedYogi, LossBound, NearestNeighbours
 from fedif_flower.strategies import Setup
 from tests.server.hostile import alike, one_more, round_of
 from tests.strategies.lines import (
@@ -410,6 +410,34 @@ def test_momentum_of_a_step_that_was_taken_back_is_nobodys():
     assert [len(found.clients) for found in callback.rounds] == [3, 3, 3, 3]
     for found in callback.rounds:
         assert found.attributed == pytest.approx(found.decrease, rel=100 * ROUNDING)
+
+
+class Overshoots(Failing):
+    """All send ten times as much in round 3."""
+
+    def train(self, message, partition_id):
+        reply = super().train(message, partition_id)
+        if round_of(message) != 3:
+            return reply
+        longer = Movers([[10 * value for value in step] for step in self.steps])
+        return longer.train(message, partition_id)
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_momentum_goes_on_where_the_step_that_began_anew_was_taken_back(evaluation):
+    """From (0, 0) to (.5, .5) and (1.25, 1.25), on to (2.5, 2.5) anew, and back.
+
+    In round 3 a step of (10, 10) misses the bound: half of a quarter of it is taken, without
+    momentum. Once it is gone, the step is (1/2 + 1/4 + 1/8) (1, 1).
+    """
+    failing = {} if evaluation else {4: range(3)}
+    beside = (TakesBack(3),) if evaluation else ()
+    bounded = with_stages(LossBound(validation(), descent_steps=0), FedAvgM(0.5, 0.5))
+    callback = attributed(bounded, Overshoots(ACROSS, failing), 5 - evaluation, beside=beside)
+    *_, last = callback.rounds
+    assert last.loss_before == ((4 - 1.25) ** 2 + (2 - 1.25) ** 2) / 2
+    assert last.loss_after == ((4 - 2.125) ** 2 + (2 - 2.125) ** 2) / 2
+    assert last.attributed == pytest.approx(last.decrease, rel=100 * ROUNDING)
 
 
 def test_a_step_against_the_one_step_bound_by_hand():
