@@ -354,7 +354,8 @@ def _pack(specs: Iterable[ArraySpec], vector: Tensor) -> dict[str, Array]:
     packed = {}
     for spec, place in _places(specs):
         array = values[place].reshape(spec.shape)
-        packed[spec.name] = pack_array(array.astype(spec.dtype, copy=False))
+        with np.errstate(over="ignore"):  # What does not fit is Inf, as ArraySpec.view has it.
+            packed[spec.name] = pack_array(array.astype(spec.dtype, copy=False))
     return packed
 
 

@@ -269,6 +269,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             vectors, aggregation = self.stages.combined(staged, aggregation)
         else:
             vectors, aggregation = take_step(staged, answer)
+        self.model.require_range(vectors)
         return vectors, staged.unmixed(aggregation).require_of(updates.num_clients)
 
     # -- its steps

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, ReplyError, ValuationError
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.names import Names, mismatch, names_in_model
 from fedif_flower.round import ModelVectors
@@ -219,6 +219,24 @@ class GlobalModel:
             return False
         # Clients receive it in half precision: there a small step may be none.
         return self.layout.to_arrays(vectors) == self.record
+
+    def require_range(self, vectors: ModelVectors) -> None:
+        """Raise ValuationError where clients could not be sent what a round leads to.
+
+        In half precision it may be infinite, though the vectors are not. What a server optimizer
+        carries on may be why: it begins anew, or all later rounds would fail alike.
+        """
+        if not self.layout.narrows:
+            return
+        if self._optimizer is not None:
+            params = self._optimizer.lead(self.vectors.params, vectors.params)
+            vectors = replace(vectors, params=params)
+        try:
+            self.layout.to_vectors(self.layout.to_arrays(vectors))
+        except ReplyError as error:
+            if self._optimizer is not None:
+                self._optimizer.restart()
+            raise ValuationError(f"the aggregated model is not finite: {error}") from error
 
     def advance(self, vectors: ModelVectors) -> ArrayRecord:
         """Move on to a round's result; the model before it has proved to work."""

@@ -174,6 +174,22 @@ def test_a_model_that_momentum_moves_on_does_not_stand_still():
     assert (led_to.tolist(), params.tolist()) == ([0.5, 0.0], [0.75, 0.0])
 
 
+def test_what_half_precision_cannot_hold_fails_the_round_and_not_the_run():
+    """Momentum 9/10 goes to 20000 and 42000, and on to 42000 + 0.9 * 22000 + 4000 = 65800.
+
+    float16 ends at 65504. Begun anew, round 4 adds 4000 to 42000.
+    """
+
+    def reply(message: Message, context: Context) -> Message:
+        return step_reply(message, 20000.0 if round_of(message) == 1 else 4000.0)
+
+    strategy = FedAvg(stages=[FedAvgM(0.9, 1.0)], **UNPAUSED)
+    result = strategy.start(LocalGrid(alike(reply), 3), model_arrays(point(1).half()), 4)
+    assert [report.failed for report in strategy.history.rounds] == [False, False, True, False]
+    assert "the aggregated model is not finite" in strategy.history.rounds[2].reason
+    assert value(result.arrays) == pytest.approx(46000.0, abs=64.0)  # Numbers are 32 apart there.
+
+
 class Failing(Guide, LocalMethod):
     """Raises whenever it is asked for what depends on reports."""
 
