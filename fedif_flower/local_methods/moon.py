@@ -121,7 +121,9 @@ class _Contrast(LocalTerm):
 
     def loss(self) -> Tensor:
         r"""Return :math:`\mu \ell_{con}` of the batch that the model has just seen."""
-        z, z_global, z_last = [self._features[model].flatten(1) for model in self._models]
+        # At least in float32: float16 has no number as small as what a cosine's lengths are kept
+        # from 0 by, and that of a representation of zeros would be NaN.
+        z, z_global, z_last = [_wide(self._features[model].flatten(1)) for model in self._models]
         similarities = [
             functional.cosine_similarity(z, z_global, dim=1),  # [n]
             functional.cosine_similarity(z, z_last, dim=1),  # [n]
@@ -141,6 +143,10 @@ class _Contrast(LocalTerm):
         if self._moon.layer:
             return layer.register_forward_hook(lambda _m, _a, output: note(output))
         return layer.register_forward_pre_hook(lambda _, args: note(args[0]))
+
+
+def _wide(features: Tensor) -> Tensor:
+    return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 def _frozen(

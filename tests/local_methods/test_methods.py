@@ -255,6 +255,16 @@ def test_the_contrastive_term_by_hand(layer):
     assert not model.body._forward_hooks
 
 
+def test_a_representation_of_zeros_has_no_cosine_in_float16_either():
+    model = representing([[1.0, 0.0], [0.0, 1.0]]).half()
+    given = local(model, **{"moon-last-model": 2.0 * vector(model)})
+    with Moon(mu=2.0).term(given) as term:
+        model(torch.zeros(3, 2, dtype=torch.float16))
+        loss = term.loss()
+    # 0 and 0: either is as likely.
+    assert loss.item() == pytest.approx(2.0 * math.log(2.0))
+
+
 def test_the_last_model_has_its_own_statistics():
     def normed() -> nn.Module:
         norm = nn.BatchNorm1d(2, affine=False, eps=0.0)
