@@ -118,9 +118,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         device = select_device(setup.device)
         # Weights are computed in float64, which MPS has not.
         self.device = select_device("cpu") if device.type == "mps" else device
-        self.model = GlobalModel(
-            setup.trainable_keys, setup.tied_keys, self.stages.optimizer, setup.names
-        )
+        self.model = GlobalModel(setup.trainable_keys, setup.tied_keys, self.stages, setup.names)
         self.roster = Roster(
             NodeDirectory(setup.identify, setup.node_timeout),
             MemberFailures(setup.max_failed_rounds, setup.max_paused_turns),

@@ -15,11 +15,12 @@ from fedif_flower.errors import ConfigError, ReplyError, ValuationError
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.names import Names, mismatch, names_in_model
 from fedif_flower.round import ModelVectors
-from fedif_flower.stages import ServerOptimizer
+from fedif_flower.stages import Stages
 from fedif_flower.valuation import Validation
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+NO_STAGES = Stages()
 
 
 def require_record(arrays: object) -> None:
@@ -114,8 +115,9 @@ class GlobalModel:
         See :class:`~fedif_flower.messages.layout.ParameterLayout`.
     tied_keys : mapping of str to str, optional
         Second names of arrays (tied weights), and their first names.
-    optimizer : ServerOptimizer, optional
-        Moves the model on after the round's own step.
+    stages : Stages
+        Their server optimizer, if they have one, moves the model on after the round's own step;
+        each is told where a model is taken back.
     names : mapping of str to str, or callable, optional
         What the keys call an array, by the name under which it is sent.
 
@@ -140,10 +142,11 @@ class GlobalModel:
         self,
         trainable_keys: Sequence[str] | None = None,
         tied_keys: Mapping[str, str] | None = None,
-        optimizer: ServerOptimizer | None = None,
+        stages: Stages = NO_STAGES,
         names: Names | None = None,
     ) -> None:
-        self._optimizer = optimizer
+        self._stages = stages
+        self._optimizer = stages.optimizer
         self._trainable_keys = trainable_keys
         self._tied_keys = tied_keys
         self._names = names
@@ -257,8 +260,7 @@ class GlobalModel:
         if self._proven is None or self.is_proven:
             return None
         logger.error("the model goes back to the last one that worked")
-        if self._optimizer is not None:
-            self._optimizer.take_back()
+        self._stages.take_back()
         self._taken_back = self.record
         self.replaced = None
         self.record = self._proven

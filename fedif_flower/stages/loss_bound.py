@@ -30,7 +30,8 @@ class LossBound(Stage):
 
     .. math:: \ell(w_t, D') \le \min_{s < t} \ell(w_s, D') + \rho\, |\ell(w_0, D')|.
 
-    If it misses that, the one of least validation loss among these is taken:
+    A model that was taken back is none of the :math:`w_s`. If the step misses that, the one of
+    least validation loss among these is taken:
 
     - the step itself, and its half, quarter, eighth and sixteenth;
     - the step by the weights that four steps of influence descent lead to (see
@@ -70,6 +71,7 @@ class LossBound(Stage):
     )
     _first = math.nan  # Loss at the start.
     _least = math.inf
+    _least_before = math.inf  # Before the last step.
     _held = 0  # Rounds that took another than the whole step.
 
     def begin(self, validation: Validation | None) -> None:
@@ -102,8 +104,13 @@ class LossBound(Stage):
             self._held += 1
             if proposal.optimizer is not None:
                 proposal.optimizer.restart()
+        self._least_before = self._least
         self._least = min(self._least, best.loss)
         return best.step
+
+    def take_back(self) -> None:
+        """Forget the loss of a model that is taken back."""
+        self._least = self._least_before
 
     def _best_other(
         self, validation: Validation, proposal: Proposal, whole: _Candidate | None
@@ -154,7 +161,7 @@ class LossBound(Stage):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self._first = state["first"]
-        self._least = state["least"]
+        self._least = self._least_before = state["least"]
         self._held = state["held"]
 
 

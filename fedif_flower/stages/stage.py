@@ -101,6 +101,9 @@ class Stage(CheckedFields):
         """
         return proposal.move(proposal.coefficients)
 
+    def take_back(self) -> None:
+        """Be told that the model goes back to the one before the last step."""
+
     def remark(self) -> str:
         """Return what a reader should know of it when the rounds are over; empty: nothing."""
         return ""
@@ -386,6 +389,11 @@ class Stages:
         counters = largest_counters(updates.model.counters, updates.counters, step.coefficients)
         vectors = ModelVectors(params, step.buffers, counters)
         return vectors, replace(aggregation, applied=step.coefficients)
+
+    def take_back(self) -> None:
+        """Tell every stage that the model goes back to the one before the last step."""
+        for stage in self:
+            stage.take_back()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each stage, in their order."""

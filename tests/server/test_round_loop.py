@@ -17,7 +17,7 @@ from fedif_flower.round import Aggregation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.run import Callback, StopTraining
-from fedif_flower.stages import FedAvgM
+from fedif_flower.stages import FedAvgM, LossBound
 from fedif_flower.strategies import ScreenedStrategy, Setup
 from tests.server.hostile import Clients, alike, one_more, round_of, step_reply
 from tests.strategies.lines import (
@@ -388,3 +388,27 @@ def test_a_model_that_is_taken_back_takes_its_mean_with_it():
     # Round 2 is undone by round 3; rounds 1 and 4 move by 1/2 and 1/4 + 1/2.
     expected = pytest.approx(1.25), [False, False, True, False]
     assert run(strategy, huge_in(2)) == expected
+
+
+class DownAndBack(Movers):
+    """In round 2 all go down to the bottom, where each fails."""
+
+    def train(self, message, partition_id):
+        if round_of(message) == 3:
+            raise RuntimeError("I cannot train this model")
+        steps = [[7.0, 3.0]] * 3 if round_of(message) == 2 else self.steps
+        return Movers(steps).train(message, partition_id)
+
+
+def test_the_loss_of_a_model_that_is_taken_back_bounds_no_step():
+    """With momentum to (.5, .5), to (4.25, 2.25) and back, to (1.25, 1.25) and (2.125, 2.125).
+
+    The losses are 10, 7.25, 1/16, 7.25, 4.06 and 1.77: each is below the one before it, but the
+    last two are not within 1 of 1/16.
+    """
+    bound = LossBound(validation(), descent_steps=0)
+    strategy = FedAvg(stages=[bound, FedAvgM(0.5, 0.5)], **BASE)
+    params, reports = play(strategy, point(), DownAndBack([[1.0, 1.0]] * 3), rounds=5)
+    assert [report.failed for report in reports] == [False, False, True, False, False]
+    assert params.tolist() == [2.125, 2.125]
+    assert bound.remark() == ""
