@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedif_flower.messages.arrays import pack_array
+from fedif_flower.messages.arrays import is_variance, pack_array
 from fedif_flower.messages.names import matched, prefix_explained, wrapper_of
 from fedif_flower.messages.text import enumerated
 
@@ -55,6 +55,8 @@ def changed_arrays(
     for name, before in loaded.items():
         sent = torch.from_numpy(received[name].numpy())
         arrays[name] = sent + (arrays[name].detach().to(before) - before)
+        if is_variance(name):  # One that has fallen to 0 is not below it by that rounding.
+            arrays[name].clamp_(min=0.0)
     return tensor_arrays(arrays)
 
 

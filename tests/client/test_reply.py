@@ -10,7 +10,12 @@ from torch import nn
 from fedif_flower.client.app import task_app
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ROUND_KEY, instructions
-from fedif_flower.messages.models import tensor_arrays
+from fedif_flower.messages.models import (
+    bfloat16_arrays,
+    changed_arrays,
+    load_arrays,
+    tensor_arrays,
+)
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.tasks.task import Task
 
@@ -77,3 +82,13 @@ def test_a_client_in_bfloat16_sends_its_change():
     # 1.00123 is 1 in bfloat16; 2 (1 - 3) 0.125 = -0.5, from there.
     weight = torch.tensor(1.00123).item()
     assert sent_back(Narrow, weight, 0.125) == pytest.approx([weight + 0.5] * 3, rel=1e-6)
+
+
+def test_a_variance_in_bfloat16_that_falls_to_nothing_is_sent_as_0():
+    norm = nn.BatchNorm1d(1, affine=False, dtype=torch.bfloat16)
+    received = tensor_arrays({**norm.state_dict(), "running_var": torch.tensor([1.005])})
+    load_arrays(norm, received)
+    loaded = bfloat16_arrays(norm)
+    norm.running_var.zero_()
+    # 1.005 is 1.0078125 in bfloat16: 1.005 - 1.0078125 is below 0, which no variance is.
+    assert changed_arrays(norm, received, loaded)["running_var"].numpy().tolist() == [0.0]
