@@ -35,7 +35,7 @@ class ClassMix:
     radius : float
         The largest chi-square distance from the held-out mix.
     classes : int
-        How many classes the held-out set has.
+        How many classes of the held-out set weigh something in its loss.
     """
 
     radius: float
@@ -60,7 +60,7 @@ def class_mix(records: RunRecords) -> ClassMix | None:
     is_split = all(len(part.by_class) == len(mix) for part in records.parts)
     if not mix or not is_split or radius == 0:
         return None
-    return ClassMix(radius, len(mix))
+    return ClassMix(radius, sum(part > 0 for part in mix))
 
 
 def mix_intervals(
@@ -83,8 +83,8 @@ def mix_intervals(
     credited = credited_by_class(records, standing)
     if credited is None:
         return nobody
-    contributed = _contributed_by_class(records, standing, mix.classes)
     shares = np.array(records.provenance[CLASSES_KEY])
+    contributed = _contributed_by_class(records, standing, len(shares))
     ends = share_intervals(credited, contributed, shares, mix.radius)
     # By rounding, sums over classes may lie beside those over rounds.
     lows = np.minimum(ends[:, 0], standing.shares).tolist()

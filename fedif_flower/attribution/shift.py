@@ -16,7 +16,8 @@ How far a mix is from the held-out set's is told by its chi-square distance
 .. math:: \chi^2(q, p) = \sum_k \frac{(q_k - p_k)^2}{p_k}.
 
 A class that the held-out set lacks has :math:`p_k = 0`: no mix that holds it is at a finite
-distance, and nobody's contribution to it is known.
+distance, and nobody's contribution to it is known. One to which the loss gives the weight 0 has
+:math:`p_k = 0` as well, and nobody contributes to it, whatever the mix: it is left out.
 
 References
 ----------
@@ -110,10 +111,10 @@ def contribution_intervals(by_class: Array, mix: Array, radius: float) -> Array:
     ValuationError
         If a class has no example, naming it, the shapes do not fit, or the radius is negative.
     """
-    shares = _mix_of(by_class, mix)
+    shares, weighs = _mix_of(by_class, mix)
     _require_radius(radius)
     ends = np.empty((len(by_class), 2))
-    for place, values in enumerate(by_class / shares):  # c_ik [C]
+    for place, values in enumerate(by_class[:, weighs] / shares):  # c_ik [C]
         ends[place, 0] = _farthest_mix(-values, shares, radius) @ values
         ends[place, 1] = _farthest_mix(values, shares, radius) @ values
     return ends
@@ -153,8 +154,10 @@ def share_intervals(credited: Array, contributed: Array, mix: Array, radius: flo
     ----------
     Dinkelbach, "On Nonlinear Fractional Programming", 1967.
     """
-    shares = _mix_of(credited, mix)
+    shares, weighs = _mix_of(credited, mix, contributed)
     _require_radius(radius)
+    credited = credited[:, weighs]
+    contributed = contributed[:, weighs]
     is_paid = credited.sum(axis=1) > 0  # [n]
     ends = np.zeros((len(credited), 2))
     if not is_paid.any():
@@ -204,12 +207,12 @@ def least_swap(ahead: Array, behind: Array, mix: Array) -> Swap:
     ValuationError
         If a class has no example, naming it, the shapes do not fit, or the first contributed less.
     """
-    shares = _mix_of(np.stack([ahead, behind]), mix)
-    gap = ahead - behind  # [C]
+    shares, weighs = _mix_of(np.stack([ahead, behind]), mix)
+    gap = (ahead - behind)[weighs]  # [C]
     if math.fsum(gap) < 0:
         raise ValuationError("the member that is said to be ahead contributed less than the other")
     if math.fsum(gap) == 0:
-        return Swap(0.0, shares, np.ones_like(shares))
+        return _swap_to(shares, shares, weighs)
     differences = gap / shares  # d [C]
     differences = differences / np.abs(differences).max()
     smallest_first = np.argsort(differences, kind="stable")
@@ -223,10 +226,18 @@ def least_swap(ahead: Array, behind: Array, mix: Array) -> Swap:
         else:
             ratios = np.ones(size)
         if ratios.min() >= 0:
-            reached = _spread_out(active, ratios, shares)
-            distance = float(((reached - shares) ** 2 / shares).sum())
-            return Swap(distance, reached, reached / shares)
+            return _swap_to(_spread_out(active, ratios, shares), shares, weighs)
     return Swap(math.inf)
+
+
+def _swap_to(reached: Array, shares: Array, weighs: NDArray[np.bool_]) -> Swap:
+    """Return a swap at a mix ``[k]`` of those classes ``[C]`` that weigh something."""
+    distance = float(((reached - shares) ** 2 / shares).sum())
+    mix = np.zeros(len(weighs))
+    mix[weighs] = reached
+    ratios = np.ones(len(weighs))
+    ratios[weighs] = reached / shares
+    return Swap(distance, mix, ratios)
 
 
 class _Moments(NamedTuple):
@@ -303,15 +314,21 @@ def _largest_ratio(values: Array, whole: Array, shares: Array, radius: float) ->
     return ratio
 
 
-def _mix_of(by_class: Array, mix: Array) -> Array:
-    """Return the held-out classes' shares ``[C]``, checked."""
+def _mix_of(by_class: Array, mix: Array, *more: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the shares ``[k]`` of the classes that weigh something, and which ``[C]`` they are.
+
+    A class without a share weighs something if anything is contributed to it, in ``more`` too.
+    """
     shares = np.asarray(mix, dtype=np.float64)
     if by_class.ndim != 2 or shares.shape != by_class.shape[1:] or not len(shares):
         raise ValuationError(
             f"contributions by class are {by_class.shape}, the mix of classes {shares.shape}; "
             "allowed: [n, C] and [C]"
         )
-    missing = np.flatnonzero(~(shares > 0)).tolist()
+    weighs = shares != 0
+    for values in (by_class, *more):
+        weighs |= values.any(axis=0)
+    missing = np.flatnonzero(~(shares > 0) & weighs).tolist()
     if missing:
         raise ValuationError(
             f"the held-out set has no example of the classes {missing}: what members contribute "
@@ -319,7 +336,7 @@ def _mix_of(by_class: Array, mix: Array) -> Array:
         )
     if not math.isclose(math.fsum(shares), 1.0, rel_tol=1e-6):
         raise ValuationError(f"the mix of classes sums to {math.fsum(shares):.6g}; allowed: 1")
-    return shares
+    return shares[weighs], weighs
 
 
 def _require_radius(radius: float) -> None:

@@ -142,6 +142,22 @@ def test_equal_members_are_level_as_it_is():
     assert (swap.distance, swap.mix.tolist()) == (0.0, [0.5, 0.5])
 
 
+def test_a_class_that_weighs_nothing_is_left_out_of_every_mix():
+    """As in the tests above, with a class between the two to which the loss gives the weight 0."""
+    mix = np.array([0.5, 0.0, 0.5])
+    ends = contribution_intervals(np.array([[0.5, 0.0, 1.5]]), mix, 0.25)
+    assert ends[0].tolist() == pytest.approx([1.5, 2.5])
+    columns = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    of_two = np.array([[1.0, 0.0], [0.0, 1.0]])
+    found = share_intervals(columns, columns, mix, 0.25)
+    assert found.tolist() == share_intervals(of_two, of_two, HALVES, 0.25).tolist()
+    # Means 6, 0 and 0, 3: differences 6 and -3, D = 1.5, variance 4.5^2.
+    swap = least_swap(np.array([3.0, 0.0, 0.0]), np.array([0.0, 0.0, 1.5]), mix)
+    assert swap.distance == pytest.approx(1 / 9)
+    assert swap.mix.tolist() == pytest.approx([1 / 3, 0.0, 2 / 3])
+    assert swap.ratios.tolist() == pytest.approx([2 / 3, 1.0, 4 / 3])
+
+
 def test_what_cannot_be_valued_is_refused():
     columns = np.ones((1, 3))
     with pytest.raises(ValuationError, match=r"no example of the classes \[1\]: what members"):

@@ -67,6 +67,22 @@ def test_a_share_over_all_mixes_near_the_held_out_one(tmp_path):
     assert settle(read_run(run)).mix == ClassMix(0.25, 2)
 
 
+def test_a_class_that_weighs_nothing_is_part_of_no_mix(tmp_path, key):
+    """As above, with a class between the two to which the loss gives the weight 0."""
+    three = {
+        "by_class": 3,
+        "classes": {0: [1, 0, 0], 1: [0, 0, 1]},
+        "provenance": {"held_out_classes": [0.5, 0.0, 0.5]},
+    }
+    run = run_of(tmp_path, shift=0.25, **three)
+    members = members_of(run)
+    assert members[0].mix_interval == pytest.approx((1.5 / 3.75, 4.5 / 5.25))
+    assert members[1].mix_interval == pytest.approx((0.75 / 5.25, 2.25 / 3.75))
+    assert settle(read_run(run)).mix == ClassMix(0.25, 2)
+    make_statement(run, key)
+    verify(run)
+
+
 def test_what_is_beyond_the_bounds_is_in_the_whole(tmp_path):
     """Half of the first contribution is credited: 3 q_1 of 6 q_1 + 3 q_2."""
     members = members_of(run_of(tmp_path, shift=0.25, credited={0: 0.5}, **APART))
