@@ -54,9 +54,11 @@ def changed_arrays(
     arrays = dict(model.state_dict())
     for name, before in loaded.items():
         sent = torch.from_numpy(received[name].numpy())
-        arrays[name] = sent + (arrays[name].detach().to(before) - before)
+        after = arrays[name].detach().to(before)
+        changed = sent + (after - before)
+        arrays[name] = changed.where(after != before, sent)  # Infinite less infinite is NaN.
         if is_variance(name):  # One that has fallen to 0 is not below it by that rounding.
-            arrays[name].clamp_(min=0.0)
+            arrays[name] = arrays[name].clamp(min=0.0)
     return tensor_arrays(arrays)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
@@ -92,3 +94,11 @@ def test_a_variance_in_bfloat16_that_falls_to_nothing_is_sent_as_0():
     norm.running_var.zero_()
     # 1.005 is 1.0078125 in bfloat16: 1.005 - 1.0078125 is below 0, which no variance is.
     assert changed_arrays(norm, received, loaded)["running_var"].numpy().tolist() == [0.0]
+
+
+def test_what_is_infinite_in_bfloat16_is_sent_back_as_it_was():
+    mask = nn.Module()
+    mask.register_buffer("mask", torch.tensor([0.0, -math.inf], dtype=torch.bfloat16))
+    received = tensor_arrays(mask.state_dict())
+    sent = changed_arrays(mask, received, bfloat16_arrays(mask))
+    assert sent["mask"].numpy().tolist() == [0.0, -math.inf]
