@@ -237,7 +237,9 @@ def parse_config(config: list[str] | None, options: Mapping[str, int | Path | No
     from fedif_flower.run.config import RunConfig
     from fedif_flower.settings import parse_overrides
 
-    settings = RunConfig.defaults() | parse_overrides(" ".join(config or []))
+    settings = RunConfig.defaults()
+    for text in config or []:
+        settings |= parse_overrides(text)  # As Flower does: the later option counts.
     for key, value in options.items():
         if value is not None:
             settings[key] = str(value) if isinstance(value, Path) else value

@@ -200,7 +200,7 @@ def parse_overrides(text: str) -> dict[str, Scalar]:
     Raises
     ------
     ConfigError
-        If the text is not a list of pairs, strings being quoted.
+        If the text is not a list of pairs, strings being quoted, or has a key twice.
     """
     pair = re.compile(r"""\s*([\w.-]+)=("[^"]*"|'[^']*'|[^\s"']\S*)(?=\s|$)""")
     values: dict[str, Scalar] = {}
@@ -214,6 +214,8 @@ def parse_overrides(text: str) -> dict[str, Scalar]:
                 "spaces, strings in quotes: 'num-server-rounds=5 strategy=\"fedif\"'"
             )
         key, value = match.groups()
+        if key in values:
+            raise ConfigError(f"{key} = {value}: the key is given twice; allowed: once")
         values[key] = _parse_value(key, value)
         position = match.end()
     return values

@@ -12,6 +12,8 @@ import pytest
 
 import fedif_flower
 from fedif_consortium.evidence.chained_log import ChainedLog
+from fedif_flower.cli import parse_config
+from fedif_flower.errors import ConfigError
 from fedif_studies import start
 from fedif_studies.commands import main
 
@@ -88,6 +90,12 @@ def test_an_error_is_one_line_without_a_traceback(fedif, tmp_path, words, error)
     assert said.startswith(f"error: {error.format(here=tmp_path)}")
     assert len(said.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_of_a_key_in_two_options_the_later_counts():
+    assert parse_config(["seed=1 num-clients=3", "seed=2"], {}).seed == 2
+    with pytest.raises(ConfigError, match="seed = 2: the key is given twice"):
+        parse_config(["seed=1 seed=2"], {})
 
 
 def test_it_says_which_version_it_is(fedif):

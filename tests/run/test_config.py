@@ -97,7 +97,10 @@ def test_digest_ignores_where_results_go_and_patience_and_nothing_else():
         assert config(**{key: value}).digest() != parsed.digest()
 
 
-@pytest.mark.parametrize("text", ["seed", "seed=", "seed = 5", "data-dir=a/b", 'a="b"c', "seed=5,"])
+@pytest.mark.parametrize(
+    "text",
+    ["seed", "seed=", "seed = 5", "data-dir=a/b", 'a="b"c', "seed=5,", "seed=5 seed=6"],
+)
 def test_overrides_that_flwr_would_skip_or_misread_are_refused(text):
     with pytest.raises(ConfigError):
         parse_overrides(text)
