@@ -160,7 +160,8 @@ class Task:
     Raises
     ------
     ConfigError
-        If ``loss`` and ``batch_loss`` are both given, or two metrics have one name.
+        If ``loss`` and ``batch_loss`` are both given, two metrics have one name, or ``model`` is a
+        model that is made already.
     """
 
     name: str
@@ -185,6 +186,11 @@ class Task:
         if self.loss is not None and self.batch_loss is not None:
             raise ConfigError(
                 f"task {self.name!r}: loss and batch_loss are both given; allowed: one of them"
+            )
+        if isinstance(self.model, nn.Module):
+            raise ConfigError(
+                f"task {self.name!r}: model is a {type(self.model).__name__} that is made already; "
+                "allowed: a function that makes one, whose weights then follow from the run's seed"
             )
         keys = [metric.key for metric in self.metrics]
         for key in sorted(keys):

@@ -34,6 +34,12 @@ def test_a_backdoor_whose_class_no_test_example_has_is_refused():
         triggered_test(SemanticBackdoor(1), own, tested, own.build_model(0), "cpu")
 
 
+def test_a_model_that_is_made_already_is_refused_at_once():
+    with pytest.raises(ConfigError, match="task 't': model is a Linear that is made already"):
+        task(model=nn.Linear(1, 2))
+    assert isinstance(task(model=nn.Identity).build_model(0), nn.Identity)  # A class makes one.
+
+
 def test_the_run_s_seed_decides_what_a_task_draws_and_the_process_s_state_stays():
     drawing = task(test_data=lambda site: torch.rand(3))
     torch.manual_seed(5)
