@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.tasks.batches import class_labels, describe, num_examples, tensors_of
 from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
 from fedif_flower.valuation.label_noise import ForwardCorrected, is_noise
@@ -348,7 +348,15 @@ def objective_of(
         The share of wrong labels for which a cross-entropy is corrected, or their chances
         ``[C, C]`` (see :class:`~fedif_flower.valuation.label_noise.ForwardCorrected`). Other losses
         stay as they are, which the log says.
+
+    Raises
+    ------
+    ConfigError
+        If ``loss_fn`` is a class of losses, such as ``nn.MSELoss`` without its parentheses.
     """
+    if isinstance(loss_fn, type):
+        name = loss_fn.__name__
+        raise ConfigError(f"loss_fn is the class {name}; allowed: {name}()")
     if batch_loss is not None:
         objective = Objective(batch_loss, scores)
     else:

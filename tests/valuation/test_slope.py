@@ -52,6 +52,11 @@ def test_cross_entropy_of_one_output_is_refused(kind, targets, shape, loss_fn):
         judged(build(kind, 3, 1), ROWS, targets, loss_fn=loss_fn)
 
 
+def test_a_class_of_losses_is_told_from_a_loss():
+    with pytest.raises(ConfigError, match=r"loss_fn is the class MSELoss; allowed: MSELoss\(\)"):
+        Validation(nn.Linear(1, 1), torch.rand(4, 1), torch.rand(4, 1), loss_fn=nn.MSELoss)
+
+
 def test_what_the_refusal_names_works():
     column, layer = YES[:, None], build(nn.Linear, 3, 1)
     probability = nn.Sequential(layer, nn.Sigmoid())
