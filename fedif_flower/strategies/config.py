@@ -27,7 +27,12 @@ from fedif_flower.stages import (
     ServerOptimizer,
     Stage,
 )
-from fedif_flower.strategies.registry import STRATEGIES, gives_coefficients, strategy_class
+from fedif_flower.strategies.registry import (
+    STRATEGIES,
+    gives_coefficients,
+    strategy_class,
+    takes_groups,
+)
 from fedif_flower.valuation import Validation
 
 Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
@@ -168,6 +173,13 @@ class StrategyConfig(SectionedSettings):
         kind = SERVER_OPTIMIZERS[self.server_optimizer]
         if isinstance(kind, type) and issubclass(kind, ServerOptimizer):
             require(kind.keeps_coefficients, "attribution", self.attribution, words)
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_grouped(self) -> Self:
+        words = f"1 with strategy {self.strategy!r}, which weighs or remembers each client"
+        fits = self.bucketing == 1 or takes_groups(self.strategy)
+        require(fits, "bucketing", self.bucketing, words)
         return self
 
 

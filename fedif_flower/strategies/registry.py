@@ -102,6 +102,20 @@ def gives_coefficients(name: str) -> bool:
     return bool(getattr(kind, "gives_weights", False))
 
 
+def takes_groups(name: str) -> bool:
+    """Tell whether a strategy may be given the means of groups for clients.
+
+    Of a function, and of a class that brings a robust rule of its own, it is not known before it is
+    called: ``True``.
+    """
+    kind = strategy_class(name)
+    if kind is None or issubclass(kind, RobustRule):
+        return True
+    if issubclass(kind, ScreenedStrategy):
+        return kind.takes_groups
+    return not getattr(kind, "knows_clients", False)
+
+
 def build_named(
     name: str, parts: StrategyParts, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> ScreenedStrategy:
