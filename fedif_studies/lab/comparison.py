@@ -181,7 +181,8 @@ def varying(measurements: Sequence[Measurement], swept: Collection[str] = ()) ->
     """
     configs = [measurement.config for measurement in measurements]
     keys = dict.fromkeys(itertools.chain.from_iterable(configs))
-    ignored = {*PATHS}.difference(swept) | {"seed", STAGES_KEY}
+    # That a run took the place of another is no part of what it measured either.
+    ignored = {*PATHS}.difference(swept) | {"overwrite", "seed", STAGES_KEY}
     return [key for key in keys if key not in ignored and _varies(key, configs)]
 
 

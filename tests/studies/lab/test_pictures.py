@@ -12,7 +12,7 @@ from fedif_flower.run import palette, plots
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.commands import compare
-from fedif_studies.lab.comparison import report_sweep
+from fedif_studies.lab.comparison import report_sweep, varying
 from fedif_studies.lab.measurements import find_measurements, read_measurement
 from fedif_studies.lab.pairs import pair_runs, paired_table
 from fedif_studies.lab.panels import ROUND, Roles, axes_of, points_of, roles_of
@@ -156,6 +156,17 @@ def test_differences_are_of_the_seeds_that_both_have(tmp_path):
     assert table.lines == [["strategy = fedif", "+5.00", "-2.00", "+1.50", "1 of 2"]]
     alone = [m for m in measurements if m.config["strategy"] == "fedavg" or m.seed == 3]
     assert pair_runs(alone, ["strategy"]) is None
+
+
+def test_a_run_in_the_place_of_another_stays_among_the_seeds_of_its_settings(tmp_path):
+    folders = compared(tmp_path, *RUNS[:4])
+    again = {"strategy": "fedif", "seed": 1, "update-clipping": 0.0, "num-server-rounds": 1}
+    folders.append(write_result(tmp_path / "again", again | {"overwrite": True}, [0.38]))
+    measurements = [read_measurement(folder) for folder in folders]
+    assert varying(measurements) == ["strategy"]
+    paired = pair_runs(measurements, varying(measurements))
+    # 55 - 50 and 38 - 40 points, 1.5 in the mean.
+    assert paired_table(paired).lines == [["strategy = fedif", "+5.00", "-2.00", "+1.50", "1 of 2"]]
 
 
 def test_a_comparison_shows_differences_seed_by_seed(tmp_path, drawn, capsys):
