@@ -111,6 +111,7 @@ class RunWriter(Callback):
         self.metrics = metrics
         self.remarks: Sequence[str] = ()  # What there is to know of the data.
         self.names: dict[int, str] = {}
+        require(every >= 1, "every", every, "an integer >= 1")
         for name, judge in (("validation", validation), ("test", test)):
             is_fine = judge is None or isinstance(judge, Validation)
             require(is_fine, name, shown_setting(judge), "a Validation")

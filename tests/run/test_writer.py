@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -238,6 +239,12 @@ def test_a_run_without_figures_is_not_called_incomplete(tmp_path):
     written(tmp_path)
     with pytest.raises(ConfigError, match="never evaluated its model on a validation and a test"):
         compare([load(tmp_path), load(tmp_path)])
+
+
+@pytest.mark.parametrize("make", [ShowRounds, partial(RunWriter, "never")])
+def test_every_no_rounds_is_refused_before_the_run(make):
+    with pytest.raises(ConfigError, match="every = 0; allowed: an integer >= 1"):
+        make(every=0)
 
 
 def test_a_notebook_sees_one_line_a_round_in_place_of_flowers(tmp_path, capsys, caplog):
