@@ -103,6 +103,8 @@ class PathAttribution(Callback):
     ------
     ValuationError
         If the rule is unknown, or ``per_class`` and the validation set has no classes.
+    ConfigError
+        If ``blocks`` is 1 or negative.
 
     Examples
     --------

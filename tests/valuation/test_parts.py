@@ -19,7 +19,7 @@ from fedif_flower.attribution.intervals import (
     intervals,
     share_half_widths,
 )
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.valuation.parts import (
     block_validations,
     class_validations,
@@ -88,6 +88,13 @@ def test_every_example_is_in_the_part_of_its_class():
     add_up(whole, found)
     with pytest.raises(ValuationError, match=r"no example of the classes \[1\]"):
         class_validations(held_out(torch.arange(40) % 2 * 2))
+
+
+@pytest.mark.parametrize("blocks", [1, -1])
+def test_one_block_tells_no_interval_and_is_refused(blocks):
+    # What the sum would be without the only block is 0 of 0 examples.
+    with pytest.raises(ConfigError, match=f"blocks = {blocks}; allowed: an integer >= 2, or 0"):
+        block_validations(held_out(torch.arange(40) % 4), blocks)
 
 
 def test_too_few_examples_make_no_blocks_and_that_is_said(caplog):
