@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from fedif_flower.errors import DataError, require
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import hold_directory
 from fedif_flower.run.loaded_task import load_task, site_of
 from fedif_flower.run.part import RunPart
 from fedif_flower.run.preflight import with_free_folder
@@ -57,6 +58,8 @@ def simulate(
     with suppress(DataError):
         site = ClientSite(config.seed, site_of(config).data_dir, 0, config.num_clients)
         loaded.task.load("client_data", site)
+    with hold_directory(loaded.config.run_dir):
+        pass  # That its results can be written there: the run holds it once Ray is there.
     with ray_grid(
         client_app,
         config.num_clients,

@@ -10,8 +10,9 @@ from flwr.clientapp.client_app import ClientAppException
 from flwr.server.superlink.fleet.vce.backend import Backend
 
 from client_app import app as client_app
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.folder import hold_directory
 from fedif_flower.runtime.ray_grid import RayGrid
 from fedif_flower.runtime.simulation import simulate
 
@@ -124,3 +125,18 @@ def test_what_a_simulation_cannot_do_is_refused_before_ray_starts(tmp_path, sett
     with pytest.raises(ConfigError, match=words):
         simulate(config, client_app, cpus_per_client=0)  # Which Ray's start would refuse.
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_ray_starts(tmp_path):
+    no_folder = tmp_path / "runs"
+    no_folder.write_text("a file")
+    config = RunConfig.from_run_config({"num-clients": 2, "output-dir": str(no_folder)})
+    with pytest.raises(ConfigError, match=r"output-dir = .*: cannot write"):
+        simulate(config, client_app, cpus_per_client=0)  # Which Ray's start would refuse.
+
+
+def test_a_folder_that_another_run_holds_is_refused_before_ray_starts(tmp_path):
+    own = {"num-clients": 2, "output-dir": str(tmp_path), "run-name": "held"}
+    config = RunConfig.from_run_config(own)
+    with hold_directory(tmp_path / "held"), pytest.raises(StorageError, match="is in use by"):
+        simulate(config, client_app, cpus_per_client=0)
