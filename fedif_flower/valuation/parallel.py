@@ -91,6 +91,7 @@ class Judge:
                 seed_all(derive_seed("validation-batch", 0, number), self.device)
             yield batch
 
+    @torch.enable_grad()  # Whoever asks may evaluate without gradients.
     def differentiate(self, batches: Sequence[Batch], total_weight: float) -> LossAndGradient:
         """Return what these batches add to the mean loss of the whole and to its gradient."""
         gradient = self.model.zero_gradient()
@@ -119,6 +120,7 @@ class Judge:
         answer = total if is_half else total.clone()
         return LossAndGradient(sum(weighted) / total_weight, answer)
 
+    @torch.enable_grad()
     def differentiate_by(
         self, losses: Sequence[LossFunction], batches: Sequence[Batch], total_weight: float
     ) -> list[Tensor]:

@@ -246,3 +246,18 @@ def test_a_loss_that_raises_where_a_model_answers_nan_is_nan_and_a_mistake_stays
 def test_a_measure_that_is_called_loss_is_not_taken_for_the_loss():
     judge = Validation(LINEAR, ROWS, LABELS, measures={"loss": lambda o, t: -1.0}, **ON_CPU)
     assert judge.loss(judge.params()) > 0
+
+
+def test_a_gradient_is_taken_where_its_caller_takes_none():
+    line = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(line.weight)
+    inputs, targets = torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1)
+    judge = Validation(line, inputs, targets, loss_fn=functional.mse_loss, **ON_CPU)
+    with torch.no_grad():
+        # The loss is (w^2 + 4 w^2) / 2, and its gradient 5 w.
+        assert judge.gradient(judge.params()).tolist() == [5.0]
+        assert not torch.is_grad_enabled()
+    classes = Validation(nn.Linear(1, 2), inputs, torch.tensor([0, 1]), noise=0.1, **ON_CPU)
+    with torch.no_grad():
+        (gradient,) = classes.noise_gradients([0.1], classes.params())
+    assert torch.allclose(gradient, classes.gradient(classes.params()))
