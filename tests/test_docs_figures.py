@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from fedif_consortium.member.outgoing import LeavesSettings
 from fedif_flower.run.rows import read_rows
 from fedif_studies.games import table as games_table
-from tests.test_docs_names import DOCS
+from tests.test_docs_names import DOCS, REPOSITORY
 
 RESULTS = DOCS / "results"
+PAPER = REPOSITORY / "fedif_studies" / "paper" / "figures.csv"
+THREE = ("fedavg", "afedsv", "fedif")
 LABEL_NOISE = "label-noise_0.7_0.7-0.8"
 DATA_SETS = ("cifar10", "fashion-mnist")
 Row = Mapping[str, str]
@@ -206,3 +208,37 @@ def test_an_empty_policy_lets_as_many_figures_leave_as_the_page_says():
     assert len(LeavesSettings().metrics) == 3
     words = "Nothing may leave but an update with three figures, and answers to queries."
     assert words in words_of("member-policy.md")
+
+
+def test_afedsv_under_the_heaviest_noise_is_what_its_rows_say():
+    heaviest = {
+        "label-noise": {"cifar10": "0.7_0.7-0.8", "fashion-mnist": "0.7_0.6-0.7"},
+        "gradient-noise": {"cifar10-gradient": "0.6_0.1", "fashion-mnist-gradient": "0.7_0.1"},
+    }
+    text = (DOCS / "results.md").read_text()
+    _, _, below = text.partition("**AFedSV lies between FedAvg and FedIF under the heaviest noise")
+    lines = [line for line in below.splitlines() if line.startswith("|")][2:6]
+    expected = []
+    seconds = []
+    for attack, columns in heaviest.items():
+        for table, noise in columns.items():
+            rows = rows_of(f"{table}.csv", column=f"{attack}_{noise}", gpu="")
+            of = {row["row"]: row for row in rows if row["normalization"] != "data"}
+            last_ten = [100 * float(of[name]["test-last-ten"]) for name in THREE]
+            in_paper = [
+                float(row["value"])
+                for name in THREE
+                for row in read_rows(PAPER)
+                if (row["table"], row["row"], row["column"]) == (table, name, f"{attack}_{noise}")
+            ]
+            scored = [of[name] for name in THREE[1:]]
+            cells = [f"{value:.1f}" for value in last_ten]
+            cells.append(", ".join(f"{value:.1f}" for value in in_paper))
+            cells.append(", ".join(f"{float(row['detection-auc']):.3f}" for row in scored))
+            shares = [100 * float(row["malicious-weight-share"]) for row in scored]
+            cells.append(", ".join(f"{share:.0f}" for share in shares))
+            expected.append(cells)
+            seconds.append(float(of["afedsv"]["aggregation-seconds-per-round"]))
+    assert [[cell.strip() for cell in line.split("|")[2:-1]] for line in lines] == expected
+    words = f"AFedSV took a core {min(seconds):.0f} to {max(seconds):.0f} s a round beside"
+    assert words in words_of("results.md")
