@@ -229,8 +229,8 @@ class GlobalModel:
         In half precision it may be infinite, though the vectors are not. What a server optimizer
         carries on may be why: it begins anew, or all later rounds would fail alike.
         """
-        if not self.layout.narrows:
-            return
+        if self._proven is None or not self.layout.narrows:
+            return  # Who aggregates without a run sends nobody a model.
         if self._optimizer is not None:
             params = self._optimizer.lead(self.vectors.params, vectors.params)
             vectors = replace(vectors, params=params)
