@@ -444,7 +444,9 @@ def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def hold_directory(run_dir: Path) -> Iterator[None]:
+def hold_directory(
+    run_dir: Path, *, setting: str = "output-dir", remedy: str = "set another run-name"
+) -> Iterator[None]:
     """Hold a run's directory alone; a killed process releases it.
 
     One that was made here, and in which nothing was written, is removed at the end.
@@ -453,6 +455,10 @@ def hold_directory(run_dir: Path) -> Iterator[None]:
     ----------
     run_dir : Path
         The directory; it is made if it is not there.
+    setting : str
+        What the user set it by.
+    remedy : str
+        What to do where it is held, beside waiting.
 
     Raises
     ------
@@ -477,11 +483,11 @@ def hold_directory(run_dir: Path) -> Iterator[None]:
         if not who:  # It has the lock, and has not yet said who it is.
             who = "another run"
         raise StorageError(
-            f"{run_dir} is in use by {who}: wait for its end, or set another run-name"
+            f"{run_dir} is in use by {who}: wait for its end, or {remedy}"
         ) from None
     except OSError as error:
         lock.release()
-        raise ConfigError(f"output-dir = {str(run_dir.parent)!r}: cannot write: {error}") from error
+        raise ConfigError(f"{setting}: cannot write to {run_dir}: {error}") from error
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,10 @@ class RunRecorder(RunWriter):
             names = self.names
             self.names = {}
             self._add_names(names)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Hold nothing: whoever runs the federation holds its folder."""
+        return nullcontext()
 
     def _write_origin(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Write the run config, and hashes of all that the results come from."""

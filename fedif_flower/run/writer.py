@@ -12,6 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from fedif_flower.run.folder import (
     MEASURED,
     SETTINGS_KEY,
     RunFolder,
+    hold_directory,
     write_tensors,
 )
 from fedif_flower.run.modules import modules_behind
@@ -136,6 +138,7 @@ class RunWriter(Callback):
         self._attribution: PathAttribution | None = None
         self._every = every
         self.is_malicious = is_malicious or _nobody_is
+        self._held = ExitStack()  # The directory, from the first round to the last.
         self._started = time.perf_counter()
         self._report = Round(0)
         self._roll = RollCall()
@@ -152,13 +155,32 @@ class RunWriter(Callback):
         return server_round % self._every == 0
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Begin the files, or go on with those of this strategy's earlier rounds."""
+        """Begin the files, or go on with those of this strategy's earlier rounds.
+
+        Raises
+        ------
+        StorageError
+            If another run writes to the directory.
+        """
         for judge in self._judges.values():
             require_judge(type(self).__name__, judge, strategy.model)
         is_known = strategy is self._strategy
         goes_on = is_known and self._written > 0 and strategy.completed_rounds == self._written
         self._strategy = strategy
         self._outer_error = sys.exception()
+        self._held.close()
+        with ExitStack() as held:
+            held.enter_context(self._alone())
+            self._begin(strategy, goes_on=goes_on)
+            self._held = held.pop_all()
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Hold the directory: two writers' lines would be counted as one run's."""
+        remedy = "call its strategy's end(), or give each RunWriter a directory of its own"
+        return hold_directory(self.run_dir, setting="directory", remedy=remedy)
+
+    def _begin(self, strategy: RunningStrategy, *, goes_on: bool) -> None:
+        """Begin the files, or keep those of complete rounds."""
         self._attribution = _attribution_among(strategy.callbacks)
         if goes_on:
             self._keep_rounds(strategy.completed_rounds)
@@ -315,6 +337,11 @@ class RunWriter(Callback):
 
     def on_end(self) -> None:
         """Write the report; after a good end model and summary as well."""
+        with self._held:
+            self._end()
+
+    def _end(self) -> None:
+        """Write what :meth:`on_end` does."""
         if sys.exception() is not self._outer_error:
             self._write_report(is_finished=False)
             return

@@ -6,7 +6,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -86,7 +86,10 @@ class Callback:
         """Be told that all have taken in a round's metrics, and none raised an error."""
 
     def on_end(self) -> None:
-        """Be told that there are no more rounds, whether they ended in good order or not."""
+        """Be told that there are no more rounds, whether they ended in good order or not.
+
+        Whoever was told of a start is told of an end, though another's ``on_start`` failed.
+        """
 
 
 class RunningStrategy(FedAvg):
@@ -155,8 +158,11 @@ class RunningStrategy(FedAvg):
         self.model.begin(initial_arrays)
         self.roster.begin()
         self.intake.begin(self)
-        for callback in self.callbacks:
-            callback.on_start(self)
+        with ExitStack() as started:
+            for callback in self.callbacks:
+                callback.on_start(self)
+                started.callback(callback.on_end)
+            started.pop_all()  # No start failed: the run tells them of its end.
         # An earlier process has looked at its last model.
         last_examined = 0 if self.completed_rounds else -1
         self._open_run = OpenRun(grid, screened(grid), last_examined=last_examined)

@@ -21,7 +21,7 @@ from fedif_flower import (
     load,
 )
 from fedif_flower.cli import cli
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import data_hash, tensors_hash
@@ -65,6 +65,18 @@ def test_rounds_clients_and_a_report(tmp_path, pictures):
     for picture in ("accuracy.png", "weight-scores.png"):
         assert (folder / picture).stat().st_size > 1000
         assert f"({picture})" in report
+
+
+def test_two_writers_at_once_in_a_directory_are_refused(tmp_path):
+    level = logging.getLogger("flwr").level
+    with pytest.raises(StorageError, match="in use by process .* a directory of its own"):
+        written(tmp_path, ShowRounds(), RunWriter(tmp_path))
+    # Those that had begun were told of the end.
+    assert logging.getLogger("flwr").level == level
+    assert "Unfinished" in (tmp_path / "report.md").read_text()
+    written(tmp_path, num_rounds=2)
+    rounds = read_rows(tmp_path / "rounds.csv")
+    assert [row["round"] for row in rounds] == ["0", "1", "2"]
 
 
 def test_beside_an_attribution_it_writes_contributions(tmp_path):
