@@ -28,6 +28,7 @@ from fedif_flower.valuation.trial_loss import (
     require_mean,
     require_pure,
     require_slope,
+    try_batch_loss,
 )
 from fedif_flower.valuation.trial_scores import try_scores
 
@@ -87,6 +88,8 @@ def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) 
         before = random_state(device)
         sized_batches = _sized(model.module, objective, contents)
         is_random = random_state(device) != before
+        if not is_random:
+            try_batch_loss(model, objective, sized_batches)
         whole = try_scores(model, objective, sized_batches, is_random=is_random)
         # The scores may draw at random where the model does not.
         is_random = random_state(device) != before

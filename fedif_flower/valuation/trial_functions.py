@@ -84,43 +84,78 @@ def at_two_models(model: FlatModel, attempt: Callable[[], str]) -> str:
             return ""
 
 
-def why_no_mean(function: Callable[[Any], Sized], examples: Any) -> str:
-    """Return how a function's mean over two parts differs from its value for the whole.
+class Divided(NamedTuple):
+    """What a function gives for some examples, and for a third and two thirds of them."""
 
-    Parameters
-    ----------
-    function : callable
-        Given examples, the whole and then a third and two thirds.
-    examples : any structure of tensors
-        Two or more.
+    whole: Sized
+    first: Sized
+    second: Sized
+    counts: tuple[int, int]  # Of examples in the parts.
 
-    Returns
-    -------
-    str
-        Empty if they do not differ, or the function gives no number for the whole.
+    @property
+    def mean(self) -> float:
+        """The mean of what it gives for the parts, by their sizes; NaN where these are 0."""
+        total = self.first.size + self.second.size
+        if not total:
+            return math.nan
+        weighted = self.first.size * float(self.first.figure)
+        weighted += self.second.size * float(self.second.figure)
+        return weighted / total
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the whole's figure is the mean; no number for the whole says nothing."""
+        nothing_counts = not (self.first.size + self.second.size)
+        if nothing_counts or not math.isfinite(float(self.whole.figure)):
+            return True
+        return self._is(self.mean)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the whole's figure is the sum of the parts', and not their mean."""
+        return not self.is_mean and self._is(float(self.first.figure) + float(self.second.figure))
+
+    def _is(self, expected: float) -> bool:
+        """Tell whether the whole's figure is what is expected, as far as rounding allows."""
+        figures = [abs(float(sized.figure)) for sized in self[:3]]
+        rounding = _ROUNDINGS * torch.finfo(self.whole.figure.dtype).eps
+        return abs(float(self.whole.figure) - expected) <= rounding * max(figures)
+
+    def __str__(self) -> str:
+        """Say what it gives."""
+        one, other = self.counts
+        return (
+            f"gives {float(self.whole.figure):.6g} for {one + other} examples, but "
+            f"{float(self.first.figure):.6g} and {float(self.second.figure):.6g} for {one} and "
+            f"{other} of them, whose mean is {self.mean:.6g}: results would depend on the batch "
+            "size"
+        )
+
+
+def divide(function: Callable[[Any], Sized], examples: Any) -> Divided | None:
+    """Return what a function gives for the whole, and then for both parts.
+
+    ``None`` for fewer than two examples (any structure of tensors).
     """
     count = num_rows(examples) or 0
     if count < 2:
-        return ""
+        return None
     third = max(count // 3, 1)
     whole = function(take_rows(examples, torch.arange(count)))
     first = function(take_rows(examples, torch.arange(third)))
     second = function(take_rows(examples, torch.arange(third, count)))
-    of_whole = float(whole.figure)
-    of_first = float(first.figure)
-    of_second = float(second.figure)
-    total = first.size + second.size
-    if not (math.isfinite(of_whole) and total):
+    return Divided(whole, first, second, (third, count - third))
+
+
+def why_no_mean(function: Callable[[Any], Sized], examples: Any) -> str:
+    """Return how a function's mean over two parts differs from its value for the whole.
+
+    Empty if they do not differ, or nothing can be told; see :func:`divide`.
+    """
+    divided = divide(function, examples)
+    if divided is None or divided.is_mean:
         return ""
-    mean = (first.size * of_first + second.size * of_second) / total
-    rounding = _ROUNDINGS * torch.finfo(whole.figure.dtype).eps
-    if abs(of_whole - mean) <= rounding * max(abs(of_whole), abs(of_first), abs(of_second)):
-        return ""
-    return (
-        f"gives {of_whole:.6g} for {count} examples, but {of_first:.6g} and {of_second:.6g} for "
-        f"{third} and {count - third} of them, whose mean is {mean:.6g}: results would depend on "
-        "the batch size"
-    )
+    return str(divided)
 
 
 def require_pairs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,12 +17,14 @@ from fedif_flower.valuation.objective import Batch, Objective, PairObjective
 from fedif_flower.valuation.trial_functions import (
     Sized,
     at_two_models,
+    divide,
     require_pairs,
     some_examples,
     why_no_mean,
     with_noise,
 )
 
+logger = logging.getLogger(__name__)
 _SEED = 0
 _ROUNDINGS = 1000
 _FOR_ONE_OUTPUT = (
@@ -221,3 +224,31 @@ def require_mean(model: FlatModel, objective: Objective, batches: Sequence[Any])
             "nll_loss, CrossEntropyLoss or NLLLoss (or a partial of one) for class weights and "
             "targets to ignore; else batch_loss(model, batch) -> (loss, what it divides by)"
         )
+
+
+def try_batch_loss(model: FlatModel, objective: Objective, batches: Sequence[Batch]) -> None:
+    """Raise ConfigError if ``batch_loss`` gives the sum over a batch in place of the mean.
+
+    One that is neither, such as a loss of pairs within a batch, is warned of. It is tried as
+    :func:`require_mean` tries a ``loss_fn``; a model that draws at random is not tried.
+    """
+    if isinstance(objective, PairObjective):
+        return
+
+    def loss(batch: Any) -> Sized:
+        figure, size = objective.loss_and_size(model.module, batch)
+        return Sized(figure, size.weight)
+
+    try:
+        examples = some_examples([batch.content for batch in batches if batch.weight])
+        with model.evaluation_mode():
+            divided = divide(loss, examples)
+    except Exception:  # A model may take one batch size alone; what it takes was tried before.
+        return
+    if divided is None or divided.is_mean:
+        return
+    if divided.is_sum:
+        raise ConfigError(
+            f"batch_loss {divided}. It is their sum: allowed: (mean loss, what it divides by)"
+        )
+    logger.warning("batch_loss %s", divided)

@@ -71,7 +71,8 @@ class Validation(Passes):
     batch_loss : callable, optional
         In place of ``loss_fn``, for batches of any kind: ``batch_loss(model, batch)`` -> scalar
         mean, and what that divides by: the batch's size, or a sum of weights. The sizes are asked
-        for at construction.
+        for at construction. One whose value for the whole is not the mean of its parts, such as a
+        loss of pairs, is warned of: results depend on the batch size then.
     score : callable, optional
         Judges coalitions where targets are no classes; higher is better. ``score(outputs,
         targets)`` -> number, called once, with those of all examples in the order of the data, on
@@ -112,10 +113,10 @@ class Validation(Passes):
         and data do not fit each other; if model or loss remember in eval mode what they were given
         before; if a score is no finite number at the given model.
     ConfigError
-        If ``loss_fn`` is no mean over the examples, or a score that has to be one is none; if one
-        compares each output with every target, as of shapes ``[n, 1]`` and ``[n]``; if the
-        gradient of the loss is exactly 0 at the given model, or its value the same at any; if
-        ``noise`` lies outside its range.
+        If ``loss_fn`` is no mean over the examples, or a score that has to be one is none; if
+        ``batch_loss`` gives a sum in place of the mean; if one compares each output with every
+        target, as of shapes ``[n, 1]`` and ``[n]``; if the gradient of the loss is exactly 0 at
+        the given model, or its value the same at any; if ``noise`` lies outside its range.
     """
 
     def __init__(

@@ -160,6 +160,34 @@ def test_a_loss_that_looks_like_a_mean_at_a_model_of_zeros_is_refused(loss_fn):
         judged(model, ROWS, LABELS, loss_fn=loss_fn, batch_size=7)
 
 
+@pytest.mark.parametrize("batch_size", [7, 40])
+def test_a_batch_loss_that_gives_the_sum_is_refused(batch_size):
+    def summed(model, batch):
+        rows, labels = batch
+        return functional.cross_entropy(model(rows), labels, reduction="sum"), len(labels)
+
+    words = "batch_loss gives .* It is their sum: allowed: .mean loss, what it divides by."
+    with pytest.raises(ConfigError, match=words):
+        judged(linear(), (ROWS, LABELS), batch_loss=summed, batch_size=batch_size)
+
+
+def test_a_batch_loss_of_pairs_is_warned_of_and_a_mean_is_not(caplog):
+    def mean(model, batch):
+        rows, labels = batch
+        return functional.cross_entropy(model(rows), labels, weight=WEIGHTS), WEIGHTS[labels].sum()
+
+    def of_pairs(model, batch):
+        return model(batch[0]).var(dim=0).mean(), len(batch[0])
+
+    judged(linear(), (ROWS, LABELS), batch_loss=mean)
+    assert caplog.messages == []
+    judged(linear(), (ROWS, LABELS), batch_loss=of_pairs)
+    (message,) = caplog.messages
+    assert message.startswith("batch_loss gives ")
+    assert "for 40 examples, but" in message
+    assert "for 13 and 27 of them" in message
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 @pytest.mark.parametrize("size", [1e-3, 1e3])
