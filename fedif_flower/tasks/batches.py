@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Subset, TensorDataset
 
 from fedif_flower.errors import ValuationError
 
@@ -250,6 +250,19 @@ def count_examples(data: Any) -> int | None:
     if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
         return len(examples)
     return None
+
+
+def count_dropped(data: Any) -> int:
+    """Return how many examples a DataLoader leaves out since they fill no batch.
+
+    Of a stream, which has no length, none are known.
+    """
+    if not isinstance(data, DataLoader) or not isinstance(data.batch_sampler, BatchSampler):
+        return 0
+    batches = data.batch_sampler
+    if not batches.drop_last or not hasattr(batches.sampler, "__len__"):
+        return 0
+    return len(batches.sampler) % batches.batch_size
 
 
 class NotFinite(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from fedif_flower.devices import select_device
 from fedif_flower.errors import DivergedError, ValuationError, require
 from fedif_flower.round import all_finite
-from fedif_flower.tasks.batches import read_batches, to_device
+from fedif_flower.tasks.batches import count_dropped, read_batches, to_device
 from fedif_flower.tasks.modules import keep_freed_memory, without_trace
 from fedif_flower.tasks.task import BatchLoss, Data, LossFunction, ScoreFunction
 from fedif_flower.valuation.flat_model import FlatModel
@@ -23,6 +24,8 @@ from fedif_flower.valuation.objective import corrected_objective, objective_of
 from fedif_flower.valuation.parallel import Buffers, Judge, LossAndGradient, Passes, SharedGradients
 from fedif_flower.valuation.parts import draw_batches
 from fedif_flower.valuation.trial import try_batches
+
+logger = logging.getLogger(__name__)
 
 
 class Evaluation(NamedTuple):
@@ -58,7 +61,8 @@ class Validation(Passes):
     inputs : Tensor, dict or tuple of Tensor, Dataset, DataLoader or iterable of batches
         Tensors or NumPy arrays ``[n, ...]``; a Dataset of examples; or what yields batches
         ``(inputs, targets)``, each of any structure, as a DataLoader or a list of batches does.
-        For a batch ``(a, b, targets)`` the model is called with ``(a, b)``.
+        For a batch ``(a, b, targets)`` the model is called with ``(a, b)``. Tensors that lie on
+        ``device`` are not copied: they have to stay as they are.
     targets : Tensor, dict or tuple of Tensor, optional
         ``[n, ...]``; left out where ``inputs`` brings its own.
     loss_fn : callable, optional
@@ -141,6 +145,13 @@ class Validation(Passes):
             raise ValuationError("loss_fn and batch_loss are both given; allowed: one of them")
         scores = {**(measures or {}), **({"score": score} if score else {})}
         objective = objective_of(loss_fn, batch_loss, scores, noise)
+        dropped = count_dropped(inputs)
+        if dropped:
+            logger.warning(
+                "left out of the held-out set, since they fill no batch and its DataLoader has "
+                "drop_last=True: %d of the examples",
+                dropped,
+            )
         if self.device.type == "cpu":
             keep_freed_memory()
         flat = FlatModel(model, self.device)

@@ -179,6 +179,16 @@ def test_data_of_any_structure_are_as_good_as_tensors(data):
     assert undefined != undefined  # NaN
 
 
+def test_examples_that_fill_no_batch_are_left_out_with_a_count(caplog):
+    model = build(nn.Linear, 3, 2)
+    assert Validation(model, DataLoader(PAIRS, 2), device="cpu").num_examples == 5
+    assert caplog.messages == []
+    dropping = DataLoader(PAIRS, 2, drop_last=True)
+    assert Validation(model, dropping, device="cpu").num_examples == 4
+    (message,) = caplog.messages
+    assert message.endswith("DataLoader has drop_last=True: 1 of the examples")
+
+
 def test_sizes_of_the_user_s_own_weigh_the_batches():
     def per_token(model, batch):
         return model(batch[0]).mean(), int(batch[1])
