@@ -19,12 +19,13 @@ def flip_labels(
 
     .. math:: y_i' = (y_i + u_i) \bmod C, \quad u_i \sim U\{1, \dots, C - 1\}
 
-    for ``round(ratio * n)`` examples i chosen at random, C being the number of classes.
+    for ``round(ratio * n)`` of the n labels in [0, C), chosen at random, C being the number of
+    classes. Others, such as -100, stand for no answer and stay.
 
     Parameters
     ----------
     labels : Tensor
-        ``[n]`` int64 in [0, C).
+        ``[examples, ...]`` int64.
     num_classes : int
         C >= 2.
     ratio : float
@@ -35,13 +36,15 @@ def flip_labels(
     Returns
     -------
     Tensor
-        ``[n]`` int64; ``labels`` itself is not changed.
+        ``[examples, ...]`` int64; ``labels`` itself is not changed.
     """
-    chosen = choose(len(labels), ratio, generator).to(labels.device)  # [k]
+    flipped = labels.flatten().clone()
+    is_class = (flipped >= 0) & (flipped < num_classes)
+    places = is_class.nonzero().flatten()  # [n]
+    chosen = places[choose(len(places), ratio, generator).to(labels.device)]  # [k]
     shift = torch.randint(1, num_classes, chosen.shape, generator=generator)  # [k]
-    flipped = labels.clone()
-    flipped[chosen] = (labels[chosen] + shift.to(labels.device)) % num_classes
-    return flipped
+    flipped[chosen] = (flipped[chosen] + shift.to(labels.device)) % num_classes
+    return flipped.view_as(labels)
 
 
 @dataclass

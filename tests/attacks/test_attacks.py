@@ -76,6 +76,18 @@ def test_exactly_the_share_is_flipped_and_never_to_the_same_class(count, num_cla
     assert torch.equal(labels, before)
 
 
+def test_targets_that_stand_for_no_answer_are_not_flipped():
+    pixels = torch.tensor([[[0, -100], [1, 2]], [[255, 0], [-1, 1]]])
+    flipped = flip_labels(pixels, 3, 1.0, torch.Generator().manual_seed(0))
+    answered = (pixels >= 0) & (pixels < 3)
+    assert torch.equal(flipped[~answered], torch.tensor([-100, 255, -1]))
+    assert bool((flipped[answered] != pixels[answered]).all())
+    assert bool((flipped[answered] < 3).all())
+    # Two fifths of those five, not of all eight.
+    flipped = flip_labels(pixels, 3, 0.4, torch.Generator().manual_seed(0))
+    assert int((flipped != pixels).sum()) == 2
+
+
 def test_malicious_partitions_misbehave_and_the_others_do_not():
     config = AttackConfig(attack="gradient-noise", malicious_fraction=0.3)
     malicious = malicious_partitions(10, 0.3, seed=5)
