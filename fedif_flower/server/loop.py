@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Unpack
 
 import numpy as np
@@ -251,11 +252,13 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         """Return where a round leads, and the weights that its updates were given.
 
         Through the stages before weighing, weights, and step. Any error fails the round: it may
-        come out of a stage, the rule, or a user's model or loss. Weight scores are then as before.
+        come out of a stage, the rule, or a user's model or loss. Weight scores, and what stages
+        remember, are then as before.
         """
-        if self.ledger is None:
-            return self._aggregate(updates)
-        with self.ledger.unless_it_fails(updates.client_ids):
+        with ExitStack() as stack:
+            stack.enter_context(self.stages.unless_it_fails())
+            if self.ledger is not None:
+                stack.enter_context(self.ledger.unless_it_fails(updates.client_ids))
             return self._aggregate(updates)
 
     def _aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
@@ -107,6 +108,16 @@ class LossBound(Stage):
         self._least_before = self._least
         self._least = min(self._least, best.loss)
         return best.step
+
+    @contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """Forget the loss of a step whose round fails after it was chosen."""
+        before = self._least, self._least_before, self._held
+        try:
+            yield
+        except Exception:
+            self._least, self._least_before, self._held = before
+            raise
 
     def take_back(self) -> None:
         """Forget the loss of a model that is taken back."""

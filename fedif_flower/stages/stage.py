@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -100,6 +100,11 @@ class Stage(CheckedFields):
         It is what ``proposal.move`` returned for some coefficients; otherwise the round fails.
         """
         return proposal.move(proposal.coefficients)
+
+    @contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """Keep what a round leaves in this stage's memory only if no error is raised meanwhile."""
+        yield
 
     def take_back(self) -> None:
         """Be told that the model goes back to the one before the last step."""
@@ -389,6 +394,14 @@ class Stages:
         counters = largest_counters(updates.model.counters, updates.counters, step.coefficients)
         vectors = ModelVectors(params, step.buffers, counters)
         return vectors, replace(aggregation, applied=step.coefficients)
+
+    @contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """Let no stage remember a round in which an error is raised meanwhile."""
+        with ExitStack() as stack:
+            for stage in self:
+                stack.enter_context(stage.unless_it_fails())
+            yield
 
     def take_back(self) -> None:
         """Tell every stage that the model goes back to the one before the last step."""

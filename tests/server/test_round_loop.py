@@ -190,6 +190,22 @@ def test_what_half_precision_cannot_hold_fails_the_round_and_not_the_run():
     assert value(result.arrays) == pytest.approx(46000.0, abs=64.0)  # Numbers are 32 apart there.
 
 
+def test_the_loss_of_a_step_that_is_not_taken_bounds_none():
+    """The third step would have led to the least loss there is; as the test above."""
+
+    def reply(message: Message, context: Context) -> Message:
+        return step_reply(message, 20000.0 if round_of(message) == 1 else 4000.0)
+
+    least = torch.full((2, 1), 65800.0)
+    judge = Validation(point(1), torch.ones(2, 1), least, loss_fn=nn.L1Loss(), device="cpu")
+    bound = LossBound(judge, descent_steps=0)
+    strategy = FedAvg(stages=[bound, FedAvgM(0.9, 1.0)], **UNPAUSED)
+    result = strategy.start(LocalGrid(alike(reply), 3), model_arrays(point(1).half()), 4)
+    assert [report.failed for report in strategy.history.rounds] == [False, False, True, False]
+    assert bound.remark() == ""
+    assert bound.state_dict()["least"] == pytest.approx(65800 - value(result.arrays), abs=64.0)
+
+
 class Failing(Guide, LocalMethod):
     """Raises whenever it is asked for what depends on reports."""
 
