@@ -76,7 +76,8 @@ def sign_alignment(updates: Tensor, share: float) -> Tensor:
     """Return the share of each update's largest coordinates with the principal sign, ``[m]``."""
     signs = updates.sign()  # [m, d]
     principal = signs.sum(dim=0).sign()  # [d]
-    count = max(int(share * updates.shape[1]), 1)
+    # A share of 0.29 of 100 is 28.999999999999996 as floats have it.
+    count = max(int(share * updates.shape[1] + 1e-9), 1)
     largest = updates.abs().topk(count, dim=1).indices  # [m, count]
     same = signs.gather(1, largest) == principal[largest]
     return same.double().mean(dim=1)

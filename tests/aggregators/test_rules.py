@@ -179,6 +179,12 @@ def test_the_share_of_the_largest_coordinates_with_the_principal_sign():
     # The principal signs are [+, +, +, +]; half of the coordinates count.
     assert sign_alignment(updates, 0.5).tolist() == [1, 1, 0.5]
     assert sign_alignment(updates, 0.01).tolist() == [1, 1, 0]  # one at least
+    # 0.29 * 100 is just below 29 as floats have it: 28 would all be in line.
+    falling = torch.arange(100.0, 0.0, -1.0)
+    third = falling.clone()
+    third[28] *= -1
+    third_alone = sign_alignment(torch.stack((falling, falling, third)), 0.29)
+    assert third_alone.tolist() == [1, 1, 28 / 29]
     shares = sign_shares(torch.tensor([[1.0, -2.0, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]]))
     assert shares.tolist() == [[0.5, 0.25, 0.25], [0, 1, 0]]
 

@@ -69,7 +69,7 @@ def test_rounds_clients_and_a_report(tmp_path, pictures):
 
 def test_two_writers_at_once_in_a_directory_are_refused(tmp_path):
     level = logging.getLogger("flwr").level
-    with pytest.raises(StorageError, match="in use by process .* a directory of its own"):
+    with pytest.raises(StorageError, match=r"in use by process .* a directory of its own"):
         written(tmp_path, ShowRounds(), RunWriter(tmp_path))
     # Those that had begun were told of the end.
     assert logging.getLogger("flwr").level == level
