@@ -21,7 +21,7 @@ def select_device(device: str | torch.device) -> torch.device:
     Raises
     ------
     ConfigError
-        If the device is not there: nothing falls back to another one in silence.
+        If there is no such device, or it is not here: nothing falls back to another one in silence.
     """
     if isinstance(device, torch.device):
         return device
@@ -31,7 +31,12 @@ def select_device(device: str | torch.device) -> torch.device:
         if torch.backends.mps.is_available():
             return torch.device("mps")
         return torch.device("cpu")
-    chosen = torch.device(device)
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device = {device!r}; allowed: auto, cpu, cuda, cuda:N, mps, or another of torch's"
+        ) from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device = {device!r}: this process sees {torch.cuda.device_count()} CUDA devices"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 
 class FedIFError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -94,3 +96,8 @@ def require(is_allowed: bool, key: str, value: object, allowed: str) -> None:
     """
     if not is_allowed:
         raise ConfigError(f"{key} = {value!r}; allowed: {allowed}")
+
+
+def is_count(value: object, least: int = 0) -> bool:
+    """Tell whether a value is an integer >= ``least``."""
+    return isinstance(value, Integral) and int(value) >= least

@@ -482,9 +482,7 @@ def hold_directory(
             who = holder.read_text()
         if not who:  # It has the lock, and has not yet said who it is.
             who = "another run"
-        raise StorageError(
-            f"{run_dir} is in use by {who}: wait for its end, or {remedy}"
-        ) from None
+        raise StorageError(f"{run_dir} is in use by {who}: wait for its end, or {remedy}") from None
     except OSError as error:
         lock.release()
         raise ConfigError(f"{setting}: cannot write to {run_dir}: {error}") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from fedif_flower.errors import require
+from fedif_flower.errors import is_count, require
 from fedif_flower.server.record import Round
 from fedif_flower.server.run import Callback, RunningStrategy
 
@@ -23,7 +23,7 @@ class ShowRounds(Callback):
     """
 
     def __init__(self, every: int = 1) -> None:
-        require(every >= 1, "every", every, "an integer >= 1")
+        require(is_count(every, 1), "every", every, "an integer >= 1")
         self._every = every
         self._report: Round | None = None
         self._flower = logging.getLogger("flwr")

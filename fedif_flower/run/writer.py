@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
-from fedif_flower.errors import require
+from fedif_flower.errors import is_count, require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import (
@@ -113,10 +113,12 @@ class RunWriter(Callback):
         self.metrics = metrics
         self.remarks: Sequence[str] = ()  # What there is to know of the data.
         self.names: dict[int, str] = {}
-        require(every >= 1, "every", every, "an integer >= 1")
+        require(is_count(every, 1), "every", every, "an integer >= 1")
         for name, judge in (("validation", validation), ("test", test)):
             is_fine = judge is None or isinstance(judge, Validation)
             require(is_fine, name, shown_setting(judge), "a Validation")
+        for metric in metrics:
+            require(isinstance(metric, Metric), "metrics", shown_setting(metric), "a Metric each")
         self._judges: dict[str, Validation] = {}
         for split, judge in (("validation", validation), ("test", test), ("triggered", triggered)):
             if judge is not None:

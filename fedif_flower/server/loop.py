@@ -9,9 +9,11 @@ round.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from numbers import Real
 from typing import Any, Unpack
 
 import numpy as np
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import ConfigError, DivergedError, FedIFError, require
+from fedif_flower.errors import ConfigError, DivergedError, FedIFError, is_count, require
 from fedif_flower.intake.build import build_intake
 from fedif_flower.messages.arrays import is_statistic
 from fedif_flower.messages.client_node import ClientNode
@@ -39,7 +41,7 @@ from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.model import GlobalModel, require_judge, require_record, require_shapes
-from fedif_flower.server.nodes import require_enough, sample_clients, share_of
+from fedif_flower.server.nodes import most_nodes, require_enough, sample_clients, share_of
 from fedif_flower.server.noise import (
     NoiseWrapper,
     calling_wrapper,
@@ -51,7 +53,13 @@ from fedif_flower.server.record import History, Round, Step, why_it_stands_still
 from fedif_flower.server.roster import NodeDirectory, Present, Roster
 from fedif_flower.server.rule import Stateful, require_answer, take_step
 from fedif_flower.server.run import Callback, RunningStrategy
-from fedif_flower.server.setup import DEFAULTS, FlowerArguments, Setup
+from fedif_flower.server.setup import (
+    DEFAULTS,
+    FlowerArguments,
+    Setup,
+    require_callbacks,
+    require_setup,
+)
 from fedif_flower.server.summary import TellsSettings
 from fedif_flower.stages import Stage, Stages
 from fedif_flower.valuation import Validation
@@ -102,10 +110,15 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         setup: Setup = DEFAULTS,
         **base: Unpack[FlowerArguments],
     ) -> None:
+        setup = require_setup(setup)
         super().__init__(**base)
         for name in ("fraction_train", "fraction_evaluate"):
             share = getattr(self, name)
-            require(0 <= share <= 1, name, share, "a number >= 0 and <= 1")
+            is_share = isinstance(share, Real) and 0 <= float(share) <= 1
+            require(is_share, name, share, "a number >= 0 and <= 1")
+        for name in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
+            number = getattr(self, name)
+            require(is_count(number), name, number, "an integer >= 0")
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or AverageMetrics()
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or AverageMetrics()
         self.stages = Stages(self.default_stages() if stages is None else stages)
@@ -135,7 +148,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             local_method=setup.local_method,
         )
         self.history = History()
-        self.callbacks = list(callbacks)
+        self.callbacks = require_callbacks(callbacks)
 
     # -- what a strategy says of itself
 
@@ -297,6 +310,23 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         require_enough(grid, self.setup.min_valid_replies, "min_valid_replies")
         if self.fraction_evaluate:
             require_enough(grid, self.min_evaluate_nodes, "min_evaluate_nodes")
+        self._require_enough_drawn(most_nodes(grid))
+
+    def _require_enough_drawn(self, most: float) -> None:
+        """Raise ConfigError where fewer members are drawn of ``most`` than a round needs replies.
+
+        What comes late may make up for it, and a subclass may draw as many as it likes.
+        """
+        draws_by_itself = type(self).select is not ScreenedStrategy.select
+        if draws_by_itself or self.setup.pace.late_rounds or math.isinf(most):
+            return
+        drawn = self._number_drawn(int(most))
+        needed = self.setup.min_valid_replies
+        allowed = (
+            f"at most {drawn}, as many as fraction_train = {self.fraction_train:g} and "
+            f"min_train_nodes = {self.min_train_nodes} draw of {most:g} nodes"
+        )
+        require(needed <= drawn, "min_valid_replies", needed, allowed)
 
     def draw(
         self,
@@ -305,11 +335,14 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         probabilities: NDArray[np.float64] | None = None,
     ) -> list[ClientNode]:
         """Draw ``fraction_train`` of all nodes online, but only from ``nodes``."""
-        num_online = max(len(self.online), len(nodes))
-        out_of = round(self.setup.pace.ask_more * num_online)
-        size = share_of(out_of, self.fraction_train, max(self.min_train_nodes, 1))
+        size = self._number_drawn(max(len(self.online), len(nodes)))
         generator = numpy_generator("sample-clients", self.seed, server_round)
         return sample_clients(nodes, size, generator, probabilities)
+
+    def _number_drawn(self, num_online: int) -> int:
+        """Return how many are drawn of the nodes online, where so many may be."""
+        out_of = round(self.setup.pace.ask_more * num_online)
+        return share_of(out_of, self.fraction_train, max(self.min_train_nodes, 1))
 
     def _close_when_answered(
         self, num_members: int, earlier: Mapping[int, Asked], grid: Grid

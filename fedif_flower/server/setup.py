@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Annotated, Any, TypedDict
 
 import torch
 
 from fedif_flower.constructors import CheckedFields
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, is_count, require
 from fedif_flower.intake.build import MakeIntake
 from fedif_flower.intake.intake import Intake
 from fedif_flower.intake.pace import SYNCHRONOUS, Pace
@@ -125,6 +126,21 @@ class Setup(CheckedFields):
     pace: Pace = SYNCHRONOUS
     local_method: LocalMethod = PLAIN
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range, or of another kind."""
+        super().__post_init__()
+        require(is_count(self.seed), "seed", self.seed, "an integer >= 0")
+        waits = isinstance(self.node_timeout, Real) and self.node_timeout >= 0
+        require(waits, "node_timeout", self.node_timeout, "seconds, a number >= 0")
+        for name, kind in (("pace", Pace), ("local_method", LocalMethod)):
+            value = getattr(self, name)
+            is_one = isinstance(value, kind)
+            require(is_one, name, shown_setting(value), f"a {kind.__name__}")
+        for name in ("intake", "look", "identify"):
+            value = getattr(self, name)
+            is_left_out = value is None and name != "intake"
+            require(is_left_out or callable(value), name, shown_setting(value), "a function")
+
 
 DEFAULTS = Setup()
 
@@ -152,9 +168,33 @@ class BaseArguments(FlowerArguments, total=False):
     setup: Setup
 
 
+def require_setup(setup: object) -> Setup:
+    """Return a strategy's setup; raise ConfigError if it is none."""
+    if not isinstance(setup, Setup):
+        raise ConfigError(
+            f"setup = {shown_setting(setup)}; allowed: a Setup, such as Setup(seed=1)"
+        )
+    return setup
+
+
+def require_callbacks(callbacks: object) -> list[Callback]:
+    """Return a strategy's callbacks; raise ConfigError if something else is among them."""
+    if not isinstance(callbacks, Iterable):
+        raise ConfigError(f"callbacks = {shown_setting(callbacks)}; allowed: a list of them")
+    checked = []
+    for callback in callbacks:
+        if isinstance(callback, type):
+            name = callback.__name__
+            raise ConfigError(f"callbacks: the class {name}; allowed: {name}(...)")
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"callbacks: {shown_setting(callback)}; allowed: a Callback each")
+        checked.append(callback)
+    return checked
+
+
 def seed_of(base: BaseArguments) -> int:
     """Return the seed of the setup among a strategy's arguments."""
-    return base.get("setup", DEFAULTS).seed
+    return require_setup(base.get("setup", DEFAULTS)).seed
 
 
 def naming(base: BaseArguments, model: Any) -> BaseArguments:
@@ -162,7 +202,7 @@ def naming(base: BaseArguments, model: Any) -> BaseArguments:
 
     It has ``parameter_names`` and ``tied_names``, as a Validation has.
     """
-    setup = base.get("setup", DEFAULTS)
+    setup = require_setup(base.get("setup", DEFAULTS))
     trained = setup.trainable_keys
     tied = setup.tied_keys
     named_setup = replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -280,6 +280,8 @@ class Stages:
     """
 
     def __init__(self, stages: Sequence[Stage] = ()) -> None:
+        if not isinstance(stages, Iterable):
+            raise ConfigError(f"stages = {stages!r}; allowed: a list of them, such as [Clip(2.0)]")
         for stage in stages:
             if not isinstance(stage, Stage):
                 raise ConfigError(f"stages: {stage!r}; allowed: stages, such as Clip(2.0)")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.constructors import CheckedFields
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ValuationError, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.setup import BaseArguments, naming, require_kind
@@ -114,6 +114,8 @@ class ScoredStrategy(ScreenedStrategy):
         **base: Unpack[BaseArguments],
     ) -> None:
         require_kind(self, "validation", validation, Valuation)
+        is_weighting = weighting is None or isinstance(weighting, Weighting)
+        require(is_weighting, "weighting", weighting, "a Weighting, such as Weighting(initial=1.0)")
         super().__init__(**naming(base, validation.validation or validation))
         self.valuation = validation
         self.validation = validation.validation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -260,7 +260,7 @@ def count_dropped(data: Any) -> int:
     if not isinstance(data, DataLoader) or not isinstance(data.batch_sampler, BatchSampler):
         return 0
     batches = data.batch_sampler
-    if not batches.drop_last or not hasattr(batches.sampler, "__len__"):
+    if not batches.drop_last or not isinstance(batches.sampler, Sized):
         return 0
     return len(batches.sampler) % batches.batch_size
 

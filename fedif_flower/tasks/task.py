@@ -27,7 +27,7 @@ BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, float | Tensor]]
 ScoreFunction = Callable[[Any, Any], Tensor | float]
 LocalTraining = Callable[[nn.Module, Any, "TrainingConfig"], float]
 
-_RESERVED = ("loss", "accuracy", "score")
+RESERVED_METRICS = ("loss", "accuracy", "score")
 
 
 def metric_key(name: str) -> str:
@@ -60,10 +60,10 @@ class Metric:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a name that no column can have."""
-        if not self.key.replace("_", "").isalnum() or self.key in _RESERVED:
+        if not self.key.replace("_", "").isalnum() or self.key in RESERVED_METRICS:
             raise ConfigError(
                 f"metric {self.name!r}; allowed: letters, digits and spaces, and none of "
-                f"{', '.join(_RESERVED)}"
+                f"{', '.join(RESERVED_METRICS)}"
             )
 
     @property

@@ -156,6 +156,11 @@ def gradients(model: FlatModel, objective: Objective, batch: Any) -> Sequence[Te
                 f"{objective.call} gives {describe(loss)}; expected a scalar tensor, "
                 "the mean loss over the batch"
             )
+        if torch.is_inference_mode_enabled():
+            raise ValuationError(
+                "under torch.inference_mode() no gradient can be taken; allowed: torch.no_grad(), "
+                "or neither"
+            )
         if not loss.requires_grad:
             return ()
         return torch.autograd.grad(loss, list(model.parameters), allow_unused=True)

@@ -13,11 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import DivergedError, ValuationError, require
+from fedif_flower.errors import DivergedError, ValuationError, is_count, require
 from fedif_flower.round import all_finite
 from fedif_flower.tasks.batches import count_dropped, read_batches, to_device
 from fedif_flower.tasks.modules import keep_freed_memory, without_trace
-from fedif_flower.tasks.task import BatchLoss, Data, LossFunction, ScoreFunction
+from fedif_flower.tasks.task import (
+    RESERVED_METRICS,
+    BatchLoss,
+    Data,
+    LossFunction,
+    ScoreFunction,
+)
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.label_noise import ForwardCorrected, is_noise
 from fedif_flower.valuation.objective import corrected_objective, objective_of
@@ -86,7 +92,8 @@ class Validation(Passes):
         take more than 256 MiB or are no tensors ``[n, ...]`` that can be put one after the other:
         that it is a mean is tried then.
     measures : mapping of str to callable, optional
-        Further figures by name, each taken as ``score`` is, for :meth:`measure`.
+        Further figures by name, each taken as ``score`` is, for :meth:`measure`; none is called
+        "loss", "accuracy" or "score".
     noise : float or Tensor
         :math:`\varepsilon`, the share of wrong labels that a cross-entropy allows for, >= 0 and <
         (C - 1) / C, or the chances of each label by class, ``[C, C]`` (see
@@ -138,12 +145,19 @@ class Validation(Passes):
         batch_size: int | None = None,
     ) -> None:
         self.device = select_device(device)
-        self.batch_size = batch_size or (100 if self.device.type == "cpu" else 1000)
-        if batch_size is not None and batch_size < 1:
-            raise ValuationError(f"batch_size is {batch_size}; allowed: >= 1")
+        if batch_size is None:
+            batch_size = 100 if self.device.type == "cpu" else 1000
+        self.batch_size = batch_size
+        if not is_count(batch_size, 1):
+            raise ValuationError(f"batch_size is {batch_size}; allowed: an integer >= 1")
         if loss_fn is not None and batch_loss is not None:
             raise ValuationError("loss_fn and batch_loss are both given; allowed: one of them")
-        scores = {**(measures or {}), **({"score": score} if score else {})}
+        scores = dict(measures or {})
+        for name in RESERVED_METRICS:
+            allowed = f"names other than {', '.join(RESERVED_METRICS)}"
+            require(name not in scores, "measures", name, allowed)
+        if score is not None:
+            scores["score"] = score
         objective = objective_of(loss_fn, batch_loss, scores, noise)
         dropped = count_dropped(inputs)
         if dropped:

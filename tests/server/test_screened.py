@@ -104,6 +104,16 @@ def test_nodes_that_a_grid_can_never_have_are_refused_before_anybody_trains(key)
     assert strategy.history.rounds == []
 
 
+def test_more_replies_than_are_ever_drawn_are_refused_before_anybody_trains():
+    setup = Setup(device="cpu", min_valid_replies=3)
+    strategy = FedAvg(fraction_train=0.7, min_train_nodes=1, setup=setup)
+    words = "at most 2, as many as fraction_train = 0.7 and min_train_nodes = 1 draw of 3 nodes"
+    with pytest.raises(ConfigError, match=f"^min_valid_replies = 3; allowed: {words}$"):
+        start(strategy)
+    assert strategy.history.rounds == []
+    start(FedAvg(fraction_train=0.7, min_train_nodes=3, setup=setup))
+
+
 def test_sampling_depends_on_seed_and_round_alone():
     grid = LocalGrid(Clients(), 20)
     nodes = sorted(identify_by_query(grid, grid.get_node_ids()))

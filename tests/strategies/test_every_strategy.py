@@ -19,6 +19,7 @@ from torch import nn
 import fedif_flower.strategies as of
 from fedif_flower import (
     PathAttribution,
+    ShowRounds,
     aggregators,
     local_methods,
     model_arrays,
@@ -222,6 +223,22 @@ REFUSED: list[tuple[type, dict[str, object], str]] = [
     (of.FedIF, {"fraction_train": 1.5}, "fraction_train = 1.5; allowed: a number >= 0 and <= 1"),
     (of.Setup, {"max_examples_ratio": float("nan")}, "max_examples_ratio = nan; allowed: "),
     (of.RobustRule, {"rule": 0.5}, "rule = 0.5; allowed: a callable, such as Median"),
+    (of.FedIF, {"fraction_train": "0.5"}, "fraction_train = '0.5'; allowed: a number >= 0 and <= "),
+    (of.FedIF, {"min_train_nodes": 2.5}, "min_train_nodes = 2.5; allowed: an integer >= 0"),
+    (of.FedIF, {"weighting": 5}, "weighting = 5; allowed: a Weighting"),
+    (of.FedIF, {"setup": {}}, "setup = {}; allowed: a Setup"),
+    (of.FedAvg, {"setup": 5}, "setup = 5; allowed: a Setup"),
+    (of.FedAvg, {"stages": stages.LossBound()}, "stages = LossBound(tolerance=0.1); allowed: "),
+    (of.FedAvg, {"callbacks": ShowRounds()}, "callbacks = ShowRounds; allowed: a list of them"),
+    (of.FedAvg, {"callbacks": [ShowRounds]}, "callbacks: the class ShowRounds; allowed: Show"),
+    (of.FedAvg, {"callbacks": [5]}, "callbacks: 5; allowed: a Callback each"),
+    (of.Setup, {"seed": -1}, "seed = -1; allowed: an integer >= 0"),
+    (of.Setup, {"node_timeout": "a"}, "node_timeout = 'a'; allowed: seconds, a number >= 0"),
+    (of.Setup, {"pace": 5}, "pace = '5'; allowed: a Pace"),
+    (of.Setup, {"local_method": 5}, "local_method = '5'; allowed: a LocalMethod"),
+    (of.Setup, {"intake": None}, "intake = 'None'; allowed: a function"),
+    (of.FedAvg, {"setup": of.Setup(device="gpu")}, "device = 'gpu'; allowed: auto, cpu, cuda, "),
+    (ShowRounds, {"every": 1.5}, "every = 1.5; allowed: an integer >= 1"),
 ]
 
 

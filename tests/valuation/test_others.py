@@ -85,6 +85,7 @@ BOTH = {"batch_loss": dict_loss, "loss_fn": functional.cross_entropy}
         (LINEAR, (ROWS, LABELS[:3]), {}, "one number of examples"),
         (LINEAR, GIVEN, {"batch_size": -1}, "batch_size is -1"),
         (LINEAR, GIVEN, {"batch_size": 0}, "batch_size is 0"),
+        (LINEAR, GIVEN, {"batch_size": 1.5}, "batch_size is 1.5; allowed: an integer >= 1"),
         # Not in the first batch.
         (
             LINEAR,
@@ -100,6 +101,18 @@ BOTH = {"batch_loss": dict_loss, "loss_fn": functional.cross_entropy}
 def test_what_does_not_fit_is_said_at_construction(model, data, settings, message):
     with pytest.raises(ValuationError, match=f"(?s){message}"):
         Validation(model, *data, **ON_CPU | settings)
+
+
+def test_a_measure_of_a_name_that_is_taken_is_refused():
+    """It would have been left out: the loss and the accuracy are the validation's own."""
+    for name in ("loss", "accuracy", "score"):
+        with pytest.raises(ConfigError, match=f"measures = '{name}'; allowed: names other than"):
+            Validation(LINEAR, *GIVEN, measures={name: lambda o, t: 0.0}, device="cpu")
+
+
+def test_under_inference_mode_no_gradient_can_be_taken():
+    with torch.inference_mode(), pytest.raises(ValuationError, match=r"^under torch.inference_"):
+        Validation(nn.Linear(3, 2), *GIVEN, device="cpu")
 
 
 def test_the_trial_leaves_no_trace():
@@ -251,11 +264,6 @@ def test_a_loss_that_raises_where_a_model_answers_nan_is_nan_and_a_mistake_stays
     assert np.isnan(judge.evaluate(torch.tensor([torch.inf])).loss)
     with pytest.raises(ValueError, match="beyond 9"):
         judge.loss(torch.tensor([10.0]))
-
-
-def test_a_measure_that_is_called_loss_is_not_taken_for_the_loss():
-    judge = Validation(LINEAR, ROWS, LABELS, measures={"loss": lambda o, t: -1.0}, **ON_CPU)
-    assert judge.loss(judge.params()) > 0
 
 
 def test_a_gradient_is_taken_where_its_caller_takes_none():

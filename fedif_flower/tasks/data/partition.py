@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import io
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.errors import ConfigError, DataError, is_count, require
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.storage import (
     cache_errors,
@@ -73,6 +74,8 @@ def dirichlet_partition(
             f"num_partitions = {num_partitions}; allowed: 1 to {total}, as many as examples"
         )
     alpha = float(dirichlet_alpha)
+    require(0 < alpha < math.inf, "dirichlet_alpha", dirichlet_alpha, "a finite number > 0")
+    require(is_count(seed), "seed", seed, "an integer >= 0")
     digest = hashlib.sha256(classes.tobytes()).hexdigest()
     # Both libraries' versions: either may change what a seed draws.
     versions = [importlib.metadata.version(package) for package in ("flwr-datasets", "numpy")]

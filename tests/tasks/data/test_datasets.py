@@ -141,6 +141,8 @@ def test_damaged_partitions_are_named(digits: Dataset, cache: Path) -> None:
     [
         (0, 1.0, "num_partitions = 0; allowed: 1 to 1197"),
         (1198, 1.0, "num_partitions = 1198; allowed: 1 to 1197"),
+        (3, -0.5, "dirichlet_alpha = -0.5; allowed: a finite number > 0"),
+        (3, float("nan"), "dirichlet_alpha = nan; allowed: a finite number > 0"),
         (100, 1e-3, r"dirichlet-alpha = 0\.001: .* 100 clients"),
         (100, 1e-320, "dirichlet-alpha = 1e-320: .* 100 clients"),
     ],
