@@ -343,17 +343,16 @@ def tell_what_stays(folder: FederationFolder, name: str) -> None:
 
 
 def _runs_of(folder: FederationFolder, member: Member) -> list[RunFolder]:
-    """Return the runs in this folder whose records name a member's node."""
+    """Return the runs in this folder whose records name a member's node, attempts among them."""
     if not member.node_id:
         return []
     runs = []
     for path in sorted(_runs_folder(folder).glob("*")):
-        if not path.is_dir():
-            continue
         run = RunFolder(path)
-        client_ids = [row["client_id"] for row in run.clients.read()]
-        if member.node_id in client_ids:
-            runs.append(run)
+        for attempt in (run, *run.attempts_put_aside()):
+            client_ids = [row["client_id"] for row in attempt.clients.read()]
+            if member.node_id in client_ids:
+                runs.append(attempt)
     return runs
 
 

@@ -321,6 +321,10 @@ class RunFolder:
             number += 1
         return self.path / f"{_ATTEMPT}-{number}"
 
+    def attempts_put_aside(self) -> list[RunFolder]:
+        """Return what :meth:`keep_attempt` left here, as folders of their own."""
+        return [RunFolder(path) for path in sorted(self.path.glob(f"{_ATTEMPT}-*"))]
+
     def is_put_aside(self) -> bool:
         """Tell whether it is what :meth:`keep_attempt` left in a run's folder: it counts no more.
 

@@ -391,6 +391,21 @@ def test_a_key_that_is_let_in_no_more_registers_nobody(folder, tmp_path, registr
         add(folder, answer_of(folder, "bob", tmp_path / "b"), registry)
 
 
+def test_a_key_stays_by_which_an_attempt_put_aside_is_checked(folder, answer, registry, capsys):
+    member = add(folder, answer, registry)
+    run = RunFolder(folder.path / "runs" / "october")
+    run.path.mkdir(parents=True)
+    run.clients.begin()
+    run.clients.append([{"round": 1, "client_id": member.node_id, "status": "accepted"}])
+    attempt = run.keep_attempt()
+    run.clients.begin()  # The next attempt begins without the member.
+    remove(folder, "hospital-a", registry)
+    erase(folder, "hospital-a")
+    assert folder.public_key("hospital-a").exists()
+    tell_what_stays(folder, "hospital-a")
+    assert f"stays: records and kept updates in {attempt}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("took_part", [False, True])
 def test_what_need_not_stay_of_a_member_is_erased(folder, answer, registry, capsys, took_part):
     member = add(folder, answer, registry)
