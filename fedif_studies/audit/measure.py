@@ -57,7 +57,7 @@ def measure(
     seeds : int
         How many, >= 1.
     retrain : bool
-        Also train all coalitions from scratch.
+        Also train all coalitions from scratch, of those of the cases of which that is asked.
     again : bool
         Measure what has a row, too.
 
@@ -78,7 +78,7 @@ def measure(
     complete = fill(folder / VALUES, _cells(cases, seeds), measure_values, again=again)
     if retrain:
         measure_coalitions = partial(_retrained, task)
-        cells = _retrained_cells()
+        cells = _retrained_cells(cases)
         complete &= fill(folder / RETRAINING, cells, measure_coalitions, again=again)
     return complete
 
@@ -107,11 +107,11 @@ def _cells(cases: Sequence[str], seeds: int) -> list[Row]:
     return cells
 
 
-def _retrained_cells() -> list[Row]:
-    """Return the federations of which all coalitions train from scratch."""
+def _retrained_cells(cases: Sequence[str]) -> list[Row]:
+    """Return the federations of which all coalitions train from scratch, of these cases."""
     cells: list[Row] = []
     for seed in range(RETRAINING_SEEDS):
-        cells += [{"case": case, "seed": seed} for case in RETRAINED]
+        cells += [{"case": case, "seed": seed} for case in RETRAINED if case in cases]
     return cells
 
 

@@ -15,7 +15,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies import games, twins
 from fedif_studies.audit import valuations
-from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES, LOWERED, LOWERS
+from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES, LOWERED, LOWERS, RETRAINED
 from fedif_studies.audit.federation import RULES, AuditStep, federate
 from fedif_studies.audit.findings import findings
 from fedif_studies.audit.measure import CONFIG, RETRAINING_SEEDS, measure
@@ -104,6 +104,14 @@ def test_a_part_of_a_data_set_is_the_same_in_every_audit(tmp_path, monkeypatch):
     assert json.loads((tmp_path / CONFIG).read_text())["images"] == 60
     with pytest.raises(ConfigError, match="holds an audit of other settings"):
         measure(AuditTask(config), tmp_path, valuations=[CONTROL], seeds=1, retrain=False)
+
+
+def test_coalitions_of_cases_that_are_not_asked_for_are_not_trained(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
+    (case, *_) = [case for case in CASES if case not in RETRAINED]
+    assert measure(task, tmp_path, valuations=[CONTROL], cases=[case], seeds=1)
+    assert {row["case"] for row in read_rows(tmp_path / "values.csv")} == {case}
+    assert read_rows(tmp_path / "retraining.csv") == []
 
 
 def test_of_who_lowers_another_the_one_or_the_other_is_marked(task):
