@@ -17,6 +17,7 @@ from fedif_consortium.statement.records import read_run
 from fedif_flower import load
 from fedif_flower.errors import ConfigError
 from fedif_flower.run import plots
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import read_rows
 from fedif_studies.commands import cli
@@ -166,6 +167,20 @@ def test_influences_and_weights_are_drawn_by_client_and_round(two, tmp_path, mon
             row = sorted(member.client_id for member in run.members).index(line["client_id"])
             assert shown[row, line["round"] - 1] == pytest.approx(line[column])
     assert maps["weight"].get_xlabel() == "round; grey: had no part"
+    assert all(place.is_integer() for place in maps["weight"].get_xticks())
+
+
+def test_between_two_rounds_there_is_none(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, _: figures.append(figure))
+    rounds = [{"round": t, "test_accuracy": 0.3 * t} for t in range(3)]
+    plots.plot_progress(rounds, RunFolder(tmp_path), title="")
+    named = {"ylabel": "weight", "title": ""}
+    plots.plot_members({1: [(1, 0.5)]}, {1: ("a", False)}, 2, tmp_path / "members.png", **named)
+    for figure in figures:
+        (axes,) = figure.axes
+        assert axes.get_xlabel() == "round"
+        assert all(place.is_integer() for place in axes.get_xticks().tolist())
 
 
 def test_a_client_without_a_part_in_a_round_is_grey_and_the_malicious_stand_below(

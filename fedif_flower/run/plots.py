@@ -42,8 +42,9 @@ def plot_progress(rounds: Sequence[Line], folder: RunFolder, title: str) -> Path
     if contradicted:
         label = "validation labels contradicted"
         axes.plot(*zip(*contradicted, strict=True), "-.", color="grey", linewidth=0.9, label=label)
-    axes.set(xlabel="round", ylabel=metric.replace("_", " "), title=title)
+    axes.set(ylabel=metric.replace("_", " "), title=title)
     dress(axes)
+    number_rounds(axes)
     if metric == "accuracy":
         path = folder.pictures["accuracy"]
         axes.set(ylim=(0, 1))
@@ -114,8 +115,9 @@ def plot_members(
         axes.plot([], [], label=honest, **_style_of_many(is_malicious=False))
         others = f"malicious ({len(malicious)})"
         axes.plot([], [], label=others, **_style_of_many(is_malicious=True))
-    axes.set(xlabel="round", ylabel=ylabel, title=title)
+    axes.set(ylabel=ylabel, title=title)
     dress(axes)
+    number_rounds(axes)
     if few:
         # Names stand beside the lines, not over them.
         axes.legend(loc="upper left", fontsize="small", bbox_to_anchor=(1.0, 1.0))
@@ -174,7 +176,7 @@ def plot_rounds(
                 values[row, server_round - 1] = value
         _draw_map(figure, axes, values, name)
         _name_rows(axes, [members[client_id] for client_id in order])
-    axes.set(xlabel="round; grey: had no part")
+    number_rounds(axes, "round; grey: had no part")
     save_figure(figure, path)
 
 
@@ -241,6 +243,14 @@ def dress(axes: Axes) -> None:
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#6e7781")
     axes.tick_params(color="#6e7781")
+
+
+def number_rounds(axes: Axes, label: str = "round") -> None:
+    """Name the axis of rounds; between two of them there is none."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set(xlabel=label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def save_figure(figure: Figure, path: Path) -> None:

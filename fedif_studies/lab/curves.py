@@ -68,8 +68,9 @@ def plot_curves(
     label = f"{split} {metric}"
     if in_percent:
         label += ", %"
-    axes.set(xlabel="round", ylabel=label, title=title)
+    axes.set(ylabel=label, title=title)
     plots.dress(axes)
+    plots.number_rounds(axes)
     axes.legend(loc="lower right" if in_percent else "best")
     make_folder(path.parent)
     plots.save_figure(figure, path)

@@ -149,6 +149,8 @@ def plot_sweep(
             panel.set_title(f"{roles.panels} = {value}", fontsize="medium")
         _draw_panel(panel, own, roles, lines)
         panel.set(xlabel=roles.along)
+        if roles.along == ROUND:
+            plots.number_rounds(panel)
     for panel in panels[:, 0]:
         panel.set(ylabel=_label_of(metric, roles.along))
     if roles.lines:

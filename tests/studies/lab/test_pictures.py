@@ -102,6 +102,9 @@ def test_a_sweep_has_a_panel_for_each_value_and_names_its_axes(swept, tmp_path, 
     over_rounds = drawn["accuracy.png"]
     titles = [panel.get_title() for panel in over_rounds.axes if panel.get_visible()]
     assert titles == ["attack = label-noise", "attack = sign-flip"]
+    # Three rounds: between them there is none.
+    for panel in (shown for shown in over_rounds.axes if shown.get_visible()):
+        assert all(float(place).is_integer() for place in panel.get_xticks())
     page = (tmp_path / "out" / "table.md").read_text()
     assert "![axes](axes.png)\n\n![accuracy](accuracy.png)" in page
 
