@@ -34,11 +34,15 @@ def over_seeds(rows: Iterable[Mapping[str, str]], data: str, figure: str) -> ByR
 
 
 def worst_cases(rows: Sequence[Mapping[str, str]], data: str) -> ResultTable:
-    """Return a line per rule and bounds: without attack, and at its worst over the attacks."""
+    """Return a line per rule and bounds: without attack, and at its worst over the attacks.
+
+    A rule that has not met all attacks of a share says how many it has.
+    """
     accuracy = over_seeds(rows, data, "accuracy")
     success = over_seeds(rows, data, "attack-success")
-    points = itertools.chain.from_iterable(accuracy.values())
-    shares = sorted({share for _attack, share in points if float(share)})
+    met = _attacks_by_share(accuracy)
+    backdoors = _attacks_by_share(success)
+    shares = sorted(met)
     heading = ["rule", "bounds", "no attack"]
     heading += [f"worst at {_percent(share)}, by" for share in shares]
     heading += [f"backdoor at {_percent(share)}" for share in shares]
@@ -46,8 +50,8 @@ def worst_cases(rows: Sequence[Mapping[str, str]], data: str) -> ResultTable:
     for rule, accuracies in accuracy.items():
         successes = success.get(rule, {})
         line = [*rule, _without_attack(accuracies)]
-        line += [_extreme(accuracies, share, min) for share in shares]
-        line += [_extreme(successes, share, max) for share in shares]
+        line += [_extreme(accuracies, share, min, met[share]) for share in shares]
+        line += [_extreme(successes, share, max, backdoors.get(share, set())) for share in shares]
         lines.append(line)
     title = f"{data}: test accuracy and a backdoor's success, %"
     return ResultTable(title, heading, lines, num_labels=2)
@@ -61,14 +65,26 @@ def _without_attack(figures: ByPoint) -> str:
     return "-"
 
 
-def _extreme(figures: ByPoint, share: str, choose: Callable[..., Point]) -> str:
+def _attacks_by_share(figures: ByRule) -> dict[str, set[str]]:
+    """Return the attacks that any rule has met, by the share of malicious clients."""
+    attacks: dict[str, set[str]] = {}
+    for attack, share in itertools.chain.from_iterable(figures.values()):
+        if attack != CLEAN:
+            attacks.setdefault(share, set()).add(attack)
+    return attacks
+
+
+def _extreme(figures: ByPoint, share: str, choose: Callable[..., Point], attacks: set[str]) -> str:
     """Return the least or the largest figure at a share of malicious clients, with the attack."""
     points = [point for point in figures if point[0] != CLEAN and point[1] == share]
     if not points:
         return "-"
     extreme = choose(points, key=lambda point: figures[point].mean)
     attack, _ = extreme
-    return f"{figures[extreme].shown('.1f')}, {attack}"
+    shown = f"{figures[extreme].shown('.1f')}, {attack}"
+    if len(points) < len(attacks):
+        return f"{shown} ({len(points)} of {len(attacks)} attacks met)"
+    return shown
 
 
 def every_attack(rows: Sequence[Mapping[str, str]], data: str, figure: str) -> ResultTable:

@@ -148,6 +148,13 @@ def test_the_worst_cases():
     ]
 
 
+def test_a_rule_that_has_met_fewer_attacks_says_so():
+    rows = [row for row in ROWS if (row["rule"], row["attack"]) != ("B", "trigger")]
+    _, (*_, worst_of_b, at_40, backdoor, _) = worst_cases(rows, "D").lines
+    assert worst_of_b == "70.0, flip (1 of 2 attacks met)"
+    assert (at_40, backdoor) == ("-", "-")
+
+
 def test_every_attack_has_a_line():
     table = every_attack(ROWS, "D", "accuracy")
     assert table.heading == ["attack", "A, none", "B, none"]
