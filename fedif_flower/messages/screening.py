@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import psutil
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -337,75 +337,136 @@ def screen_replies(
         which is refused; senders not asked are refused too.
     """
     workspace.reserve(len(asked))
-    nodes = sorted(question.node for question in asked.values())
-    rows = {node.node_id: row for row, node in enumerate(nodes)}
-    accepted: dict[int, AcceptedReply] = {}
-    refused: list[RefusedReply] = []
-    answered: set[int] = set()
     closing = closing or Closing()
-
-    def take(reply: Message) -> None:
-        node_id = reply.metadata.src_node_id
-        question = asked.get(node_id)
-        node = ClientNode(UNKNOWN_PARTITION, node_id) if question is None else question.node
-        status: Status = "refused"
-        try:
-            if question is None:
-                raise ReplyError("reply from a node that was not asked")
-            if node_id in answered:
-                raise ReplyError("second reply from the same node")
-            answered.add(node_id)
-            if reply.has_error():
-                code = reply.error.code
-                reason = reason_of(reply.error)
-                status = _STATUS.get(code, "away")
-                if status != "revoked":
-                    reason = f"client error {code}: {reason}"
-                raise ReplyError(reason)
-            content = reply.content
-            if look is not None:
-                look(content, arrays_of(content), node, question.server_round)
-            # One hundredth and a second more, for a clock that runs fast.
-            max_seconds = 1.01 * (time.perf_counter() - question.at) + 1.0
-            reported = screen_records(content, limits, max_seconds)
-            row = rows[node_id]
-            try:
-                unpacked = workspace.unpack(content, node, row, question.received, arrive)
-            except ReplyError as error:
-                raise ReplyError(f"{error}{lost_loss(content)}") from error
-            usable = AcceptedReply(node, reported, *unpacked)
-            if question.server_round != server_round:
-                usable = _discount(usable, question, workspace, row)
-            accepted[row] = usable
-            closing.count()
-        except ReplyError as error:
-            refused.append(RefusedReply(node, str(error), status))
-        except Exception as error:  # nothing a client sends may stop the server
-            refused.append(RefusedReply(node, f"unreadable reply: {error!r}"))
-
+    desk = _ReplyDesk(asked, workspace, limits, arrive, look, server_round)
     seconds = 0.0
     for reply in replies:
         started = time.perf_counter()
-        take(reply)
+        if desk.take(reply):
+            closing.count()
         del reply  # Its arrays are in the workspace: while the next is awaited, they need no room.
         seconds += time.perf_counter() - started
-    for row, reason in workspace.unfit(accepted).items():
-        refused.append(RefusedReply(accepted.pop(row).node, reason))
-    absence: tuple[str, Status] = (NO_REPLY, "away")
+    desk.refuse_unfit()
     if closing.has_quorum or closing.keeps:
-        absence = CLOSED, "late"
-    for node_id, question in asked.items():
-        # Who was asked in an earlier round may still be silent.
-        if question.server_round == server_round and node_id not in answered:
-            refused.append(RefusedReply(question.node, *absence))
-    workspace.compact(sorted(accepted))
-    refused.sort(key=lambda reply: reply.node)
-    ordered = [accepted[row] for row in sorted(accepted)]
+        desk.refuse_absent(CLOSED, "late")
+    else:
+        desk.refuse_absent(NO_REPLY, "away")
+    workspace.compact(sorted(desk.accepted))
+    ordered = [desk.accepted[row] for row in sorted(desk.accepted)]
     believed = bound_examples([reply.reported for reply in ordered], limits)
     bounded = [
         replace(reply, reported=reported) for reply, reported in zip(ordered, believed, strict=True)
     ]
+    refused = sorted(desk.refused, key=lambda reply: reply.node)
     return Screening(bounded, refused, seconds)
+
+
+class _ClientSaidError(ReplyError):
+    """A client sent an error in place of a model, or Flower did in its name."""
+
+    def __init__(self, error: Error) -> None:
+        self.status: Status = _STATUS.get(error.code, "away")
+        reason = reason_of(error)
+        if self.status != "revoked":
+            reason = f"client error {error.code}: {reason}"
+        super().__init__(reason)
+
+
+class _ReplyDesk:
+    """Takes the replies of a round, one by one: each is accepted, or refused with a reason.
+
+    Attributes
+    ----------
+    accepted : dict of int to AcceptedReply
+        By row of the workspace: members' rows are in the order of their partitions.
+    refused : list of RefusedReply
+        In the order in which they came.
+    """
+
+    def __init__(
+        self,
+        asked: Mapping[int, Asked],
+        workspace: Workspace,
+        limits: ReplyLimits,
+        arrive: Arrive | None,
+        look: Look | None,
+        server_round: int,
+    ) -> None:
+        nodes = sorted(question.node for question in asked.values())
+        self.accepted: dict[int, AcceptedReply] = {}
+        self.refused: list[RefusedReply] = []
+        self._rows = {node.node_id: row for row, node in enumerate(nodes)}
+        self._answered: set[int] = set()
+        self._asked = asked
+        self._workspace = workspace
+        self._limits = limits
+        self._arrive = arrive
+        self._look = look
+        self._round = server_round
+
+    def take(self, reply: Message) -> bool:
+        """Accept a reply or refuse it, and tell which; nothing in it stops the server."""
+        node_id = reply.metadata.src_node_id
+        question = self._asked.get(node_id)
+        if question is None:
+            stranger = ClientNode(UNKNOWN_PARTITION, node_id)
+            self._refuse(stranger, "reply from a node that was not asked")
+            return False
+        try:
+            self.accepted[self._rows[node_id]] = self._read(reply, question)
+        except _ClientSaidError as error:
+            self._refuse(question.node, str(error), error.status)
+        except ReplyError as error:
+            self._refuse(question.node, str(error))
+        except Exception as error:
+            self._refuse(question.node, f"unreadable reply: {error!r}")
+        else:
+            return True
+        return False
+
+    def _read(self, reply: Message, question: Asked) -> AcceptedReply:
+        """Return a member's reply, with its update in the member's row.
+
+        Raises
+        ------
+        ReplyError
+            If it is not usable.
+        """
+        node = question.node
+        if node.node_id in self._answered:
+            raise ReplyError("second reply from the same node")
+        self._answered.add(node.node_id)
+        if reply.has_error():
+            raise _ClientSaidError(reply.error)
+        content = reply.content
+        if self._look is not None:
+            self._look(content, arrays_of(content), node, question.server_round)
+        # One hundredth and a second more, for a clock that runs fast.
+        max_seconds = 1.01 * (time.perf_counter() - question.at) + 1.0
+        reported = screen_records(content, self._limits, max_seconds)
+        row = self._rows[node.node_id]
+        try:
+            unpacked = self._workspace.unpack(content, node, row, question.received, self._arrive)
+        except ReplyError as error:
+            raise ReplyError(f"{error}{lost_loss(content)}") from error
+        usable = AcceptedReply(node, reported, *unpacked)
+        if question.server_round != self._round:
+            return _discount(usable, question, self._workspace, row)
+        return usable
+
+    def refuse_unfit(self) -> None:
+        """Refuse what was accepted by itself, and does not fit the others."""
+        for row, reason in self._workspace.unfit(self.accepted).items():
+            self._refuse(self.accepted.pop(row).node, reason)
+
+    def refuse_absent(self, reason: str, status: Status) -> None:
+        """Note who was asked in this round and is silent; who was asked earlier may still be."""
+        for node_id, question in self._asked.items():
+            if question.server_round == self._round and node_id not in self._answered:
+                self._refuse(question.node, reason, status)
+
+    def _refuse(self, node: ClientNode, reason: str, status: Status = "refused") -> None:
+        self.refused.append(RefusedReply(node, reason, status))
 
 
 def _discount(
