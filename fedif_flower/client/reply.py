@@ -83,9 +83,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     node = NodeConfig.from_node_config(context.node_config)
     config, task = agreed(settings, node, task)
     server_round = cast(int, settings[ROUND_KEY])
-    acting = behaviour(config, node, task, can_collude=bool(settings.get(COLLUSION_KEY)))
-    if not attacks_now(server_round, config.attack_first_round, config.attack_period):
-        acting = Behaviour()
+    acting = _behaviour_now(config, node, task, settings)
     method = build_local_method(config, task, config.seed)
     started = time.perf_counter()
     run = str(settings[RUN_KEY])
@@ -98,41 +96,16 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
         data = task.load("client_data", client_site(config, node))
         require_method_fit(method, task, data, config.local_method)
         warn_of_classes(settings, data, context)
-        model = model_of(task)
-        model.to(select_device(config.device))
-        load_arrays(model, arrays)
+        model = _received_model(task, arrays, config.device)
         loaded = bfloat16_arrays(model)
-        local = LocalRound(
-            model=model,
-            received=_trainable_vector(model),
-            training=config.part(TrainingConfig),
-            memory=method_memory,
-            server_round=server_round,
-            vector=_server_vector(message, method),
-            taken_in=_taken_in(message),
-            told=cast(Told, message.content.get(GUIDE_RECORD, {})),
-            data=poisoned_data(task, model, data, acting, ids, server_round),
-        )
-        local = replace(local, data=method.examples(local))
+        data = poisoned_data(task, model, data, acting, ids, server_round)
+        local = _local_round(message, config, method, model, data, method_memory)
         term = method.term(local)
-        trained = train_task(
-            task,
-            model,
-            local.data,
-            config,
-            torch_generator("local-training", *ids, server_round),
-            proximal_mu=cast(float, settings.get(PROXIMAL_KEY, 0.0)),
-            term=term,
-        )
-        client_round = ClientRound(
-            received=local.received,
-            trained=_trainable_vector(model),
-            server_round=server_round,
-            generator=torch_generator("poison-update", *ids, server_round),
-            memory=attack_memory,
-        )
+        generator = torch_generator("local-training", *ids, server_round)
+        mu = cast(float, settings.get(PROXIMAL_KEY, 0.0))
+        trained = train_task(task, model, local.data, config, generator, proximal_mu=mu, term=term)
+        sent = _poison_model(model, acting, local, ids, attack_memory)
         with torch.no_grad():
-            sent = _poison_model(model, acting, client_round)
             vector = method.finish(local, term, sent)
     metrics = MetricRecord(
         {
@@ -148,6 +121,49 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     if isinstance(acting, Colluder):
         content[ACCOMPLICE_KEY] = ConfigRecord({"partition-id": node.partition_id})
     return Message(content=content, reply_to=message)
+
+
+def _behaviour_now(
+    config: ClientConfig, node: NodeConfig, task: Task, settings: ConfigRecord
+) -> Behaviour:
+    """Return what a node does in this round: an attack may begin later, and pause."""
+    acting = behaviour(config, node, task, can_collude=bool(settings.get(COLLUSION_KEY)))
+    server_round = cast(int, settings[ROUND_KEY])
+    if attacks_now(server_round, config.attack_first_round, config.attack_period):
+        return acting
+    return Behaviour()
+
+
+def _received_model(task: Task, arrays: ArrayRecord, device: str) -> nn.Module:
+    """Return the model as the server sent it, on the device that trains it."""
+    model = model_of(task)
+    model.to(select_device(device))
+    load_arrays(model, arrays)
+    return model
+
+
+def _local_round(
+    message: Message,
+    config: ClientConfig,
+    method: LocalMethod,
+    model: nn.Module,
+    data: Any,
+    memory: dict[str, Tensor],
+) -> LocalRound:
+    """Return the round as a local method sees it, with the examples that the method chooses."""
+    settings = cast(ConfigRecord, message.content["config"])
+    local = LocalRound(
+        model=model,
+        received=_trainable_vector(model),
+        training=config.part(TrainingConfig),
+        memory=memory,
+        server_round=cast(int, settings[ROUND_KEY]),
+        vector=_server_vector(message, method),
+        taken_in=_taken_in(message),
+        told=cast(Told, message.content.get(GUIDE_RECORD, {})),
+        data=data,
+    )
+    return replace(local, data=method.examples(local))
 
 
 def _server_vector(message: Message, method: LocalMethod) -> Tensor | None:
@@ -174,9 +190,23 @@ def _arrays_beside_model(vector: Tensor | None, term: LocalTerm) -> dict[str, Te
     return arrays | term.report
 
 
-def _poison_model(model: nn.Module, acting: Behaviour, client_round: ClientRound) -> Tensor:
+@torch.no_grad()
+def _poison_model(
+    model: nn.Module,
+    acting: Behaviour,
+    local: LocalRound,
+    ids: tuple[int, int],
+    memory: dict[str, Tensor],
+) -> Tensor:
     """Put into a trained model what the client sends in its place, and return it, ``[d]``."""
-    trained = client_round.trained
+    trained = _trainable_vector(model)
+    client_round = ClientRound(
+        received=local.received,
+        trained=trained,
+        server_round=local.server_round,
+        generator=torch_generator("poison-update", *ids, local.server_round),
+        memory=memory,
+    )
     poisoned = acting.poison_update(client_round)
     sent = poisoned.to(trained)
     if poisoned is not trained:
