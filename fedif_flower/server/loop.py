@@ -112,13 +112,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     ) -> None:
         setup = require_setup(setup)
         super().__init__(**base)
-        for name in ("fraction_train", "fraction_evaluate"):
-            share = getattr(self, name)
-            is_share = isinstance(share, Real) and 0 <= float(share) <= 1
-            require(is_share, name, share, "a number >= 0 and <= 1")
-        for name in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
-            number = getattr(self, name)
-            require(is_count(number), name, number, "an integer >= 0")
+        self._require_numbers()
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or AverageMetrics()
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or AverageMetrics()
         self.stages = Stages(self.default_stages() if stages is None else stages)
@@ -149,6 +143,16 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         )
         self.history = History()
         self.callbacks = require_callbacks(callbacks)
+
+    def _require_numbers(self) -> None:
+        """Raise ConfigError for those of Flower's arguments that are out of range."""
+        for name in ("fraction_train", "fraction_evaluate"):
+            share = getattr(self, name)
+            is_share = isinstance(share, Real) and 0 <= float(share) <= 1
+            require(is_share, name, share, "a number >= 0 and <= 1")
+        for name in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
+            number = getattr(self, name)
+            require(is_count(number), name, number, "an integer >= 0")
 
     # -- what a strategy says of itself
 

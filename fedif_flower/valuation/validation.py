@@ -152,12 +152,7 @@ class Validation(Passes):
             raise ValuationError(f"batch_size is {batch_size}; allowed: an integer >= 1")
         if loss_fn is not None and batch_loss is not None:
             raise ValuationError("loss_fn and batch_loss are both given; allowed: one of them")
-        scores = dict(measures or {})
-        for name in RESERVED_METRICS:
-            allowed = f"names other than {', '.join(RESERVED_METRICS)}"
-            require(name not in scores, "measures", name, allowed)
-        if score is not None:
-            scores["score"] = score
+        scores = _all_scores(score, measures or {})
         objective = objective_of(loss_fn, batch_loss, scores, noise)
         dropped = count_dropped(inputs)
         if dropped:
@@ -405,3 +400,16 @@ class Validation(Passes):
             return self
         part = self.part(contents)
         return part if part.total_weight else self  # Every target in it may be ignored.
+
+
+def _all_scores(
+    score: ScoreFunction | None, measures: Mapping[str, ScoreFunction]
+) -> dict[str, ScoreFunction]:
+    """Return the figures that users define, by name; raise ConfigError for names that are taken."""
+    for name in RESERVED_METRICS:
+        allowed = f"names other than {', '.join(RESERVED_METRICS)}"
+        require(name not in measures, "measures", name, allowed)
+    scores = dict(measures)
+    if score is not None:
+        scores["score"] = score
+    return scores
