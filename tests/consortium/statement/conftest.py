@@ -7,8 +7,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_consortium.statement.bundle import make_statement
+from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement.receipted_runs import nodes, run_and_deliver
 from tests.consortium.statement.runs import make_run
+from tests.consortium.statement.signed_runs import copied as copied_run
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +40,18 @@ def honest(tmp_path_factory, key) -> Path:
     folder = tmp_path_factory.mktemp("honest")
     run_and_deliver(nodes(folder), folder, key)
     return folder
+
+
+@pytest.fixture(scope="session")
+def paid(tmp_path_factory, key) -> Path:
+    """Six rounds, attributed by class; what members kept of it lies beside."""
+    folder = tmp_path_factory.mktemp("paid")
+    run_and_deliver(nodes(folder), folder, key, num_server_rounds=6, **{"credit.per-class": True})
+    return folder
+
+
+@pytest.fixture
+def copied(paid, tmp_path, monkeypatch) -> RunFolder:
+    """A copy of its records; secrets are not the user's own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return RunFolder(copied_run(paid / "runs" / "run", tmp_path / "run"))

@@ -7,74 +7,29 @@ signs them and the statement. Members hold receipts and their keys.
 from __future__ import annotations
 
 import csv
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from client_app import app as client_app
-from fedif_consortium.evidence.keys import read_members
-from fedif_consortium.statement.bundle import make_statement
-from fedif_consortium.statement.manifest import ACCOUNT
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
-from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.secret_validation import commitment_of, salt_of
-from tests.consortium.statement import signed_runs as of
-from tests.consortium.statement.receipted_runs import held, nodes, run, run_and_deliver
+from tests.consortium.statement.paid_runs import cents, checked, state
+from tests.consortium.statement.receipted_runs import held
 from tests.consortium.statement.signed_runs import (
     NAMES,
     altered,
     bind_anew,
-    declare_attempt,
     pay_otherwise,
     rewrite,
     swapped,
     without,
 )
-from tests.run.resuming import Killed, killed_at
 
-BUDGET = 1000_00
 HONEST = {"ada": 456_55, "bob": 407_32, "cyd": 136_13}  # Of a thousand, in cents.
-
-
-@pytest.fixture(scope="module")
-def paid(tmp_path_factory, key):
-    """Six rounds, attributed by class; what members kept of it lies beside."""
-    folder = tmp_path_factory.mktemp("paid")
-    of_grid = nodes(folder)
-    run_and_deliver(of_grid, folder, key, num_server_rounds=6, **{"credit.per-class": True})
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    """Secrets are not the user's own."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-
-
-@pytest.fixture
-def copied(paid, tmp_path) -> RunFolder:
-    return RunFolder(of.copied(paid / "runs" / "run", tmp_path / "run"))
-
-
-def state(run: RunFolder, key, **how) -> dict[str, Any]:
-    """Let the operator make a statement; return what it says."""
-    folder = make_statement(run.path, key, again=True, budget_cents=BUDGET, **how)
-    return json.loads((folder / ACCOUNT).read_bytes())
-
-
-def cents(said: dict[str, Any]) -> dict[str, int]:
-    return {member["name"]: member["cents"] for member in said["members"]}
-
-
-def checked(run: RunFolder, folder, *names: str):
-    """Check with the keys of all, and the receipts of those named, or all."""
-    keys = read_members(folder / "keys")
-    return verify(run.path, members=keys, receipts=held(folder, *names))
 
 
 def test_an_honest_run_is_paid_and_checked(paid, copied, key):
@@ -82,156 +37,6 @@ def test_an_honest_run_is_paid_and_checked(paid, copied, key):
     verified = checked(copied, paid)
     assert verified.chosen == ("budget 1000.00", "pay-by sum", "ties apart")
     assert [[seen.number for seen in member.attempts] for member in verified.receipts] == [[1]] * 3
-
-
-# -- rounds that are done again on paper
-
-
-MORE_FOR_ADA = {"1000": 3.0, "1001": 1.0, "1002": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("is_declared", "words"),
-    [
-        (False, "round 1 stands behind round 6 of the same attempt, 1"),
-        (True, r"rounds 1, 2, 3, 4, 5, 6 were done again .* these members .*: ada, bob, cyd"),
-    ],
-)
-def test_rounds_done_again_on_paper_pay_nobody_else(paid, copied, key, is_declared, words):
-    """All of them behind the others, with other contributions, "after a resume"."""
-    attempt = declare_attempt(copied) if is_declared else 1
-    pay_otherwise(copied, MORE_FOR_ADA)
-    bind_anew(copied, key, attempt=attempt, again=True)
-    state(copied, key)
-    with pytest.raises(StatementError, match=words):
-        checked(copied, paid)
-    with pytest.raises(StatementError, match=words):
-        verify(copied.path)
-
-
-@pytest.fixture(scope="module")
-def resumed(tmp_path_factory, key):
-    """A server that is killed in round 4 of 5, and does rounds 3 and 4 again."""
-    folder = tmp_path_factory.mktemp("resumed")
-    of_grid, settings = nodes(folder), {"num_server_rounds": 5, "checkpoint_every": 2}
-    with pytest.raises(Killed):
-        run(of_grid, folder, key, killed_at(4), **settings)
-    run_and_deliver(of_grid, folder, key, resume="auto", **settings)
-    return folder
-
-
-def test_rounds_that_were_done_again_count_where_members_were_told(resumed):
-    run_dir, keys = resumed / "runs" / "run", read_members(resumed / "keys")
-    for verified in (
-        verify(run_dir, members=keys),
-        verify(run_dir, receipts=held(resumed)),
-        verify(run_dir, members=keys, receipts=held(resumed, "bob")),
-    ):
-        assert verified.redone == (3, 4)
-        assert verified.manifest.agreed.attempt == verified.declared.number == 2
-    # Signatures by keys that the operator names itself show nothing.
-    for names, missing in (((), "ada, bob, cyd"), (("ada", "cyd"), "bob")):
-        folders = [resumed / name for name in names]
-        with pytest.raises(StatementError, match=f"rounds 3, 4 were .* covers it: {missing};"):
-            verify(run_dir, receipts=folders)
-    verified = verify(run_dir, receipts=held(resumed))
-    attempts = [[seen.number for seen in member.attempts] for member in verified.receipts]
-    assert attempts == [[1, 2]] * 3
-
-
-@pytest.mark.parametrize("fails_in", [1, 2])
-def test_a_member_may_fail_in_one_attempt_at_a_round_and_answer_in_another(tmp_path, key, fails_in):
-    """A crash, and a member that was away in one of both: nobody lied, and it is verified."""
-
-    def stumbling(message, context):
-        told = message.content.get("config", {})
-        is_cyd = context.node_config["partition-id"] == 2
-        if is_cyd and told.get(ROUND_KEY) == 2 and attempt == fails_in:
-            raise RuntimeError("its disk is full")
-        return client_app(message, context)
-
-    settings = {"num_server_rounds": 4, "checkpoint_every": 1, "max_failed_rounds": 3}
-    attempt = 1
-    with pytest.raises(Killed):
-        run(nodes(tmp_path, client=stumbling), tmp_path, key, killed_at(2), **settings)
-    attempt = 2
-    of_grid = nodes(tmp_path, client=stumbling)
-    run_dir = run_and_deliver(of_grid, tmp_path, key, **settings, resume="auto")
-    keys = read_members(tmp_path / "keys")
-    assert verify(run_dir, members=keys, receipts=held(tmp_path)).redone == (2,)
-    # What it sent in the other attempt is found as before.
-    [sent] = (tmp_path / "cyd").glob(f"*/sent-000002-*-{3 - fails_in}.json")
-    told = json.loads(sent.read_text())
-    assert (told["round"], told["attempt"]) == (2, 3 - fails_in)
-
-
-def test_a_member_keeps_what_it_sent_in_each_attempt_though_it_is_the_same(resumed):
-    """The same seed gives the same update: that it was sent twice is said twice."""
-    for folder in held(resumed):
-        for number in (3, 4):
-            paths = sorted(folder.glob(f"*/sent-{number:06d}-*.json"))
-            assert [json.loads(path.read_text())["attempt"] for path in paths] == [1, 2]
-
-
-def test_a_resumed_run_cannot_be_resumed_once_more_on_paper(resumed, tmp_path, key):
-    again = RunFolder(of.copied(resumed / "runs" / "run", tmp_path / "run"))
-    attempt = declare_attempt(again)
-    pay_otherwise(again, MORE_FOR_ADA)
-    bind_anew(again, key, attempt=attempt, again=True)
-    state(again, key)
-    with pytest.raises(StatementError, match=r"rounds 1, 2, 3, 4, 5 were .* ada, bob, cyd;"):
-        checked(again, resumed)
-
-
-def test_the_attempt_that_did_better_cannot_be_put_back(resumed, tmp_path, key):
-    """The operator drops the heads of the attempt that went on."""
-    back = RunFolder(of.copied(resumed / "runs" / "run", tmp_path / "run"))
-    rewrite(back.round_heads, lambda rows: [row for row in rows if row["attempt"] == "1"])
-    state(back, key)
-    with pytest.raises(StatementError, match=r"round 5: receipts\.csv does not say what"):
-        checked(back, resumed)
-
-
-@pytest.fixture(scope="module")
-def undelivered(tmp_path_factory, key):
-    """A run whose last receipts never came: members know what they sent."""
-    folder = tmp_path_factory.mktemp("undelivered")
-    run(nodes(folder), folder, key)
-    return folder
-
-
-def drop_the_last_round(run: RunFolder) -> None:
-    tables = ("attribution", "attributed_rounds", "clients", "rounds", "signatures")
-    for name in tables:
-        rewrite(getattr(run, name), without(round="3"))
-
-
-def say_that_ada_was_away(run: RunFolder) -> None:
-    where = {"round": "3", "client_id": "1000"}
-    away = {"status": "away", "weight": "0.0", "num_examples": "", "rejection": "no reply"}
-    rewrite(run.clients, altered(where, **away))
-    rewrite(run.rounds, altered({"round": "3"}, accepted="2", failed="1"))
-    for table in (run.signatures, run.attribution):
-        rewrite(table, without(**where))
-    pay_otherwise(run, dict.fromkeys(("1000", "1001", "1002"), 1.0))
-
-
-@pytest.mark.parametrize(
-    ("attack", "words"),
-    [
-        (drop_the_last_round, "ada sent an update in round 3, and the records end with round 2"),
-        (say_that_ada_was_away, "round 3: ada sent an update, and the records say 'away'"),
-    ],
-)
-def test_the_last_rounds_are_known_to_those_who_took_part(
-    undelivered, tmp_path, key, attack, words
-):
-    copied = RunFolder(of.copied(undelivered / "runs" / "run", tmp_path / "run"))
-    attack(copied)
-    bind_anew(copied, key)
-    state(copied, key)
-    with pytest.raises(StatementError, match=words):
-        verify(copied.path, receipts=held(undelivered, "ada"))
 
 
 # -- what decides pay
