@@ -99,11 +99,11 @@ def make(
     require_directories([run_dir])
     from fedif_consortium.evidence import keys
     from fedif_consortium.statement.bundle import (
-        agreed_settings,
         make_statement,
         parse_budget,
         read_account,
         require_same_signer,
+        statement_terms,
     )
     from fedif_consortium.statement.manifest import ACCOUNT, PAGE
     from fedif_consortium.statement.members_names import read_names
@@ -112,7 +112,7 @@ def make(
 
     signer = keys.load_or_make_key(key or keys.default_key_path())
     require_same_signer(run_dir, signer)
-    agreed = agreed_settings(run_dir)
+    agreed = statement_terms(run_dir)
     budget = budget or agreed.budget
     folder = make_statement(
         run_dir,

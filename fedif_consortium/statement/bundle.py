@@ -160,7 +160,7 @@ def make_statement(
     return folder
 
 
-def agreed_settings(run_dir: Path) -> StatementSettings:
+def statement_terms(run_dir: Path) -> StatementSettings:
     """Return what a run's settings, to which its members agreed, say of its statement.
 
     Raises
