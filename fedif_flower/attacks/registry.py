@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from pydantic import model_validator
 
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
-from fedif_flower.attacks.behaviour import Behaviour, Colluder
+from fedif_flower.attacks.behaviour import Backdoor, Behaviour, Colluder
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings
@@ -134,3 +134,7 @@ def require_fit(acting: Behaviour, task: Task, attack: str) -> None:
     missing = acting.misfit(task)
     if missing:
         raise ConfigError(f"attack {attack!r} needs {missing}, which task {task.name!r} lacks")
+    target = getattr(acting, "target", 0)
+    if isinstance(acting, Backdoor) and task.num_classes:
+        allowed = f"a class, 0 to {task.num_classes - 1}"
+        require(target < task.num_classes, f"{attack}.target", target, allowed)

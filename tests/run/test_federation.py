@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from client_app import app as client_app
 from fedif_flower.client.app import task_app
-from fedif_flower.errors import FedIFError, TrainingFailedError
+from fedif_flower.errors import ConfigError, FedIFError, TrainingFailedError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
@@ -189,6 +189,13 @@ def test_batches_of_any_structure_train_and_repeat_with_the_same_bits(tmp_path):
     assert torch.equal(models[0]["weight"], models[1]["weight"])
     assert (models[0]["weight"] - SLOPE.T).abs().max() < 0.2
     assert {row["num_examples"] for row in read_rows(runs[0] / "clients.csv")} == {"40"}
+
+
+@pytest.mark.parametrize("attack", ["pixel-trigger", "semantic-backdoor", "edge-case"])
+def test_a_backdoors_target_that_is_no_class_is_named_as_it_was_set(tmp_path, attack):
+    config = run_config(tmp_path, attack=attack, **{f"{attack}.target": 10})
+    with pytest.raises(ConfigError, match=f"^{attack}.target = 10; allowed: a class, 0 to 9$"):
+        run_federation(LocalGrid(client_app, CLIENTS), config)
 
 
 def r_squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
