@@ -69,8 +69,9 @@ class RunWriter(Callback):
     Parameters
     ----------
     directory : str or Path
-        Where to; as rounds begin it is made. An earlier run's files are put aside into its
-        ``attempt-1`` (``-2`` ...), unless they are this strategy's own.
+        Where to; as rounds begin it is made, and held until they end: another run's writer is
+        refused there meanwhile. An earlier run's files are put aside into its ``attempt-1``
+        (``-2`` ...), unless they are this strategy's own.
     validation, test : Validation, optional
         Held-out data on which each new model is evaluated.
     every : int
