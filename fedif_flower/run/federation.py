@@ -36,6 +36,7 @@ from fedif_flower.run.strategy import build_strategy
 from fedif_flower.run.writer import OnRow
 from fedif_flower.server.nodes import NODE_TIMEOUT, wait_for_nodes
 from fedif_flower.server.run import Callback
+from fedif_flower.server.setup import require_callbacks
 from fedif_flower.settings import Scalar
 from fedif_flower.tasks.task import Task
 
@@ -87,6 +88,7 @@ def run_federation(
     # What fails before the folder is held leaves no folder behind.
     if parts is None:
         parts = run_parts()
+    callbacks = require_callbacks(callbacks)
     config.require_heard(parts)
     for part in parts:
         part.fits(config)

@@ -191,6 +191,12 @@ def test_batches_of_any_structure_train_and_repeat_with_the_same_bits(tmp_path):
     assert {row["num_examples"] for row in read_rows(runs[0] / "clients.csv")} == {"40"}
 
 
+def test_a_callback_that_is_none_is_named_before_anything_is_loaded(tmp_path):
+    with pytest.raises(ConfigError, match=r"^callbacks: 5; allowed: a Callback each$"):
+        run_federation(LocalGrid(client_app, CLIENTS), run_config(tmp_path), callbacks=[5])
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("attack", ["pixel-trigger", "semantic-backdoor", "edge-case"])
 def test_a_backdoors_target_that_is_no_class_is_named_as_it_was_set(tmp_path, attack):
     config = run_config(tmp_path, attack=attack, **{f"{attack}.target": 10})
