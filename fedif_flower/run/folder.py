@@ -449,7 +449,7 @@ def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
 
 @contextmanager
 def hold_directory(
-    run_dir: Path, *, setting: str = "output-dir", remedy: str = "set another run-name"
+    run_dir: Path, *, setting: str = "", remedy: str = "set another run-name"
 ) -> Iterator[None]:
     """Hold a run's directory alone; a killed process releases it.
 
@@ -460,7 +460,7 @@ def hold_directory(
     run_dir : Path
         The directory; it is made if it is not there.
     setting : str
-        What the user set it by.
+        Name and value of what the user set it by; empty: ``output-dir``.
     remedy : str
         What to do where it is held, beside waiting.
 
@@ -489,7 +489,8 @@ def hold_directory(
         raise StorageError(f"{run_dir} is in use by {who}: wait for its end, or {remedy}") from None
     except OSError as error:
         lock.release()
-        raise ConfigError(f"{setting}: cannot write to {run_dir}: {error}") from error
+        setting = setting or f"output-dir = {str(run_dir.parent)!r}"
+        raise ConfigError(f"{setting}: cannot write: {error}") from error
     try:
         yield
     finally:

@@ -180,7 +180,8 @@ class RunWriter(Callback):
     def _alone(self) -> AbstractContextManager[None]:
         """Hold the directory: two writers' lines would be counted as one run's."""
         remedy = "call its strategy's end(), or give each RunWriter a directory of its own"
-        return hold_directory(self.run_dir, setting="directory", remedy=remedy)
+        setting = f"directory = {str(self.run_dir)!r}"
+        return hold_directory(self.run_dir, setting=setting, remedy=remedy)
 
     def _begin(self, strategy: RunningStrategy, *, goes_on: bool) -> None:
         """Begin the files, or keep those of complete rounds."""

@@ -79,6 +79,13 @@ def test_two_writers_at_once_in_a_directory_are_refused(tmp_path):
     assert [row["round"] for row in rounds] == ["0", "1", "2"]
 
 
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    directory = tmp_path / "file" / "run"
+    with pytest.raises(ConfigError, match=f"^directory = '{directory}': cannot write: "):
+        written(directory)
+
+
 def test_beside_an_attribution_it_writes_contributions(tmp_path):
     attribution = PathAttribution(threshold_validation(), bounds=CreditBounds(weight=0.0))
     strategy = written(tmp_path, attribution=attribution)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedif_flower.run.config import RunConfig
@@ -34,3 +37,14 @@ def write_result(
     (run_dir / "summary.json").write_text(json.dumps(content))
     (run_dir / LABEL).write_text(json.dumps({"revision": "abc"}))
     return run_dir
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file grow: a limit on the size of files stands in for a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

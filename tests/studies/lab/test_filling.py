@@ -1,0 +1,255 @@
+"""Rows of studies: each is measured once, says what measured it, and none is lost."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import platform
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import fedif_studies
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.provenance import package_version
+from fedif_flower.run.rows import read_rows
+from fedif_studies import commands, coverage, drawn, estimators, factorial, games, twins
+from fedif_studies import rows as rows_of
+from fedif_studies.benchmarks import common
+from fedif_studies.held_out import __main__ as held_out
+from fedif_studies.lab import filling
+from fedif_studies.lab.commands import run_study
+from fedif_studies.lab.filling import fill, missing
+from fedif_studies.lab.parallel import GridInterrupted
+from fedif_studies.rows import NO_SEED, Row, add_rows, put_derived
+from tests.studies.lab.small import full_disk
+
+CELLS: list[Row] = [{"name": name, "share": 0.5, "seed": 0} for name in "abc"]
+ORIGIN = {"revision": "abc", "seed": 0}
+
+
+@pytest.fixture(autouse=True)
+def _revision(monkeypatch):
+    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
+
+
+def doubled(cell: Row) -> list[Row]:
+    if cell["name"] == "b":
+        raise RuntimeError("out of memory")
+    return [{"figure": cell["share"]}, {"figure": 2}]
+
+
+def killed(cell: Row) -> list[Row]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return doubled(cell)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path, capsys, jobs):
+    path = tmp_path / "rows.csv"
+    path.write_text("name,share,seed,figure\na,0.50,0,7\n")
+    assert missing(path, CELLS) == CELLS[1:]
+    assert not fill(path, CELLS, doubled, jobs=jobs)
+    assert "failed: b, 0.5, 0: RuntimeError('out of memory')" in capsys.readouterr().err
+    rows = [(row["name"], row["figure"], row["revision"]) for row in read_rows(path)]
+    assert rows == [("a", "7", ""), ("c", "0.5", "abc"), ("c", "2", "abc")]
+    assert missing(path, CELLS) == [CELLS[1]]
+
+
+def killed_once(cell: Row) -> list[Row]:
+    return killed(cell) if cell["name"] == "a" else [{"figure": 1}]
+
+
+def test_a_killed_process_takes_no_other_cell_with_it(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    assert not fill(path, CELLS, killed_once, jobs=2)
+    assert capsys.readouterr().err.count("failed: ") == 1
+    assert [row["name"] for row in read_rows(path)] == ["b", "c"]
+    assert missing(path, CELLS) == CELLS[:1]
+
+
+def test_rows_wait_until_a_full_disk_has_room(tmp_path, capsys):
+    path, ended = tmp_path / "rows.csv", []
+    path.write_text("name,share,seed,figure,revision\nd,0.5,0,7,old\n")
+
+    def measured(cell: Row) -> list[Row]:
+        if cell["name"] == "a":
+            full = full_disk()
+            full.__enter__()
+            ended.append(full)
+        if cell["name"] == "c":
+            assert [row["name"] for row in read_rows(path)] == ["d"]  # As it was.
+            ended.pop().__exit__(None, None, None)
+        return [{"figure": cell["name"]}]
+
+    assert fill(path, CELLS, measured)
+    assert "2 cells' rows wait: cannot write" in capsys.readouterr().err
+    assert [row["figure"] for row in read_rows(path)] == ["7", "a", "b", "c"]
+
+
+def test_rows_that_a_disk_never_takes_are_printed(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    with full_disk():
+        assert not fill(path, CELLS[:1], plain)
+    told = capsys.readouterr().err
+    assert f"not written into {path}:\nname,share,seed,figure,revision,processor\n" in told
+    assert "a,0.5,0,a,abc" in told
+    assert "a,0.5,0,second,abc" in told
+
+
+def test_those_who_write_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "rows.csv"
+    rows = [{"of": index % 3, f"own {index % 3}": index, **ORIGIN} for index in range(30)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda row: add_rows(path, [row]), rows))
+    found = read_rows(path)
+    assert sorted(int(row[f"own {row['of']}"]) for row in found) == list(range(30))
+
+
+def test_a_cell_that_another_study_measures_meanwhile_has_its_rows_once(tmp_path):
+    path = tmp_path / "rows.csv"
+
+    def measure(cell: Row) -> list[Row]:
+        if cell["name"] == "a" and not path.exists():
+            fill(path, CELLS[:1], plain)  # The other study, which is done first.
+        return plain({**cell, "name": "later"})
+
+    assert fill(path, CELLS[:2], measure)
+    figures = [(row["name"], row["figure"]) for row in read_rows(path)]
+    assert figures == [("a", "a"), ("a", "second"), ("b", "later"), ("b", "second")]
+
+
+def plain(cell: Row) -> list[Row]:
+    return [{"figure": cell["name"]}, {"figure": "second"}]
+
+
+def test_a_command_that_finds_all_rows_says_so_and_measures_them_again_where_asked(
+    tmp_path, capsys, monkeypatch
+):
+    path, before = tmp_path / "rows.csv", "name,share,seed,figure,revision\n"
+    before += "".join(f"{name},0.5,0,7,old\n" for name in "abcd")
+    path.write_text(before)
+
+    def uncommitted() -> str:
+        raise AssertionError("it is of no matter what the code is: nothing is measured")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(filling, "committed_revision", uncommitted)
+        assert fill(path, CELLS, plain)
+    nothing = f"nothing is measured: {path} has all; --again measures them again"
+    assert f"3 of 3 cells have a row\n{nothing}" in capsys.readouterr().out
+    assert path.read_text() == before
+    assert fill(path, CELLS, plain, again=True)
+    rows = [(row["name"], row["figure"], row["revision"]) for row in read_rows(path)]
+    assert rows == [
+        ("d", "7", "old"),  # No cell of this call.
+        *((name, figure, "abc") for name in "abc" for figure in (name, "second")),
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(commands.arena, commands.audit, commands.paper, commands.sweep),
+        *(coverage.main, drawn.main, estimators.main, factorial.main, games.main, twins.main),
+        held_out.main,
+    ],
+)
+def test_every_command_that_adds_rows_can_measure_them_again(command):
+    assert inspect.signature(command).parameters["again"].default is False
+
+
+def test_an_error_of_a_study_is_a_line(monkeypatch, capsys):
+    def study(cells: int = 3) -> None:
+        raise GridInterrupted(f"stopped: {cells} cells are left")
+
+    monkeypatch.setattr(sys, "argv", ["study", "--cells", "7"])
+    with pytest.raises(SystemExit) as ended:
+        run_study(study)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "error: stopped: 7 cells are left\n"
+
+
+def test_every_study_is_started_so():
+    programs = []
+    for path in Path(fedif_studies.__file__).parent.rglob("*.py"):
+        text = path.read_text()
+        if "__main__" in text:
+            programs.append(path)
+            assert "typer.run(" not in text, path.name
+    assert len(programs) > 10
+
+
+def test_an_error_leaves_the_rows_that_were_to_be_measured_again(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("name,share,seed,figure,revision\nb,0.5,0,7,old\n")
+    assert not fill(path, CELLS, doubled, again=True)
+    assert ("b", "7") in [(row["name"], row["figure"]) for row in read_rows(path)]
+
+
+def interrupted(cell: Row) -> list[Row]:
+    if cell["name"] == "b":
+        raise KeyboardInterrupt
+    return [{"figure": 1}]
+
+
+def test_a_grid_that_is_stopped_while_it_measures_again_leaves_the_others_as_they_were(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("name,share,seed,figure,revision\na,0.5,0,7,old\nb,0.5,0,7,old\n")
+    with pytest.raises(GridInterrupted, match="that were not measured again are as they were"):
+        fill(path, CELLS, interrupted, again=True)
+    rows = {row["name"]: row["revision"] for row in read_rows(path)}
+    assert rows == {"a": "abc", "b": "old"}
+
+
+@pytest.mark.parametrize("name", ["revision", "seed"])
+@pytest.mark.parametrize("value", [None, ""])
+def test_no_row_is_written_that_does_not_say_what_measured_it(tmp_path, name, value):
+    path = tmp_path / "rows.csv"
+    good = {"figure": 1, **ORIGIN}
+    with pytest.raises(ConfigError, match=rf"rows\.csv: the row with figure = 1.* has no {name}"):
+        add_rows(path, [good, {**good, name: value}])
+    assert not path.exists()
+    add_rows(path, [good, {**good, "seed": NO_SEED}])
+    assert [row["seed"] for row in read_rows(path)] == ["0", "none"]
+
+
+@pytest.mark.parametrize(
+    ("last_line", "figures"), [("abc,0,1", ["1", "2"]), ("abc,0", ["2"])], ids=["whole", "cut off"]
+)
+def test_a_row_is_not_glued_to_a_last_line_without_an_end(tmp_path, last_line, figures):
+    path = tmp_path / "rows.csv"
+    path.write_text(f"revision,seed,figure\n{last_line}")
+    add_rows(path, [{**ORIGIN, "figure": 2}])
+    assert [row["figure"] for row in read_rows(path)] == figures
+    assert path.read_text().endswith("\nabc,0,2\n")
+
+
+def test_rows_that_follow_from_others_need_no_origin_of_their_own(tmp_path):
+    path = tmp_path / "means.csv"
+    for mean in (1, 2):
+        put_derived(path, [{"mean": mean}])
+    assert read_rows(path) == [{"mean": "2"}]
+
+
+def test_a_benchmark_s_rows_say_what_measured_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(common, "revision", lambda: "committed while it ran")
+    figure = common.Figure("norm", 1.0, 2.0, "ms", 0.5, "")
+    common.report("Norms", "norms", [figure], write=True, full=False)
+    (row,) = read_rows(tmp_path / "bench-quick-norms.csv")
+    assert (row["revision"], row["seed"]) == (rows_of.revision(), "0")
+
+
+def test_another_project_around_an_installed_package_is_none_of_its_revision(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    (tmp_path / "lib" / "fedif_flower").mkdir(parents=True)
+    (tmp_path / "lib" / "fedif_flower" / "installed.py").touch()
+    monkeypatch.setattr(rows_of, "RESULTS", tmp_path / "lib" / "docs" / "results")
+    monkeypatch.setattr(rows_of, "_CPUS", tmp_path / "not on this system")
+    assert rows_of.committed_revision() == package_version()
+    assert rows_of.machine()["processor"] == platform.machine()
