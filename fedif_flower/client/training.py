@@ -16,6 +16,7 @@ from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import LocalTerm
 from fedif_flower.round import all_finite
 from fedif_flower.tasks.batches import (
+    count_dropped,
     count_examples,
     describe,
     read_batches,
@@ -313,11 +314,22 @@ def train_on(
                 weight += size.weight
                 examples += size.examples
             if not weight:
-                raise DataError(NO_EXAMPLES)
+                raise DataError(_why_none_counted(source.data))
             if not (bool(total.isfinite()) and _has_numbers(model)):
                 _refuse_divergence(model, source.data, losses, epoch + 1)
     num_examples = int(examples) if examples.is_integer() else examples
     return Trained(float(total) / weight, num_examples)
+
+
+def _why_none_counted(data: Any) -> str:
+    """Return why an epoch over a client's data counted no example."""
+    dropped = count_dropped(data)
+    if not dropped:
+        return f"{NO_EXAMPLES} that counts"
+    return (
+        f"local training needs at least one example; this client's {dropped} fill no batch, and "
+        "its DataLoader has drop_last=True"
+    )
 
 
 def _has_numbers(model: nn.Module) -> bool:

@@ -8,7 +8,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedif_flower.client.reply import node_memory
 from fedif_flower.client.training import (
@@ -232,6 +232,15 @@ def test_examples_whose_target_is_ignored_are_left_out(train):
     assert_same_step(flat(model), flat(expected), torch.zeros(6), rounding(torch.float32))
     with pytest.raises(DataError, match="needs at least one example"):
         train(model, rows[:2], labels[:2])
+
+
+def test_a_loader_that_drops_all_that_a_client_has_is_named():
+    loader = DataLoader(
+        TensorDataset(torch.randn(3, 2), torch.tensor([0, 1, 0])), 4, drop_last=True
+    )
+    words = "this client's 3 fill no batch, and its DataLoader has drop_last=True"
+    with pytest.raises(DataError, match=words):
+        train_batches(nn.Linear(2, 2), loader, objective_of(None, None), CONFIG, generator())
 
 
 def as_tensors(rows, targets):
