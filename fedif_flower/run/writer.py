@@ -7,6 +7,7 @@ presence means that the run came to its end.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import sys
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
-from fedif_flower.errors import is_count, require
+from fedif_flower.errors import StorageError, is_count, require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import (
@@ -173,9 +174,18 @@ class RunWriter(Callback):
         self._outer_error = sys.exception()
         self._held.close()
         with ExitStack() as held:
-            held.enter_context(self._alone())
+            self._hold_by(held)
             self._begin(strategy, goes_on=goes_on)
             self._held = held.pop_all()
+
+    def _hold_by(self, held: ExitStack) -> None:
+        """Hold the directory, unless another run does."""
+        try:
+            held.enter_context(self._alone())
+        except StorageError:
+            # A writer of a loop that never said that it ended holds it until it is collected.
+            gc.collect()
+            held.enter_context(self._alone())
 
     def _alone(self) -> AbstractContextManager[None]:
         """Hold the directory: two writers' lines would be counted as one run's."""

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from flwr.app import ConfigRecord
 from typer.testing import CliRunner
 
 from fedif_flower import (
@@ -77,6 +78,23 @@ def test_two_writers_at_once_in_a_directory_are_refused(tmp_path):
     written(tmp_path, num_rounds=2)
     rounds = read_rows(tmp_path / "rounds.csv")
     assert [row["round"] for row in rounds] == ["0", "1", "2"]
+
+
+def test_a_run_that_nobody_has_any_more_holds_no_directory(tmp_path):
+    """A loop of one's own never said that it ended: a notebook's cell is run once more."""
+
+    def begin() -> ScreenedStrategy:
+        strategy = FedAvg(callbacks=[RunWriter(tmp_path)], fraction_evaluate=0.0)
+        grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+        strategy.configure_train(1, model_arrays(Threshold()), ConfigRecord(), grid)
+        return strategy
+
+    kept = begin()
+    with pytest.raises(StorageError, match=r"call its strategy's end\(\)"):
+        begin()
+    kept.end()
+    begin()
+    begin()
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
