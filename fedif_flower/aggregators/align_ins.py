@@ -11,7 +11,7 @@ from torch import Tensor
 from fedif_flower.aggregators.clipping import bounded_mean
 from fedif_flower.aggregators.linear_algebra import inner_products, product_error
 from fedif_flower.constructors import CheckedFields
-from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.round import Aggregation, RoundUpdates, share_of
 from fedif_flower.settings import Setting
 
 
@@ -76,8 +76,7 @@ def sign_alignment(updates: Tensor, share: float) -> Tensor:
     """Return the share of each update's largest coordinates with the principal sign, ``[m]``."""
     signs = updates.sign()  # [m, d]
     principal = signs.sum(dim=0).sign()  # [d]
-    # A share of 0.29 of 100 is 28.999999999999996 as floats have it.
-    count = max(int(share * updates.shape[1] + 1e-9), 1)
+    count = share_of(updates.shape[1], share, 1)
     largest = updates.abs().topk(count, dim=1).indices  # [m, count]
     same = signs.gather(1, largest) == principal[largest]
     return same.double().mean(dim=1)

@@ -29,9 +29,9 @@ def stamp_square(pixels: Tensor) -> Tensor:
     return stamped
 
 
-def require_target(target: int, num_classes: int) -> None:
+def require_target(target: int, num_classes: int, name: str = "target") -> None:
     """Raise ConfigError unless the target is a class."""
-    require(target < num_classes, "target", target, f"a class, 0 to {num_classes - 1}")
+    require(target < num_classes, name, target, f"a class, 0 to {num_classes - 1}")
 
 
 @dataclass

@@ -22,6 +22,7 @@ from fedif_flower.constructors import setting_of
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.text import UNSHOWN
+from fedif_flower.round import share_of
 from fedif_flower.run.completeness import LEAST_PARTICIPATION
 from fedif_flower.sections import section_name
 from fedif_flower.settings import (
@@ -336,7 +337,7 @@ class RunConfig(ClientConfig, StrategyConfig):
         """The paper's m = max(C * K, 1); in buffered rounds the replies of a step."""
         if self.pace.is_buffered:
             return self.pace.buffer_size
-        return max(int(self.fraction_train * self.num_clients + 1e-9), 1)
+        return share_of(self.num_clients, self.fraction_train, 1)
 
     @property
     def run_dir(self) -> Path:

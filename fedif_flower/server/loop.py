@@ -37,11 +37,11 @@ from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked
 from fedif_flower.messages.text import enumerated, printable
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, share_of
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.model import GlobalModel, require_judge, require_record, require_shapes
-from fedif_flower.server.nodes import most_nodes, require_enough, sample_clients, share_of
+from fedif_flower.server.nodes import most_nodes, require_enough, sample_clients
 from fedif_flower.server.noise import (
     NoiseWrapper,
     calling_wrapper,

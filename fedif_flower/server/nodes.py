@@ -274,12 +274,6 @@ def _read_answer(node: ClientNode, content: RecordDict) -> ClientNode:
     return unknown
 
 
-def share_of(nodes: int, fraction: float, at_least: int) -> int:
-    """Return how many a share of some nodes is, in (0, 1], or the least if that is more."""
-    # 0.29 * 100 is 28.999...: the share is meant, not its rounding error.
-    return max(int(fraction * nodes + 1e-9), at_least)
-
-
 def sample_clients(
     nodes: Sequence[ClientNode],
     size: int,
@@ -293,7 +287,7 @@ def sample_clients(
     nodes : sequence of ClientNode
         Who may be drawn, ordered by partition id.
     size : int
-        How many (see :func:`share_of`).
+        How many (see :func:`~fedif_flower.round.share_of`).
     generator : numpy.random.Generator
         Made for (purpose, seed, round): the draw depends on nothing else.
     probabilities : ndarray, optional

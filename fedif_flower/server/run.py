@@ -18,10 +18,11 @@ from fedif_flower.intake.intake import Intake
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
 from fedif_flower.messages.screened_grid import screened, unguessable
+from fedif_flower.round import share_of
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.model import GlobalModel
-from fedif_flower.server.nodes import sample_clients, share_of
+from fedif_flower.server.nodes import sample_clients
 from fedif_flower.server.noise import NoiseWrapper, calling_wrapper
 from fedif_flower.server.open_run import ENDS_RUNS, OpenRun, replies_to, with_an_end
 from fedif_flower.server.record import History, Round, Step

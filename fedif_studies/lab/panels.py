@@ -148,9 +148,10 @@ def plot_sweep(
             own = [m for m in shown if m.config.get(roles.panels, "") == value]
             panel.set_title(f"{roles.panels} = {value}", fontsize="medium")
         _draw_panel(panel, own, roles, lines)
-        panel.set(xlabel=roles.along)
         if roles.along == ROUND:
             plots.number_rounds(panel)
+        else:
+            panel.set(xlabel=roles.along)
     for panel in panels[:, 0]:
         panel.set(ylabel=_label_of(metric, roles.along))
     if roles.lines:

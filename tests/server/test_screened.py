@@ -18,9 +18,10 @@ from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.models import model_arrays
+from fedif_flower.round import share_of
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.seeding import numpy_generator
-from fedif_flower.server.nodes import identify_by_query, sample_clients, share_of
+from fedif_flower.server.nodes import identify_by_query, sample_clients
 from fedif_flower.strategies import ScreenedStrategy, Setup
 from tests.server.hostile import HOSTILE, Clients, honest_parts, spoiled_reply, step_reply
 from tests.strategies.lines import BASE, Threshold, built, play, point, threshold_validation
