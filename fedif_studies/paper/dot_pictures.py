@@ -10,6 +10,7 @@ from fedif_studies.paper.cells import TableCell
 from fedif_studies.paper.findings import (
     AGGREGATION,
     AUC,
+    LEFT_OUT,
     auc_finding,
     one_each,
     printed_seconds,
@@ -102,8 +103,9 @@ def seconds_picture(table: PaperTable, cells: Sequence[TableCell]) -> Picture:
         panels.append(DotPanel(title_of_data(column.key), "", lines))
     seconds = [point.figure.mean for point in points]
     plot = DotPlot(panels, min(seconds) / 2, max(seconds) * 2, is_log=True)
+    marks = MARKS.partition(" Bars")[0]
 
     def draw(sheet: Sheet) -> str:
-        return plot.draw(sheet, title, finding, [], MARKS.partition(" Bars")[0])
+        return plot.draw(sheet, title, finding, [], f"{marks} {LEFT_OUT}")
 
     return Picture("seconds", title, finding, count_missing(cells), draw)
