@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from numbers import Real
 from typing import Any, Unpack
 
 import numpy as np
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import ConfigError, DivergedError, FedIFError, is_count, require
+from fedif_flower.errors import ConfigError, DivergedError, FedIFError, require
 from fedif_flower.intake.build import build_intake
 from fedif_flower.messages.arrays import is_statistic
 from fedif_flower.messages.client_node import ClientNode
@@ -39,6 +38,7 @@ from fedif_flower.messages.screening import Asked
 from fedif_flower.messages.text import enumerated, printable
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, share_of
 from fedif_flower.seeding import numpy_generator
+from fedif_flower.server.arguments import require_shares_and_numbers
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.model import GlobalModel, require_judge, require_record, require_shapes
 from fedif_flower.server.nodes import most_nodes, require_enough, sample_clients
@@ -112,7 +112,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     ) -> None:
         setup = require_setup(setup)
         super().__init__(**base)
-        self._require_numbers()
+        require_shares_and_numbers(self)
         self.train_metrics_aggr_fn = train_metrics_aggr_fn or AverageMetrics()
         self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or AverageMetrics()
         self.stages = Stages(self.default_stages() if stages is None else stages)
@@ -143,16 +143,6 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         )
         self.history = History()
         self.callbacks = require_callbacks(callbacks)
-
-    def _require_numbers(self) -> None:
-        """Raise ConfigError for those of Flower's arguments that are out of range."""
-        for name in ("fraction_train", "fraction_evaluate"):
-            share = getattr(self, name)
-            is_share = isinstance(share, Real) and 0 <= float(share) <= 1
-            require(is_share, name, share, "a number >= 0 and <= 1")
-        for name in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
-            number = getattr(self, name)
-            require(is_count(number), name, number, "an integer >= 0")
 
     # -- what a strategy says of itself
 

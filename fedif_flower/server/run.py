@@ -20,6 +20,7 @@ from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen
 from fedif_flower.messages.screened_grid import screened, unguessable
 from fedif_flower.round import share_of
 from fedif_flower.seeding import numpy_generator
+from fedif_flower.server.arguments import require_start
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.nodes import sample_clients
@@ -210,7 +211,14 @@ class RunningStrategy(FedAvg):
 
         See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid`. The arrays of the result are
         the model that the run ended with, whatever its rounds have led to.
+
+        Raises
+        ------
+        ConfigError, ValueError
+            If an argument is out of range or of another kind, or as :meth:`begin` says.
         """
+        configs = {"train_config": train_config, "evaluate_config": evaluate_config}
+        require_start(grid, num_rounds, timeout, configs, evaluate_fn)
         self.end()  # Of another loop's.
         started = time.monotonic()
         grid = screened(grid)

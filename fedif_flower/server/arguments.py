@@ -1,0 +1,50 @@
+"""Checks of Flower's own arguments: those of its ``FedAvg``, and those of ``start``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+
+from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from fedif_flower.errors import is_count, require
+
+
+def require_shares_and_numbers(strategy: FedAvg) -> None:
+    """Raise ConfigError for a share or a number of nodes of a strategy that is out of range."""
+    for name in ("fraction_train", "fraction_evaluate"):
+        share = getattr(strategy, name)
+        is_share = isinstance(share, Real) and 0 <= float(share) <= 1
+        require(is_share, name, share, "a number >= 0 and <= 1")
+    for name in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
+        number = getattr(strategy, name)
+        require(is_count(number), name, number, "an integer >= 0")
+
+
+def require_start(
+    grid: object,
+    num_rounds: object,
+    timeout: object,
+    configs: Mapping[str, object],
+    evaluate_fn: object,
+) -> None:
+    """Raise ConfigError for an argument of ``start`` that is out of range, or of another kind.
+
+    Parameters
+    ----------
+    grid, num_rounds, timeout, evaluate_fn : object
+        These arguments.
+    configs : mapping of str to object
+        What is sent with the model, by the name of its argument.
+    """
+    require(isinstance(grid, Grid), "grid", grid, "a Grid, as a ServerApp's main receives it")
+    require(is_count(num_rounds), "num_rounds", num_rounds, "an integer >= 0")
+    waits = timeout is None or (isinstance(timeout, Real) and float(timeout) >= 0)
+    require(waits, "timeout", timeout, "seconds, a number >= 0; None: without an end")
+    for name, config in configs.items():
+        is_config = config is None or isinstance(config, ConfigRecord)
+        require(is_config, name, config, 'a ConfigRecord, as ConfigRecord({"lr": 0.1})')
+    is_function = evaluate_fn is None or callable(evaluate_fn)
+    require(is_function, "evaluate_fn", evaluate_fn, "a function of a round and an ArrayRecord")

@@ -1,0 +1,68 @@
+"""Arguments of ``start`` are refused by name before anything begins."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from flwr.app import ConfigRecord
+
+from fedif_flower import FedAvg
+from fedif_flower.errors import ConfigError
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.server.run import Callback
+from tests.server.hostile import alike, one_more
+from tests.strategies.lines import BASE, point
+
+
+class Counting(Callback):
+    def __init__(self):
+        self.starts = 0
+        self.ends = 0
+
+    def on_start(self, strategy):
+        self.starts += 1
+
+    def on_end(self):
+        self.ends += 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("grid", None),
+        ("grid", "localhost:9093"),
+        ("num_rounds", -3),
+        ("num_rounds", 2.5),
+        ("num_rounds", "3"),  # Callbacks were told of a start, and of no end.
+        ("timeout", -1.0),  # No reply was ever waited for: every round failed.
+        ("timeout", math.nan),
+        ("timeout", "60"),
+        ("train_config", {"lr": 0.1}),
+        ("evaluate_config", {"lr": 0.1}),  # Left out in silence where no client evaluates.
+        ("evaluate_fn", 5),
+    ],
+)
+def test_an_argument_of_another_kind_is_named_before_anything_begins(name, value):
+    counting = Counting()
+    strategy = FedAvg(callbacks=[counting], **BASE)
+    arguments = {"grid": LocalGrid(alike(one_more), 3), "num_rounds": 1, name: value}
+    with pytest.raises(ConfigError, match=f"^{name} = "):
+        strategy.start(initial_arrays=model_arrays(point(1)), **arguments)
+    assert (counting.starts, counting.ends) == (0, 0)
+
+
+def test_arguments_that_are_left_out_or_fit_are_taken():
+    counting = Counting()
+    strategy = FedAvg(callbacks=[counting], **BASE)
+    result = strategy.start(
+        LocalGrid(alike(one_more), 3),
+        model_arrays(point(1)),
+        num_rounds=1,
+        timeout=None,
+        train_config=ConfigRecord({"lr": 0.1}),
+        evaluate_fn=lambda server_round, arrays: None,
+    )
+    assert result.arrays["weight"].numpy().item() == 1.0
+    assert (counting.starts, counting.ends) == (1, 1)
