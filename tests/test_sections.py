@@ -159,7 +159,7 @@ def test_settings_of_own_parts_come_as_text_where_flwr_run_takes_no_others():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Trimmed.trim", "cannot read 'Trimmed.trim'; expected KEY=VALUE"),
+        ("Trimmed.trim", "own-settings: cannot read 'Trimmed.trim'; expected KEY=VALUE"),
         ("seed=3", "own-settings = 'seed'; allowed: a key like 'Scaled.factor', which is not"),
         ("Trimmed.trim=1.0", "own-settings = 'Trimmed.trim'; allowed: a key like"),
         ("Trimed.trim=1.0", "unknown key 'Trimed.trim'|no part with a section .Trimed."),

@@ -371,7 +371,11 @@ def with_own_settings(run_config: Mapping[str, Scalar]) -> dict[str, Scalar]:
     if not isinstance(text, str) or not text:
         return values  # What is no text is refused where it is checked.
     values[OWN_SETTINGS] = ""
-    for key, value in parse_overrides(text).items():
+    try:
+        own_settings = parse_overrides(text)
+    except ConfigError as error:
+        raise ConfigError(f"{OWN_SETTINGS}: {error}") from error
+    for key, value in own_settings.items():
         allowed = "a key like 'Scaled.factor', which is not given otherwise"
         require("." in key and key not in values, OWN_SETTINGS, key, allowed)
         values[key] = value
