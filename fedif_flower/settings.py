@@ -224,15 +224,17 @@ def parse_overrides(text: str) -> dict[str, Scalar]:
 def _parse_value(key: str, text: str) -> Any:
     """Return what a value stands for in TOML; a word without quotes is a string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         # A shell takes the quotes away.
         is_word = re.fullmatch(r"[A-Za-z_][\w:.+-]*", text)
-        if not is_word:
-            raise ConfigError(
-                f"{key} = {text}: not a number, true, false or a word; other strings need quotes"
-            ) from None
-    return text
+        value = text if is_word else None
+    # TOML has dates and lists as well.
+    if not isinstance(value, Scalar):
+        raise ConfigError(
+            f"{key} = {text}: not a number, true, false or a word; other strings need quotes"
+        )
+    return value
 
 
 def take_section(content: dict[str, Any], name: str, called: str = "") -> dict[str, Any]:

@@ -73,7 +73,7 @@ def fedif(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["run", "-c", "seed=[2]"], "seed = [2]; allowed: "),
+        (["run", "-c", "seed=[2]"], "seed = [2]: not a number, true, "),
         (["report", "{here}/x"], "'{here}/x' is no directory"),
         (["report", "--docs", "{here}"], "docs = '{here}'; allowed: "),
         (["keeper", "--policy", "{here}/none.toml"], "{here}/none.toml: "),

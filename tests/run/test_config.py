@@ -99,7 +99,11 @@ def test_digest_ignores_where_results_go_and_patience_and_nothing_else():
 
 @pytest.mark.parametrize(
     "text",
-    ["seed", "seed=", "seed = 5", "data-dir=a/b", 'a="b"c', "seed=5,", "seed=5 seed=6"],
+    [
+        *("seed", "seed=", "seed = 5", "data-dir=a/b", 'a="b"c', "seed=5,", "seed=5 seed=6"),
+        # In TOML these are a date, a time and a list.
+        *("run-name=2026-11-28", "run-name=12:30:00", "strategy=[1,2]"),
+    ],
 )
 def test_overrides_that_flwr_would_skip_or_misread_are_refused(text):
     with pytest.raises(ConfigError):
