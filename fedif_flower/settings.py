@@ -289,9 +289,9 @@ def _explain(cls: type[Settings], error: ValidationError, values: Mapping[str, o
         spelling = {name: str(field.alias) for name, field in cls.model_fields.items()}
 
     def spell(text: str) -> str:
-        for name, spelt in spelling.items():
-            text = re.sub(rf"\b{name}\b", spelt, text)
-        return text
+        # All at once: the key pace.late-rounds holds the name of the field ``rounds``.
+        names = "|".join(spelling)
+        return re.sub(rf"\b(?:{names})\b", lambda match: spelling[match[0]], text)
 
     first = error.errors()[0]
     refusal = first.get("ctx", {}).get("error")
@@ -304,7 +304,7 @@ def _explain(cls: type[Settings], error: ValidationError, values: Mapping[str, o
     field = cls.model_fields[name]
     if first["type"] == "missing":
         return spell(f"{name} is missing; allowed: {_allowed(field)}")
-    words = spell(f"{name} = {first['input']!r}; allowed: {_allowed(field)}")
+    words = f"{spelling[name]} = {first['input']!r}; allowed: {spell(_allowed(field))}"
     choices = [str(choice) for choice in extra_of(field, "choices") or ()]
     near = alike(str(first["input"]), choices)
     if near:

@@ -78,6 +78,8 @@ def test_what_auto_stands_for(given, resolved):
         ("run-name", "october\u202efdp", "folder's name of printable characters"),
         ("pace.quorum", 1.5, "a share below 1, or a whole number"),
         ("pace.grace", 3.0, "0 without a pace.quorum"),
+        ("pace.late-rounds", -1, "an integer >= 0"),
+        ("dataset", "batch_size", "fashion-mnist"),
         ("banana", 3, "unknown key"),
     ],
 )
