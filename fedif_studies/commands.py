@@ -45,7 +45,7 @@ def arena(
     """
     from fedif_flower.run.rows import read_rows
     from fedif_studies.arena.bouts import bouts, play, setup
-    from fedif_studies.arena.tables import worst_cases, write_tables
+    from fedif_studies.arena.tables import missing_bouts, worst_cases, write_tables
     from fedif_studies.lab.cells import find_data
 
     _, data = find_data(dataset, data_dir)
@@ -56,6 +56,8 @@ def arena(
     write_tables(page, rows)
     console = Console()
     worst_cases(rows, data).print(console)
+    for line in filter(None, missing_bouts(rows, data)):
+        console.print(line, highlight=False)
     console.print(f"Page: {page.absolute()}", soft_wrap=True, highlight=False)
     finish(complete)
 

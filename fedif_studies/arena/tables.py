@@ -111,17 +111,49 @@ def _percent(share: str) -> str:
 
 
 def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    """Put every data set's tables between the marks of a page; a new page has marks for all."""
-    tables = {}
-    for data in dict.fromkeys(row["data"] for row in rows):
-        tables[f"{data} worst"] = worst_cases(rows, data)
-        for figure in ("accuracy", "attack-success"):
-            tables[f"{data} {figure}"] = every_attack(rows, data, figure)
+    """Put every data set's tables between the marks of a page.
+
+    A data set of which the page has no mark gets marks for all its tables at the end.
+    """
     if not page.exists():
         make_folder(page.parent)
-        sections = ["# Arena\n"]
-        for name, table in tables.items():
-            marks = f"<!-- begin: {name} -->\n<!-- end: {name} -->\n"
-            sections.append(f"## {table.title}\n\n{marks}")
-        write_atomically(page, "\n".join(sections))
-    put_tables(page, {name: table.to_markdown() for name, table in tables.items()})
+        write_atomically(page, "# Arena\n")
+    for data in dict.fromkeys(row["data"] for row in rows):
+        tables = {f"{data} worst": worst_cases(rows, data)}
+        for figure in ("accuracy", "attack-success"):
+            tables[f"{data} {figure}"] = every_attack(rows, data, figure)
+        text = page.read_text()
+        if not any(_begin(name) in text for name in tables):
+            sections = [_section(name, table) for name, table in tables.items()]
+            write_atomically(page, "\n".join([text, *sections]))
+        remarks = missing_bouts(rows, data)
+        put_tables(page, {name: [*table.to_markdown(), *remarks] for name, table in tables.items()})
+
+
+def missing_bouts(rows: Sequence[Mapping[str, str]], data: str) -> list[str]:
+    """Return lines that say how many of a data set's bouts have no row; none where all have one.
+
+    Every rule, with each of its bounds, could meet every attack by every share in every seed: a
+    mean over fewer seeds than its neighbours' says nothing beside them.
+    """
+    of_data = [row for row in rows if row["data"] == data]
+    rules = {(row["rule"], row["bounds"]) for row in of_data}
+    points = {(row["attack"], row["share"]) for row in of_data}
+    seeds = {row["seed"] for row in of_data}
+    played = {
+        (row["rule"], row["bounds"], row["attack"], row["share"], row["seed"]) for row in of_data
+    }
+    count = len(rules) * len(points) * len(seeds)
+    missing = count - len(played)
+    if not missing:
+        return []
+    return ["", f"Missing: {missing} of {count} bouts of these rules, attacks and seeds."]
+
+
+def _section(name: str, table: ResultTable) -> str:
+    """Return a table's title, and the marks between which it is put."""
+    return f"## {table.title}\n\n{_begin(name)}\n<!-- end: {name} -->\n"
+
+
+def _begin(name: str) -> str:
+    return f"<!-- begin: {name} -->"

@@ -15,7 +15,12 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_studies.arena.bouts import ATTACKS, RULES, SHARES, bouts, play, setup
 from fedif_studies.arena.figures import attackers_gain, low_means_auc, read_figures
-from fedif_studies.arena.tables import every_attack, worst_cases, write_tables
+from fedif_studies.arena.tables import (
+    every_attack,
+    missing_bouts,
+    worst_cases,
+    write_tables,
+)
 from fedif_studies.lab import filling
 from fedif_studies.names import NAMES
 
@@ -183,3 +188,29 @@ def test_tables_go_between_a_page_s_marks(tmp_path):
     page.write_text(first.replace("# Arena", "# Ours"))
     write_tables(page, ROWS)
     assert page.read_text() == first.replace("# Arena", "# Ours")
+
+
+def test_a_data_set_that_comes_later_has_tables_on_the_page_too(tmp_path):
+    page = tmp_path / "arena.md"
+    write_tables(page, ROWS)
+    others = [{**row, "data": "E"} for row in ROWS]
+    write_tables(page, [*ROWS, *others])
+    text = page.read_text()
+    assert text.count("## E: test accuracy and a backdoor's success, %") == 1
+    assert text.count("| B | none | 80.0 | 60.0, trigger | - | 25.0, trigger | - |") == 2
+    # Of a page that somebody wrote, with some tables alone, it stays so.
+    page.write_text("<!-- begin: D accuracy -->\n<!-- end: D accuracy -->\n")
+    write_tables(page, ROWS)
+    assert page.read_text().count("<!-- begin: ") == 1
+
+
+def test_tables_say_how_many_bouts_have_no_row(tmp_path):
+    # Two rules, four points and two seeds; eight rows.
+    assert missing_bouts(ROWS, "D") == [
+        "",
+        "Missing: 8 of 16 bouts of these rules, attacks and seeds.",
+    ]
+    assert missing_bouts(ROWS[:2], "D") == []
+    write_tables(tmp_path / "arena.md", ROWS)
+    assert "| 10.0, flip | 100.0, trigger | - |\n" in (tmp_path / "arena.md").read_text()
+    assert (tmp_path / "arena.md").read_text().count("\n\nMissing: 8 of 16 bouts") == 3
