@@ -249,6 +249,20 @@ def effects_table(accuracies: Mapping[FactorialCell, float], data: str) -> Resul
     return pivot(f"{data}: effects", names, values, lambda effects: _shown(effects[0]))
 
 
+def missing_cells(accuracies: Mapping[FactorialCell, float], data: str) -> list[str]:
+    """Return lines that say how many cells of a data set have no row; none where all have one.
+
+    Those of the seeds up to the last that has one are counted.
+    """
+    measured = {cell for cell in accuracies if cell.data == data}
+    seeds = 1 + max((cell.seed for cell in measured), default=0)
+    wanted = set(cells([data], seeds))
+    missing = len(wanted - measured)
+    if not missing:
+        return []
+    return ["", f"Missing: {missing} of {len(wanted)} federations."]
+
+
 def _shown(effect: Effect) -> str:
     if effect.seeds < 2:
         return f"{effect.mean:+.1f}"
@@ -271,8 +285,9 @@ def main(
         accuracies = read(output)
         tables = {}
         for name in DATA:
-            tables[f"{name} means"] = means_table(accuracies, name).to_markdown()
-            tables[f"{name} effects"] = effects_table(accuracies, name).to_markdown()
+            remarks = missing_cells(accuracies, name)
+            tables[f"{name} means"] = [*means_table(accuracies, name).to_markdown(), *remarks]
+            tables[f"{name} effects"] = [*effects_table(accuracies, name).to_markdown(), *remarks]
         put_tables(PAGE, tables)
         return
     quoted_first = sorted(cells(data.split(","), seeds), key=lambda cell: not _is_quoted(cell))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_studies.factorial import FactorialCell, effects
+from fedif_studies.factorial import FactorialCell, cells, effects, missing_cells
 
 
 def test_effects_are_paired_by_seed_and_a_rule_that_is_another_one_is_tested_once():
@@ -31,3 +31,13 @@ def test_two_seeds_whose_gains_are_alike_by_rounding_show_nothing():
         found |= {cell: own, cell.control(): control}
     [effect] = effects(found, "digits").values()
     assert effect == (2, pytest.approx(0.05), 0.0, 1.0)
+
+
+def test_the_tables_say_how_many_federations_have_no_row():
+    # 11 conditions, with and without momentum, and 9 + 3 + 2 + 7 rules by their bounds.
+    accuracies = dict.fromkeys(cells(["digits"], 2), 90.0)
+    assert missing_cells(accuracies, "digits") == []
+    last = FactorialCell("digits", 1, "sign flip", 0.4, "fedif", "none", 0.0)
+    del accuracies[last]
+    assert missing_cells(accuracies, "digits") == ["", "Missing: 1 of 924 federations."]
+    assert missing_cells(accuracies, "fashion-mnist") == ["", "Missing: 462 of 462 federations."]
