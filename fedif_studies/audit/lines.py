@@ -40,6 +40,21 @@ def values_of(lines: Lines) -> Values:
     return values
 
 
+def missing_federations(lines: Lines) -> str:
+    """Return how many federations have no values that others of their kind have in that seed.
+
+    A sentence with a space before it; empty where all are there.
+    """
+    kinds = {(line["case"], line["rule"]) for line in lines}
+    seeds = {line["seed"] for line in lines}
+    measured = {(line["case"], line["rule"], line["seed"]) for line in lines}
+    count = len(kinds) * len(seeds)
+    missing = count - len(measured)
+    if not missing:
+        return ""
+    return f" Missing: {missing} of {count} federations."
+
+
 def coalition_figures(lines: Lines, case: str, column: str) -> list[Tensor]:
     """Return each seed's figures ``[2**m]`` of every coalition that was trained from scratch."""
     by_seed = defaultdict(list)

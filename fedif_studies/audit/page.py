@@ -11,6 +11,7 @@ from fedif_flower.storage import write_atomically
 from fedif_studies.audit.cases import IDENTITIES
 from fedif_studies.audit.federation import RULES
 from fedif_studies.audit.findings import AuditFinding, findings
+from fedif_studies.audit.lines import missing_federations
 from fedif_studies.audit.measure import RETRAINING, VALUES
 from fedif_studies.lab.table import pivot
 from fedif_studies.rows import put_derived
@@ -68,7 +69,7 @@ def write_audit(folder: Path, config: RunConfig) -> Path:
         f"Written by `fedif audit`; the lines behind it: `{VALUES}`, `{RETRAINING}`, `{FINDINGS}`.",
         f"{config.num_clients} members, all of them in {config.num_server_rounds} rounds of "
         f"FedAvg, Dirichlet({config.dirichlet_alpha:g}) parts, model `{config.model}`, epochs: "
-        f"{config.local_epochs}, seeds: {len(seeds)}.",
+        f"{config.local_epochs}, seeds: {len(seeds)}.{missing_federations(values)}",
         "All valuations look at the same rounds.",
         "",
     ]

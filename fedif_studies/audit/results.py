@@ -22,7 +22,7 @@ from fedif_studies.audit.findings import (
     findings,
     pair_of,
 )
-from fedif_studies.audit.lines import Lines, values_of
+from fedif_studies.audit.lines import Lines, missing_federations, values_of
 from fedif_studies.audit.measure import RETRAINING, RETRAINING_SEEDS, VALUES
 from fedif_studies.audit.page import FINDINGS
 from fedif_studies.audit.removal import RETRAINED_VALUES, case_curves
@@ -120,6 +120,7 @@ def _origin(audited: Audited) -> str:
     words = (
         f"[Rows](../audit/{audited.folder}/{FINDINGS}); seeds of the federations: "
         f"{', '.join(seeds)}; of retraining: {', '.join(trained) or 'none'}."
+        f"{missing_federations(audited.values)}"
     )
     count = len(RETRAINED) * RETRAINING_SEEDS
     missing = count - len({(row["case"], row["seed"]) for row in audited.retrained})

@@ -16,6 +16,7 @@ from fedif_studies.audit.findings import (
     findings,
     pair_of,
 )
+from fedif_studies.audit.lines import missing_federations
 from fedif_studies.audit.removal import RETRAINED_VALUES
 from fedif_studies.audit.results import FOLDERS, measures_table, rules_table, update_audit_page
 from fedif_studies.rows import RESULTS, add_rows
@@ -107,6 +108,13 @@ def test_the_page_is_made_of_the_rows_and_of_nothing_else(tmp_path):
     again = page.read_text()
     update_audit_page(tmp_path)
     assert page.read_text() == again
+
+
+def test_a_federation_that_failed_in_one_seed_is_counted_as_missing():
+    places = [("honest", "FedAvg", "0"), ("honest", "FedAvg", "1"), ("label noise", "FedAvg", "1")]
+    lines = [{"case": case, "rule": rule, "seed": seed} for case, rule, seed in places]
+    assert missing_federations(lines) == " Missing: 1 of 4 federations."
+    assert missing_federations(lines[:2]) == ""
 
 
 def test_whom_multi_krum_leaves_out_earns_most_under_fedavg():
