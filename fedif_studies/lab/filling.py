@@ -33,10 +33,14 @@ def _place(row: Row, columns: Iterable[str]) -> tuple[object, ...]:
 
 def _comparable(value: object) -> object:
     """Return what a value and its text in a file have in common: ``1`` and ``"1.0"``."""
+    text = str(value)
+    # JSON writes truth in small letters; names that differ by case are two.
+    if text.lower() in ("true", "false"):
+        return text.lower()
     try:
-        return float(str(value))
+        return float(text)
     except ValueError:
-        return str(value).lower()
+        return text
 
 
 def fill(

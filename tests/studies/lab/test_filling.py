@@ -60,6 +60,13 @@ def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path,
     assert missing(path, CELLS) == [CELLS[1]]
 
 
+def test_names_that_differ_by_case_alone_are_two_cells(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("rule,own,seed\nmine:trim,true,0\nmine:Mean,True,0\n")
+    rules: list[Row] = [{"rule": f"mine:{name}", "own": True} for name in ("trim", "Trim", "Mean")]
+    assert missing(path, rules) == [rules[1]]
+
+
 def killed_once(cell: Row) -> list[Row]:
     return killed(cell) if cell["name"] == "a" else [{"figure": 1}]
 
