@@ -45,7 +45,7 @@ from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.valuations import path, summed
 from fedif_studies.held_out.cells import AS_IT_IS, CORRECTED
 from fedif_studies.held_out.labels import with_wrong_labels
-from fedif_studies.lab.commands import Again, run_study
+from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.rows import RESULTS, Row
 
@@ -180,8 +180,9 @@ def main(
     of_sizes = list(map(int, sizes.split(",")))
     cells = cells_of(data.split(","), of_sizes, draws, rules.split(","), wrong)
     path_of_rows = WRONG_CSV if wrong else CSV
-    fill(path_of_rows, cells, partial(measure, data_dir), again=again)
+    complete = fill(path_of_rows, cells, partial(measure, data_dir), again=again)
     typer.echo("\n".join(table(read_rows(path_of_rows)).to_markdown()))
+    finish(complete)
 
 
 def cells_of(

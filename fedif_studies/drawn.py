@@ -28,7 +28,7 @@ from fedif_studies.audit.findings import CEILING, pearson, spearman
 from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import comfedsv, path, summed
-from fedif_studies.lab.commands import Again, run_study
+from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.lab.table import pivot
 from fedif_studies.rows import RESULTS, Row
@@ -131,8 +131,9 @@ def main(
     cells: list[Row] = []
     for (members, drawn), case, seed in product(FEDERATIONS, CASES, range(seeds)):
         cells.append({"members": members, "drawn": drawn, "case": case, "seed": seed})
-    fill(CSV, cells, measure, again=again)
+    complete = fill(CSV, cells, measure, again=again)
     print(*table().to_markdown(), sep="\n")
+    finish(complete)
 
 
 if __name__ == "__main__":

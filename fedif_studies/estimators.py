@@ -28,7 +28,7 @@ from fedif_flower.valuation.shapley.valuation import RoundGame
 from fedif_studies.audit.cases import HONEST, attack
 from fedif_studies.audit.federation import federate
 from fedif_studies.audit.members import AuditTask
-from fedif_studies.lab.commands import Again, run_study
+from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.rows import RESULTS, Row
 
@@ -122,8 +122,9 @@ def main(
     cells: list[Row] = [
         {"case": case, "seed": seed, "draws": draws} for case, seed in product(CASES, range(seeds))
     ]
-    fill(CSV, cells, measure, again=again)
+    complete = fill(CSV, cells, measure, again=again)
     print(*table().to_markdown(), sep="\n")
+    finish(complete)
 
 
 if __name__ == "__main__":

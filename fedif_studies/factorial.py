@@ -22,7 +22,7 @@ from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.cells import find_data
-from fedif_studies.lab.commands import Again, run_study
+from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.lab.run import federated, last_ten
 from fedif_studies.lab.table import MeanStd, pivot
@@ -292,8 +292,7 @@ def main(
         return
     quoted_first = sorted(cells(data.split(","), seeds), key=lambda cell: not _is_quoted(cell))
     rows = [cell._asdict() for cell in quoted_first]
-    if not fill(output, rows, partial(measure, data_dir), again=again):
-        raise typer.Exit(1)
+    finish(fill(output, rows, partial(measure, data_dir), again=again))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from fedif_flower.tables import ResultTable
 from fedif_studies.audit.cases import PLAYS, Play, each, let_play
 from fedif_studies.audit.federation import Trainer, collude
 from fedif_studies.audit.members import AuditMember, AuditTask
-from fedif_studies.lab.commands import Again, run_study
+from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.lab.run import LABELS_AS_THEY_ARE
 from fedif_studies.rows import RESULTS, Row
@@ -224,9 +224,9 @@ def main(
     cells: list[Row] = []
     for num_epochs, strategy, seed, game in runs:
         cells.append({"epochs": num_epochs, "strategy": strategy, "seed": seed, "game": game})
-    if cells:
-        fill(CSV, cells, measure, again=again)
+    complete = fill(CSV, cells, measure, again=again)
     print(*table(read_rows(CSV)).to_markdown(), sep="\n")
+    finish(complete)
 
 
 if __name__ == "__main__":

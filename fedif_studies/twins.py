@@ -21,7 +21,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_studies.audit.cases import HONEST, NoisyUpdate, Play, let_play
 from fedif_studies.audit.federation import AuditStep, federate
 from fedif_studies.audit.members import AuditMember, AuditTask
-from fedif_studies.lab.commands import Again, run_study
+from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.rows import RESULTS, Row
 
@@ -92,8 +92,7 @@ def main(
     cells: list[Row] = []
     for seed, epochs, alpha, case in product(range(seeds), EPOCHS, ALPHAS, cases):
         cells.append({"seed": seed, "epochs": epochs, "alpha": alpha, "case": case})
-    if cells:
-        fill(CSV, cells, measure, again=again)
+    complete = fill(CSV, cells, measure, again=again)
     rows = read_rows(CSV)
     for case in cases:
         marked = "0" if case == HONEST else "1"
@@ -103,6 +102,7 @@ def main(
             spread = f"{min(values):.3f} to {max(values):.3f}"
             above = [value for value in values if value > ALIKE]
             print(f"{case}: {spread}, {len(above)} of {len(values)} above {ALIKE}")
+    finish(complete)
 
 
 if __name__ == "__main__":

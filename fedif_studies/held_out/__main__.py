@@ -19,7 +19,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_studies.held_out.cells import LINES, cells_of
 from fedif_studies.held_out.measure import measure
 from fedif_studies.held_out.table import short_table, table
-from fedif_studies.lab.commands import Again, run_study
+from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.rows import RESULTS
 
@@ -46,8 +46,9 @@ def main(
     shares = [float(share) for share in wrong.split(",")]
     counts = [int(size) for size in sizes.split(",")]
     cells = list(cells_of(line, data.split(","), counts, shares, seeds))
-    fill(CSV, cells, partial(measure, data_dir), again=again)
+    complete = fill(CSV, cells, partial(measure, data_dir), again=again)
     typer.echo("\n".join(table(read_rows(CSV)).to_markdown()))
+    finish(complete)
 
 
 if __name__ == "__main__":

@@ -72,11 +72,13 @@ def fill(
     GridInterrupted
         If a signal asked for an end; the same call goes on from there, or ``again`` begins anew.
     """
+    if not cells:
+        return True
     todo = missing(path, cells)
     typer.echo(f"{len(cells) - len(todo)} of {len(cells)} cells have a row")
     if again:
         todo = list(cells)
-    elif cells and not todo:
+    elif not todo:
         typer.echo(f"nothing is measured: {path} has all; --again measures them again")
         return True
     origin = {"revision": committed_revision(), "processor": machine()["processor"]}

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import typer
 
 import fedif_studies
 from fedif_flower.errors import ConfigError
@@ -146,6 +147,8 @@ def test_a_command_that_finds_all_rows_says_so_and_measures_them_again_where_ask
 
     with monkeypatch.context() as patch:
         patch.setattr(filling, "committed_revision", uncommitted)
+        assert fill(path, [], plain)  # --seeds 0
+        assert capsys.readouterr().out == ""
         assert fill(path, CELLS, plain)
     nothing = f"nothing is measured: {path} has all; --again measures them again"
     assert f"3 of 3 cells have a row\n{nothing}" in capsys.readouterr().out
@@ -158,12 +161,22 @@ def test_a_command_that_finds_all_rows_says_so_and_measures_them_again_where_ask
     ]
 
 
+STUDIES = (coverage, drawn, estimators, factorial, games, twins, held_out)
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.__name__)
+def test_a_study_of_which_a_cell_failed_ends_with_another_status_than_0(study, monkeypatch):
+    monkeypatch.setattr(study, "fill", lambda *_, **__: False)
+    with pytest.raises(typer.Exit) as ended:
+        study.main()
+    assert ended.value.exit_code == 1
+
+
 @pytest.mark.parametrize(
     "command",
     [
         *(commands.arena, commands.audit, commands.paper, commands.sweep),
-        *(coverage.main, drawn.main, estimators.main, factorial.main, games.main, twins.main),
-        held_out.main,
+        *(study.main for study in STUDIES),
     ],
 )
 def test_every_command_that_adds_rows_can_measure_them_again(command):
