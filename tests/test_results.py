@@ -70,6 +70,18 @@ def test_intervals_are_about_other_held_out_examples_where_these_are_split(tmp_p
     assert run.interval in run.table().heading
 
 
+def test_texts_are_read_as_they_were_written(tmp_path):
+    """A spreadsheet takes them for formulas: a sign stands before them in the file."""
+    names = {0: "-hospital", 1: "'quoted'", 2: "@home"}
+    run = by_hand(tmp_path, names=names)
+    run.folder.names.replace({"client_id": i, "name": name} for i, name in names.items())
+    assert "'-hospital" in run.folder.names.path.read_text()
+    assert [member.label for member in load(run.folder.path).members] == list(names.values())
+    run.folder.rounds.replace([{"round": 1, "losses": "-0.5 -0.75", "reason": "=1+1"}])
+    [line] = run.lines("rounds")
+    assert (line["losses"], line["reason"]) == ("-0.5 -0.75", "=1+1")
+
+
 def test_members_are_sorted_by_any_column(tmp_path):
     run = by_hand(tmp_path)
     assert [m.client_id for m in run.sort("refused")] == [2, 0, 1]

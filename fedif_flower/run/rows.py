@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Mapping
 from io import StringIO
 from pathlib import Path
@@ -22,7 +23,8 @@ def read_table(path: Path, types: Mapping[str, Any] = _NONE, *, more: bool = Fal
     """Return the whole lines of a table that a run may be writing, as a ``pyarrow.Table``.
 
     A last line may be half there. A column of ``types`` that is not there is empty; ``more``: all
-    columns of the file are read, and none is added.
+    columns of the file are read, and none is added. Texts are without the sign that :func:`cell`
+    puts before some.
 
     Raises
     ------
@@ -45,12 +47,25 @@ def read_table(path: Path, types: Mapping[str, Any] = _NONE, *, more: bool = Fal
         content = _whole_lines(path)
         if not content:
             return pa.schema(types).empty_table()
-        return pa_csv.read_csv(
+        table = pa_csv.read_csv(
             pa.BufferReader(content),
             convert_options=conversion,
         )
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+    return _with_texts_as_they_were(table)
+
+
+def _with_texts_as_they_were(table: Any) -> Any:
+    """Return a ``pyarrow.Table`` with :func:`text_in` of each text."""
+    import pyarrow.compute as pc
+
+    signs = re.escape("".join(_FORMULA))
+    for place, name in enumerate(table.column_names):
+        if name in _TEXTS:
+            texts = pc.replace_substring_regex(table[name], f"^'([{signs}])", r"\1")
+            table = table.set_column(place, name, texts)
+    return table
 
 
 def _whole_lines(path: Path) -> bytes:
