@@ -182,6 +182,21 @@ def test_influences_and_weights_are_drawn_by_client_and_round(two, tmp_path, mon
     assert all(place.is_integer() for place in maps["weight"].get_xticks())
 
 
+def test_a_round_that_is_cut_off_is_not_drawn(two, tmp_path, monkeypatch):
+    """It was killed while the model of round 2 was evaluated: round 2 has no line of its own."""
+    stopped = tmp_path / "stopped"
+    shutil.copytree(two[0], stopped)
+    (stopped / "summary.json").unlink()
+    rounds = stopped / "rounds.csv"
+    rounds.write_text("".join(rounds.read_text().splitlines(keepends=True)[:-1]))
+    figure = drawn_rounds(load(stopped), tmp_path / "rounds.png", monkeypatch)
+    maps = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    assert [shown.shape for shown in maps if shown.shape[0] == 3] == [(3, 1), (3, 1)]
+    rounds.write_text("".join(rounds.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ConfigError, match="neither influences nor weights to draw"):
+        load(stopped).plot(tmp_path / "rounds.png", "rounds")
+
+
 def test_between_two_rounds_there_is_none(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(plots, "save_figure", lambda figure, _: figures.append(figure))

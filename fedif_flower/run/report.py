@@ -118,7 +118,7 @@ def _contributed(run: Run) -> Points:
 def _scores(run: Run) -> Points:
     """Return each client's weight scores by round."""
     scores: Points = {}
-    for line in run.lines("clients"):
+    for line in run.lines_of_complete_rounds():
         if line["weight_score"] is not None:
             points = scores.setdefault(line["client_id"], [])
             points.append((line["round"], line["weight_score"]))

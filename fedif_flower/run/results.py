@@ -160,6 +160,14 @@ class Run:
         lines: list[Line] = read_table(path, more=True).to_pylist()
         return lines
 
+    def lines_of_complete_rounds(self) -> list[Line]:
+        """Return the lines of ``clients.csv`` without a round that goes on, or that was cut off.
+
+        A round's own line in ``rounds.csv`` is written last.
+        """
+        last = self.last_round
+        return [line for line in self.lines("clients") if line["round"] <= last]
+
     def to_pandas(self, table: str = "members") -> DataFrame:
         """Return a table as a pandas ``DataFrame``; see :meth:`lines` for which.
 
@@ -280,9 +288,10 @@ class Run:
     def _plot_rounds(self, path: Path) -> Path:
         """Draw members' influences and weights over the rounds; a column that nobody has is out."""
         columns = {}
+        lines = self.lines_of_complete_rounds()
         for column, name in (("score", "influence"), ("weight", "weight")):
             series: dict[int, list[tuple[int, float]]] = {}
-            for line in self.lines("clients"):
+            for line in lines:
                 if line[column] is not None:
                     series.setdefault(line["client_id"], []).append((line["round"], line[column]))
             if series:
