@@ -272,7 +272,7 @@ def _completeness(completeness: Completeness, *, is_finished: bool) -> list[str]
     ]
     if not shown:
         return lines
-    lines += ["", *_turns_table(shown).to_markdown()]
+    lines += ["", *turns_table(shown).to_markdown()]
     num_others = len(completeness.members) - len(shown)
     if num_others:
         lines += ["", f"Of the other {num_others} nothing is missing."]
@@ -280,9 +280,11 @@ def _completeness(completeness: Completeness, *, is_finished: bool) -> list[str]
     return lines
 
 
-def _turns_table(members: Iterable[MemberTurns]) -> ResultTable:
+def turns_table(members: Sequence[MemberTurns]) -> ResultTable:
     """Return what became of members' requests, and when they could not be asked."""
-    counted = ("asked", "answered", "late", "missing", "refused", "paused", "offline")
+    counted = ["asked", "answered", "late", "missing", "refused", "paused", "offline"]
+    rare = ("revoked", "not admitted")
+    counted += [name for name in rare if any(member.count[name] for member in members)]
     cells = []
     for member in members:
         share = ""

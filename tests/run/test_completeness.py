@@ -12,6 +12,7 @@ from fedif_flower.messages.screening import Status
 from fedif_flower.run import presence
 from fedif_flower.run.completeness import completeness
 from fedif_flower.run.presence import RollCall
+from fedif_flower.run.report import turns_table
 from fedif_flower.run.rows import Line
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.record import Round
@@ -81,6 +82,17 @@ def test_a_verdict_says_who_lacks_what(lines, more, letters, verdict, words):
     assert {m.name: m.rounds for m in judged.members if m.name in letters} == letters
     assert judged.verdict == verdict
     assert words in judged.headline
+
+
+def test_a_report_tells_in_how_many_rounds_nobody_was_to_ask_a_member():
+    rounds = [Round(number, num_online=1).line() for number in range(1, 5)]
+    held = completeness(rounds, HELD, HOLDS["changes"], NAMES, {})
+    table = turns_table([member for member in held.members if member.count["not admitted"]])
+    assert table.heading == (
+        *("member", "asked", "answered", "late", "missing", "refused", "paused", "offline"),
+        *("not admitted", "took part in", "last seen"),
+    )
+    assert table.lines == [["bob", "2", "2", "0", "0", "0", "0", "0", "2", "100 %", ""]]
 
 
 NODES = {i: ClientNode(i - 1000, i) for i in (1000, 1001, 1002)}
