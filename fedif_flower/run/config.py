@@ -240,16 +240,19 @@ class RunConfig(ClientConfig, StrategyConfig):
     @classmethod
     def _automatic(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return what keys that are ``"auto"`` stand for, beside these values."""
+        # What is no name at all is an error of its key, too.
+        strategy = str(values["strategy"])
+        dataset = str(values["dataset"])
         share = values["malicious-fraction"]
         if not (isinstance(share, int | float) and 0 <= share <= 1):
             # One that is not allowed is an error of the key that was set.
             share = cls.model_fields["assumed_malicious_fraction"].default
         return {
             "num-clients": cls.model_fields["num_clients"].default,
-            "learning-rate": 0.05 if values["dataset"] == "digits" else 0.001,
+            "learning-rate": 0.05 if dataset == "digits" else 0.001,
             "assumed-malicious-fraction": share,
-            "update-clipping": default_clipping(values["strategy"]),
-            **tuned_settings(values["strategy"], values["dataset"]),
+            "update-clipping": default_clipping(strategy),
+            **tuned_settings(strategy, dataset),
         }
 
     @classmethod

@@ -80,6 +80,8 @@ def test_what_auto_stands_for(given, resolved):
         ("pace.grace", 3.0, "0 without a pace.quorum"),
         ("pace.late-rounds", -1, "an integer >= 0"),
         ("dataset", "batch_size", "fashion-mnist"),
+        ("dataset", ["digits"], "fashion-mnist"),
+        ("strategy", ["fedif"], "fedavg"),
         ("banana", 3, "unknown key"),
     ],
 )
