@@ -154,10 +154,14 @@ def show(
     run_dir: RunDir,
     sort: Annotated[str, typer.Option(help="a column: contribution, weight_score, name ...")] = "",
     picture: Annotated[Path | None, typer.Option(help="draw the run here, *.png")] = None,
-    of: Annotated[str, typer.Option(help="what the picture shows: members, rounds")] = "members",
+    of: Annotated[
+        str | None, typer.Option(help="what the picture shows: members (as usual), rounds")
+    ] = None,
 ) -> None:
     """Show a run's figures and its members, complete or not."""
     require_directories([run_dir])
+    if of is not None and picture is None:
+        raise ConfigError(f"of = {of!r}; allowed: with --picture, of which it says what is drawn")
     from fedif_flower.run.report import print_summary
     from fedif_flower.run.results import load
 
@@ -168,7 +172,7 @@ def show(
     results.table(sort).print(console)
     typer.echo(repr(results))
     if picture is not None:
-        typer.echo(f"Picture: {results.plot(picture, of).absolute()}")
+        typer.echo(f"Picture: {results.plot(picture, of or 'members').absolute()}")
 
 
 validation_cli = typer.Typer(name="validation", no_args_is_help=True)

@@ -74,6 +74,7 @@ def fedif(monkeypatch, capsys):
     ("words", "error"),
     [
         (["run", "-c", "seed=[2]"], "seed = [2]: not a number, true, "),
+        (["show", "{here}", "--of", "rounds"], "of = 'rounds'; allowed: with --picture"),
         (["report", "{here}/x"], "'{here}/x' is no directory"),
         (["report", "--docs", "{here}"], "docs = '{here}'; allowed: "),
         (["keeper", "--policy", "{here}/none.toml"], "{here}/none.toml: "),
