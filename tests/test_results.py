@@ -210,6 +210,24 @@ def test_between_two_rounds_there_is_none(tmp_path, monkeypatch):
         assert all(place.is_integer() for place in axes.get_xticks().tolist())
 
 
+def test_dollars_in_names_are_no_formulas(tmp_path, pictures):
+    """matplotlib cannot read this one, and a run would end without its report."""
+    name = "costs $x_{ or $"
+    path = tmp_path / "members.png"
+    plots.plot_members({1: [(1, 0.5)]}, {1: (name, False)}, 2, path, ylabel=name, title=name)
+    assert path.read_bytes().startswith(PNG)
+
+
+def test_a_legend_has_names_that_begin_with_an_underscore(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, _: figures.append(figure))
+    members = {1: ("_ward", False), 2: ("lab", False)}
+    series = {1: [(1, 0.5)], 2: [(1, 0.25)]}
+    plots.plot_members(series, members, 2, tmp_path / "members.png", ylabel="", title="")
+    (axes,) = figures[0].axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [" _ward", "lab"]
+
+
 def test_a_client_without_a_part_in_a_round_is_grey_and_the_malicious_stand_below(
     tmp_path, monkeypatch
 ):

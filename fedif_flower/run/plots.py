@@ -62,7 +62,8 @@ def _drawn_metric(rounds: Sequence[Line]) -> str:
     for row in rounds:
         for column, value in row.items():
             split, _, metric = column.partition("_")
-            if value is not None and split in ("test", "validation"):
+            is_metric = split in ("test", "validation") and metric != "contradicted"
+            if is_metric and value is not None:
                 metrics.append(metric)
     if "accuracy" in metrics:
         return "accuracy"
@@ -135,7 +136,7 @@ def _style_of_many(*, is_malicious: bool) -> dict[str, Any]:
 
 def _named_style(name: str, *, is_malicious: bool) -> dict[str, Any]:
     """Return how a client is drawn whose name is in the picture; colours differ by themselves."""
-    label = shorten(name, MAX_NAME, placeholder=" ...")
+    label = label_of(shorten(name, MAX_NAME, placeholder=" ..."))
     if is_malicious:
         return {"label": f"{label} (malicious)", "linestyle": "--"}
     return {"label": label, "linestyle": "-"}
@@ -253,9 +254,24 @@ def number_rounds(axes: Axes, label: str = "round") -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
+def label_of(name: str) -> str:
+    """Return a name as a legend has it: one that is empty or begins with "_" would be left out."""
+    if not name:
+        return "(empty)"
+    return f" {name}" if name.startswith("_") else name
+
+
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a picture as PNG, whole or not at all; safe to call from several threads."""
+    """Write a picture as PNG, whole or not at all; safe to call from several threads.
+
+    Names are no formulas: dollars in them are dollars.
+    """
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
     buffer = BytesIO()
-    with _DRAWING:
+    with _DRAWING, rc_context({"text.parse_math": False}):
+        for text in figure.findobj(Text):
+            text.set_parse_math(False)
         figure.savefig(buffer, format="png", dpi=120)
     write_atomically(path, buffer.getvalue())

@@ -97,7 +97,7 @@ def _member_pictures(run: Run) -> list[str]:
             members,
             run.last_round,
             path,
-            ylabel=r"weight score $\Omega$",
+            ylabel="weight score \N{GREEK CAPITAL LETTER OMEGA}",
             title="Weight score of each client over the rounds",
         )
         lines += [f"![weight scores over rounds]({path.name})", ""]

@@ -57,7 +57,8 @@ def plot_curves(
         means = [statistics.fmean(of_seeds) for of_seeds in values]
         # A marker at some of the rounds: colours alone do not tell lines apart for everybody.
         every = max(1, len(rounds) // 8)
-        axes.plot(rounds, means, label=name, markevery=every, markersize=5, **look(index))
+        label = plots.label_of(name)
+        axes.plot(rounds, means, label=label, markevery=every, markersize=5, **look(index))
         if len(curves) > 1:
             low = [min(of_seeds) for of_seeds in values]
             high = [max(of_seeds) for of_seeds in values]
@@ -65,10 +66,10 @@ def plot_curves(
             axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
     if not axes.lines:
         return False
-    label = f"{split} {metric}"
+    ylabel = f"{split} {metric}"
     if in_percent:
-        label += ", %"
-    axes.set(ylabel=label, title=title)
+        ylabel += ", %"
+    axes.set(ylabel=ylabel, title=title)
     plots.dress(axes)
     plots.number_rounds(axes)
     axes.legend(loc="lower right" if in_percent else "best")

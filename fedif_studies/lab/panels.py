@@ -180,6 +180,7 @@ def _draw_panel(
     by_line: dict[str, list[Measurement]] = {}
     for measurement in measurements:
         name = ", ".join(str(measurement.config.get(key, "")) for key in roles.lines)
+        name = plots.label_of(name)
         by_line.setdefault(name, []).append(measurement)
     for name, of_line in by_line.items():
         index = lines.setdefault(name, len(lines))
