@@ -34,6 +34,8 @@ from fedif_flower.tasks.task import Metric
 
 _UNKNOWN = "-"
 MPS = "MPS"  # What a GPU of Apple is called, which has no name of its own.
+# An evaluation has one of these at least.
+_SEEN = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
 Points = dict[int, list[tuple[int, float]]]  # Rounds and values, by client.
 
 
@@ -214,6 +216,9 @@ def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     num_kept = summary.get("kept_rounds")
     if num_kept:
         shown.append(("rounds that gave nobody weight", str(num_kept)))
+    evaluated = summary.get("last_evaluated_round")
+    if evaluated is not None and evaluated < summary["rounds"]:
+        shown.append(("the last model that was evaluated", f"that of round {evaluated}"))
     return shown
 
 
@@ -346,6 +351,7 @@ def summarize(
     seconds = _column(clients, "train_seconds")
     return {
         "rounds": max((row["round"] for row in rounds), default=0),
+        "last_evaluated_round": _last_evaluated(rounds),
         "test_accuracy": _last(accuracies),
         "test_accuracy_last_ten": _mean(of_last_ten(tested, "test_accuracy")),
         "test_accuracy_best": max(accuracies, default=None),
@@ -365,6 +371,12 @@ def summarize(
         "kept_rounds": sum(row["status"] == "kept" for row in rounds),
         "last_round_failed": bool(rounds) and is_failed(rounds[-1]),
     }
+
+
+def _last_evaluated(rounds: Sequence[Line]) -> int | None:
+    """Return the last round whose model was evaluated, which figures are of; ``None``: none was."""
+    evaluated = [row["round"] for row in rounds if any(row.get(name) is not None for name in _SEEN)]
+    return max(evaluated, default=None)
 
 
 def _malicious_weight_share(clients: Sequence[Line]) -> float | None:
@@ -415,19 +427,27 @@ def _metrics(
 
 
 def _metric_figures(trained: Sequence[Line], key: str, *, higher_is_better: bool) -> dict[str, Any]:
-    """Return a metric's figures; nothing where a split has no value of it."""
+    """Return a metric's figures, ``None`` of a split without a value; nothing without any."""
     test = _column(trained, f"test_{key}")
     validation = _column(trained, f"validation_{key}")
-    if not test or not validation:
+    if not test and not validation:
         return {}
-    best = max if higher_is_better else min
     return {
         "higher_is_better": higher_is_better,
-        "test": test[-1],
+        "test": _last(test),
         "test_last_ten": _mean(of_last_ten(trained, f"test_{key}")),
-        "test_best": best(test),
-        "validation": validation[-1],
+        "test_best": best_of(test, higher_is_better=higher_is_better),
+        "validation": _last(validation),
     }
+
+
+def best_of(values: Iterable[float], *, higher_is_better: bool) -> float | None:
+    """Return the best value; ``None``: there is none. NaN, which a metric may be, is no value."""
+    # Of NaN and another number, the one that comes first would be the largest and the smallest.
+    known = [value for value in values if not math.isnan(value)]
+    if higher_is_better:
+        return max(known, default=None)
+    return min(known, default=None)
 
 
 def detection_auc(clients: Iterable[Line]) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 from fedif_flower.run.config import subject_of
 from fedif_flower.run.folder import JsonFile, RunFolder
-from fedif_flower.run.report import MPS, of_last_ten
+from fedif_flower.run.report import MPS, best_of, of_last_ten
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.tasks.task import metric_key
 from fedif_studies.lab.cells import LABEL
@@ -181,7 +182,8 @@ def _measurement(run_dir: Path) -> Measurement | None:
         last_ten = of_last_ten(rows, column)
         num_averaged = len(last_ten)
         figures[f"{split}-last-ten"] = statistics.fmean(map(float, last_ten))
-        figures[f"{split}-best"] = max(values) if higher_is_better else min(values)
+        best = best_of(values, higher_is_better=higher_is_better)
+        figures[f"{split}-best"] = math.nan if best is None else best
     label = {}
     if (run_dir / LABEL).exists():
         label = JsonFile(run_dir / LABEL).read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import print_summary, require_complete, require_last_round, summarize
 from fedif_flower.run.rows import read_rows
 from fedif_flower.server.record import ClientReport, Round
+from fedif_flower.tasks.task import Metric
 from tests.run.resuming import recorder_of
 
 
@@ -86,6 +88,32 @@ def test_the_last_ten_rounds_are_no_earlier_ones_where_few_are_evaluated():
     others = {"status": "ok", "accepted": 1, "rejected": 0, "failed": 0, "round_failed": 0}
     rounds = [{"round": n, "test_accuracy": evaluated.get(n), **others} for n in range(31)]
     assert summarize(rounds, [])["test_accuracy_last_ten"] == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize("higher_is_better", [True, False])
+@pytest.mark.parametrize("undefined", [1, 2, 3])
+def test_the_best_value_of_a_metric_is_no_nan_wherever_it_stands(undefined, higher_is_better):
+    others = {"status": "ok", "accepted": 1, "rejected": 0, "failed": 0, "round_failed": 0}
+    rounds = [{"round": n, "test_auc": 0.1 * n, **others} for n in range(4)]
+    rounds[undefined]["test_auc"] = math.nan
+    metric = Metric("auc", lambda *_: 0.0, higher_is_better=higher_is_better)
+    figures = summarize(rounds, [], [metric])["metrics"]["auc"]
+    known = [n for n in (1, 2, 3) if n != undefined]
+    best = max(known) if higher_is_better else min(known)
+    assert figures["test_best"] == pytest.approx(0.1 * best)
+    # It was looked at on the test split alone, and is told all the same.
+    assert figures["validation"] is None
+
+
+def test_figures_of_an_earlier_model_than_the_last_say_so(tmp_path):
+    """The evaluation of the last round's model failed."""
+    recorder = recorded(new_recorder(tmp_path), report(1, {0: 0.4}), report(2, {0: 0.4}))
+    recorder.on_round(report(3, {0: 0.4}))
+    recorder.on_metrics(3, {})
+    summary = recorder.finish({"w": torch.zeros(1)})
+    assert (summary["rounds"], summary["last_evaluated_round"]) == (3, 2)
+    page = recorder.folder.report.read_text()
+    assert "| the last model that was evaluated | that of round 2 |" in page
 
 
 def test_failed_rounds_are_counted_and_shown(tmp_path, capsys):
