@@ -65,10 +65,10 @@ def compare(
     require_directories(run_dirs)
     from fedif_flower.run.results import load
     from fedif_studies.lab.comparison import compare as beside
-    from fedif_studies.lab.comparison import names_of, varying
+    from fedif_studies.lab.comparison import direction, names_of, varying
     from fedif_studies.lab.curves import plot_curves
     from fedif_studies.lab.measurements import last_ten_remarks, read_measurement
-    from fedif_studies.lab.pairs import pair_runs, paired_table, plot_pairs
+    from fedif_studies.lab.pairs import pair_runs, paired_remarks, paired_table, plot_pairs
     from fedif_studies.lab.table import write_table
 
     runs = [load(run_dir) for run_dir in run_dirs]
@@ -82,12 +82,14 @@ def compare(
     plot_curves(series, picture, table.title)
     pictures, more = [picture], []
     measurements = [measurement for [measurement] in series.values()]
+    remarks = [*direction(measurements), *last_ten_remarks(measurements)]
     paired = pair_runs(measurements, varying(measurements))
     if paired is not None:
+        remarks += paired_remarks(paired)
         pictures.append(output_dir / "differences.png")
         plot_pairs(paired, pictures[-1])
         more.append(paired_table(paired))
-    write_table(table, output_dir, Console(), last_ten_remarks(measurements), pictures, more)
+    write_table(table, output_dir, Console(), remarks, pictures, more)
 
 
 def finish(complete: bool) -> None:

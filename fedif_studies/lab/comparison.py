@@ -208,6 +208,12 @@ def _figures(measurements: Sequence[Measurement]) -> list[str]:
     return figures
 
 
+def direction(measurements: Sequence[Measurement]) -> list[str]:
+    """Return whether a task's own metrics are to be high or low; nothing of accuracies."""
+    of_tasks = [measured for measured in measurements if measured.metric != ACCURACY]
+    return list(dict.fromkeys(map(_about, of_tasks)))
+
+
 def _about(measurement: Measurement) -> str:
     """Return what a table's figures are."""
     if measurement.metric == ACCURACY:

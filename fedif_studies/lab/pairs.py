@@ -30,11 +30,15 @@ class Pairs(NamedTuple):
 
 
 class Paired(NamedTuple):
-    """The first combination of settings, and what the others have beyond it."""
+    """The first combination of settings, and what the others have beyond it.
+
+    ``left_out`` runs have the settings and the seed of a later one.
+    """
 
     first: str
     others: Sequence[Pairs]
     metric: str
+    left_out: int = 0
 
     @property
     def unit(self) -> str:
@@ -71,7 +75,18 @@ def pair_runs(measurements: Sequence[Measurement], keys: Sequence[str]) -> Paire
             others.append(Pairs(name, {seed: values[seed] - reference[seed] for seed in shared}))
     if not others:
         return None
-    return Paired(first, others, measurements[0].metric)
+    num_paired = sum(len(by_seed) for by_seed in groups.values())
+    return Paired(first, others, measurements[0].metric, len(measurements) - num_paired)
+
+
+def paired_remarks(paired: Paired) -> list[str]:
+    """Return what must be said of differences; nothing where every run is in them."""
+    if not paired.left_out:
+        return []
+    return [
+        "Of runs with the same settings and seed the last one counts in the differences; "
+        f"left out: {paired.left_out}."
+    ]
 
 
 def paired_table(paired: Paired) -> ResultTable:

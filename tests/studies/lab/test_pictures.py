@@ -172,6 +172,26 @@ def test_a_run_in_the_place_of_another_stays_among_the_seeds_of_its_settings(tmp
     assert paired_table(paired).lines == [["strategy = fedif", "+5.00", "-2.00", "+1.50", "1 of 2"]]
 
 
+def test_a_comparison_says_which_way_is_better_and_which_runs_are_in_no_difference(tmp_path, drawn):
+    folders = []
+    for name, strategy, last in (
+        ("old", "fedavg", 3.0),
+        ("new", "fedavg", 2.0),
+        ("b", "fedif", 1.5),
+    ):
+        own = {"strategy": strategy, "update-clipping": 0.0, "num-server-rounds": 1}
+        metrics = {"metrics": {"loss": {"higher_is_better": False}}}
+        folder = write_result(tmp_path / name, own, [last], **metrics)
+        rounds = folder / "rounds.csv"
+        rounds.write_text(rounds.read_text().replace("_accuracy", "_loss"))
+        folders.append(folder)
+    compare(folders, tmp_path / "out")
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "Test loss; lower is better." in page
+    assert "| strategy = fedif | -0.5 | -0.5 | 0 of 1 |" in page
+    assert "same settings and seed the last one counts in the differences; left out: 1." in page
+
+
 def test_a_comparison_shows_differences_seed_by_seed(tmp_path, drawn, capsys):
     compare(compared(tmp_path, *RUNS), tmp_path / "out")
     (axes,) = drawn["differences.png"].axes
