@@ -94,7 +94,9 @@ def run_federation(
         part.fits(config)
     loaded = loaded or load_task(with_free_folder(config), task)
     require_simulated(grid, loaded.config)
-    _warn_if_nobody_attacks(loaded.config)
+    why_nobody = why_nobody_attacks(loaded.config)
+    if why_nobody:
+        logger.warning(why_nobody)
     folder = RunFolder(loaded.config.run_dir)
     with about(run=folder.path.name), hold_directory(folder.path), ExitStack() as stack:
         checkpoints = CheckpointFolder(folder.checkpoints, _identity(loaded, task))
@@ -131,14 +133,13 @@ def run_federation(
     return folder.path
 
 
-def _warn_if_nobody_attacks(config: RunConfig) -> None:
-    """Warn of a share of malicious clients that rounds to nobody."""
+def why_nobody_attacks(config: RunConfig) -> str:
+    """Return that a share of malicious clients rounds to nobody; empty: somebody is to attack."""
     share = config.malicious_fraction
     attackers = malicious_partitions(config.num_clients, share, config.seed)
-    if config.attack != "none" and share and not attackers:
-        logger.warning(
-            "malicious-fraction = %g of %d clients: nobody attacks", share, config.num_clients
-        )
+    if config.attack == "none" or not share or attackers:
+        return ""
+    return f"malicious-fraction = {share:g} of {config.num_clients} clients: nobody attacks"
 
 
 def _identity(loaded: LoadedTask, task: Task | None) -> dict[str, Scalar]:

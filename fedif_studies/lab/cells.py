@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.config import RunConfig
+from fedif_flower.messages.text import listed
+from fedif_flower.run.config import CreditSettings, RunConfig, UpdatesSettings
+from fedif_flower.run.federation import why_nobody_attacks
 from fedif_flower.run.folder import JsonFile, RunFolder
 from fedif_flower.run.loaded_task import fingerprint
 from fedif_flower.run.modules import modules_of
 from fedif_flower.run.provenance import CODE, code_hash, modules_hash
 from fedif_flower.settings import AUTO, Scalar
+from fedif_flower.storage import content_key
 from fedif_flower.tasks.images import settled
 from fedif_studies.rows import machine, revision
 
@@ -109,9 +112,9 @@ def make_cell(
 ) -> Cell:
     """Return a cell whose directory is ``<output>/<group>/<name>-<hash>``.
 
-    The hash covers every setting that can change the result, the pixels and labels of the data set,
-    and the code beside the library that its names stand for, such as a rule of your own: a
-    directory that exists is the result of these and of no others.
+    The hash covers every setting that can change the result, what is attributed to members, the
+    pixels and labels of the data set, and the code beside the library that its names stand for,
+    such as a rule of your own: a directory that exists is the result of these and of no others.
 
     Parameters
     ----------
@@ -136,11 +139,22 @@ def make_cell(
     config = settled(RunConfig.from_run_config({**settings, **place}).completed())
     modules = modules_of(config)
     content = f"{config.digest()} {fingerprint(config)}"
+    if config.attribution != "off":
+        content += f" {content_key(_attribution_of(config))}"
     if modules:
         content += f" {modules_hash(modules)}"
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     config = config.replace(run_name=f"{name}-{digest}")
     return Cell(group, name, config, data or config.subject, modules, is_timed)
+
+
+def _attribution_of(config: RunConfig) -> dict[str, Scalar]:
+    """Return the settings by which members are credited: the model does not depend on them."""
+    sections = (config.section(CreditSettings), config.section(UpdatesSettings))
+    settings: dict[str, Scalar] = {"attribution": config.attribution}
+    for section in sections:
+        settings |= section.to_mapping()
+    return settings
 
 
 def find_result(cell: Cell) -> Path | None:
@@ -177,6 +191,46 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
         group = cell.group if cell.is_timed else ""
         first.setdefault((cell.digest, group), cell)
     return list(first.values())
+
+
+def remarks_on(cells: Sequence[Cell], measured: Collection[Path]) -> list[str]:
+    """Return what must be said beside a table of cells, a sentence each.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+        All that were asked for.
+    measured : collection of Path
+        The directories of the runs in the table.
+    """
+    distinct_cells = distinct(cells)
+    missing = []
+    failed = []
+    peaceful = []
+    for cell in distinct_cells:
+        if why_nobody_attacks(cell.config):
+            peaceful.append(cell.name)
+        run_dir = find_result(cell)
+        if run_dir is None or run_dir not in measured:
+            missing.append(cell.name)
+        elif RunFolder(run_dir).summary.read().get("last_round_failed"):
+            failed.append(cell.name)
+    remarks = []
+    for what, names in (
+        ("Missing:", missing),
+        ("The last round failed in", failed),
+        ("There is an attack, but nobody is malicious in", peaceful),
+    ):
+        if names:
+            count = f"{len(names)} of {len(distinct_cells)} cells"
+            remarks.append(f"{what} {count}: {listed(names)}.")
+    num_shared = len(cells) - len(distinct_cells)
+    if num_shared:
+        remarks.append(
+            f"{num_shared} of {len(cells)} cells differ from others in nothing on which a result "
+            "depends: one run stands for both."
+        )
+    return remarks
 
 
 def find_data(dataset: str, data_dir: str) -> tuple[dict[str, Scalar], str]:

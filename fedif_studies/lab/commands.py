@@ -39,20 +39,25 @@ def sweep(
 ) -> None:
     """Run every combination of a grid of your own."""
     from fedif_flower.run.config import RunConfig
-    from fedif_studies.lab.cells import find_result
+    from fedif_studies.lab.cells import find_result, remarks_on
     from fedif_studies.lab.comparison import report_sweep
-    from fedif_studies.lab.measurements import read_measurement
+    from fedif_studies.lab.measurements import Measurement, read_measurement
     from fedif_studies.lab.run import run_cells
     from fedif_studies.lab.spec import read_sweep, swept_keys
 
     cells = read_sweep(spec, RunConfig.defaults(), output_dir)
+    swept = swept_keys(spec)  # Now: the file may say something else when the cells are done.
     complete = run_cells(cells, jobs, again=again)
-    run_dirs = dict.fromkeys(find_result(cell) for cell in cells)  # Cells may share a result.
-    measurements = [read_measurement(run_dir) for run_dir in run_dirs if run_dir is not None]
-    measured = [measurement for measurement in measurements if measurement is not None]
+    measured: dict[Path, Measurement] = {}  # Cells may share a result.
+    for run_dir in filter(None, map(find_result, cells)):
+        measurement = read_measurement(run_dir)
+        if measurement is not None:
+            measured[run_dir] = measurement
     if measured:
         name = cells[0].group
-        report_sweep(name, measured, output_dir / name, Console(), swept_keys(spec))
+        remarks = remarks_on(cells, measured)
+        folder = output_dir / name
+        report_sweep(name, list(measured.values()), folder, Console(), swept, remarks)
     finish(complete)
 
 

@@ -118,6 +118,7 @@ def report_sweep(
     folder: Path,
     console: Console,
     swept: Collection[str],
+    more_remarks: Sequence[str] = (),
 ) -> None:
     """Write and print a line per combination of the settings that differ.
 
@@ -133,8 +134,10 @@ def report_sweep(
         Where it is shown.
     swept : collection of str
         The keys that were varied; others that differ follow from them.
+    more_remarks : sequence of str
+        What else is said of the cells.
     """
-    axes = [key for key in varying(measurements, swept) if key in swept]
+    axes = _axes_of(measurements, swept)
     combinations: dict[tuple[Scalar, ...], list[Measurement]] = {}
     for measurement in sorted(measurements, key=lambda measurement: measurement.seed):
         values = tuple(measurement.config.get(axis, "") for axis in axes)
@@ -147,13 +150,39 @@ def report_sweep(
         # A row has no paths; where they are an axis, they tell it from others.
         place = dict(zip(axes, labels, strict=True))
         rows += [{**to_row(measurement), **_paths_of(place)} for measurement in of_seeds]
+    add_rows(folder / "results.csv", rows, anew=True)
     pictures = _draw_sweep(name, measurements, axes, folder)
     about = " ".join(dict.fromkeys(map(_about, measurements)))
     heading = [*axes, "seeds", *ACCURACIES.values(), "detection AUC"]
     table = ResultTable(name, heading, lines, num_labels=len(axes))
-    remarks = [about, *last_ten_remarks(measurements)]
+    remarks = [about, *last_ten_remarks(measurements), *more_remarks]
     write_table(table, folder, console, remarks, pictures)
-    add_rows(folder / "results.csv", rows, anew=True)
+
+
+def _axes_of(measurements: Sequence[Measurement], swept: Collection[str]) -> list[str]:
+    """Return the settings that tell the runs of a seed apart: those that were varied.
+
+    A run has some of them under another key: what ``own-settings`` holds, and settings of an entry
+    point that are called by its object.
+    """
+    differing = varying(measurements, swept)
+    axes = [key for key in differing if key in swept]
+    for key in differing:
+        if key not in axes and _differs_within(measurements, axes, key):
+            axes.append(key)
+    return axes
+
+
+def _differs_within(measurements: Sequence[Measurement], axes: Sequence[str], key: str) -> bool:
+    """Tell whether a setting differs among runs of one seed that have the same on all axes."""
+    value_of: dict[tuple[str, ...], str] = {}
+    for measurement in measurements:
+        config = measurement.config
+        place = tuple(repr(config.get(axis)) for axis in (*axes, "seed"))
+        value = repr(config.get(key))
+        if value_of.setdefault(place, value) != value:
+            return True
+    return False
 
 
 def _draw_sweep(

@@ -18,9 +18,9 @@ import typer
 from filelock import FileLock, Timeout
 
 from fedif_flower.client.app import task_app
-from fedif_flower.errors import FedIFError, StorageError
+from fedif_flower.errors import ConfigError, FedIFError, StorageError
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.federation import run_federation
+from fedif_flower.run.federation import run_federation, why_nobody_attacks
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.report import of_last_ten, require_last_round
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -49,6 +49,11 @@ def federated(settings: Mapping[str, Scalar]) -> Iterator[RunFolder]:
     settings : mapping
         What differs from the defaults of a run config; the CPU, no checkpoints, and held-out labels
         as they are.
+
+    Raises
+    ------
+    ConfigError
+        If it is to be attacked, and the share of malicious clients is nobody's.
     """
     usual: dict[str, Scalar] = {
         "device": "cpu",
@@ -59,6 +64,9 @@ def federated(settings: Mapping[str, Scalar]) -> Iterator[RunFolder]:
     with TemporaryDirectory() as folder:
         every_setting = {**RunConfig.defaults(), **usual, **settings, "output-dir": folder}
         config = RunConfig.from_run_config(every_setting)
+        why_nobody = why_nobody_attacks(config)
+        if why_nobody:  # A row would say that it was measured under attack.
+            raise ConfigError(why_nobody)
         grid = LocalGrid(task_app(), config.num_clients)
         yield RunFolder(run_federation(grid, config))
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from fedif_flower.run import palette, plots
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.commands import compare
@@ -122,6 +123,32 @@ def test_folders_that_a_sweep_goes_over_are_an_axis_and_no_seeds(tmp_path):
         ("cats", "0.900000"),
         ("dogs", "0.500000"),
     ]
+
+
+def test_a_setting_that_runs_have_under_another_key_is_an_axis_and_no_seeds(tmp_path):
+    for gamma, last in ((0.5, 0.9), (0.25, 0.5)):
+        own = {"strategy": "fedif_flower:FedIF", "own-settings": f"FedIF.gamma={gamma}"}
+        write_result(tmp_path / "runs" / str(gamma), {**own, "num-server-rounds": 1}, [last])
+    runs = find_measurements([tmp_path / "runs"])
+    report_sweep("mine", runs, tmp_path / "out", Console(width=200), {"own-settings"})
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "| 0.5 | 1 | 90.00 | 90.00 | 90.00 | - |\n| 0.25 | 1 | 50.00 |" in page
+
+
+@pytest.mark.parametrize("strategy", ["_mine:Own", "$\\alpha$:Own"])
+def test_a_sweep_is_reported_whatever_its_values_are_called(tmp_path, strategy):
+    for name in ("fedif", strategy):
+        own = {"local-method": name, "num-server-rounds": 1}
+        folder = write_result(tmp_path / "runs" / str(len(name)), {"num-server-rounds": 1}, [0.5])
+        summary = RunFolder(folder).summary
+        content = summary.read()
+        content["config"] |= own
+        summary.write(content)
+    runs = find_measurements([tmp_path / "runs"])
+    report_sweep("mine", runs, tmp_path / "out", Console(width=200), {"local-method"})
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert f"| {strategy} | 1 | 50.00 |" in page
+    assert "![accuracy](accuracy.png)" in page
 
 
 def test_values_of_an_axis_stand_in_order_where_they_are_numbers(swept):

@@ -24,7 +24,7 @@ from fedif_flower.server.record import Round
 from fedif_studies import rows as rows_of
 from fedif_studies.commands import cli
 from fedif_studies.lab import cells, filling, run
-from fedif_studies.lab.cells import Cell, find_result
+from fedif_studies.lab.cells import Cell, find_result, remarks_on
 from fedif_studies.lab.measurements import read_measurement
 from fedif_studies.lab.parallel import GridInterrupted
 from fedif_studies.lab.run import (
@@ -35,8 +35,9 @@ from fedif_studies.lab.run import (
     run_cell,
     run_cells,
 )
+from fedif_studies.lab.spec import read_sweep
 from fedif_studies.rows import Row
-from tests.studies.lab.small import full_disk, small_cell
+from tests.studies.lab.small import DEFAULTS, full_disk, small_cell
 
 
 @pytest.fixture(autouse=True)
@@ -188,9 +189,38 @@ def test_a_sweep_reports_its_cells_wherever_they_lie(tmp_path):
     assert not list((tmp_path / "out" / "one").glob("*/summary.json"))  # It lies with the second.
 
 
-def sweep(words: list[str]) -> str:
+def test_a_sweep_says_which_cells_lack_a_run_and_which_share_one(tmp_path, monkeypatch):
+    small = "num-clients = 5\nfraction-train = 0.4\nnum-server-rounds = 2\nlocal-epochs = 1\n"
+    axes = "strategy = ['fedavg', 'median']\nlearning-rate = ['auto', 0.05]\n"
+    spec = tmp_path / "mine.toml"
+    spec.write_text(f"{small}device = 'cpu'\n{axes}")
+    words = ["sweep", str(spec), "--output-dir", f"{tmp_path}/out", "--jobs", "1"]
+    cells_of_sweep = read_sweep(spec, DEFAULTS, tmp_path / "out")
+    *_, bad, _ = cells_of_sweep
+
+    def run_and_edit(cell: Cell) -> None:
+        spec.write_text("strategy = [")
+        run_cell(cell)
+
+    monkeypatch.setattr(run, "run_cell", run_and_edit)
+    bad.config.run_dir.parent.mkdir(parents=True)
+    bad.config.run_dir.write_text("in the way")
+    assert "failed: strategy-median" in sweep(words, exit_code=1)
+    page = (tmp_path / "out" / "mine" / "table.md").read_text()
+    assert "Missing: 1 of 2 cells: strategy-median_learning-rate-auto_seed0.\n" in page
+    assert "The last round failed in" not in page
+    [good] = {find_result(cell) for cell in cells_of_sweep} - {None}
+    summary = RunFolder(good).summary
+    summary.write(summary.read() | {"last_round_failed": True})
+    failed = "The last round failed in 1 of 2 cells: strategy-fedavg_learning-rate-auto_seed0."
+    assert failed in remarks_on(cells_of_sweep, [good])
+    # By default the digits are learned at 0.05.
+    assert "2 of 4 cells differ from others in nothing on which a result depends" in page
+
+
+def sweep(words: list[str], exit_code: int = 0) -> str:
     told = CliRunner().invoke(cli, words)
-    assert told.exit_code == 0, told.output
+    assert told.exit_code == exit_code, told.output
     return told.output
 
 
@@ -207,6 +237,20 @@ def test_studies_take_held_out_labels_as_they_are_unless_they_say_otherwise():
             settings = folder.settings()
         told.append((settings["validation.noise"], settings["validation.vet"]))
     assert told == [("off", False), (0.1, False)]
+
+
+def test_a_share_of_malicious_clients_that_is_nobody_s_is_no_attack(tmp_path):
+    """Of three clients a tenth is none: what a run says of it is not heard among many."""
+    settings = {"attack": "sign-flip", "malicious-fraction": 0.1, "num-clients": 3}
+    with pytest.raises(ConfigError, match="of 3 clients: nobody attacks"), federated(settings):
+        pass
+    cells = [
+        small_cell(tmp_path, name, attack=name, malicious_fraction=0.1, num_clients=3)
+        for name in ("none", "sign-flip")
+    ]
+    assert remarks_on(cells, [])[1:] == [
+        "There is an attack, but nobody is malicious in 1 of 2 cells: sign-flip."
+    ]
 
 
 def test_a_cell_says_how_far_it_is_and_until_when(capsys, monkeypatch):

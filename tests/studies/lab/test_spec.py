@@ -84,6 +84,22 @@ def test_cells_whose_names_begin_alike_are_two(tmp_path):
     assert first.config.run_dir != second.config.run_dir
 
 
+def test_cells_that_credit_members_in_other_ways_are_no_cells_of_one_result(tmp_path):
+    axes = """
+        [[cells]]
+        attribution = "off"
+        [[cells]]
+        attribution = "simpson"
+        credit.weight = [0.0, 4.0]
+        updates.keep = [false, true]
+    """
+    digests = {cell.digest for cell in cells(tmp_path, axes)}
+    assert len(digests) == 5
+    [alone] = cells(tmp_path, 'attribution = "off"')
+    [usual] = cells(tmp_path, "seed = 0")
+    assert alone.digest == usual.digest
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
