@@ -122,7 +122,7 @@ def _write(
         text = ""
         # Where all rows leave, their columns leave with them.
         if path.exists() and (staying or not old_rows):
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8-sig")  # A spreadsheet writes a mark before it.
         head = next(csv.reader([text.partition("\n")[0]]), [])
         columns = list(dict.fromkeys([*head, *_columns_of(rows)]))
         # An editor may have left the last line without an end; a line behind it would be glued on.

@@ -249,6 +249,13 @@ def test_a_row_is_not_glued_to_a_last_line_without_an_end(tmp_path, last_line, f
     assert path.read_text().endswith("\nabc,0,2\n")
 
 
+def test_a_file_that_a_spreadsheet_wrote_keeps_its_columns(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("revision,seed,figure\r\nabc,0,1\r\n", encoding="utf-8-sig")
+    add_rows(path, [{**ORIGIN, "figure": 2}])
+    assert path.read_text() == "revision,seed,figure\nabc,0,1\nabc,0,2\n"
+
+
 def test_rows_that_follow_from_others_need_no_origin_of_their_own(tmp_path):
     path = tmp_path / "means.csv"
     for mean in (1, 2):
