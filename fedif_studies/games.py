@@ -9,6 +9,7 @@ their verdicts; in the game in which one lowers another's contribution, those of
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -185,8 +186,11 @@ def by_number(account: Account) -> dict[int, MemberAccount]:
 
 
 def gain(row: Mapping[str, str]) -> float:
-    """Return a player's share over what it has without the game."""
-    return float(row["share"]) / float(row["honest_share"])
+    """Return a player's share over what it has without the game; NaN: it has nothing then."""
+    honest_share = float(row["honest_share"])
+    if not honest_share:
+        return math.nan
+    return float(row["share"]) / honest_share
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
@@ -205,9 +209,9 @@ def table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
 
 def _shown(of_seeds: Sequence[Mapping[str, str]]) -> str:
     """Return the mean gain, its range, and how many statements accept at least one player."""
-    if not of_seeds:
+    gains = [factor for factor in map(gain, of_seeds) if not math.isnan(factor)]
+    if not gains:
         return "-"
-    gains = [gain(row) for row in of_seeds]
     accepted = [row for row in of_seeds if "accept" in row["verdicts"]]
     spread = f"{min(gains):.2f}\N{EN DASH}{max(gains):.2f}"
     return f"{statistics.fmean(gains):.2f} ({spread}), {len(accepted)}"
