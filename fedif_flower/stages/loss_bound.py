@@ -111,12 +111,12 @@ class LossBound(Stage):
 
     @contextmanager
     def unless_it_fails(self) -> Iterator[None]:
-        """Forget the loss of a step whose round fails after it was chosen."""
-        before = self._least, self._least_before, self._held
+        """Forget the losses of a round that fails, the one at the start among them."""
+        before = self._first, self._least, self._least_before, self._held
         try:
             yield
         except Exception:
-            self._least, self._least_before, self._held = before
+            self._first, self._least, self._least_before, self._held = before
             raise
 
     def take_back(self) -> None:

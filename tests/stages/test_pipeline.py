@@ -235,6 +235,21 @@ def test_where_no_step_has_a_finite_loss_the_round_fails():
         settle(Stages([LossBound(held_out(here_alone))]), 0.0, 1.0)
 
 
+def test_a_bound_holds_after_a_first_round_that_failed():
+    def near_alone(outputs: Tensor, targets: Tensor) -> Tensor:
+        lost = distance(outputs, targets)
+        return torch.where(lost < 100, lost, math.nan)
+
+    bound = LossBound(held_out(near_alone), descent_steps=0)
+    stages = Stages([bound])
+    with pytest.raises(ValuationError, match="no step"), stages.unless_it_fails():
+        settle(stages, 0.0, -1e9)
+    assert bound.remark() == ""
+    # 3.3 is the most that it may lose: a sixteenth of the step loses 4.
+    assert led_to(stages, 0.0, -16.0, server_round=2) == -1.0
+    assert bound.state_dict() == {"first": 3.0, "least": 3.0, "held": 1}
+
+
 def test_a_model_that_swings_goes_on_swinging():
     """Each step overshoots: it leads from one side of 3 to the other, and on."""
     bound, place, places = Stages([LossBound(held_out())]), 0.0, []
