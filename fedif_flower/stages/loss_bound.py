@@ -92,8 +92,8 @@ class LossBound(Stage):
         if validation is None:
             return proposal.move(proposal.coefficients)
         if not math.isfinite(self._first):
-            buffers = updates.split_buffers(updates.global_buffers.cpu())
-            self._first = self._least = validation.loss(updates.global_params.cpu(), buffers)
+            params = updates.global_params.cpu()
+            self._first = self._least = validation.loss(params, updates.named_buffers)
         if not math.isfinite(self._first):
             # Where no loss was ever finite there is nothing to keep.
             return proposal.move(proposal.coefficients)
@@ -195,7 +195,9 @@ def _try_step(
     params = step.params
     if proposal.optimizer is not None:
         params = proposal.optimizer.lead(updates.global_params.cpu(), params)
-    loss = validation.loss(params, updates.split_buffers(step.buffers))
+    # What is not averaged, as counters and masks, belongs to the model as well.
+    buffers = {**updates.named_buffers, **updates.split_buffers(step.buffers)}
+    loss = validation.loss(params, buffers)
     return _Candidate(loss, step) if math.isfinite(loss) else None
 
 

@@ -250,6 +250,32 @@ def test_a_bound_holds_after_a_first_round_that_failed():
     assert bound.state_dict() == {"first": 3.0, "least": 3.0, "held": 1}
 
 
+class Switched(nn.Linear):
+    """A model with one parameter, and a switch that nobody trains."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        super().__init__(1, 1, bias=False)
+        nn.init.zeros_(self.weight)
+        self.register_buffer("is_on", torch.tensor(is_on))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        return outputs.where(self.is_on, -outputs)
+
+
+def test_steps_are_judged_by_the_run_s_own_switch():
+    """The model that the held-out set was given has another one, by which -1 is a good step."""
+    ones = torch.ones(2, 1)
+    judge = Validation(Switched(is_on=False), ones, 3 * ones, loss_fn=distance, device="cpu")
+    arrays = model_arrays(Switched(is_on=True))
+    layout = ParameterLayout.from_arrays(arrays, ["weight"])
+    updates = a_round(torch.tensor([[-1.0]]), model=layout.to_vectors(arrays), names=layout)
+    bound = LossBound(judge, descent_steps=0)
+    step = Stages([bound]).settle(updates, torch.ones(1, dtype=torch.float64))
+    assert step.params.item() == -1 / 16
+    assert bound.state_dict() == {"first": 3.0, "least": 3.0, "held": 1}
+
+
 def test_a_model_that_swings_goes_on_swinging():
     """Each step overshoots: it leads from one side of 3 to the other, and on."""
     bound, place, places = Stages([LossBound(held_out())]), 0.0, []

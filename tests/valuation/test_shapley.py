@@ -308,6 +308,28 @@ def test_worths_agree_with_a_plain_loop(threads, budget, batch_size, monkeypatch
         assert game.largest == pytest.approx(float(ACCURACIES.max()))
 
 
+def test_coalitions_have_the_run_s_own_sign():
+    """The model that the held-out set was given has another one, by which all is reversed."""
+
+    class Signed(nn.Linear):
+        def __init__(self, sign: int) -> None:
+            super().__init__(1, 1, bias=False)
+            nn.init.zeros_(self.weight)
+            self.register_buffer("sign", torch.tensor(sign))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs) * self.sign
+
+    ones = torch.ones(2, 1)
+    judge = Validation(Signed(-1), ones, 3 * ones, loss_fn=nn.MSELoss(), device="cpu")
+    arrays = model_arrays(Signed(1))
+    layout = ParameterLayout.from_arrays(arrays, ["weight"])
+    sent = layout.to_vectors(arrays)
+    updates = a_round(torch.tensor([[1.0], [2.0]]), model=sent, names=layout)
+    worths = RoundGame(judge, updates, "loss")(all_coalitions(2))
+    assert worths.tolist() == [-9.0, -4.0, -1.0, -2.25]
+
+
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_client_whose_model_has_no_loss_is_worth_least_and_stops_no_round(estimator):
     updates = played().client_updates.clone()

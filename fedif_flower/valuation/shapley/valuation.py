@@ -139,7 +139,10 @@ class RoundGame:
             mean_buffers[name] = coalition_means(client_buffers, masks, global_buffers[name])
         scores = []
         for row, params in enumerate(mean_params):
-            buffers = {name: means[row] for name, means in mean_buffers.items()}
+            # What is not averaged, as counters and masks, is the global model's.
+            buffers = dict(global_buffers)
+            for name, means in mean_buffers.items():
+                buffers[name] = means[row]
             scores.append(self._validation.mean_by(judge, params, buffers, self._metric))
         return torch.cat(scores)
 
