@@ -371,11 +371,13 @@ class Passes:
             return nullcontext()
         return own_randomness(0, self.judge.device)
 
-    def side_by_side(self, at_most: int) -> JudgePool | None:
+    def side_by_side(self, metric: str, at_most: int) -> JudgePool | None:
         """Return judges with a thread each, for many models; ``None`` where one judge is as fast.
 
         Parameters
         ----------
+        metric : str
+            What is taken of the models.
         at_most : int
             Replicas: more copies of the model would take too much memory.
         """
@@ -383,9 +385,11 @@ class Passes:
         if self.judge.device.type != "cpu" or threads == 1 or self.judge.is_random:
             return None
         size = 1
-        if self._is_worth_sharing():
+        purpose = "models one by one"
+        if self._is_worth_sharing() and self._may_be_shared([metric]):
             size = max(min(threads, at_most), 1)
-        pool = self._pool("models", size)
+            purpose = "models"
+        pool = self._pool(purpose, size)
         with self.alone() as first:
             for judge in pool.judges:
                 judge.model.load(first.model.params, first.model.state)
@@ -435,7 +439,13 @@ class Passes:
             return False
         if threads * self.judge.model.params.numel() > _MOST_REPLICATED:
             return False
-        # What is the user's own stays in one thread.
+        return self._may_be_shared(metrics)
+
+    def _may_be_shared(self, metrics: Iterable[str]) -> bool:
+        """Tell whether several threads may take these metrics at once.
+
+        Losses of ``batch_loss`` and scores of the user's own may not: they may keep a state.
+        """
         if not isinstance(self.judge.objective, PairObjective):
             return False
         return {"loss", "accuracy"}.issuperset(metrics)

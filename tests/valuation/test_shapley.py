@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
+from time import sleep
 
 import pytest
 import torch
@@ -306,6 +308,27 @@ def test_worths_agree_with_a_plain_loop(threads, budget, batch_size, monkeypatch
         # No image here lies so near a border between classes that rounding decides.
         torch.testing.assert_close(game(MASKS), ACCURACIES, rtol=0, atol=1e-12)
         assert game.largest == pytest.approx(float(ACCURACIES.max()))
+
+
+def test_what_is_the_user_s_own_is_called_by_one_thread_at_a_time(monkeypatch):
+    """A score that puts aside what it is given, and reads it again, as torchmetrics does."""
+    monkeypatch.setattr("fedif_flower.valuation.parallel._WORTH_SHARING", 0)
+    kept: dict[str, Tensor] = {}
+    threads: set[int] = set()
+
+    def score(outputs: Tensor, targets: Tensor) -> float:
+        threads.add(threading.get_ident())
+        kept["right"] = outputs.argmax(dim=1) == targets
+        sleep(0.0005)  # Let others have their turn.
+        return float(kept["right"].double().mean())
+
+    judge = Validation(GLOBAL, INPUTS, TARGETS, score=score, device="cpu")
+    with torch_threads(3):
+        RoundGame(judge, played(), "accuracy")(MASKS)  # Its threads are still there.
+        threads.clear()
+        worths = RoundGame(judge, played(), "score")(MASKS)
+    torch.testing.assert_close(worths, ACCURACIES, rtol=0, atol=1e-12)
+    assert len(threads) == 1
 
 
 def test_coalitions_have_the_run_s_own_sign():

@@ -107,7 +107,7 @@ class RoundGame:
     def __call__(self, masks: Tensor) -> Tensor:
         """Return the worths ``[c]``, float64, on the CPU, of coalitions ``[c, m]``, bool."""
         # Each replica is a model of its own beside the coalition models that it evaluates.
-        pool = self._validation.side_by_side(at_most=self._affordable // 2)
+        pool = self._validation.side_by_side(self._metric, at_most=self._affordable // 2)
         if pool:
             threads = len(pool.judges)
             rows_at_once = self._affordable // threads - 1
