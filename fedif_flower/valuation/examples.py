@@ -18,18 +18,29 @@ def labelled_examples(validation: Validation) -> tuple[Any, Tensor]:
     ``None`` for the batch where single examples cannot be taken out.
     """
     contents = [batch.content for batch in validation.batches]
-    if any(num_rows(content) is None for content in contents):
-        return None, torch.empty(0)
+    lengths = []
+    for content in contents:
+        length = num_rows(content)
+        if length is None:
+            return None, torch.empty(0)
+        lengths.append(length)
     whole = join(contents)
     labels = class_labels(whole)
     assert labels is not None  # There is an accuracy.
+    rows = _that_count(validation, labels).nonzero().flatten().cpu()
+    *inputs, targets = whole if len(rows) == len(labels) else take_rows(whole, rows)
+    # Batches in which nothing counts are not kept, but have their places in the data.
+    skipped = torch.tensor([batch.skipped for batch in validation.batches])
+    skipped_before = skipped.repeat_interleave(torch.tensor(lengths))  # By row.
+    return (*inputs, targets.long()), rows + skipped_before[rows]
+
+
+def _that_count(validation: Validation, targets: Tensor) -> Tensor:
+    """Tell which examples have a target that counts, for targets ``[n, ...]``: ``[n]`` bool."""
     class_mean = validation.judge.objective.class_mean
-    counted = torch.ones_like(labels, dtype=torch.bool)
-    if class_mean is not None:
-        counted = class_mean.counts(labels)
-    places = counted.nonzero().flatten()
-    *inputs, targets = whole if len(places) == len(labels) else take_rows(whole, places)
-    return (*inputs, targets.long()), places.cpu()
+    if class_mean is None:
+        return torch.ones(len(targets), dtype=torch.bool)
+    return class_mean.counts(targets)
 
 
 def count_answers(validation: Validation, batch: Any) -> int:
@@ -40,7 +51,10 @@ def count_answers(validation: Validation, batch: Any) -> int:
 
 
 def input_digests(validation: Validation) -> list[bytes]:
-    """Return a digest of each example's inputs; none where examples cannot be taken out singly."""
+    """Return a digest of each example's inputs, of those with a target that counts.
+
+    None where examples cannot be taken out singly.
+    """
     digests: list[bytes] = []
     for batch in validation.batches:
         content = batch.content
@@ -50,7 +64,10 @@ def input_digests(validation: Validation) -> list[bytes]:
         tensors = tensors_of(list(content[:-1]))
         rows = [tensor.cpu().reshape(count, -1).contiguous() for tensor in tensors]
         as_bytes = [values.view(torch.uint8).numpy() for values in rows]
-        for example in range(count):
+        counted = torch.ones(count, dtype=torch.bool)
+        if isinstance(content[-1], Tensor):
+            counted = _that_count(validation, content[-1])
+        for example in counted.nonzero().flatten().tolist():
             together = hashlib.blake2b(digest_size=16)
             for values in as_bytes:
                 together.update(values[example].tobytes())

@@ -40,11 +40,15 @@ class BatchSize(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Some of the held-out examples, how many, and what the mean of their losses divides by."""
+    """Some of the held-out examples, how many, and what the mean of their losses divides by.
+
+    ``skipped``: how many examples lie before it in the data and in no batch that is kept.
+    """
 
     content: Any
     size: float
     weight: float
+    skipped: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import first_few, map_tensors
+from fedif_flower.tasks.batches import first_few, map_tensors, num_rows
 from fedif_flower.tasks.modules import (
     evaluation_mode,
     fastest_memory_format,
@@ -147,11 +147,14 @@ def _sized(model: nn.Module, objective: Objective, contents: Sequence[Any]) -> l
         If the loss fails on a batch, or counts no target at all.
     """
     batches = []
+    skipped = 0
     for number, content in enumerate(contents, 1):
         with named(f"{objective.call} fails on validation batch {number}", content):
             batch = objective.sized(model, content, tried=False)
         if batch.size:
-            batches.append(batch)
+            batches.append(batch._replace(skipped=skipped))
+        else:
+            skipped += num_rows(content) or 0
     if not any(batch.weight for batch in batches):
         raise ValuationError("the validation set is empty: the loss counts none of its targets")
     return batches

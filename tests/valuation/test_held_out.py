@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.valuation import Validation, cross_fit
+from fedif_flower.valuation.examples import labelled_examples
 from fedif_flower.valuation.fit_grid import Way
 from fedif_flower.valuation.held_out import HeldOut, vet
 from fedif_flower.valuation.held_out_check import HeldOutCheck
@@ -254,6 +255,26 @@ def test_ignored_targets_keep_the_places_of_the_others():
     own = vet(held_out(labels))
     assert own.examples == COUNT - 10
     assert min(one.index for one in own.suspects) >= 10
+
+
+@pytest.mark.parametrize("batch_size", [COUNT, 5])
+def test_places_are_those_of_the_data_however_it_is_cut(batch_size):
+    labels = with_wrong(digits()[1], 36).clone()
+    ignored = torch.arange(COUNT) % 10 < 5  # Five in a row, then five that count.
+    of_all = held_out(labels.where(~ignored, -100), batch_size=batch_size)
+    assert len(of_all.batches) == (1 if batch_size == COUNT else COUNT // 10)
+    batch, places = labelled_examples(of_all)
+    assert places.tolist() == (~ignored).nonzero().flatten().tolist()
+    assert torch.equal(batch[-1], labels[places])
+
+
+@pytest.mark.parametrize("batch_size", [40, 10])
+def test_copies_are_counted_among_the_examples_that_count(batch_size):
+    inputs, labels = digits()
+    four_times = torch.cat([inputs[:10]] * 4)
+    targets = torch.cat([torch.full((20,), -100), labels[:10], labels[:10]])
+    own = vet(Validation(perceptron(), four_times, targets, device="cpu", batch_size=batch_size))
+    assert (own.copies, own.examples) == (10, 20)
 
 
 def test_examples_of_a_class_that_weighs_nothing_do_not_count():
