@@ -126,6 +126,10 @@ def _overrides(stage: Stage, hook: str) -> bool:
     return getattr(type(stage), hook) is not getattr(Stage, hook)
 
 
+# In an optimizer's state: the options that its steps have changed, as some count them there.
+_OPTIONS = "changed options"
+
+
 class _Memory(NamedTuple):
     """What an optimizer remembers of the steps so far, and how many they are."""
 
@@ -220,10 +224,34 @@ class ServerOptimizer(Stage):
         """Return where the optimizer goes ``[d]``, and what it then remembers."""
         params = before.clone()
         optimizer = self._make([params])
-        optimizer.state[params].update(deepcopy(self._going_on.state))
+        group = optimizer.param_groups[0]
+        made = _options_of(group)
+        state = deepcopy(dict(self._going_on.state))
+        group.update(state.pop(_OPTIONS, {}))
+        optimizer.state[params].update(state)
         params.grad = before - after
         optimizer.step()
-        return params, dict(optimizer.state[params])
+        state = dict(optimizer.state[params])
+        changed = {
+            name: value
+            for name, value in _options_of(group).items()
+            if name not in made or not _is_same(value, made[name])
+        }
+        if changed:
+            state[_OPTIONS] = changed
+        return params, state
+
+
+def _options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of what an optimizer's group holds beside its parameters."""
+    return {name: deepcopy(value) for name, value in group.items() if name != "params"}
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Tell whether an option still has its value."""
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        return torch.equal(value, other)
+    return type(value) is type(other) and value == other
 
 
 def _says_whose(before: RoundUpdates, after: RoundUpdates) -> bool:

@@ -351,6 +351,37 @@ def test_any_optimizer_of_torch_moves_the_model():
     assert go(optimizer, 1.0, 8.0, 8.0) == pytest.approx([1.5, 2.0])  # Bias is corrected there.
 
 
+class Slowing(torch.optim.Optimizer):
+    """The k-th step is a k-th of the gradient; k is no state of a parameter's."""
+
+    def __init__(self, params: list[Tensor]) -> None:
+        super().__init__(params, {"k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["k"] += 1
+            for values in group["params"]:
+                values.sub_(values.grad, alpha=1 / group["k"])
+
+
+def test_what_an_optimizer_counts_for_all_parameters_together_goes_on():
+    optimizer = ServerOptimizer(Slowing)
+    assert go(optimizer, 0.0, 6.0, 6.0) == [6.0, 9.0]
+    (again := ServerOptimizer(Slowing)).load_state_dict(optimizer.state_dict())
+    assert go(optimizer, 9.0, 6.0) == go(again, 9.0, 6.0) == [11.0]
+    optimizer.take_back()
+    assert go(optimizer, 9.0, 6.0, 8.0) == [11.0, 13.0]
+
+
+def test_an_option_that_no_step_changes_is_the_new_run_s():
+    first = ServerOptimizer(partial(torch.optim.SGD, lr=1.0, momentum=0.5))
+    go(first, 0.0, 4.0)
+    second = ServerOptimizer(partial(torch.optim.SGD, lr=0.5, momentum=0.5))
+    second.load_state_dict(first.state_dict())
+    assert go(second, 0.0, 4.0) == [0.5 * (2 + 4)]
+
+
 OPTIMIZERS = pytest.mark.parametrize("make", [FedAvgM, FedAdam, FedYogi, FedAdagrad])
 
 
