@@ -490,6 +490,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             judge = getattr(stage, "validation", None)
             if isinstance(judge, Validation) and judge is not self.validation:
                 require_judge(type(stage).__name__, judge, self.model)
+        if self.stages.optimizer is not None:
+            self.stages.optimizer.require_step(self.model.vectors.params)
         self._warn_of_own_statistics()
 
     def _warn_of_own_statistics(self) -> None:

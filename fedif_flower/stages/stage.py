@@ -220,11 +220,27 @@ class ServerOptimizer(Stage):
         self._memory = _Memory(state["state"], int(state["num_steps"]))
         self._begins_anew = False
 
+    def require_step(self, params: Tensor) -> None:
+        """Raise ConfigError unless it can take a step from these parameters ``[d]``.
+
+        Nothing is remembered of the step.
+        """
+        try:
+            self.lead(params, params)
+        except Exception as error:  # out of a user's own optimizer, as likely as not
+            raise ConfigError(
+                f"stages: {self!r} takes no step: {type(error).__name__}: {error}; allowed: a "
+                "function that takes a list of parameters and returns their torch.optim.Optimizer, "
+                "whose step() needs nothing but their gradients"
+            ) from error
+
     def _stepped(self, before: Tensor, after: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Return where the optimizer goes ``[d]``, and what it then remembers."""
         params = before.clone()
         optimizer = self._make([params])
         group = optimizer.param_groups[0]
+        if not any(value is params for value in group["params"]):
+            raise ConfigError("the optimizer is not one of the parameters that it was given")
         made = _options_of(group)
         state = deepcopy(dict(self._going_on.state))
         group.update(state.pop(_OPTIONS, {}))

@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from fedif_flower import FedAvg
 from fedif_flower.errors import CheckpointError, ConfigError, ValuationError
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import (
     Clip,
     Destination,
@@ -34,6 +37,7 @@ from fedif_flower.stages import (
 )
 from fedif_flower.valuation import Validation
 from tests.rounds import a_round
+from tests.server.hostile import alike
 
 
 def distance(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -380,6 +384,27 @@ def test_an_option_that_no_step_changes_is_the_new_run_s():
     second = ServerOptimizer(partial(torch.optim.SGD, lr=0.5, momentum=0.5))
     second.load_state_dict(first.state_dict())
     assert go(second, 0.0, 4.0) == [0.5 * (2 + 4)]
+
+
+OTHERS = [torch.zeros(2)]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (torch.optim.LBFGS, "closure"),
+        (torch.optim.SGD(OTHERS), "'SGD' object is not callable"),
+        (lambda params: torch.optim.SGD(OTHERS), "not one of the parameters that it was given"),
+        (lambda params: params, "'list' object has no attribute 'param_groups'"),
+    ],
+)
+def test_an_optimizer_that_takes_no_step_is_refused_before_any_client_works(make, words):
+    asked: list[int] = []
+    clients = alike(lambda *_: asked.append(1))
+    strategy = FedAvg(stages=[ServerOptimizer(make)])
+    with pytest.raises(ConfigError, match=rf"takes no step: \w+: .*{words}"):
+        strategy.start(LocalGrid(clients, 3), ArrayRecord({"w": torch.zeros(2)}))
+    assert not asked
 
 
 OPTIMIZERS = pytest.mark.parametrize("make", [FedAvgM, FedAdam, FedYogi, FedAdagrad])
