@@ -394,8 +394,10 @@ class Stages:
             updates = staged
         return updates
 
-    def settle(self, updates: RoundUpdates, weights: Tensor) -> Destination:
-        """Return where the weights ``[m]`` of a round lead.
+    def settle(
+        self, updates: RoundUpdates, weights: Tensor, noise: Tensor | None = None
+    ) -> Destination:
+        """Return where the weights ``[m]`` of a round lead; each way there ends with the noise.
 
         Raises
         ------
@@ -410,6 +412,8 @@ class Stages:
             chosen_weights = _weights_of(coefficients, updates.shortening, weights)
             for_buffers = chosen_weights * updates.buffer_shortening
             params, buffers = move_model(updates, coefficients, for_buffers)
+            if noise is not None:
+                params = params + noise
             destination = Destination(params, buffers, coefficients)
             reached.append(destination)
             return destination
@@ -433,12 +437,9 @@ class Stages:
             weights = aggregation.weights
             factors = updates.unseen.cut(weights.cpu() * updates.shortening)
             aggregation = replace(aggregation, weights=weights * factors.to(weights))
-        step = self.settle(updates, aggregation.weights)
-        params = step.params
-        if aggregation.noise is not None:
-            params = params + aggregation.noise
+        step = self.settle(updates, aggregation.weights, aggregation.noise)
         counters = largest_counters(updates.model.counters, updates.counters, step.coefficients)
-        vectors = ModelVectors(params, step.buffers, counters)
+        vectors = ModelVectors(step.params, step.buffers, counters)
         return vectors, replace(aggregation, applied=step.coefficients)
 
     @contextmanager

@@ -21,7 +21,7 @@ from fedif_flower import FedAvg
 from fedif_flower.errors import CheckpointError, ConfigError, ValuationError
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import (
     Clip,
@@ -252,6 +252,16 @@ def test_a_bound_holds_after_a_first_round_that_failed():
     # 3.3 is the most that it may lose: a sixteenth of the step loses 4.
     assert led_to(stages, 0.0, -16.0, server_round=2) == -1.0
     assert bound.state_dict() == {"first": 3.0, "least": 3.0, "held": 1}
+
+
+def test_a_step_is_judged_with_the_noise_that_is_added_to_it():
+    bound = LossBound(held_out(), descent_steps=0)
+    weighed = Aggregation(torch.ones(1, dtype=torch.float64), noise=torch.tensor([4.0]))
+    after, answer = Stages([bound]).combined(a_round(torch.tensor([[6.0]])), weighed)
+    # 6 alone would lose 3, as the model before it does; it leads to 10, and a sixteenth to 4.375.
+    assert after.params.item() == 4.375
+    assert answer.applied.item() == 1 / 16
+    assert bound.state_dict()["least"] == 1.375
 
 
 class Switched(nn.Linear):
