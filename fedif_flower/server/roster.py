@@ -100,7 +100,17 @@ class Roster:
         admitted: Sequence[ClientNode] = idle
         for admit in self.admit:
             admitted = admit(admitted, server_round)
-        return Present(online, admitted if len(admitted) >= least else idle)
+        if len(admitted) < least and len(admitted) < len(idle):
+            logger.warning(
+                "round %d: %d members are left out, but only %d others are free and %d are needed: "
+                "they may be drawn as well",
+                server_round,
+                len(idle) - len(admitted),
+                len(admitted),
+                least,
+            )
+            admitted = idle
+        return Present(online, admitted)
 
 
 class NodeDirectory:

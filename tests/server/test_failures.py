@@ -122,13 +122,15 @@ def test_too_few_free_members_means_that_all_may_be_asked():
     assert sorted(asked[2]) == [0, 1, 2]
 
 
-def test_a_federation_is_not_left_without_members():
+def test_a_federation_is_not_left_without_members_and_that_is_said(caplog):
     class Nobody(Callback):
         def on_start(self, strategy):
             strategy.roster.admit.append(lambda nodes, server_round: [])
 
     asked, _, _ = run(0, 3, 2, callbacks=[Nobody()])
     assert asked == [[0, 1, 2]] * 2
+    words = "round 2: 3 members are left out, but only 0 others are free and 1 are needed"
+    assert words in caplog.text
 
 
 def test_callbacks_are_told_who_is_asked_who_is_paused_and_what_came():
