@@ -188,7 +188,9 @@ def class_labels(batch: Any) -> Tensor | None:
     if not isinstance(batch, list | tuple) or not batch:
         return None
     targets = batch[-1]
-    if not isinstance(targets, Tensor) or targets.dim() != 1 or targets.is_floating_point():
+    if not isinstance(targets, Tensor) or targets.dim() != 1:
+        return None
+    if targets.is_floating_point() or targets.is_complex():
         return None
     return targets
 

@@ -154,8 +154,13 @@ def class_validations(validation: _Whole) -> list[_Whole]:
     labels = _labels(batches) if _num_rows(batches) else None
     if labels is None or not present:
         raise ValuationError("the validation set has no classes to tell contributions apart by")
+    if min(present) < 0:
+        raise ValuationError(
+            f"the validation set has the target {min(present)}; contributions by class need "
+            "classes from 0 on, and a cross-entropy of torch to ignore any other target"
+        )
     missing = set(range(max(present) + 1)) - present
-    if missing or min(present) < 0:
+    if missing:
         raise ValuationError(
             f"the validation set has no example of the classes {sorted(missing)}; contributions "
             "by class need one of each"

@@ -71,6 +71,23 @@ def add_up(whole: Validation, parts: list[Validation]) -> None:
     torch.testing.assert_close(mean, whole.gradient(params))
 
 
+def test_a_negative_target_of_a_loss_of_one_s_own_is_named():
+    def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (1 - outputs[:, 0] * targets).clamp_min(0).mean()
+
+    targets = torch.arange(40) % 2 * 2 - 1
+    inputs = torch.randn(40, 3, generator=generator(1))
+    signs = Validation(build(nn.Linear, 3, 4), inputs, targets, loss_fn=hinge, device="cpu")
+    with pytest.raises(ValuationError, match="has the target -1; contributions by class need"):
+        class_validations(signs)
+
+
+def test_complex_targets_are_no_classes():
+    batch = torch.zeros(9, 2), torch.zeros(9, dtype=torch.complex64)
+    (drawn,) = draw_batches([batch], 4, generator(0)) or []
+    assert len(drawn[1]) == 4
+
+
 @pytest.mark.parametrize(("count", "blocks"), [(100, 20), (47, 20), (30, 15), (20, 10)])
 def test_every_example_is_in_one_block(count, blocks):
     whole = held_out(torch.arange(count) % 4)
