@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.constructors import CheckedFields
-from fedif_flower.errors import ValuationError, require
+from fedif_flower.errors import ValuationError, is_count, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.setup import BaseArguments, naming, require_kind
@@ -71,6 +71,12 @@ class Weighting(CheckedFields):
         ),
     ] = "participants"
     num_clients: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range."""
+        super().__post_init__()
+        fits = self.num_clients is None or is_count(self.num_clients, 1)
+        require(fits, "num_clients", self.num_clients, "an integer >= 1")
 
 
 def bounds() -> list[Stage]:

@@ -218,6 +218,8 @@ def test_a_setting_beyond_its_range_is_named(kind: Any):
 
 REFUSED: list[tuple[type, dict[str, object], str]] = [
     (of.Weighting, {"weight_scope": "all"}, "weight_scope = 'all'; allowed: participants, "),
+    (of.Weighting, {"num_clients": -6}, "num_clients = -6; allowed: an integer >= 1"),
+    (of.Weighting, {"num_clients": 0}, "num_clients = 0; allowed: an integer >= 1"),
     (ShapleyValuation, {"estimator": "guess"}, "estimator = 'guess'; allowed: "),
     (of.Setup, {"max_examples_ratio": 0.5}, "max_examples_ratio = 0.5; allowed: 0 (no bound) or "),
     (of.FedIF, {"fraction_train": 1.5}, "fraction_train = 1.5; allowed: a number >= 0 and <= 1"),
