@@ -128,9 +128,9 @@ def test_additive_games_are_valued_without_error(name: str) -> None:
 @given(st.lists(st.floats(-10, 10), min_size=4, max_size=4), st.integers(1, 5), st.integers(0, 99))
 def test_two_clients_are_valued_exactly_by_pairs(table: list[float], samples: int, seed: int):
     utility = game(torch.tensor(table, dtype=torch.float64))
-    for name in ("permutation", "owen"):
+    for name in ("permutation", "owen", "gtg"):
         generator = Generator().manual_seed(seed)
-        found = ESTIMATORS[name](utility, 2, num_samples=samples, generator=generator)
+        found = SAMPLERS[name](utility, 2, num_samples=samples, generator=generator)
         torch.testing.assert_close(found.values, exact_shapley(utility, 2))
         assert found.resolution == 0.0
 
