@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
@@ -105,8 +106,9 @@ class LossBound(Stage):
             self._held += 1
             if proposal.optimizer is not None:
                 proposal.optimizer.restart()
-        self._least_before = self._least
-        self._least = min(self._least, best.loss)
+        if not _stays(proposal, best.step):
+            self._least_before = self._least
+            self._least = min(self._least, best.loss)
         return best.step
 
     @contextmanager
@@ -181,6 +183,15 @@ class _Candidate(NamedTuple):
 
     loss: float
     step: Destination
+
+
+def _stays(proposal: Proposal, step: Destination) -> bool:
+    """Tell whether a step leaves the model where it is, so that there is none to take back."""
+    if proposal.optimizer is not None and proposal.optimizer.moves_on:
+        return False
+    updates = proposal.updates
+    is_same = torch.equal(step.params, updates.global_params.cpu())
+    return is_same and torch.equal(step.buffers, updates.global_buffers.cpu())
 
 
 def _try_step(

@@ -254,6 +254,19 @@ def test_a_bound_holds_after_a_first_round_that_failed():
     assert bound.state_dict() == {"first": 3.0, "least": 3.0, "held": 1}
 
 
+@pytest.mark.parametrize("between", [(), (0.0,), (0.0, 0.0)])
+def test_the_loss_of_a_model_that_is_taken_back_is_forgotten_after_rounds_without_a_step(between):
+    bound = LossBound(held_out(), descent_steps=0)
+    stages = Stages([bound])
+    assert led_to(stages, 0.0, 1.0) == 1.0
+    assert led_to(stages, 1.0, 2.0, server_round=2) == 3.0
+    for step in between:
+        assert led_to(stages, 3.0, step, server_round=3) == 3.0
+    assert bound.state_dict()["least"] == 0.0
+    stages.take_back()
+    assert bound.state_dict()["least"] == 2.0
+
+
 def test_a_step_is_judged_with_the_noise_that_is_added_to_it():
     bound = LossBound(held_out(), descent_steps=0)
     weighed = Aggregation(torch.ones(1, dtype=torch.float64), noise=torch.tensor([4.0]))
