@@ -52,7 +52,9 @@ def read_batches(
         is_stream = not hasattr(inputs, "__len__")
         if is_stream or len(inputs):
             shuffle = generator is not None and not is_stream
-            yield from DataLoader(inputs, batch_size, shuffle=shuffle, generator=generator)
+            # It draws a seed in any case: not from the process, where nothing is shuffled.
+            draws = generator or torch.Generator()
+            yield from DataLoader(inputs, batch_size, shuffle=shuffle, generator=draws)
     elif isinstance(inputs, Iterable):
         yield from map(as_tensors, inputs)
     else:

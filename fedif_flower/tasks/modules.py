@@ -176,10 +176,16 @@ def keep_freed_memory() -> None:
 @contextmanager
 def without_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Put buffers and random states back after a trial; gradients are the caller's concern."""
+    with same_buffers(model), seeded_randomness(0, device):
+        yield
+
+
+@contextmanager
+def same_buffers(model: nn.Module) -> Iterator[None]:
+    """Put a model's buffers back afterwards."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        with seeded_randomness(0, device):
-            yield
+        yield
     finally:
         with torch.no_grad():
             for buffer, before in buffers:

@@ -16,7 +16,7 @@ from fedif_flower.devices import select_device
 from fedif_flower.errors import DivergedError, ValuationError, is_count, require
 from fedif_flower.round import all_finite
 from fedif_flower.tasks.batches import count_dropped, read_batches, to_device
-from fedif_flower.tasks.modules import keep_freed_memory, without_trace
+from fedif_flower.tasks.modules import keep_freed_memory, same_buffers
 from fedif_flower.tasks.task import (
     RESERVED_METRICS,
     BatchLoss,
@@ -164,7 +164,7 @@ class Validation(Passes):
         if self.device.type == "cpu":
             keep_freed_memory()
         flat = FlatModel(model, self.device)
-        with without_trace(flat.module, self.device):
+        with same_buffers(flat.module):
             read = read_batches(inputs, targets, self.batch_size)
             batches = (to_device(batch, self.device) for batch in read)
             tried = try_batches(flat, objective, batches)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedif_flower.errors import ConfigError, DivergedError, ValuationError
 from fedif_flower.valuation import Validation
@@ -115,14 +115,22 @@ def test_under_inference_mode_no_gradient_can_be_taken():
         Validation(nn.Linear(3, 2), *GIVEN, device="cpu")
 
 
-def test_the_trial_leaves_no_trace():
+@pytest.mark.parametrize(
+    "data",
+    [
+        DataLoader(PAIRS, batch_size=2, shuffle=True, generator=torch.Generator()),
+        TensorDataset(ROWS, LABELS),
+    ],
+)
+def test_the_trial_leaves_no_trace(data):
+    """A loader without a generator of its own draws from the process, as in any other program."""
+
     class Noisy(nn.Linear):
         def forward(self, rows: Tensor) -> Tensor:
             return super().forward(functional.dropout(rows, 0.5))  # in eval mode too
 
     model, before = nn.Sequential(nn.BatchNorm1d(3), Noisy(3, 2)), torch.get_rng_state()
-    loader = DataLoader(PAIRS, batch_size=2, shuffle=True)
-    validation = Validation(model, loader, device="cpu")
+    validation = Validation(model, data, device="cpu")
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
     assert all(parameter.grad is None for parameter in model.parameters())

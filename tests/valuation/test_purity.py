@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -173,16 +174,26 @@ def test_two_equal_runs_of_a_random_model_end_at_the_same_bits():
         assert torch.equal(one, other)
 
 
-def test_two_sets_that_are_drawn_are_not_one():
-    """Data are read with NumPy's draws of the process, which goes on from set to set."""
+@pytest.mark.parametrize("kind", [OfNumpy, Dropping])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.from_numpy(np.random.standard_normal((4, 4))).float(),  # noqa: NPY002
+        lambda: torch.randn(4, 4),
+        lambda: torch.tensor([[random.random() for _ in range(4)] for _ in range(4)]),
+    ],
+)
+def test_two_sets_that_are_drawn_are_not_one(kind, draw):
+    """Data are read with the process's draws, which go on from batch to batch and set to set."""
 
     def drawn():
         for _ in range(2):
-            rows = torch.from_numpy(np.random.standard_normal((4, 4))).float()  # noqa: NPY002
-            yield rows, LABELS[:4]
+            yield draw(), LABELS[:4]
 
-    one, other = (judged(model_of(OfNumpy), drawn()) for _ in range(2))
-    assert not torch.equal(one.batches[0].content[0], other.batches[0].content[0])
+    model = model_of(kind)  # Which begins with a seed.
+    one, other = (judged(model, drawn()) for _ in range(2))
+    rows = [batch.content[0] for batch in (*one.batches, *other.batches)]
+    assert not any(torch.equal(*pair) for pair in combinations(rows, 2))
 
 
 # -- what remembers is refused
