@@ -21,13 +21,9 @@ setup() { # every key, certificate and setting; for a federation whose parts are
   cp "$KEEPER/keeper.crt" "$FEDIF_FEDERATION/"
   for member in $MEMBERS; do
     fedif federation invite "$member"
-    # What a member lets run, take part and leave: this app, with any settings.
     policy=$NODES/$member/member-policy.toml
     mkdir -p "$NODES/$member"
-    [ -e "$policy" ] ||
-      sed -e 's|^state = "[^"]*"|state = "member-state"|' \
-        -e 's|^unknown-keys = false|unknown-keys = true|' \
-        "$APP/deploy/member-policy.toml" >"$policy"
+    [ -e "$policy" ] || member_policy >"$policy"
     fedif node join "$FEDIF_FEDERATION/invitations/$member.invitation.toml" \
       --in "$NODES/$member" --port "$NODE_PORT" --no-check --policy "$policy" \
       ${NODE_CONFIG:+--config "$NODE_CONFIG"}
@@ -39,6 +35,23 @@ setup() { # every key, certificate and setting; for a federation whose parts are
     sed -e "s|^address = .*|address = \"0.0.0.0:$KEEPER_PORT\"|" \
       -e "s|^health-address = .*|health-address = \"$KEEPER_HEALTH\"|" \
       "$APP/deploy/keeper.toml" >"$KEEPER/keeper.toml"
+}
+
+member_policy() { # what a member lets run, take part and leave: this app, with any settings
+  sed -e 's|^state = "[^"]*"|state = "member-state"|' \
+    -e 's|^unknown-keys = false|unknown-keys = true|' \
+    "$APP/deploy/member-policy.toml"
+  ! masked || masked_leaves
+}
+
+masked_leaves() { # of [leaves], the file's last section: masked updates, and the boxes of their masks
+  cat <<'END'
+arrays = ["arrays.masked-update uint64"]
+config = ["node.partition-id number", "node.attack text[40]", "preflight.time number[10]", "preflight.data text[200]",
+          "preflight.training text[200]", "preflight.disk text[200]", "preflight.masking text[200]",
+          "preflight.signing-key text[200]", "statement.refused text[200]",
+          "mask.box bytes[400] with-updates", "mask.length number[9] with-updates"]
+END
 }
 
 masked() { # is the keeper among what compose starts?

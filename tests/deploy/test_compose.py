@@ -14,9 +14,16 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import yaml
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
+from fedif_consortium.masking.boxes import BOX, LENGTH, MASK_RECORD, VECTOR
+from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
+from fedif_consortium.member.policy import MemberPolicy, read_member_policy
+from fedif_flower.errors import RefusedByMemberError
+from fedif_flower.messages.arrays import pack_array
 from fedif_flower.run.rows import read_rows
 from tests.integration.deployed import free_port, search_path, wait_for
 from tests.integration.watch import MarkedProcesses, if_killed, kill_marked
@@ -90,6 +97,82 @@ def test_the_context_is_what_is_copied_and_no_more():
     sources = {source for stage in ("build", "runtime") for s, _ in copied(stage) for source in s}
     assert {line.removeprefix("!") for line in kept} == sources
     assert all((REPOSITORY / source).exists() for source in sources)
+
+
+# In the place of `fedif`: it makes the files that later steps read, and notes how it was called.
+# As it does, it refuses members that were removed.
+FEDIF = """#!/bin/sh
+echo "$@" >>"$HOME/calls"
+case "$1 $2" in
+  "keeper init")
+    mkdir -p "$3/keeper-state" && echo key >"$3/keeper-state/box-key.pub" && : >"$3/keeper.crt" ;;
+  "federation keeper-client") : >"$FEDIF_FEDERATION/keeper-client.crt" ;;
+  "federation invite") ! grep -qs 2026 "$FEDIF_FEDERATION/members/$3.toml" ;;
+  "federation add-member") ! echo "$@" | grep -q hospital-1 ;;
+  "node join")
+    member=$(basename "$3" .invitation.toml)
+    : >"$5/$member.answer.toml" && : >"$5/node.key.pub" ;;
+esac
+"""
+
+
+class SetUp:
+    """What `setup` and `server` do in a directory, without keys, certificates and connections."""
+
+    def __init__(self, directory: Path, profiles: str = "") -> None:
+        for name in ("bin", "federation/members", "keeper", "nodes"):
+            (directory / name).mkdir(parents=True)
+        for name, script in (("fedif", FEDIF), ("flower-superexec", "#!/bin/sh\n")):
+            (directory / "bin" / name).write_text(script)
+            (directory / "bin" / name).chmod(0o755)
+        self.directory = directory
+        self._environment = {
+            **services()["setup"]["environment"],
+            "APP": str(REPOSITORY),
+            "FEDIF_FEDERATION": str(directory / "federation"),
+            "HOME": str(directory),
+            "KEEPER": str(directory / "keeper"),
+            "NODES": str(directory / "nodes"),
+            "PATH": f"{directory / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PROFILES": profiles,
+        }
+
+    def play(self, role: str) -> list[str]:
+        """Play a role to its end; return how `fedif` was called."""
+        calls = self.directory / "calls"
+        calls.unlink(missing_ok=True)
+        command = ["bash", FOLDER / "entrypoint.sh", role]
+        subprocess.run(command, env=self._environment, check=True)
+        return calls.read_text().splitlines()
+
+    def policy(self, member: str) -> MemberPolicy:
+        """Return what a member lets run, take part and leave."""
+        return read_member_policy(self.directory / "nodes" / member / "member-policy.toml")
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+@pytest.mark.parametrize("profiles", ["", "masked"])
+def test_a_member_lets_masked_updates_leave_where_every_run_is_masked(tmp_path, profiles):
+    """A member whose policy holds back what its node sends would take part in no round."""
+    up = SetUp(tmp_path, profiles)
+    up.play("setup")
+    policy = up.policy("hospital-0")
+    assert policy.state == tmp_path / "nodes" / "hospital-0" / "member-state"
+    assert policy.runs.unknown_keys
+    weights = {"weight": pack_array(np.zeros(3, np.float32))}
+    received = RecordDict({"arrays": ArrayRecord(weights)})
+    vector = np.arange(3, dtype=np.uint64)
+    mask = ConfigRecord({BOX: bytes(400), LENGTH: 1.25})
+    masked = {"arrays": ArrayRecord({VECTOR: pack_array(vector)}), MASK_RECORD: mask}
+    guard = OutgoingPolicy(policy.leaves, None)
+    if not profiles:
+        with pytest.raises(RefusedByMemberError):
+            guard.check(received, RecordDict(masked), 1)
+        return
+    left = guard.check(received, RecordDict(masked), 1)
+    assert left["arrays"][VECTOR].numpy().tolist() == [0, 1, 2]
+    assert left[MASK_RECORD] == mask
+    assert {*policy.leaves.config} > {*LeavesSettings().config}
 
 
 class Containers:
