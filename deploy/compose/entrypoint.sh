@@ -20,6 +20,7 @@ setup() { # every key, certificate and setting; for a federation whose parts are
   cp "$FEDIF_FEDERATION/keeper-client.crt" "$KEEPER/"
   cp "$KEEPER/keeper.crt" "$FEDIF_FEDERATION/"
   for member in $MEMBERS; do
+    ! removed "$member" || continue # nobody gets its name, and it no invitation
     fedif federation invite "$member"
     policy=$NODES/$member/member-policy.toml
     mkdir -p "$NODES/$member"
@@ -58,6 +59,10 @@ masked() { # is the keeper among what compose starts?
   [[ ",${PROFILES:-}," == *,masked,* ]]
 }
 
+removed() { # MEMBER: was it sent away, by `fedif federation remove-member`?
+  grep -qs '^removed = "[^"]' "$FEDIF_FEDERATION/members/$1.toml"
+}
+
 superlink() {
   ! masked || export FEDIF_REPLY_BUDGET=2 # A masked reply has 8 bytes for each parameter.
   # Members come by nginx; where one of the two ends, so does the container.
@@ -69,7 +74,11 @@ superlink() {
 }
 
 server() { # lets members in, and runs ServerApps when a run is submitted
-  fedif federation add-member "$FEDIF_FEDERATION"/answers/*.answer.toml
+  local answer answers=()
+  for answer in "$FEDIF_FEDERATION"/answers/*.answer.toml; do
+    removed "$(basename "$answer" .answer.toml)" || answers+=("$answer")
+  done
+  [ "${#answers[@]}" -eq 0 ] || fedif federation add-member "${answers[@]}"
   cd "$FEDIF_FEDERATION"
   export FEDIF_STATEMENT_KEY="$FEDIF_FEDERATION/statement-key.pem"
   exec flower-superexec --runtime-api-address "127.0.0.1:$SUPERLINK_LOCAL" \

@@ -175,6 +175,20 @@ def test_a_member_lets_masked_updates_leave_where_every_run_is_masked(tmp_path, 
     assert {*policy.leaves.config} > {*LeavesSettings().config}
 
 
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_a_member_that_was_removed_keeps_no_container_from_starting(tmp_path):
+    """`fedif` refuses to invite or add it again; what is there for the others goes on."""
+    up = SetUp(tmp_path)
+    up.play("setup")
+    members = tmp_path / "federation" / "members"
+    (members / "hospital-0.toml").write_text('removed = ""\n')
+    (members / "hospital-1.toml").write_text('removed = "2026-11-02 09:30:00+00:00"\n')
+    invited = [call for call in up.play("setup") if "invite" in call]
+    assert invited == ["federation invite hospital-0", "federation invite hospital-2"]
+    answers = [f"{tmp_path}/federation/answers/hospital-{i}.answer.toml" for i in (0, 2)]
+    assert up.play("server") == [f"federation add-member {' '.join(answers)}"]
+
+
 class Containers:
     """The compose file's commands as processes of this machine, each where its container has it.
 
