@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, Self, get_args
 
 import psutil
@@ -103,6 +105,7 @@ class RunMetrics(Callback):
         is_bounded = not members or config.num_clients <= MOST_NAMED
         require(is_bounded, "metrics.members", True, f"false with more than {MOST_NAMED} clients")
         self._names_members = members
+        self._weighed: set[str] = set()  # The members that have had a weight.
         self.registry = CollectorRegistry()
         options: dict[str, Any] = {"namespace": "fedif", "registry": self.registry}
         self._add_figures_of_run(config, options)
@@ -180,8 +183,8 @@ class RunMetrics(Callback):
         self.phases.labels("replies").inc(row.round_seconds)
         self.phases.labels("aggregation").inc(row.aggregation_seconds)
         self.phases.labels("evaluation").inc(row.evaluation_seconds)
-        if row.train_seconds is not None:
-            self.training.set(row.train_seconds)
+        # Where nobody said how long it trained, there is no mean: not that of an earlier round.
+        self.training.set(math.nan if row.train_seconds is None else row.train_seconds)
         for column, value in row.metrics.items():
             split, _, name = column.partition("_")
             if name in self.quality:
@@ -190,14 +193,21 @@ class RunMetrics(Callback):
                 self.figure.labels(name, split).set(value)
         for client in row.clients:
             self.replies.labels(client.status).inc()
-            if self._names_members:
-                self._add_member(client)
+        if self._names_members:
+            self._add_members(row.clients)
 
-    def _add_member(self, client: ClientReport) -> None:
-        """Take in what a round was to a member."""
-        name = client.node.name or str(client.node.client_id)
-        self.member_replies.labels(name, client.status).inc()
-        if client.weight is not None:
-            self.weight.labels(name).set(client.weight)
-        if client.weight_score is not None:
-            self.score.labels(name).set(client.weight_score)
+    def _add_members(self, clients: Sequence[ClientReport]) -> None:
+        """Take in what a round was to members."""
+        # Who is not asked in this round has no weight in it: not that of an earlier one.
+        weights = dict.fromkeys(self._weighed, 0.0)
+        for client in clients:
+            name = client.node.name or str(client.node.client_id)
+            self.member_replies.labels(name, client.status).inc()
+            if client.weight is not None:
+                # A second reply of the same member is refused, and adds nothing.
+                weights[name] = weights.get(name, 0.0) + client.weight
+            if client.weight_score is not None:
+                self.score.labels(name).set(client.weight_score)
+        for name, weight in weights.items():
+            self.weight.labels(name).set(weight)
+        self._weighed = set(weights)

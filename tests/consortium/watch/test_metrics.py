@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections import Counter
 from pathlib import Path
@@ -100,3 +101,20 @@ def test_without_the_request_no_label_is_a_member_s_or_anybody_s_text(tmp_path):
         RunMetrics(config(tmp_path, num_clients=1001), members=True)
     with pytest.raises(ConfigError, match=r"metrics\.members = True; allowed: false without"):
         config(tmp_path, **{"metrics.members": True})
+
+
+def test_figures_of_the_last_round_are_none_of_an_earlier_one(tmp_path):
+    """A member that is quarantined, or was not drawn, has no weight while others train."""
+    metrics = RunMetrics(config(tmp_path), members=True)
+    ada, bob = (ClientNode(i, 7 + i, name=name) for i, name in enumerate(("ada", "bob")))
+    both = (ClientReport(ada, weight=0.75, train_seconds=2.0), ClientReport(bob, weight=0.25))
+    second = ClientReport(ada, status="refused", rejection="its second reply")
+    metrics.row(Round(1, (*both, second)))
+    found = samples(generate_latest(metrics.registry).decode())
+    assert found["fedif_training_seconds",] == 2.0
+    assert found["fedif_member_weight", "ada"] == 0.75
+    metrics.row(Round(2, (ClientReport(bob, weight=1.0),)))
+    found = samples(generate_latest(metrics.registry).decode())
+    assert found["fedif_member_weight", "ada"] == 0.0
+    assert found["fedif_member_weight", "bob"] == 1.0
+    assert math.isnan(found["fedif_training_seconds",])
