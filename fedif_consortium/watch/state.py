@@ -63,14 +63,16 @@ _LINES = {
     "malicious": ("int64", "last"),
     "weight": ("double", "sum"),
     "weight_score": ("double", "last"),
+    "asked_in": ("int64", "count"),
 }
 
 
 class WatchedMember(BaseModel):
     """A member as an operator sees it; ``state.json`` says what its first three fields are.
 
-    ``status`` is what became of it in each of its rounds. ``rejection`` is the reason of the last
-    round that did not count, ``share`` its share of all weight given so far.
+    ``status`` is what became of it, line by line. ``asked_in`` says how many of these lines are of
+    requests of earlier rounds, which have a line there already. ``rejection`` is the reason of the
+    last round that did not count, ``share`` its share of all weight given so far.
     """
 
     client_id: int
@@ -78,6 +80,7 @@ class WatchedMember(BaseModel):
     name: str = ""
     state: str = "new"
     status: list[str] = []
+    asked_in: int = 0
     rejection: str | None = None
     malicious: bool | None = None
     weight: float | None = None
@@ -89,6 +92,11 @@ class WatchedMember(BaseModel):
     def label(self) -> str:
         """What it is called."""
         return called(self.client_id, self.partition_id, self.name)
+
+    @property
+    def requests(self) -> int:
+        """How often it was asked."""
+        return len(self.status) - self.asked_in
 
     @property
     def misses(self) -> int:

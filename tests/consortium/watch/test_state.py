@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from fedif_consortium.watch.page import render
 from fedif_consortium.watch.state import SILENCE, Watched, WatchedMember
 from fedif_flower.attribution.quarantine import Decision
 from fedif_flower.errors import ConfigError
@@ -100,6 +101,16 @@ def test_a_member_s_lines_are_summed_up(tmp_path):
     )
     assert (known.misses, large.misses) == (1, 3)
     assert (large.client_id, large.label, large.share) == (LARGE, f"client {LARGE % 100}", 0.0)
+
+
+def test_a_reply_that_came_late_answers_one_request(tmp_path):
+    """It has a line where it was asked for, and one where it counts."""
+    lines = [client(1, 7, "late"), client(2, 7, asked_in=1), client(3, 7, "late")]
+    folder = make_folder(tmp_path, [*lines, client(1, 8)])
+    members = {member.client_id: member for member in watched(folder).members}
+    assert (members[7].status.count("accepted"), members[7].requests) == (1, 2)
+    assert members[8].requests == 1
+    assert '<td class="number">1 of 2</td>' in render(watched(folder))
 
 
 @pytest.mark.parametrize(
