@@ -25,6 +25,7 @@ from fedif_consortium.statement.manifest import PAGE, Manifest
 from fedif_consortium.statement.member_account import RULES
 from fedif_consortium.statement.records import RunRecords
 from fedif_consortium.statement.settings import RELATIVE, weighs_by_length
+from fedif_consortium.statement.shares import fall_of, losses_of
 from fedif_flower.attribution.intervals import MIN_ROUNDS
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED
 from fedif_flower.server.summary import Scoring
@@ -101,8 +102,18 @@ def _render_consortium(account: Account, records: RunRecords, shared: Mapping[st
         **shared,
         scale=Scale(values, 5, 145),
         losses=records.losses,
+        points=_points_of(records),
         loss_scale=Scale(records.losses, 128, 12),
     )
+
+
+def _points_of(records: RunRecords) -> list[tuple[int, float]]:
+    """Return the loss before the first round and after each, by its place: where it is finite."""
+    points = []
+    for place, loss in enumerate(losses_of(records.rounds)):
+        if math.isfinite(loss):
+            points.append((place, loss))
+    return points
 
 
 def _shared_values(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, Any]:
@@ -120,6 +131,8 @@ def _shared_values(account: Account, records: RunRecords, manifest: Manifest) ->
         "open_games": open_games(records.config),
         "key": fingerprint(manifest.signer),
         "version": records.provenance.get("versions", {}).get("fedif-flower", ""),
+        "loss_after": losses_of(records.rounds)[-1],
+        "has_fallen": fall_of(records.rounds) > 0,
         "decimals": decimals_for([member.contribution for member in account.members]),
     }
 
@@ -205,7 +218,9 @@ def _templates() -> Environment:
 
 
 def _loss(value: float) -> str:
-    """Return a loss with three decimals, a small one with three digits."""
+    """Return a loss with three decimals, a small one with three digits, none in words."""
+    if not math.isfinite(value):
+        return "not finite"
     if value >= 0.1:
         return f"{value:.3f}"
     return f"{value:.3g}"

@@ -10,6 +10,7 @@ from fedif_consortium.statement.pages import open_games
 from fedif_consortium.statement.verify import verify
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement.runs import make_run
+from tests.consortium.statement.signed_runs import altered, rewrite
 from tests.consortium.watch.test_page import Outline
 
 NAMES = {0: "hospital-2", 1: "St. <b>Mary's</b> & Co", 2: "Klinikum"}
@@ -161,3 +162,36 @@ def test_each_game_that_settings_leave_open_is_named(change):
     safe = {"credit.length": 1.25, "credit.borrowed": 1.6, "credit.weight": 2.0}
     found = open_games({**safe, "credit.secret-validation": True, **change})
     assert [words.partition(" =")[0] for words in found] == list(change)[-1:]
+
+
+def diverged(folder, key, rounds, after: str) -> tuple[str, str]:
+    """Return the consortium's page, and a member's, of a run whose loss is NaN after a round."""
+    run = RunFolder(make_run(folder / "run", rounds))
+    before = str(int(after) + 1)
+    rewrite(run.attributed_rounds, altered({"round": after}, loss_after="nan"))
+    rewrite(run.attributed_rounds, altered({"round": before}, loss_before="nan"))
+    statement = make_statement(run.path, key)
+    verify(run.path)
+    return (statement / "statement.html").read_text(), (statement / "members/001.html").read_text()
+
+
+def test_each_loss_is_drawn_at_its_own_round(tmp_path, key):
+    """A round between two that diverged has no loss, and those behind it stay where they are."""
+    half, nothing = {0: 0.25, 1: 0.25}, {0: 0.0, 1: 0.0}
+    page, _ = diverged(tmp_path, key, [half, half, nothing, nothing, half], after="3")
+    (points,) = re.findall(r'<polyline points="([^"]*)"', page)
+    assert [point.split(",")[0] for point in points.split()] == [
+        "100.00",
+        "222.00",
+        "344.00",
+        "588.00",
+        "710.00",
+    ]
+    assert re.findall(r'<text x="710.00" y="150" text-anchor="middle">(\d+)', page) == ["5"]
+
+
+def test_a_model_without_a_loss_at_the_end_lowered_nothing(tmp_path, key):
+    rounds = [{0: 0.25, 1: 0.25}, {0: 0.0, 1: 0.0}]
+    for page in map(text_of, diverged(tmp_path, key, rounds, after="2")):
+        assert "2 rounds did not lower the validation loss: 2.000 before, not finite after." in page
+        assert "together lowered" not in page
