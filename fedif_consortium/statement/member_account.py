@@ -49,7 +49,7 @@ class MemberAccount:
     weight_score : float, optional
         Omega after its last round.
     refusals : tuple of (str, int)
-        Why replies were refused, and how often.
+        Why replies did not count, and how often.
     contribution : float
         In nats of validation loss; negative: it raised the loss.
     credited : float

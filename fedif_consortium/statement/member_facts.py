@@ -80,7 +80,6 @@ def _reply_facts(replies: Sequence[Reply], signed: Set[tuple[int, int]]) -> dict
     signed_replies = [reply for reply in accepted if (reply.round, reply.client_id) in signed]
     examples = [reply.num_examples for reply in replies if reply.num_examples is not None]
     scores = [reply.weight_score for reply in replies if reply.weight_score is not None]
-    refusals = Counter(reply.rejection for reply in replies if reply.rejection)
     revoked_in = None
     if replies and replies[-1].status == "revoked":
         revoked_in = replies[-1].round
@@ -89,8 +88,22 @@ def _reply_facts(replies: Sequence[Reply], signed: Set[tuple[int, int]]) -> dict
         "revoked_in": revoked_in,
         "examples": max(examples, default=None),
         "weight_score": scores[-1] if scores else None,
-        "refusals": tuple(refusals.most_common()),
+        "refusals": tuple(_refusals(replies).most_common()),
     }
+
+
+def _refusals(replies: Sequence[Reply]) -> Counter[str]:
+    """Return why a member's replies did not count, and how often.
+
+    One that came late has two lines. The later one says whether it counted.
+    """
+    came_later = {reply.asked_in for reply in replies if reply.asked_in}
+    refusals: Counter[str] = Counter()
+    for reply in replies:
+        is_first_of_two = reply.status == "late" and reply.round in came_later
+        if reply.rejection and not is_first_of_two:
+            refusals[reply.rejection] += 1
+    return refusals
 
 
 def _part_facts(parts: Sequence[Part], equal_parts: Mapping[int, float]) -> dict[str, Any]:

@@ -84,6 +84,18 @@ def test_one_step_that_cannot_be_attributed_takes_nobodys_pay(tmp_path):
     assert (settled.attributed, settled.left_out_decrease) == (1.5, -1.0)
 
 
+def test_a_late_reply_that_counted_is_none_that_did_not_count(tmp_path):
+    """It has a line in the round that closed without it, and one in the round in which it came."""
+    closed = {(4, 1): "no reply before the round closed"}
+    rounds = [{0: 0.25}, {0: 0.25}, {0: 0.25, 1: 0.5}, {0: 0.25}]
+    statuses = dict.fromkeys(closed, "late")
+    run = make_run(tmp_path / "run", rounds, rejections=closed, statuses=statuses)
+    come_late(run, 1, {3: 1})
+    member = by_name(settle(read_run(run)))["client 1"]
+    assert (member.taken_part, member.late) == (1, 1)
+    assert member.refusals == (("no reply before the round closed", 1),)
+
+
 def test_refusals_and_absence_are_told_apart(tmp_path):
     away = {(1, 1): "no reply before the deadline", (2, 1): "client error 2: out of memory"}
     refused = dict.fromkeys([(1, 2), (2, 2)], "array 'w' is not finite")
