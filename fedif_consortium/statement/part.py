@@ -22,10 +22,11 @@ from fedif_consortium.statement.bundle import make_statement, parse_budget
 from fedif_consortium.statement.client_part import ACTION
 from fedif_consortium.statement.manifest import ENVELOPE
 from fedif_consortium.statement.member_pages import UNWANTED, delivery, read_answer
-from fedif_consortium.statement.settings import CLIPPING, StatementSettings
+from fedif_consortium.statement.settings import CLIPPING, TERMS_OF_PAY, StatementSettings
 from fedif_consortium.statement.undelivered import of_members, queue_pages, write_undelivered
-from fedif_flower.errors import FedIFError
+from fedif_flower.errors import FedIFError, require
 from fedif_flower.messages.screened_grid import screened
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.sections import section_name
@@ -64,6 +65,15 @@ class Stated(RunPart):
         if kind is not None and issubclass(kind, InfluenceDescent):
             bounds[f"{section_name(strategy)}.relative"] = True
         return bounds
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError for terms of pay where nothing is attributed: there is no statement."""
+        if config.attribution != "off":
+            return
+        settings = config.section(StatementSettings)
+        for key, value in settings.to_mapping().items():
+            if key in TERMS_OF_PAY:
+                require(not value, key, value, "'' with attribution = 'off'")
 
     def build(self, run: RunContext) -> Built:
         """Bring pages of earlier runs to nodes that were away."""

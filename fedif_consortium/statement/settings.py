@@ -15,6 +15,7 @@ AMOUNT = r"^([0-9]{1,12}(\.[0-9]{1,2})?)?$"
 CONTACT = rf"^[^{UNSHOWN}]{{0,200}}$"
 CLIPPING = 2.0  # Of a run that pays, whatever its strategy.
 RELATIVE = "influence-descent.relative"
+TERMS_OF_PAY = ("statement.budget", "statement.pay-by", "statement.ties")
 # As records, which are read without its code, have the strategy: by its name, or its class's.
 _DESCENT = ("influence-descent", "InfluenceDescent")
 
@@ -30,7 +31,8 @@ class StatementSettings(Settings, alias_generator=in_section("statement")):
 
     budget: str = setting(
         "",
-        "what the statement at the end of a deployed run shares out, such as `1000` or `1000.50`; "
+        "with `attribution`: what the statement at the end of a deployed run shares out, such as "
+        "`1000` or `1000.50`; "
         f"empty: it states shares alone. With a budget, `update-clipping = auto` is {CLIPPING:g} "
         f"for every strategy that can be attributed, and `{RELATIVE} = auto` is `true`",
         pattern=AMOUNT,
@@ -46,13 +48,14 @@ class StatementSettings(Settings, alias_generator=in_section("statement")):
     )
     pay_by: Literal["", PayBy] = setting(
         "",
-        "what shares are of: the `sum` over all rounds (also if empty), so that being drawn often "
-        "pays, or the mean per `draw`, so that who is there for a few good rounds is paid as for "
-        "all",
+        "with `attribution`: what shares are of: the `sum` over all rounds (also if empty), so "
+        "that being drawn often pays, or the mean per `draw`, so that who is there for a few good "
+        "rounds is paid as for all",
         changes_result=False,
     )
     ties: Literal["", Ties] = setting(
         "",
-        "`alike`: members that the held-out set (and the draw) cannot tell apart share equally",
+        "with `attribution`: `alike`: members that the held-out set (and the draw) cannot tell "
+        "apart share equally",
         changes_result=False,
     )

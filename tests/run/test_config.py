@@ -28,6 +28,9 @@ def config(**overrides) -> RunConfig:
     return RunConfig.from_run_config(values, server_parts())
 
 
+PAYS = {"attribution": "simpson", "statement.budget": "1000"}
+
+
 @pytest.mark.parametrize(
     ("given", "resolved"),
     [
@@ -36,22 +39,21 @@ def config(**overrides) -> RunConfig:
         ({"dataset": "fashion-mnist", "fedif.gamma": 0.5}, {"fedif.gamma": 0.5}),
         ({"strategy": "fedavg"}, {"update-clipping": 0.0}),
         ({"strategy": "fedif"}, {"update-clipping": 2.0}),
-        # A run that pays bounds updates, where they have coefficients.
-        ({"strategy": "fedavg", "statement.budget": "1000"}, {"update-clipping": 2.0}),
-        ({"strategy": "median", "statement.budget": "1000"}, {"update-clipping": 0.0}),
+        # A run that pays bounds updates.
+        ({"strategy": "fedavg", **PAYS}, {"update-clipping": 2.0}),
         (
-            {"strategy": "influence-descent", "statement.budget": "1000"},
+            {"strategy": "influence-descent", **PAYS},
             {"update-clipping": 2.0, "influence-descent.relative": True},
         ),
         ({"strategy": "influence-descent"}, {"influence-descent.relative": False}),
         (
-            {"strategy": "fedif_flower:InfluenceDescent", "statement.budget": "1000"},
+            {"strategy": "fedif_flower:InfluenceDescent", **PAYS},
             {"InfluenceDescent.relative": True},
         ),
         (
             {
                 "strategy": "influence-descent",
-                "statement.budget": "1000",
+                **PAYS,
                 "influence-descent.relative": False,
             },
             {"influence-descent.relative": False},

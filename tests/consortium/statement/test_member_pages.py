@@ -26,7 +26,7 @@ from fedif_consortium.statement.member_pages import (
 from fedif_consortium.statement.part import Stated, deliver
 from fedif_consortium.statement.undelivered import write_undelivered
 from fedif_consortium.statement.verify import verify
-from fedif_flower.errors import StorageError
+from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -114,12 +114,25 @@ def grid(tmp_path: Path, client=client_app, **more) -> LocalGrid:
 
 
 def state(grid: LocalGrid, run_dir: Path, **settings) -> None:
-    config = RunConfig.from_run_config(RunConfig.defaults() | settings, server_parts())
+    given = RunConfig.defaults() | {"attribution": "simpson"} | settings
+    config = RunConfig.from_run_config(given, server_parts())
     Stated().finished(SimpleNamespace(grid=grid, config=config, folder=RunFolder(run_dir)))
 
 
 def pages_of(tmp_path: Path, partition: int) -> list[Path]:
     return sorted((tmp_path / f"node-{partition}").glob("*/statement.html"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("statement.budget", "1000"), ("statement.pay-by", "draw"), ("statement.ties", "alike")],
+)
+def test_terms_of_pay_are_refused_where_there_will_be_no_statement(key, value):
+    """The run would go on for hours, and end without one and without a word."""
+    given = RunConfig.defaults() | {key: value}
+    with pytest.raises(ConfigError, match=rf"{key} = '{value}'; allowed: '' with attribution ="):
+        RunConfig.from_run_config(given, server_parts())
+    RunConfig.from_run_config(given | {"attribution": "simpson"}, server_parts())
 
 
 def test_each_node_gets_its_own_page_and_can_check_it(tmp_path, run_dir, caplog):
