@@ -38,7 +38,8 @@ NOBODY = "nobody"
 BEGINNING = hashlib.sha256().digest()  # Before the first round.
 RECEIPTS_RECORD = "receipts"  # In a message.
 MOST_ROUNDS = 1000  # In a message.
-_MOST_TEXT = 2**24
+_MOST_TEXT = 2**24  # Of a message's rounds, as JSON.
+_BETWEEN = ", "  # Two values of a list in JSON.
 Leaf = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}(,[ -+\--~]*){6}$", max_length=300)]
 
 
@@ -264,12 +265,21 @@ class RoundChain:
         client_id : int
             The client.
         seen : bytes
-            What it says that it has seen; empty: nothing. It gets at most the last 1,000 rounds.
+            What it says that it has seen; empty: nothing. It gets at most the last 1,000 rounds,
+            and no more of these than it reads in a message.
         """
         size = self.sizes.get(seen, 0)
         rounds = [told_round for told_round in self.rounds if told_round.size > size][-MOST_ROUNDS:]
-        if not rounds:
+        texts: list[str] = []  # The latest round first.
+        length = 0
+        for told_round in reversed(rounds):
+            text = json.dumps(told_round.for_member(client_id).cells())
+            length += len(text) + len(_BETWEEN)
+            if length > _MOST_TEXT:
+                break
+            texts.append(text)
+        if not texts:
             return {}
-        cells = [told_round.for_member(client_id).cells() for told_round in rounds]
-        record = ConfigRecord({"run": rounds[0].run, "rounds": json.dumps(cells)})
+        list_of_rounds = f"[{_BETWEEN.join(reversed(texts))}]"
+        record = ConfigRecord({"run": rounds[0].run, "rounds": list_of_rounds})
         return {RECEIPTS_RECORD: record}

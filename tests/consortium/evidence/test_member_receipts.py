@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence import member_receipts as module
+from fedif_consortium.evidence import receipts
 from fedif_consortium.evidence.attempts import Attempts
 from fedif_consortium.evidence.held_receipts import read_held
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, require_room, take_receipts
@@ -115,6 +116,21 @@ def test_a_round_in_which_nobody_was_asked_has_a_leaf_of_nobody():
 
 def rounds_told(chain: RoundChain, client_id: int, seen: bytes) -> list[ToldRound]:
     return read_receipts(RecordDict(chain.receipts_for(client_id, seen)))
+
+
+def test_a_client_that_signs_nothing_is_told_no_more_than_it_reads(monkeypatch):
+    """It is told all rounds with each message; those of many members would outgrow one."""
+    chain = chain_of(*([f"{t},{i},,0.5,,,away" for i in (1, 2)] for t in range(1, 21)))
+    everything = rounds_told(chain, 1, b"")
+    assert [told.number for told in everything] == list(range(1, 21))
+    text = chain.receipts_for(1, b"")[RECEIPTS_RECORD]["rounds"]
+    assert text == json.dumps(json.loads(text))
+    monkeypatch.setattr(receipts, "_MOST_TEXT", len(text) // 4)
+    latest = rounds_told(chain, 1, b"")
+    assert 3 <= len(latest) <= 5
+    assert latest == everything[-len(latest) :]
+    monkeypatch.setattr(receipts, "_MOST_TEXT", 100)
+    assert chain.receipts_for(1, b"") == {}
 
 
 def test_a_client_is_told_its_own_lines_and_the_hashes_of_the_others():
