@@ -276,7 +276,7 @@ class RoundCounts:
         kind : str
             Its type.
         today : date
-            The day in UTC.
+            The day in UTC; one before the last that was counted counts as that one.
 
         Raises
         ------
@@ -290,28 +290,42 @@ class RoundCounts:
             raise RefusedByMemberError(f"this member takes part from {rules.first_day} on")
         if rules.last_day and today > rules.last_day:
             raise RefusedByMemberError(f"this member took part until {rules.last_day}")
-        counts = _Counts(day=today)
-        if self._counts.day == today:
-            counts = self._counts.model_copy()
+        counts = self._counts_on(today)
+        clock = ""
+        if counts.day > today:
+            clock = f"; its clock went back from {counts.day}, whose count goes on"
         most_rounds = rules.most_rounds_a_day
         if is_round(kind):
             counts.rounds += 1
-            _require_few(counts.rounds, most_rounds, "rounds")
+            _require_few(counts.rounds, most_rounds, "rounds", clock)
         elif kind.partition(".")[0] == EVALUATE:
             counts.evaluations += 1
-            _require_few(counts.evaluations, most_rounds, "evaluations")
+            _require_few(counts.evaluations, most_rounds, "evaluations", clock)
         else:
             counts.queries += 1
             most_queries = most_rounds + MORE_QUERIES if most_rounds else 0
-            _require_few(counts.queries, most_queries, "queries")
+            _require_few(counts.queries, most_queries, "queries", clock)
         counts.messages += 1
-        _require_few(counts.messages, rules.most_messages_a_day, "messages")
+        _require_few(counts.messages, rules.most_messages_a_day, "messages", clock)
         make_folder(self._path.parent)
         write_atomically(self._path, counts.model_dump_json() + "\n")
         self._counts = counts
 
+    def _counts_on(self, today: date) -> _Counts:
+        """Return what was counted on a day so far.
 
-def _require_few(count: int, most: int, kind: str) -> None:
-    """Raise RefusedByMemberError if a count of the day is above its limit; 0: there is none."""
+        Where the clock went back, counts of the later day go on: else the server could have both
+        days a second time.
+        """
+        if today > self._counts.day:
+            return _Counts(day=today)
+        return self._counts.model_copy()
+
+
+def _require_few(count: int, most: int, kind: str, clock: str) -> None:
+    """Raise RefusedByMemberError if a count of the day is above its limit; 0: there is none.
+
+    ``clock`` is what the reason ends with.
+    """
     if 0 < most < count:
-        raise RefusedByMemberError(f"this member takes part in at most {most} {kind} a day")
+        raise RefusedByMemberError(f"this member takes part in at most {most} {kind} a day{clock}")

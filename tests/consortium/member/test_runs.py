@@ -179,6 +179,23 @@ def test_a_day_has_so_many_rounds_and_messages_even_after_a_restart(tmp_path):
     RoundCounts(tmp_path, rules).count("train", TUESDAY)
 
 
+def test_a_clock_that_goes_back_gives_no_day_a_second_time(tmp_path):
+    """A host corrects its clock around midnight, or loses power and with it the time."""
+    rules = RunRules(most_rounds_a_day=2)
+    counts = RoundCounts(tmp_path, rules)
+    counts.count("train", MONDAY)
+    counts.count("train", MONDAY)
+    counts.count("train", TUESDAY)
+    counts.count("train", MONDAY)
+    reason = "at most 2 rounds a day; its clock went back from 2026-01-06"
+    for again in (counts, RoundCounts(tmp_path, rules)):
+        with pytest.raises(RefusedByMemberError, match=reason):
+            again.count("train", MONDAY)
+    with pytest.raises(RefusedByMemberError, match=r"at most 2 rounds a day\Z"):
+        counts.count("train", TUESDAY)
+    counts.count("train", WEDNESDAY)
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"day": "2026-01-05", "rounds": "x"}'])
 def test_a_damaged_file_is_an_error_at_the_start(tmp_path, content):
     (tmp_path / "round-counts.json").write_text(content)
