@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from datetime import date
@@ -14,13 +15,14 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from fedif_flower.errors import ConfigError, RefusedByMemberError, require
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.text import printable
-from fedif_flower.settings import AUTO, Scalar, Settings, setting
+from fedif_flower.settings import AUTO, Scalar, Settings, alike, setting
 from fedif_flower.storage import make_folder, write_atomically
 
 TRAIN = "train"
 EVALUATE = "evaluate"
 MORE_QUERIES = 10  # Than rounds: who a node is, whether it can take part, its page.
 _DAY = "a date, such as 2026-01-31"
+logger = logging.getLogger(__name__)
 
 
 class Range(BaseModel):
@@ -121,7 +123,8 @@ class RunRules(Settings):
         for key in sorted(self.config.keys() - config.keys()):
             default = _default(key)
             if default is None:
-                continue  # Another project's key.
+                _warn_of_nobodys_key(key, config)
+                continue
             if default == AUTO and _is_told(key):
                 continue  # The server decides, and each message says what it decided.
             accepted = self.config[key]
@@ -188,6 +191,22 @@ class RunRules(Settings):
         if default == AUTO:
             return None
         return default
+
+
+def _warn_of_nobodys_key(key: str, config: Mapping[str, Scalar]) -> None:
+    """Say in the member's log that a line of its policy limits nothing in a run.
+
+    The key may be another app's. Or it is misspelt, and the member relies on it.
+    """
+    hint = ""
+    near = alike(key, config)
+    if near:
+        hint = f"; did you mean {' or '.join(map(printable, near))}?"
+    logger.warning(
+        "[runs.config] has %s, which is no key of this run: the line limits nothing in it%s",
+        printable(key),
+        hint,
+    )
 
 
 def _require(is_allowed: bool, key: str, value: object, accepted: Accepted) -> None:

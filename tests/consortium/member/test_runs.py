@@ -55,6 +55,16 @@ def test_a_run_outside_the_policy_is_refused_by_the_line_s_name(rules, changes, 
         rules.check_run("fedif/app", CONFIG | changes, CONFIG)
 
 
+def test_a_line_that_limits_nothing_in_a_run_is_said(caplog):
+    """A policy may list keys of several apps; a member that misspells one would rely on it."""
+    rules = RunRules(config={"rat": {"most": 0.5}, "rounds": 10, "local-epochs": 5})
+    rules.check_run("fedif/app", CONFIG, CONFIG)
+    assert caplog.messages == [
+        "[runs.config] has rat, which is no key of this run: the line limits nothing in it; did "
+        "you mean rate?"
+    ]
+
+
 def told(**config) -> dict:
     """Return what an honest server tells clients of a run."""
     keys = {key.replace("_", "-"): value for key, value in config.items()}
