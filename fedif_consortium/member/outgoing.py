@@ -92,8 +92,18 @@ class LeavesSettings(Settings):
     )
 
     @model_validator(mode="after")
+    def _list_each_once(self) -> Self:
+        for key in ("arrays", "config"):
+            listed = getattr(self, key)
+            names = [value.partition(" ")[0] for value in listed]
+            # Of two lines the wider one would count, and nothing says which was meant.
+            require(len(set(names)) == len(names), key, listed, "each RECORD.KEY once")
+        return self
+
+    @model_validator(mode="after")
     def _leave_nothing_without_noise(self) -> Self:
         if not self.noise_multiplier:
+            self._require_no_budget()
             return self
         is_clipped = self.clip_length > 0
         words = "more than 0 where noise_multiplier is"
@@ -105,6 +115,14 @@ class LeavesSettings(Settings):
         words = f"nothing {_BESIDE} where there is noise: it would leave without it"
         require(not beside_updates, "config", beside_updates, words)
         return self
+
+    def _require_no_budget(self) -> None:
+        """Refuse a privacy budget without noise: all would leave, and nothing be spent."""
+        for key in ("target_delta", "most_epsilon"):
+            default = type(self).model_fields[key].default
+            value = getattr(self, key)
+            words = f"{default:g} where noise_multiplier is 0, which adds no noise"
+            require(value == default, key, value, words)
 
 
 class OutgoingPolicy:

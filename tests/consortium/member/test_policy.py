@@ -55,6 +55,17 @@ def test_a_folder_stands_for_its_file_or_for_the_defaults(tmp_path):
         ("[leaves]\narrays = ['a.b nofloat']", "[leaves] arrays = "),
         ("[leaves]\nconfig = ['a.b text[*]']", "[leaves] config = "),
         ("[leaves]\nnoise-multiplier = 1.0", "[leaves] clip-length = 0.0; allowed: more than 0"),
+        # Without noise each update would leave as it is, whatever the budget.
+        ("[leaves]\nmost-epsilon = 2.0", "[leaves] most-epsilon = 2.0; allowed: 8 where noise-"),
+        ("[leaves]\ntarget-delta = 1e-6", "[leaves] target-delta = 1e-06; allowed: 1e-05 where"),
+        (
+            "[leaves]\nconfig = ['a.b text[4]', 'a.b text[400]']",
+            "[leaves] config = ['a.b text[4]', 'a.b text[400]']; allowed: each RECORD.KEY once",
+        ),
+        (
+            "[leaves]\narrays = ['a.b int8', 'a.b int64']",
+            "[leaves] arrays = ['a.b int8', 'a.b int64']; allowed: each RECORD.KEY once",
+        ),
         (f"{NOISE}buffers = true", "[leaves] buffers = True; allowed: none with noise"),
     ],
 )
