@@ -107,7 +107,8 @@ class Quarantine(Callback):
 
     It is then not drawn for :data:`FIRST_PAUSE` of its turns, twice as many the next time, at most
     :data:`LONGEST_PAUSE`. Afterwards it is judged anew by what it sends from then on: everybody can
-    come back. A turn is the number of rounds in which a member is drawn once on average.
+    come back. A turn is the number of rounds in which a member has weight once on average: the
+    members that could be drawn, over those with :math:`a_i > 0`.
 
     Parameters
     ----------

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from types import SimpleNamespace
@@ -174,6 +175,21 @@ def test_a_resumed_run_keeps_the_pauses_of_when_they_were_decided():
     first = whole.decisions[0]
     assert (first.server_round, first.until_round) == (6, 34)
     assert resumed.state_dict() == whole.state_dict()
+
+
+def test_a_turn_is_counted_by_those_who_have_weight():
+    """Six of ten have some: of 60 that are idle a member has weight every tenth round."""
+    sixty = [ClientNode(i, 1000 + i, is_simulated=True) for i in range(60)]
+    weightless = attributed(0, dict.fromkeys(range(6, 10), 0.0), coefficient=0.0).clients
+    rounds = []
+    for t in range(1, 7):
+        weighted = steady(t, of_last=-0.3)
+        rounds.append(replace(weighted, clients=weighted.clients + weightless))
+    policy = Quarantine(SimpleNamespace(rounds=rounds))
+    for t in range(1, 7):
+        policy.admit(sixty, t)
+    [decision] = policy.decisions
+    assert decision.until_round - decision.server_round == 10 * FIRST_PAUSE
 
 
 def saved(state: dict) -> BytesIO:
