@@ -124,6 +124,10 @@ class PathAttribution(Callback):
     ) -> None:
         fits = isinstance(validation, Validation)
         require(fits, "validation", shown_setting(validation), "a Validation")
+        fits = bounds is None or isinstance(bounds, CreditBounds)
+        require(fits, "bounds", bounds, "CreditBounds(...)")
+        fits = on_attribution is None or callable(on_attribution)
+        require(fits, "on_attribution", on_attribution, "a function")
         self.validation = validation
         self.rule = rule
         self.rounds: list[RoundAttribution] = []

@@ -11,6 +11,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,7 +61,9 @@ class ReplyLimits:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a bound that no reply can keep."""
-        require(self.max_num_examples > 0, "max_num_examples", self.max_num_examples, "> 0")
+        most = self.max_num_examples
+        fits = isinstance(most, Real) and float(most) > 0
+        require(fits, "max_num_examples", most, "a number > 0")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from flwr.serverapp.strategy import FedAvg
 from fedif_flower.errors import is_count, require
 
 
-def require_shares_and_numbers(strategy: FedAvg) -> None:
-    """Raise ConfigError for a share or a number of nodes of a strategy that is out of range."""
+def require_flower_arguments(strategy: FedAvg) -> None:
+    """Raise ConfigError for those of a strategy that are out of range, or of another kind."""
     for name in ("fraction_train", "fraction_evaluate"):
         share = getattr(strategy, name)
         is_share = isinstance(share, Real) and 0 <= float(share) <= 1
@@ -21,6 +21,17 @@ def require_shares_and_numbers(strategy: FedAvg) -> None:
     for name in ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes"):
         number = getattr(strategy, name)
         require(is_count(number), name, number, "an integer >= 0")
+    for name in ("arrayrecord_key", "configrecord_key", "weighted_by_key"):
+        key = getattr(strategy, name)
+        require(isinstance(key, str) and bool(key), name, key, "a name")
+    # Of two records with one key a message would hold the second alone: no model.
+    differs = strategy.configrecord_key != strategy.arrayrecord_key
+    words = f"another name than arrayrecord_key = {strategy.arrayrecord_key!r}"
+    require(differs, "configrecord_key", strategy.configrecord_key, words)
+    for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
+        function = getattr(strategy, name)
+        words = "a function of the replies' RecordDicts and the key of the weights"
+        require(callable(function), name, function, words)
 
 
 def require_start(

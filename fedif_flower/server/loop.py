@@ -38,7 +38,7 @@ from fedif_flower.messages.screening import Asked
 from fedif_flower.messages.text import enumerated, printable
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, share_of
 from fedif_flower.seeding import numpy_generator
-from fedif_flower.server.arguments import require_shares_and_numbers
+from fedif_flower.server.arguments import require_flower_arguments
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.model import GlobalModel, require_judge, require_record, require_shapes
 from fedif_flower.server.nodes import most_nodes, require_enough, sample_clients
@@ -112,9 +112,13 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     ) -> None:
         setup = require_setup(setup)
         super().__init__(**base)
-        require_shares_and_numbers(self)
-        self.train_metrics_aggr_fn = train_metrics_aggr_fn or AverageMetrics()
-        self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn or AverageMetrics()
+        self.train_metrics_aggr_fn = AverageMetrics()
+        if train_metrics_aggr_fn is not None:
+            self.train_metrics_aggr_fn = train_metrics_aggr_fn
+        self.evaluate_metrics_aggr_fn = AverageMetrics()
+        if evaluate_metrics_aggr_fn is not None:
+            self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
+        require_flower_arguments(self)
         self.stages = Stages(self.default_stages() if stages is None else stages)
         if self.stages.make_groups and not self.takes_groups:
             raise ConfigError(

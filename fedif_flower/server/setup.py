@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Annotated, Any, TypedDict
@@ -136,10 +136,26 @@ class Setup(CheckedFields):
             value = getattr(self, name)
             is_one = isinstance(value, kind)
             require(is_one, name, shown_setting(value), f"a {kind.__name__}")
+        self._require_names()
         for name in ("intake", "look", "identify"):
             value = getattr(self, name)
             is_left_out = value is None and name != "intake"
             require(is_left_out or callable(value), name, shown_setting(value), "a function")
+
+    def _require_names(self) -> None:
+        """Raise ConfigError for names of arrays that are none: a text is no list of its letters."""
+        trained = self.trainable_keys
+        if trained is not None:
+            is_list = isinstance(trained, Collection) and not isinstance(trained, str)
+            fits = is_list and all(isinstance(name, str) for name in trained) and len(trained) > 0
+            require(fits, "trainable_keys", trained, "a list of names, one or more")
+        tied = self.tied_keys
+        fits = tied is None or isinstance(tied, Mapping)
+        require(fits, "tied_keys", tied, "a mapping of names to names")
+        names = self.names
+        fits = names is None or isinstance(names, Mapping) or callable(names)
+        words = "a mapping of names to names, or a function of a name"
+        require(fits, "names", names, words)
 
 
 DEFAULTS = Setup()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ValuationError, require
 from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Destination, Proposal, Stage
 from fedif_flower.valuation.descent import descend_round
@@ -75,6 +75,12 @@ class LossBound(Stage):
     _least = math.inf
     _least_before = math.inf  # Before the last step.
     _held = 0  # Rounds that took another than the whole step.
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for what is out of range, or of another kind."""
+        super().__post_init__()
+        fits = self.validation is None or isinstance(self.validation, Validation)
+        require(fits, "validation", self.validation, "a Validation")
 
     def begin(self, validation: Validation | None) -> None:
         """Take the strategy's validation set, unless another was given."""

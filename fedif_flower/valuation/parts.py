@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import ValuationError, require
+from fedif_flower.errors import ValuationError, is_count, require
 from fedif_flower.tasks.batches import class_labels, first_few, join, num_rows, take_of_all
 from fedif_flower.valuation.parallel import Passes
 
@@ -101,7 +101,8 @@ def block_validations(validation: _Whole, blocks: int = BLOCKS) -> list[_Whole]:
     ConfigError
         If b is 1, of which no interval can be told, or negative.
     """
-    require(not blocks or blocks >= 2, "blocks", blocks, "an integer >= 2, or 0 for none")
+    fits = is_count(blocks) and blocks != 1
+    require(fits, "blocks", blocks, "an integer >= 2, or 0 for none")
     batches = [batch.content for batch in validation.batches]
     total = _num_rows(batches)
     if not blocks:

@@ -1,4 +1,4 @@
-"""Arguments of ``start`` are refused by name before anything begins."""
+"""Arguments of a strategy and of its ``start`` are refused by name before anything begins."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import math
 import pytest
 from flwr.app import ConfigRecord
 
-from fedif_flower import FedAvg
+from fedif_flower import FedAvg, PathAttribution
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.run import Callback
+from fedif_flower.server.setup import Setup
+from fedif_flower.stages import LossBound
 from tests.server.hostile import alike, one_more
-from tests.strategies.lines import BASE, point
+from tests.strategies.lines import BASE, point, validation
 
 
 class Counting(Callback):
@@ -66,3 +68,48 @@ def test_arguments_that_are_left_out_or_fit_are_taken():
     )
     assert result.arrays["weight"].numpy().item() == 1.0
     assert (counting.starts, counting.ends) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("arrayrecord_key", 5),
+        ("arrayrecord_key", ""),
+        ("configrecord_key", "arrays"),  # The model would not be sent.
+        ("weighted_by_key", ["num-examples"]),
+        ("train_metrics_aggr_fn", 5),  # Said after the first round, which was lost.
+        ("train_metrics_aggr_fn", {}),
+        ("evaluate_metrics_aggr_fn", "mean"),
+    ],
+)
+def test_an_argument_of_a_strategy_is_named_when_it_is_made(name, value):
+    with pytest.raises(ConfigError, match=f"^{name} = "):
+        FedAvg(**{**BASE, name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trainable_keys", "weight"),  # Six names of one letter.
+        ("trainable_keys", 5),
+        ("trainable_keys", []),
+        ("trainable_keys", [5]),
+        ("tied_keys", ["weight"]),
+        ("names", "weight"),
+        ("max_num_examples", "many"),
+        ("max_num_examples", math.nan),
+    ],
+)
+def test_a_setting_of_another_kind_is_named(name, value):
+    with pytest.raises(ConfigError, match=f"^{name} = "):
+        FedAvg(**{**BASE, "setup": Setup(**{name: value})})
+
+
+def test_a_bound_or_an_attribution_of_another_kind_is_named():
+    """Each round would fail, or the first one that is attributed."""
+    with pytest.raises(ConfigError, match=r"^validation = 5; allowed: a Validation"):
+        LossBound(validation=5)
+    with pytest.raises(ConfigError, match=r"^bounds = 5; allowed: CreditBounds"):
+        PathAttribution(validation(), bounds=5)
+    with pytest.raises(ConfigError, match=r"^on_attribution = 5; allowed: a function"):
+        PathAttribution(validation(), on_attribution=5)

@@ -107,7 +107,7 @@ def test_every_example_is_in_the_part_of_its_class():
         class_validations(held_out(torch.arange(40) % 2 * 2))
 
 
-@pytest.mark.parametrize("blocks", [1, -1])
+@pytest.mark.parametrize("blocks", [1, -1, 2.5])
 def test_one_block_tells_no_interval_and_is_refused(blocks):
     # What the sum would be without the only block is 0 of 0 examples.
     with pytest.raises(ConfigError, match=f"blocks = {blocks}; allowed: an integer >= 2, or 0"):

@@ -8,6 +8,7 @@ import io
 import math
 import warnings
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -69,12 +70,12 @@ def dirichlet_partition(
     """
     classes = _classes(labels)
     total = len(classes)
-    if not 1 <= num_partitions <= total:
-        raise ConfigError(
-            f"num_partitions = {num_partitions}; allowed: 1 to {total}, as many as examples"
-        )
+    fits = is_count(num_partitions, 1) and num_partitions <= total
+    words = f"1 to {total}, as many as examples"
+    require(fits, "num_partitions", num_partitions, words)
+    fits = isinstance(dirichlet_alpha, Real) and 0 < float(dirichlet_alpha) < math.inf
+    require(fits, "dirichlet_alpha", dirichlet_alpha, "a finite number > 0")
     alpha = float(dirichlet_alpha)
-    require(0 < alpha < math.inf, "dirichlet_alpha", dirichlet_alpha, "a finite number > 0")
     require(is_count(seed), "seed", seed, "an integer >= 0")
     digest = hashlib.sha256(classes.tobytes()).hexdigest()
     # Both libraries' versions: either may change what a seed draws.

@@ -141,6 +141,9 @@ def test_damaged_partitions_are_named(digits: Dataset, cache: Path) -> None:
     [
         (0, 1.0, "num_partitions = 0; allowed: 1 to 1197"),
         (1198, 1.0, "num_partitions = 1198; allowed: 1 to 1197"),
+        (2.5, 1.0, "num_partitions = 2.5; allowed: 1 to 1197"),
+        ("ten", 1.0, "num_partitions = 'ten'; allowed: 1 to 1197"),
+        (3, "one", "dirichlet_alpha = 'one'; allowed: a finite number > 0"),
         (3, -0.5, "dirichlet_alpha = -0.5; allowed: a finite number > 0"),
         (3, float("nan"), "dirichlet_alpha = nan; allowed: a finite number > 0"),
         (100, 1e-3, r"dirichlet-alpha = 0\.001: .* 100 clients"),
