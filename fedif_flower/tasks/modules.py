@@ -270,9 +270,12 @@ def to_memory_format(examples: Tensor, memory_format: torch.memory_format) -> Te
 def sparing_single_values(model: nn.Module) -> Iterator[None]:
     """Let batch norms that see one value per channel use their running statistics, and keep them.
 
-    That is a batch of one example, before maps of 1x1. The model is in train mode.
+    That is a batch of one example, before maps of 1x1. The model is in train mode. Batch norms that
+    it keeps in eval mode, since they are frozen, are left alone.
     """
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    norms = [
+        module for module in model.modules() if isinstance(module, _BatchNorm) and module.training
+    ]
 
     def spare(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         inputs = arguments[0]  # [n, channels, ...]

@@ -162,6 +162,24 @@ def test_a_lonely_last_example_does_not_stop_batch_norm_on_1x1_maps(count):
     assert not any(module._forward_pre_hooks for module in model)
 
 
+class FrozenNorm(nn.Sequential):
+    """A model whose batch norm is never in train mode, as in transfer learning."""
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+def test_a_lonely_last_example_does_not_wake_a_frozen_batch_norm():
+    model = FrozenNorm(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+    inputs = torch.randn(5, 3, generator=generator())
+    config = TrainingConfig(local_epochs=2, batch_size=4)
+    train_local(model, inputs, torch.arange(5), config, generator())
+    assert int(model[1].num_batches_tracked) == 0
+    assert torch.equal(model[1].running_mean, torch.zeros(4))
+
+
 def test_bf16_moves_about_as_float32_does_and_keeps_float32_parameters():
     inputs, labels = examples(SHAPES["cnn"], 32)
     moves = {}
