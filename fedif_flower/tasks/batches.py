@@ -10,7 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+)
 
 from fedif_flower.errors import ValuationError
 
@@ -48,8 +55,8 @@ def read_batches(
             "tensors"
         )
     if _holds_examples(inputs):
-        # A stream has no length, and comes in an order of its own.
-        is_stream = not hasattr(inputs, "__len__")
+        # A stream comes in an order of its own; it need not have a length.
+        is_stream = isinstance(inputs, IterableDataset) or not hasattr(inputs, "__len__")
         if is_stream or len(inputs):
             shuffle = generator is not None and not is_stream
             # It draws a seed in any case: not from the process, where nothing is shuffled.

@@ -8,7 +8,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedif_flower.client.reply import node_memory
 from fedif_flower.client.training import (
@@ -250,6 +250,35 @@ def test_examples_whose_target_is_ignored_are_left_out(train):
     assert_same_step(flat(model), flat(expected), torch.zeros(6), rounding(torch.float32))
     with pytest.raises(DataError, match="needs at least one example"):
         train(model, rows[:2], labels[:2])
+
+
+class CountedStream(IterableDataset):
+    """A stream of examples that says how many it has, as for a progress bar."""
+
+    def __init__(self, rows: Tensor, labels: Tensor) -> None:
+        self.rows = rows
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self):
+        return zip(self.rows, self.labels, strict=True)
+
+
+def test_a_stream_with_a_length_is_trained_on_in_its_own_order():
+    rows = torch.randn(6, 2, generator=generator())
+    labels = torch.tensor([0, 1, 0, 0, 1, 1])
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    expected = copy.deepcopy(model)
+    size = CONFIG.batch_size
+    batches = list(zip(rows.split(size), labels.split(size), strict=True))
+    theirs = train_task(classes(), expected, batches, CONFIG, generator())
+    stream = CountedStream(rows, labels)
+    assert train_task(classes(), model, stream, CONFIG, generator()) == theirs
+    assert theirs.num_examples == 6
+    assert torch.equal(flat(model), flat(expected))
 
 
 def test_a_loader_that_drops_all_that_a_client_has_is_named():
