@@ -20,7 +20,7 @@ from fedif_flower.messages.held_out_classes import (
 )
 from fedif_flower.messages.instructions import RUN_KEY
 from fedif_flower.messages.text import listed, printable
-from fedif_flower.tasks.batches import class_labels
+from fedif_flower.tasks.batches import class_labels, is_plain
 from fedif_flower.valuation.held_out import RARE
 
 _STATE_KEY = "held-out-classes-said"  # In a node's state: of which run, and what.
@@ -76,7 +76,7 @@ def labels_in(data: Any) -> Tensor | None:
     batches = data if isinstance(data, list) else [data]
     labels: list[Tensor] = []
     for batch in batches:
-        tensors = batch.tensors if isinstance(batch, TensorDataset) else batch
+        tensors = batch.tensors if is_plain(batch, TensorDataset) else batch
         of_batch = class_labels(tensors)
         if of_batch is None or of_batch.is_complex():
             return None

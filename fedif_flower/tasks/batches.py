@@ -232,9 +232,21 @@ def _split(examples: Any, batch_size: int, generator: torch.Generator | None) ->
         yield map_tensors(itemgetter(rows), examples)
 
 
+def is_plain(data: Any, kind: type[Dataset[Any]]) -> bool:
+    """Tell whether a data set is of a kind of torch's, and hands out its examples as that does.
+
+    One of a user's own may change them: it turns images around, say, or fills NaN in.
+    """
+    if not isinstance(data, kind):
+        return False
+    hands_out = ("__getitem__", "__getitems__", "__len__")
+    own = type(data)
+    return all(getattr(own, name, None) is getattr(kind, name, None) for name in hands_out)
+
+
 def tensor_pair(data: Any) -> tuple[Tensor, Tensor] | None:
     """Return data as ``(inputs, targets)`` if they are two tensors of one length."""
-    pair = data.tensors if isinstance(data, TensorDataset) else data
+    pair = data.tensors if is_plain(data, TensorDataset) else data
     if not isinstance(pair, tuple) or len(pair) != 2:
         return None
     inputs, targets = pair
@@ -296,15 +308,15 @@ def count_not_finite(data: Any) -> NotFinite | None:
         if isinstance(examples, list):
             return _added(map(_of_one, examples))
         return count_not_finite(examples)
-    if isinstance(data, Subset):
+    if is_plain(data, Subset):
         whole = data.dataset
         rows = list(data.indices)
         if isinstance(whole, list):
             return _added(_of_one(whole[row]) for row in rows)
-        if isinstance(whole, TensorDataset):
+        if is_plain(whole, TensorDataset):
             return _of_rows(tuple(tensor[rows] for tensor in whole.tensors))
         return None
-    if isinstance(data, TensorDataset):
+    if is_plain(data, TensorDataset):
         return _of_rows(data.tensors)
     if isinstance(data, list):
         return _added(map(_of_rows, data))

@@ -46,6 +46,13 @@ class Made(Dataset):
         return PAIRS[index]
 
 
+class Filled(TensorDataset):
+    """Fills in what its tensors lack as it hands out its examples."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        return tuple(values.nan_to_num() for values in super().__getitem__(index))
+
+
 BATCHES = list(zip(HOLED.split(4), TARGETS.split(4), strict=True))
 IN_MEMORY = {
     "tensors": (HOLED, TARGETS),
@@ -75,6 +82,13 @@ def test_what_is_made_as_it_is_asked_for_is_read_where_it_matters_alone(data):
     found = (1, 0) if isinstance(data, Subset) else (2, 1)
     assert read_not_finite(data) == found
     assert read_not_finite(iter(data)) == (0, 0)  # It would be used up.
+
+
+def test_what_a_dataset_fills_in_is_not_counted():
+    data = Filled(HOLED, TARGETS)
+    assert count_not_finite(data) is None
+    assert count_not_finite(Subset(data, [6])) is None
+    assert read_not_finite(data) == (0, 0)
 
 
 def test_whole_numbers_and_other_parts_are_not_counted():

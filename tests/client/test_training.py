@@ -252,6 +252,26 @@ def test_examples_whose_target_is_ignored_are_left_out(train):
         train(model, rows[:2], labels[:2])
 
 
+class Doubled(TensorDataset):
+    """Changes its examples as it hands them out, as what augments images does."""
+
+    def __getitem__(self, index):
+        row, label = super().__getitem__(index)
+        return 2 * row, label
+
+
+def test_examples_are_those_that_a_dataset_hands_out():
+    rows = torch.randn(6, 2, generator=generator())
+    labels = torch.tensor([0, 1, 0, 0, 1, 1])
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    expected = copy.deepcopy(model)
+    one_batch = TrainingConfig(local_epochs=1, batch_size=6, learning_rate=0.1)
+    train_task(classes(), expected, (2 * rows, labels), one_batch, generator())
+    train_task(classes(), model, Doubled(rows, labels), one_batch, generator())
+    assert_same_step(flat(model), flat(expected), torch.zeros(6), rounding(torch.float32))
+
+
 class CountedStream(IterableDataset):
     """A stream of examples that says how many it has, as for a progress bar."""
 
