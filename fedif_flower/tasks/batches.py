@@ -15,8 +15,12 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
     Subset,
     TensorDataset,
+    default_collate,
+    default_convert,
 )
 
 from fedif_flower.errors import ValuationError
@@ -288,6 +292,16 @@ def count_dropped(data: Any) -> int:
     return len(batches.sampler) % batches.batch_size
 
 
+def _hands_out_all(loader: DataLoader[Any]) -> bool:
+    """Tell whether a loader's batches are made of all examples of its data set, as they are."""
+    changes = loader.collate_fn not in (default_collate, default_convert)
+    batches = loader.batch_sampler
+    if changes or not isinstance(batches, BatchSampler | None):
+        return False
+    sampler = loader.sampler if batches is None else batches.sampler
+    return isinstance(sampler, SequentialSampler | RandomSampler)
+
+
 class NotFinite(NamedTuple):
     """How many examples hold NaN, and how many of the others an infinite number."""
 
@@ -304,6 +318,8 @@ def count_not_finite(data: Any) -> NotFinite | None:
         What is read from a disk, or made as it is asked for, is not looked at: ``None``.
     """
     if isinstance(data, DataLoader):
+        if not _hands_out_all(data):
+            return None
         examples = data.dataset
         if isinstance(examples, list):
             return _added(map(_of_one, examples))

@@ -11,7 +11,7 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from fedif_flower import FedAvg, model_arrays
 from fedif_flower.client.training import train_task
@@ -82,6 +82,21 @@ def test_what_is_made_as_it_is_asked_for_is_read_where_it_matters_alone(data):
     found = (1, 0) if isinstance(data, Subset) else (2, 1)
     assert read_not_finite(data) == found
     assert read_not_finite(iter(data)) == (0, 0)  # It would be used up.
+
+
+def filled(examples: list[tuple[Tensor, Tensor]]) -> Any:
+    return tuple(values.nan_to_num() for values in default_collate(examples))
+
+
+def test_what_a_loader_fills_in_or_leaves_out_is_not_counted():
+    dataset = TensorDataset(HOLED, TARGETS)
+    filling = DataLoader(dataset, batch_size=5, collate_fn=filled)
+    assert count_not_finite(filling) is None
+    assert read_not_finite(filling) == (0, 0)
+    for choice in ({"sampler": [0, 1, 9]}, {"batch_sampler": [[0, 1], [9]]}):
+        choosing = DataLoader(dataset, **choice)
+        assert count_not_finite(choosing) is None
+        assert read_not_finite(choosing) == (0, 1)
 
 
 def test_what_a_dataset_fills_in_is_not_counted():
