@@ -463,6 +463,9 @@ def _train_as_told(
         raise DataError(f"client_data is {describe(data)}; with train() it needs a length")
     if count == 0:
         raise DataError(NO_EXAMPLES)
+    num_examples = count - count_dropped(data)
+    if num_examples == 0:
+        raise DataError(_why_none_counted(data))
     device = next(model.parameters()).device
     seed = int(torch.randint(2**62, (), generator=generator))
     with seeded_randomness(seed, device), module_mode(model, training=True):
@@ -477,4 +480,4 @@ def _train_as_told(
     if not _has_numbers(model):
         words = f"train() of task {task.name!r} led to parameters that are NaN or infinite"
         raise DataError(f"{words}, with a training loss of {training_loss:g}; {_why(data)}")
-    return Trained(training_loss, count)
+    return Trained(training_loss, num_examples)

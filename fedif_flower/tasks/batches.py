@@ -273,10 +273,26 @@ def count_examples(data: Any) -> int | None:
                 return None
             total += count
         return total
-    examples = data.dataset if isinstance(data, DataLoader) else data
+    examples = data
+    if isinstance(data, DataLoader):
+        sampler = _sampler_of(data)
+        if isinstance(sampler, Sized):
+            return len(sampler)
+        examples = data.dataset
     if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
         return len(examples)
     return None
+
+
+def _sampler_of(loader: DataLoader[Any]) -> Iterable[Any] | None:
+    """Return what draws a loader's examples; ``None`` where a user's own draws its batches.
+
+    It may draw a part of the data set: one client's, say, of the whole.
+    """
+    batches = loader.batch_sampler
+    if batches is None:
+        return loader.sampler
+    return batches.sampler if isinstance(batches, BatchSampler) else None
 
 
 def count_dropped(data: Any) -> int:
@@ -294,12 +310,9 @@ def count_dropped(data: Any) -> int:
 
 def _hands_out_all(loader: DataLoader[Any]) -> bool:
     """Tell whether a loader's batches are made of all examples of its data set, as they are."""
-    changes = loader.collate_fn not in (default_collate, default_convert)
-    batches = loader.batch_sampler
-    if changes or not isinstance(batches, BatchSampler | None):
-        return False
-    sampler = loader.sampler if batches is None else batches.sampler
-    return isinstance(sampler, SequentialSampler | RandomSampler)
+    is_plain_collate = loader.collate_fn in (default_collate, default_convert)
+    draws_all = isinstance(_sampler_of(loader), SequentialSampler | RandomSampler)
+    return is_plain_collate and draws_all
 
 
 class NotFinite(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from fedif_flower.client.reply import node_memory
 from fedif_flower.client.training import (
@@ -308,6 +308,25 @@ def test_a_loader_that_drops_all_that_a_client_has_is_named():
     words = "this client's 3 fill no batch, and its DataLoader has drop_last=True"
     with pytest.raises(DataError, match=words):
         train_batches(nn.Linear(2, 2), loader, objective_of(None, None), CONFIG, generator())
+
+
+WHOLE = TensorDataset(torch.randn(10, 2, generator=generator()), torch.arange(10) % 2)
+
+
+@pytest.mark.parametrize(
+    ("loader", "num_examples"),
+    [
+        (DataLoader(WHOLE, 4), 10),
+        (DataLoader(WHOLE, 4, drop_last=True), 8),
+        (DataLoader(WHOLE, 4, sampler=SubsetRandomSampler([1, 5, 6])), 3),
+        (DataLoader(WHOLE, 2, sampler=SubsetRandomSampler([1, 5, 6]), drop_last=True), 2),
+    ],
+)
+def test_a_loader_s_examples_are_those_that_it_draws_however_a_task_trains(loader, num_examples):
+    own = classes(train=lambda model, data, training: 0.5)
+    for task in (own, classes()):
+        trained = train_task(task, nn.Linear(2, 2), loader, CONFIG, generator())
+        assert trained.num_examples == num_examples
 
 
 def as_tensors(rows, targets):
