@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -470,7 +471,8 @@ def _train_as_told(
     seed = int(torch.randint(2**62, (), generator=generator))
     with seeded_randomness(seed, device), module_mode(model, training=True):
         loss = task.train(model, data, config.part(TrainingConfig))
-    is_scalar = loss.numel() == 1 if isinstance(loss, Tensor) else isinstance(loss, int | float)
+    # A number of NumPy's, such as the mean of an array, is a Real as well.
+    is_scalar = loss.numel() == 1 if isinstance(loss, Tensor) else isinstance(loss, Real)
     if not is_scalar:
         raise DataError(
             f"task {task.name!r}: train() returned {describe(loss)}; expected a number, the mean "

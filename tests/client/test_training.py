@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import RecordDict
@@ -327,6 +328,19 @@ def test_a_loader_s_examples_are_those_that_it_draws_however_a_task_trains(loade
     for task in (own, classes()):
         trained = train_task(task, nn.Linear(2, 2), loader, CONFIG, generator())
         assert trained.num_examples == num_examples
+
+
+@pytest.mark.parametrize("loss", [0.5, np.float32(0.5), np.float64(0.5), torch.tensor([0.5])])
+def test_a_task_s_own_training_may_return_any_number(loss):
+    own = classes(train=lambda model, data, training: loss)
+    trained = train_task(own, nn.Linear(2, 2), WHOLE, CONFIG, generator())
+    assert trained == Trained(0.5, 10)
+
+
+def test_a_task_s_own_training_that_returns_no_number_is_named():
+    own = classes(train=lambda model, data, training: None)
+    with pytest.raises(DataError, match="returned NoneType; expected a number"):
+        train_task(own, nn.Linear(2, 2), WHOLE, CONFIG, generator())
 
 
 def as_tensors(rows, targets):
