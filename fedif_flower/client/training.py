@@ -20,6 +20,7 @@ from fedif_flower.tasks.batches import (
     count_dropped,
     count_examples,
     describe,
+    num_rows,
     read_batches,
     read_not_finite,
     tensor_pair,
@@ -130,7 +131,8 @@ class BatchesAsTheyCome:
 
     Tensors and a Dataset are shuffled anew in each epoch, and cut into batches; a DataLoader, a
     list of batches or anything else that yields batches is taken as it comes. A batch none of
-    whose targets counts for the loss is left out.
+    whose targets counts for the loss is left out. Batch norms see a batch of one example as in
+    :class:`PreparedBatches`.
 
     Parameters
     ----------
@@ -183,7 +185,10 @@ class BatchesAsTheyCome:
         DataError
             If the loss is no scalar.
         """
-        loss, size = self._objective.loss_and_size(model, *batch)
+        content, _ = batch
+        is_single = num_rows(content) == 1
+        with sparing_single_values(model) if is_single else nullcontext():
+            loss, size = self._objective.loss_and_size(model, *batch)
         if loss.dim():
             raise DataError(
                 f"{self._objective.call} gives {describe(loss)} in training; expected a scalar "

@@ -163,6 +163,15 @@ def test_a_lonely_last_example_does_not_stop_batch_norm_on_1x1_maps(count):
     assert not any(module._forward_pre_hooks for module in model)
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_dataset_s_lonely_last_example_does_not_stop_batch_norm(count):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+    data = Doubled(torch.randn(count, 3, generator=generator()), torch.arange(count))
+    config = TrainingConfig(local_epochs=2, batch_size=4)
+    assert train_task(classes(), model, data, config, generator()).num_examples == count
+    assert int(model[1].num_batches_tracked) == 2 * (count // 4)
+
+
 class FrozenNorm(nn.Sequential):
     """A model whose batch norm is never in train mode, as in transfer learning."""
 
