@@ -8,12 +8,13 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedif_flower.client.held_out import warn_of_classes
-from fedif_flower.client.training import train_task
+from fedif_flower.client.training import NO_EXAMPLES, train_task
 from fedif_flower.client.trust import agreed, client_site
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError, DataError
@@ -25,6 +26,7 @@ from fedif_flower.messages.preflight import QUESTION, RECORD, Finding, Status, t
 from fedif_flower.messages.records import records_of
 from fedif_flower.tasks.batches import class_labels, count_examples, count_not_finite, read_batches
 from fedif_flower.tasks.task import Data, Task
+from fedif_flower.valuation.objective import class_mean, objective_of
 
 Checks = Callable[[NodeConfig, ConfigRecord], Sequence[Finding]]
 # Bytes: below the first a member cannot take part, below the second it is warned.
@@ -138,13 +140,11 @@ def data_words(task: Task, data: Data) -> str | Finding:
         ``transform`` of the task may fill in.
     """
     count = count_examples(data)
-    labels = class_labels(data)
     if count == 0:
         raise DataError("there are no examples")
-    if labels is not None and task.num_classes and int(labels.max()) >= task.num_classes:
-        raise DataError(
-            f"there is a label {int(labels.max())}; the classes are 0 to {task.num_classes - 1}"
-        )
+    largest = _largest_label(task, data)
+    if largest is not None and task.num_classes and largest >= task.num_classes:
+        raise DataError(f"there is a label {largest}; the classes are 0 to {task.num_classes - 1}")
     words = "batches" if count is None else f"{count} examples"
     nan, infinite = count_not_finite(data) or (0, 0)
     if nan and task.transform is None:
@@ -152,6 +152,17 @@ def data_words(task: Task, data: Data) -> str | Finding:
     if infinite:
         return Finding("data", Status.WARNING, f"{words}, infinite numbers in {infinite} of them")
     return words
+
+
+def _largest_label(task: Task, data: Data) -> int | None:
+    """Return the largest class of data in memory that the task's loss counts, if there is one."""
+    labels = class_labels(data)
+    if labels is None:
+        return None
+    mean = class_mean(task.pair_loss)
+    if mean is not None:
+        labels = labels[labels != mean.ignored]
+    return int(labels.max()) if len(labels) else None
 
 
 def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
@@ -170,12 +181,29 @@ def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
     nan, _ = count_not_finite(transformed) or (0, 0)
     if nan:
         raise DataError(f"behind transform of task {task.name!r} there are NaN in {nan} examples")
-    batch = next(iter(read_batches(transformed, None, config.batch_size)))
+    batch = _first_batch(task, transformed, config.batch_size)
     once = config.replace(local_epochs=1)
     loss = train_task(task, model, [batch], once, torch.Generator().manual_seed(0)).loss
     if not math.isfinite(loss):
         raise DataError(f"the loss of one batch is {loss}")
     return "of one batch"
+
+
+def _first_batch(task: Task, data: Data, batch_size: int) -> Any:
+    """Return the first batch of which the task's loss counts an example.
+
+    Raises
+    ------
+    DataError
+        If there is none.
+    """
+    objective = objective_of(task.loss, task.batch_loss)
+    for batch in read_batches(data, None, batch_size):
+        objective.check(batch)
+        size = objective.counted_size(batch)
+        if size is None or size.weight:
+            return batch
+    raise DataError(f"{NO_EXAMPLES} that counts")
 
 
 def check_disk(node: NodeConfig) -> str | Finding:

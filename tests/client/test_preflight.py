@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from torch import nn
 
 from fedif_consortium.masking.masked_reply import MASKING_KEY
 from fedif_consortium.parts import client_parts
@@ -45,6 +46,9 @@ def ask(task: Task) -> RecordDict:
 
 LAST_NAN = INPUTS.clone()
 LAST_NAN[5, 2] = torch.nan
+# A batch has 16: nothing of the first counts for the loss.
+UNLABELLED = torch.zeros(20, 4)
+FIRST_IGNORED = torch.tensor([-100] * 17 + [0, 1, 2])
 NO_LOSS = ("failed", "training loss was nan at step 1 of epoch 1; all its examples are finite: try")
 WELL, NO_DATA = ("ok", "6 examples"), ("warning", "not tried: there are no data")
 
@@ -84,6 +88,17 @@ WELL, NO_DATA = ("ok", "6 examples"), ("warning", "not tried: there are no data"
         (make_task(train=lambda *_: 1.0), WELL, ("ok", "not tried: the task trains by a")),
         (make_task(targets=LABELS + 1), ("failed", "label 3; the classes are 0 to 2"), NO_DATA),
         (make_task(INPUTS[:0], LABELS[:0]), ("failed", "there are no examples"), NO_DATA),
+        (make_task(UNLABELLED, FIRST_IGNORED), ("ok", "20 examples"), ("ok", "of one batch")),
+        (
+            make_task(UNLABELLED, FIRST_IGNORED * 0 - 100),
+            ("ok", "20 examples"),
+            ("failed", "this client has none that counts"),
+        ),
+        (
+            make_task(targets=LABELS + 1, loss=nn.CrossEntropyLoss(ignore_index=3)),
+            WELL,
+            ("ok", "of one batch"),
+        ),
     ],
 )
 def test_a_member_says_who_it_is_and_whether_it_can_take_part(task, data, training):
