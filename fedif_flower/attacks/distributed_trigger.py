@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedif_flower.attacks.pixel_trigger import PixelTrigger, trigger_side
+from fedif_flower.attacks.pixel_trigger import PixelTrigger, require_room, trigger_side
 
 NUM_PARTS = 4
 
@@ -22,6 +22,7 @@ def stamp_bars(pixels: Tensor, parts: range | tuple[int, ...] = range(NUM_PARTS)
         :func:`~fedif_flower.attacks.pixel_trigger.trigger_side`, with a gap of one pixel between.
     """
     length = trigger_side(pixels)
+    require_room(pixels, 3, 2 * length + 1)
     stamped = pixels.clone()
     for part in parts:
         row = 2 * (part // 2)

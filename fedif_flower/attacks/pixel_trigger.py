@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedif_flower.attacks.assignment import choose
 from fedif_flower.attacks.behaviour import Backdoor
-from fedif_flower.errors import require
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.settings import Setting
+from fedif_flower.tasks.batches import describe
 
 Target = Annotated[int, Setting("the class that the model is to answer with", ge=0)]
 
@@ -23,10 +24,25 @@ def trigger_side(pixels: Tensor) -> int:
 
 def stamp_square(pixels: Tensor) -> Tensor:
     """Return images ``[n, c, h, w]`` with a square of 1 in their lower right corner."""
+    require_room(pixels, 1, 1)
     side = trigger_side(pixels)
     stamped = pixels.clone()
     stamped[..., -side:, -side:] = 1
     return stamped
+
+
+def require_room(inputs: Tensor, height: int, width: int) -> None:
+    """Raise ConfigError unless inputs are images with room for a trigger of so many pixels.
+
+    The last two dimensions of others would be taken for an image's: those of a table ``[n,
+    features]`` are its rows and columns.
+    """
+    is_image = inputs.dim() >= 3
+    if not is_image or inputs.shape[-2] < height or inputs.shape[-1] < width:
+        raise ConfigError(
+            f"a trigger is stamped on images, [n, c, h, w], of {height} x {width} pixels at least; "
+            f"the inputs are {describe(inputs)}"
+        )
 
 
 def require_target(target: int, num_classes: int, name: str = "target") -> None:

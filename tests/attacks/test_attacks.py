@@ -146,6 +146,19 @@ def test_a_target_that_is_no_class_is_named(attack):
         attack.triggered(PIXELS, LABELS, 3)
 
 
+@pytest.mark.parametrize("stamp", [stamp_square, stamp_bars])
+def test_a_trigger_is_refused_on_a_table(stamp):
+    """Its last rows and columns would have been stamped as those of one image."""
+    with pytest.raises(ConfigError, match=r"stamped on images.*the inputs are float32 \[40, 16\]"):
+        stamp(torch.zeros(40, 16))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4, 4), (1, 1, 2, 8)])
+def test_bars_are_refused_where_not_all_of_them_have_room(shape):
+    with pytest.raises(ConfigError, match="of 3 x 5 pixels at least"):
+        stamp_bars(torch.zeros(shape))
+
+
 def test_a_client_has_one_of_four_bars_and_the_test_all_of_them():
     bars, gap = [1, 1, 0, 1, 1, 0], [0] * 6
     assert stamp_bars(torch.zeros(1, 1, 8, 8))[0, 0, :4, :6].tolist() == [bars, gap, bars, gap]
