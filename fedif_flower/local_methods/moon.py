@@ -71,7 +71,10 @@ class Moon(CheckedFields, LocalMethod):
         ConfigError
             If its model has no such layer.
         """
-        _layer(task.build_model(0), self.layer)
+        model = task.build_model(0)
+        layer = _layer(model, self.layer)
+        if not self.layer and _trains_nothing_before(model, layer):
+            return "a representation that is trained (moon.layer)"
         return super().misfit(task, data)
 
     def term(self, local: LocalRound) -> LocalTerm:
@@ -124,6 +127,11 @@ class _Contrast(LocalTerm):
         # At least in float32: float16 has no number as small as what a cosine's lengths are kept
         # from 0 by, and that of a representation of zeros would be NaN.
         z, z_global, z_last = [_wide(self._features[model].flatten(1)) for model in self._models]
+        if not z.requires_grad:  # Else it would be added to the loss, and change no step.
+            raise ConfigError(
+                f"moon.layer = {self._moon.layer!r}: no parameter that is trained changes this "
+                "representation; name a layer behind one that is trained"
+            )
         similarities = [
             functional.cosine_similarity(z, z_global, dim=1),  # [n]
             functional.cosine_similarity(z, z_last, dim=1),  # [n]
@@ -142,7 +150,11 @@ class _Contrast(LocalTerm):
         layer = _layer(model, self._moon.layer)
         if self._moon.layer:
             return layer.register_forward_hook(lambda _m, _a, output: note(output))
-        return layer.register_forward_pre_hook(lambda _, args: note(args[0]))
+
+        def note_input(_: nn.Module, args: Any, kwargs: Any) -> None:
+            note([*args, *kwargs.values()][0])
+
+        return layer.register_forward_pre_hook(note_input, with_kwargs=True)
 
 
 def _wide(features: Tensor) -> Tensor:
@@ -166,6 +178,12 @@ def _frozen(
         if name in buffers:
             buffer.copy_(buffers[name])
     return frozen.eval().requires_grad_(False)
+
+
+def _trains_nothing_before(model: nn.Module, layer: nn.Module) -> bool:
+    """Tell whether a layer's own parameters are all that is trained, as of a head alone."""
+    head = {id(parameter) for parameter in layer.parameters()}
+    return all(id(parameter) in head for parameter in trainable_parameters(model))
 
 
 def _layer(model: nn.Module, name: str) -> nn.Module:

@@ -302,6 +302,41 @@ def test_a_layer_that_is_not_there_is_named_before_a_run_begins(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def frozen_body() -> nn.Module:
+    model = representing([[1.0, 0.0], [0.0, 1.0]])
+    model.body.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("make", [frozen_body, lambda: nn.Linear(2, 2)])
+def test_a_head_alone_has_no_representation_that_is_trained(tmp_path, make):
+    with pytest.raises(ConfigError, match="'moon' needs a representation that is trained"):
+        run(tmp_path, classes(model=make), local_method="moon")
+
+
+def test_a_layer_that_nothing_trained_changes_is_named():
+    model = frozen_body()
+    given = local(model, **{"moon-last-model": torch.zeros(6)})
+    with Moon(layer="body").term(given) as term:
+        model(torch.tensor([[1.0, 0.0]]))
+        with pytest.raises(
+            ConfigError, match=r"moon\.layer = 'body': no parameter that is trained"
+        ):
+            term.loss()
+
+
+def test_the_last_layer_may_be_called_by_keyword():
+    class ByKeyword(nn.Sequential):
+        def forward(self, inputs):
+            return self.head(input=self.body(inputs))
+
+    model = ByKeyword(OrderedDict(body=nn.Linear(2, 2), head=nn.Linear(2, 2)))
+    given = local(model, **{"moon-last-model": 2.0 * vector(model)})
+    with Moon().term(given) as term:
+        model(torch.tensor([[1.0, 0.0]]))
+        assert term.loss().requires_grad
+
+
 def test_a_run_with_it_ends_elsewhere_than_one_without_from_the_second_round_on(tmp_path):
     task = classes(model=lambda: nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)))
     base = {"strategy": "fedavg", "num_server_rounds": 3, "learning_rate": 0.2}
