@@ -36,10 +36,11 @@ class RootTraining:
     model : torch.nn.Module
         What the server trains; it is copied.
     inputs, labels : Tensor
-        The root data: ``[n, ...]`` and ``[n]``. With a ``task``, ``inputs`` may be data of any
-        kind, and ``labels`` ``None``.
+        The root data, as the model takes them: ``[n, ...]`` and ``[n]``. With a ``task``,
+        ``inputs`` may be data of any kind, and ``labels`` ``None``.
     task : Task, optional
-        Says by which loss the server trains. Default: cross-entropy.
+        Says by which loss the server trains. Default: cross-entropy. Its ``transform`` is not
+        applied: pass ``task.transformed(data)`` where it has one.
     training : TrainingConfig, optional
         How it trains.
 
