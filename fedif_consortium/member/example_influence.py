@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import map_tensors, num_rows
+from fedif_flower.tasks.batches import num_rows, take_rows
 from fedif_flower.valuation.objective import Objective, PairObjective
 
 _BLOCK = 256  # Examples whose similarities to all others are in memory at a time.
@@ -131,7 +131,7 @@ class _ExampleLosses(nn.Module):
 
 def _row(batch: Any, row: int) -> Any:
     """Return a batch of one of its examples."""
-    return map_tensors(lambda tensor: tensor[row : row + 1], batch)
+    return take_rows(batch, torch.tensor([row]))
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from operator import itemgetter
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,7 +102,7 @@ def as_tensors(value: Any) -> Any:
         tensors.append(tensor)
         return tensor
 
-    changed = _map(np.ndarray, to_tensor, value)
+    changed = _map(lambda item: isinstance(item, np.ndarray), to_tensor, value)
     if not tensors:
         return value
     return changed
@@ -110,21 +110,26 @@ def as_tensors(value: Any) -> Any:
 
 def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
     """Return a structure of dicts, lists and tuples with every tensor in it changed."""
-    return _map(Tensor, change, value)
+    return _map(lambda item: isinstance(item, Tensor), change, value)
 
 
-def _map(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, kind):
+def _map(chosen: Callable[[Any], bool], change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a structure with what is chosen in it changed."""
+    if chosen(value):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _map(kind, change, item) for key, item in value.items()}
+        return {key: _map(chosen, change, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_map(kind, change, item) for item in value]
-        is_named_tuple = hasattr(value, "_fields")
-        if is_named_tuple:
-            return type(value)(*items)
-        return type(value)(items)
+        return _rebuilt(value, [_map(chosen, change, item) for item in value])
     return value
+
+
+def _rebuilt(sequence: Any, items: list[Any]) -> Any:
+    """Return a list or tuple of the same kind as another, of other items."""
+    is_named_tuple = hasattr(sequence, "_fields")
+    if is_named_tuple:
+        return type(sequence)(*items)
+    return type(sequence)(items)
 
 
 def tensors_of(value: Any) -> list[Tensor]:
@@ -152,15 +157,40 @@ def num_examples(targets: Any) -> int:
 
 def first_few(batch: Any) -> Any:
     """Return the first two examples of a batch if its tensors have one length, else all of it."""
-    if num_rows(batch) is None:
+    count = num_rows(batch)
+    if count is None:
         return batch
     # Two: a model that calls ``squeeze`` treats a single one differently.
-    return map_tensors(lambda tensor: tensor[:2], batch)
+    return _cut(batch, count, slice(2))
 
 
 def take_rows(batch: Any, rows: Tensor) -> Any:
     """Return the examples of a batch at ``rows`` [k]; its tensors must have one length."""
-    return map_tensors(lambda tensor: tensor[rows.to(tensor.device)], batch)
+    return _cut(batch, num_rows(batch), rows)
+
+
+def _cut(batch: Any, count: int | None, rows: slice | Tensor) -> Any:
+    """Return the examples at ``rows`` of a batch of ``count``."""
+
+    def cut(column: Any) -> Any:
+        if isinstance(column, Tensor):
+            return column[rows.to(column.device) if isinstance(rows, Tensor) else rows]
+        places = range(len(column))[rows] if isinstance(rows, slice) else rows.tolist()
+        items = [column[place] for place in places]
+        return items if isinstance(column, list) else tuple(items)
+
+    return _map(lambda part: _is_column(part, count), cut, batch)
+
+
+def _is_column(part: Any, count: int | None) -> bool:
+    """Tell whether a part of a batch of ``count`` has an item for each example.
+
+    Tensors do, and so do lists of as many strings, or of whatever else holds no tensor.
+    """
+    if isinstance(part, Tensor):
+        return True
+    is_as_long = isinstance(part, list | tuple) and len(part) == count
+    return is_as_long and not tensors_of(part)
 
 
 def take_of_all(batches: Sequence[Any], rows: Tensor) -> list[Any]:
@@ -178,11 +208,23 @@ def take_of_all(batches: Sequence[Any], rows: Tensor) -> list[Any]:
 
 def join(batches: Sequence[Any]) -> Any:
     """Return batches of one structure as a single one."""
-    by_batch = [tensors_of(batch) for batch in batches]
-    whole_tensors = [torch.cat(pieces) for pieces in zip(*by_batch, strict=True)]
-    # Into the first batch's structure, which is gone through in the same order.
-    in_order = iter(whole_tensors)
-    return map_tensors(lambda _: next(in_order), batches[0])
+    return _joined(batches, [num_rows(batch) for batch in batches])
+
+
+def _joined(parts: Sequence[Any], counts: Sequence[int | None]) -> Any:
+    """Return the same part of several batches, of so many examples each, as a single one."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(tuple(parts))
+    if all(map(_is_column, parts, counts)):
+        items = list(chain.from_iterable(parts))
+        return items if isinstance(first, list) else tuple(items)
+    if isinstance(first, Mapping):
+        return {key: _joined([part[key] for part in parts], counts) for key in first}
+    if isinstance(first, list | tuple):
+        joined = [_joined(items, counts) for items in zip(*parts, strict=True)]
+        return _rebuilt(first, joined)
+    return first
 
 
 def num_rows(batch: Any) -> int | None:
@@ -233,7 +275,7 @@ def _split(examples: Any, batch_size: int, generator: torch.Generator | None) ->
         rows: slice | Tensor = slice(start, start + batch_size)
         if order is not None:
             rows = order[rows]
-        yield map_tensors(itemgetter(rows), examples)
+        yield _cut(examples, count, rows)
 
 
 def is_plain(data: Any, kind: type[Dataset[Any]]) -> bool:

@@ -262,6 +262,34 @@ def test_examples_whose_target_is_ignored_are_left_out(train):
         train(model, rows[:2], labels[:2])
 
 
+class CountingLetters(nn.Linear):
+    """Takes strings: how often each has an a and a b."""
+
+    def forward(self, texts):
+        counts = [[float(text.count("a")), float(text.count("b"))] for text in texts]
+        return super().forward(torch.tensor(counts))
+
+
+TEXTS = ["aab", "b", "abb", "a", "bb", "aaab", "ab"]
+TEXT_LABELS = torch.tensor([1, 0, 0, 1, 0, 1, 1])
+
+
+@pytest.mark.parametrize("batch_size", [3, 7, 16])
+def test_strings_come_with_their_own_labels(batch_size):
+    """In tensors' place, they are drawn and cut as the labels are."""
+    counts = torch.tensor([[text.count("a"), text.count("b")] for text in TEXTS]).float()
+    torch.manual_seed(0)
+    model = CountingLetters(2, 2)
+    expected = nn.Linear(2, 2)
+    expected.load_state_dict(model.state_dict())
+    config = TrainingConfig(local_epochs=3, batch_size=batch_size, learning_rate=0.1)
+    objective = objective_of(None, None)
+    theirs = train_batches(expected, (counts, TEXT_LABELS), objective, config, generator())
+    found = train_batches(model, (TEXTS, TEXT_LABELS), objective, config, generator())
+    assert found == pytest.approx(theirs, rel=rounding(torch.float32))
+    assert_same_step(flat(model), flat(expected), torch.zeros(6), rounding(torch.float32))
+
+
 class Doubled(TensorDataset):
     """Changes its examples as it hands them out, as what augments images does."""
 

@@ -20,6 +20,7 @@ from fedif_flower.attribution.intervals import (
     share_half_widths,
 )
 from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.tasks.batches import first_few, join, take_of_all
 from fedif_flower.valuation.parts import (
     block_validations,
     class_validations,
@@ -31,6 +32,20 @@ from tests.valuation.models import build
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def test_strings_are_drawn_with_their_own_rows():
+    batches = [
+        {"text": ["a", "b", "c"], "at": torch.arange(3), "units": ["m", "s"]},
+        {"text": ["d", "e"], "at": torch.arange(3, 5), "units": ["m", "s"]},
+    ]
+    pieces = take_of_all(batches, torch.tensor([0, 2, 4]))
+    assert [piece["text"] for piece in pieces] == [["a", "c"], ["e"]]
+    assert first_few(batches[0])["text"] == ["a", "b"]
+    whole = join(batches)
+    assert whole["text"] == ["a", "b", "c", "d", "e"]
+    assert whole["at"].tolist() == [0, 1, 2, 3, 4]
+    assert whole["units"] == ["m", "s"]  # No item for each example of the first batch.
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data(), st.integers(0, 2**31))
