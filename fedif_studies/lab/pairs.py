@@ -32,13 +32,15 @@ class Pairs(NamedTuple):
 class Paired(NamedTuple):
     """The first combination of settings, and what the others have beyond it.
 
-    ``left_out`` runs have the settings and the seed of a later one.
+    ``left_out`` runs have the settings and the seed of a later one, ``unmatched`` runs a seed that
+    the first combination has not.
     """
 
     first: str
     others: Sequence[Pairs]
     metric: str
     left_out: int = 0
+    unmatched: int = 0
 
     @property
     def unit(self) -> str:
@@ -69,24 +71,32 @@ def pair_runs(measurements: Sequence[Measurement], keys: Sequence[str]) -> Paire
         groups.setdefault(name, {})[measurement.seed] = value
     (first, reference), *rest = groups.items()
     others = []
+    unmatched = 0
     for name, values in rest:
         shared = sorted(values.keys() & reference.keys())
+        unmatched += len(values) - len(shared)
         if shared:
             others.append(Pairs(name, {seed: values[seed] - reference[seed] for seed in shared}))
     if not others:
         return None
     num_paired = sum(len(by_seed) for by_seed in groups.values())
-    return Paired(first, others, measurements[0].metric, len(measurements) - num_paired)
+    left_out = len(measurements) - num_paired
+    return Paired(first, others, measurements[0].metric, left_out, unmatched)
 
 
 def paired_remarks(paired: Paired) -> list[str]:
     """Return what must be said of differences; nothing where every run is in them."""
-    if not paired.left_out:
-        return []
-    return [
-        "Of runs with the same settings and seed the last one counts in the differences; "
-        f"left out: {paired.left_out}."
-    ]
+    remarks = []
+    if paired.left_out:
+        remarks.append(
+            "Of runs with the same settings and seed the last one counts in the differences; "
+            f"left out: {paired.left_out}."
+        )
+    if paired.unmatched:
+        remarks.append(
+            f"Runs with a seed that {paired.first} lacks are in no difference: {paired.unmatched}."
+        )
+    return remarks
 
 
 def paired_table(paired: Paired) -> ResultTable:

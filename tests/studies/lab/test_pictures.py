@@ -15,7 +15,7 @@ from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.commands import compare
 from fedif_studies.lab.comparison import report_sweep, varying
 from fedif_studies.lab.measurements import find_measurements, read_measurement
-from fedif_studies.lab.pairs import pair_runs, paired_table
+from fedif_studies.lab.pairs import pair_runs, paired_remarks, paired_table
 from fedif_studies.lab.panels import ROUND, Roles, axes_of, points_of, roles_of
 from tests.studies.lab.small import write_result
 
@@ -184,6 +184,10 @@ def test_differences_are_of_the_seeds_that_both_have(tmp_path):
     assert table.title == "points beyond strategy = fedavg, mean of the last ten rounds"
     assert table.heading == ["settings", "seed 0", "seed 1", "mean", "higher in"]
     assert table.lines == [["strategy = fedif", "+5.00", "-2.00", "+1.50", "1 of 2"]]
+    # FedIF's seed 3, and nothing of FedAvg's own.
+    assert paired_remarks(paired) == [
+        "Runs with a seed that strategy = fedavg lacks are in no difference: 1."
+    ]
     alone = [m for m in measurements if m.config["strategy"] == "fedavg" or m.seed == 3]
     assert pair_runs(alone, ["strategy"]) is None
 
