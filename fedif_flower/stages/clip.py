@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -26,8 +27,9 @@ class Clip(Stage):
               \ell_i = \lVert \Delta_i \rVert \text{ in the last round that client i took part in}
 
     with :math:`C_t` the clients that took part in one of the last 20 rounds, round t included, and
-    sent an update that is not 0. Of an even number of lengths the median is the lower one of the
-    two in the middle. Changes of buffers are bounded by the median of the round's own.
+    sent an update that is not 0; rounds that failed are none of them. Of an even number of lengths
+    the median is the lower one of the two in the middle. Changes of buffers are bounded by the
+    median of the round's own.
 
     Each client counts once, however often it was drawn and whoever makes up the round: as long as
     fewer than half of these clients are malicious, the median lies within the lengths of the
@@ -64,6 +66,7 @@ class Clip(Stage):
     ) -> Tensor:
         """Return what to multiply updates of squared lengths ``[m]`` by, and remember these."""
         oldest = server_round - ROUNDS_REMEMBERED
+        # A new mapping: who takes a failed round back still has the old one.
         self._seen = {
             client_id: (last_round, length)
             for client_id, (last_round, length) in self._seen.items()
@@ -74,6 +77,16 @@ class Clip(Stage):
             self._seen[client_id] = (server_round, norm)
         lengths = torch.tensor([length for _, length in self._seen.values()], dtype=torch.float64)
         return clipping_factors(squared_norms, self.multiple * usual_length(lengths))
+
+    @contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """Forget the lengths of a round that fails: those from a broken model are not usual."""
+        before = self._seen
+        try:
+            yield
+        except Exception:
+            self._seen = before
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""

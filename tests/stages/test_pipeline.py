@@ -193,6 +193,22 @@ def test_each_client_counts_once_whoever_makes_up_a_round_until_it_is_forgotten(
     assert clip.factors(21, [5, 6, 7], squares(10, 10, 10)).tolist() == [1.0] * 3
 
 
+def test_the_lengths_of_a_round_that_fails_are_not_remembered():
+    clip = Clip(2.0)
+    clip.factors(1, [1, 2, 3], squares(1, 1, 1))
+    before = clip.state_dict()
+
+    def diverge() -> None:
+        clip.factors(2, [1, 2, 3], squares(1e6, 1e6, 1e6))
+        raise ValuationError("the round fails")
+
+    with pytest.raises(ValuationError), Stages([clip]).unless_it_fails():
+        diverge()
+    assert clip.state_dict() == before
+    # Beside 1e6 as the usual length, 8 would be short.
+    assert clip.factors(3, [4], squares(8)).tolist() == pytest.approx([2 / 8])
+
+
 @given(
     honest=st.lists(st.floats(0.5, 2.0), min_size=3, max_size=9),
     malicious=st.lists(st.floats(0, 1e15), min_size=1, max_size=8),
