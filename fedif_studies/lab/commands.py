@@ -70,7 +70,7 @@ def compare(
     require_directories(run_dirs)
     from fedif_flower.run.results import load
     from fedif_studies.lab.comparison import compare as beside
-    from fedif_studies.lab.comparison import direction, names_of, varying
+    from fedif_studies.lab.comparison import direction, names_of, other_origins, varying
     from fedif_studies.lab.curves import plot_curves
     from fedif_studies.lab.measurements import last_ten_remarks, read_measurement
     from fedif_studies.lab.pairs import pair_runs, paired_remarks, paired_table, plot_pairs
@@ -88,6 +88,7 @@ def compare(
     pictures, more = [picture], []
     measurements = [measurement for [measurement] in series.values()]
     remarks = [*direction(measurements), *last_ten_remarks(measurements)]
+    remarks += other_origins(measurements)
     paired = pair_runs(measurements, varying(measurements))
     if paired is not None:
         remarks += paired_remarks(paired)

@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.provenance import CODE
 from fedif_flower.run.results import UNFINISHED, Run
 from fedif_flower.run.writer import STAGES_KEY
 from fedif_flower.settings import Scalar
@@ -235,6 +237,40 @@ def _figures(measurements: Sequence[Measurement]) -> list[str]:
     aucs = [named["detection-auc"] for named in all_figures if "detection-auc" in named]
     figures.append(MeanStd.of(aucs).shown(".3f") if aucs else "-")
     return figures
+
+
+def other_origins(measurements: Sequence[Measurement]) -> list[str]:
+    """Return what else than settings may be behind differences of runs: their data and code.
+
+    What a run left no record of is not compared. A task may draw its data from the seed, so data
+    are compared among runs of one seed.
+    """
+    data_by_seed: dict[object, set[str]] = {}
+    versions = set()
+    for measurement in measurements:
+        origin = _origin_of(measurement)
+        if "data_fingerprint" in origin:
+            of_seed = data_by_seed.setdefault(measurement.config.get("seed"), set())
+            of_seed.add(origin["data_fingerprint"])
+        if CODE in origin:
+            versions.add(origin[CODE])
+    remarks = []
+    most = max((len(fingerprints) for fingerprints in data_by_seed.values()), default=0)
+    if most > 1:
+        remarks.append(f"Not all runs had the same data: there are {most} different sets of them.")
+    if len(versions) > 1:
+        remarks.append(f"Not all runs were made by the same code: {len(versions)} versions of it.")
+    return remarks
+
+
+def _origin_of(measurement: Measurement) -> dict[str, Any]:
+    """Return where a run's result comes from, as far as it wrote that down."""
+    if measurement.run_dir is None:
+        return {}
+    provenance = RunFolder(measurement.run_dir).provenance
+    if not provenance.path.is_file():
+        return {}
+    return provenance.read()
 
 
 def direction(measurements: Sequence[Measurement]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,32 @@ def test_a_comparison_shows_differences_seed_by_seed(tmp_path, drawn, capsys):
     assert "![differences](differences.png)" in page
     assert "Evaluated of the last ten rounds, and in their mean: 1." in page
     assert "seed 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seeds", "data", "code", "remarks"),
+    [
+        ((0, 0), ("a", "a"), ("c", "c"), []),
+        ((0, 0), ("a", "b"), ("c", "c"), ["data: there are 2 different sets"]),
+        ((0, 1), ("a", "b"), ("c", "c"), []),  # A task may draw them from the seed.
+        ((0, 0), ("a", "a"), ("c", "d"), ["same code: 2 versions of it"]),
+        ((0, 0), ("a", ""), ("c", ""), []),  # One left no record.
+    ],
+)
+def test_a_comparison_says_where_data_or_code_differ(tmp_path, seeds, data, code, remarks):
+    """Where they lie is no setting that counts, so that the table has no column for it."""
+    folders = []
+    for place, strategy in enumerate(("fedavg", "fedif")):
+        own = {"strategy": strategy, "seed": seeds[place], "num-server-rounds": 1}
+        folder = write_result(tmp_path / strategy, own, [0.5])
+        if data[place]:
+            provenance = {"data_fingerprint": data[place], "code_sha256": code[place]}
+            (folder / "provenance.json").write_text(json.dumps(provenance))
+        folders.append(folder)
+    compare(folders, tmp_path / "out")
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert page.count("Not all runs") == len(remarks)
+    assert all(remark in page for remark in remarks)
 
 
 def test_a_comparison_names_the_bounds_of_a_rule_that_has_its_own(tmp_path):
