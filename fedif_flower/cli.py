@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.foreign import refused_as
 from fedif_flower.messages.text import one_line
 from fedif_flower.run.logs import show_logs
 from fedif_flower.scaffold import DEFAULT, KINDS, write_app
@@ -165,12 +166,13 @@ def show(
     from fedif_flower.run.report import print_summary
     from fedif_flower.run.results import load
 
-    results = load(run_dir)
     console = Console()
-    if results.summary:
-        print_summary(results.folder.path, console)
-    results.table(sort).print(console)
-    typer.echo(repr(results))
+    with refused_as(ConfigError, f"{run_dir} holds no run that can be read"):
+        results = load(run_dir)
+        if results.summary:
+            print_summary(results.folder.path, console)
+        results.table(sort).print(console)
+        typer.echo(repr(results))
     if picture is not None:
         typer.echo(f"Picture: {results.plot(picture, of or 'members').absolute()}")
 

@@ -93,6 +93,19 @@ def test_an_error_is_one_line_without_a_traceback(fedif, tmp_path, words, error)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("rounds", "summary"),
+    [("x,y\n1,2\n", '{"x": 1}'), ("x,y\n1,2\n", ""), ("round,status\n1,fine\n", '{"config": {}}')],
+)
+def test_what_another_program_wrote_is_shown_as_no_run(fedif, tmp_path, rounds, summary):
+    (tmp_path / "rounds.csv").write_text(rounds)
+    if summary:
+        (tmp_path / "summary.json").write_text(summary)
+    status, _, said = fedif("show", tmp_path)
+    assert status == 1
+    assert said.startswith(f"error: {tmp_path} holds no run that can be read: KeyError(")
+
+
 def test_of_a_key_in_two_options_the_later_counts():
     assert parse_config(["seed=1 num-clients=3", "seed=2"], {}).seed == 2
     with pytest.raises(ConfigError, match="seed = 2: the key is given twice"):
