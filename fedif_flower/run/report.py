@@ -232,7 +232,7 @@ def _remainder(summary: Mapping[str, Any]) -> str:
         f"The members' contributions add up to {abs(sums['remainder']):.4f} {way} than the "
         "validation loss fell by. This remainder is nobody's: the error of measuring along a step "
         "at a few of its points, which grows with the step, and the effect of batch-norm "
-        "statistics and of a server optimizer's momentum that faded."
+        "statistics, of noise that a rule adds, and of a server optimizer's momentum that faded."
     )
 
 
