@@ -147,8 +147,8 @@ class Setup(CheckedFields):
         trained = self.trainable_keys
         if trained is not None:
             is_list = isinstance(trained, Collection) and not isinstance(trained, str)
-            fits = is_list and all(isinstance(name, str) for name in trained) and len(trained) > 0
-            require(fits, "trainable_keys", trained, "a list of names, one or more")
+            fits = is_list and all(isinstance(name, str) for name in trained)
+            require(fits, "trainable_keys", trained, "a list of names")
         tied = self.tied_keys
         fits = tied is None or isinstance(tied, Mapping)
         require(fits, "tied_keys", tied, "a mapping of names to names")

@@ -92,7 +92,6 @@ def test_an_argument_of_a_strategy_is_named_when_it_is_made(name, value):
     [
         ("trainable_keys", "weight"),  # Six names of one letter.
         ("trainable_keys", 5),
-        ("trainable_keys", []),
         ("trainable_keys", [5]),
         ("tied_keys", ["weight"]),
         ("names", "weight"),

@@ -12,7 +12,7 @@ from time import sleep
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Generator, Tensor, nn
 from torch.nn import functional
@@ -126,9 +126,13 @@ def test_additive_games_are_valued_without_error(name: str) -> None:
 
 
 @given(st.lists(st.floats(-10, 10), min_size=4, max_size=4), st.integers(1, 5), st.integers(0, 99))
+@example([0.0, 0.0, 1.0, 0.0], 1, 0)
 def test_two_clients_are_valued_exactly_by_pairs(table: list[float], samples: int, seed: int):
     utility = game(torch.tensor(table, dtype=torch.float64))
-    for name in ("permutation", "owen", "gtg"):
+    names = ["permutation", "owen"]
+    if abs(table[0] - table[3]) > 1e-9:  # Else GTG looks no further: its round truncation.
+        names.append("gtg")
+    for name in names:
         generator = Generator().manual_seed(seed)
         found = SAMPLERS[name](utility, 2, num_samples=samples, generator=generator)
         torch.testing.assert_close(found.values, exact_shapley(utility, 2))
