@@ -87,7 +87,8 @@ def accuracy_picture(
     before = {(cell.row.key, cell.column.key) for cell in one_each(earlier)}
     count = len(before - here)
     if count:
-        caption += f" Of these, {count} were measured with other pixels: see the table."
+        verb = "was" if count == 1 else "were"
+        caption += f" Of these, {count} {verb} measured with other pixels: see the table."
 
     return Picture(f"{table.name}-accuracy", title, finding, caption, draw)
 

@@ -91,7 +91,7 @@ def test_cells_with_other_pixels_are_no_points_and_are_said_to_be_there(measured
     cells = fill_table(table, runs, DEFAULTS)
     before = fill_table(table, runs, DEFAULTS, changed={"normalization": "data"})
     caption = accuracy_picture(table, cells, before).caption
-    other = "Of these, 1 were measured with other pixels: see the table."
+    other = "Of these, 1 was measured with other pixels: see the table."
     assert caption == f"Missing here: 41 of 45 cells. {other}"
 
 
