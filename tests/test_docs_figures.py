@@ -243,3 +243,18 @@ def test_afedsv_under_the_heaviest_attacks_is_what_its_rows_say():
     assert [[cell.strip() for cell in line.split("|")[2:-1]] for line in lines] == expected
     words = f"AFedSV took a core {min(seconds):.0f} to {max(seconds):.0f} s a round beside"
     assert words in words_of("results.md")
+
+
+def test_afedsv_without_attack_is_what_its_rows_say():
+    column = rows_of("cifar10.csv", column="clean", gpu="")
+    of = {row["row"]: row for row in column if row["normalization"] != "data"}
+    fedavg, afedsv, fedif = (f"{100 * float(of[name]['test-last-ten']):.1f}" for name in THREE)
+    printed = {}
+    for row in read_rows(PAPER):
+        if (row["table"], row["column"]) == ("cifar10", "clean"):
+            printed[row["row"]] = f"{float(row['value']):.1f}"
+    words = (
+        f"Without attack on CIFAR-10 it has {afedsv}, FedAvg {fedavg} and FedIF {fedif} (in the "
+        f"paper {printed['afedsv']}, {printed['fedavg']} and {printed['fedif']})"
+    )
+    assert words in words_of("results.md")
