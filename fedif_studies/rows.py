@@ -160,8 +160,18 @@ def _lines(rows: Sequence[Row], columns: Sequence[str], *, with_head: bool) -> s
     return text.getvalue()
 
 
+def begin_of(name: str) -> str:
+    """Return the mark of a page behind which the lines of that name stand."""
+    return f"<!-- begin: {name} -->"
+
+
+def end_of(name: str) -> str:
+    """Return the mark of a page before which the lines of that name end."""
+    return f"<!-- end: {name} -->"
+
+
 def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
-    """Put lines between the marks ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->`` of a page.
+    """Put lines between their marks on a page: :func:`begin_of` and :func:`end_of` their names.
 
     Parameters
     ----------
@@ -172,8 +182,8 @@ def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
     """
     text = page.read_text()
     for name, lines in tables.items():
-        begin = f"<!-- begin: {name} -->\n"
-        end = f"<!-- end: {name} -->"
+        begin = f"{begin_of(name)}\n"
+        end = end_of(name)
         before, _, rest = text.partition(begin)
         _, end_mark, after = rest.partition(end)
         if end_mark:

@@ -120,10 +120,13 @@ class PreparedBatches:
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, BatchSize]:
         """Return the mean loss over a batch, and its size."""
         inputs, labels, size = batch
-        if len(labels) == 1:
-            with sparing_single_values(model):
-                return self._loss_fn(model(inputs), labels), size
-        return self._loss_fn(model(inputs), labels), size
+        with _sparing_if_single(model, len(labels)):
+            return self._loss_fn(model(inputs), labels), size
+
+
+def _sparing_if_single(model: nn.Module, count: int | None) -> AbstractContextManager[None]:
+    """Spare batch norms where a batch has one example; ``None``: it is not known how many."""
+    return sparing_single_values(model) if count == 1 else nullcontext()
 
 
 class BatchesAsTheyCome:
@@ -186,8 +189,7 @@ class BatchesAsTheyCome:
             If the loss is no scalar.
         """
         content, _ = batch
-        is_single = num_rows(content) == 1
-        with sparing_single_values(model) if is_single else nullcontext():
+        with _sparing_if_single(model, num_rows(content)):
             loss, size = self._objective.loss_and_size(model, *batch)
         if loss.dim():
             raise DataError(

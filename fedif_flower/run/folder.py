@@ -122,6 +122,12 @@ class JsonFile:
             raise ConfigError(f"{self.path} is no JSON object")
         return content
 
+    def read_if_there(self) -> dict[str, Any]:
+        """Return the object; nothing where there is no file."""
+        if not self.path.is_file():
+            return {}
+        return self.read()
+
 
 class Table:
     """A CSV file that grows by whole lines; a last line cut off by a crash is not read.

@@ -20,7 +20,7 @@ from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import called
 from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.config import subject_of
-from fedif_flower.run.folder import JsonFile, RunFolder
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.palette import HONEST, MALICIOUS
 from fedif_flower.run.plots import dress, new_figure, plot_rounds, save_figure
 from fedif_flower.run.rows import Line, read_table
@@ -107,8 +107,8 @@ class Run:
         self.folder = RunFolder(path)
         if not self.folder.rounds.path.is_file():
             raise ConfigError(f"{str(path)!r} holds no run: there is no rounds.csv")
-        self.config = _content(self.folder.config)
-        self.summary = _content(self.folder.summary)
+        self.config = self.folder.config.read_if_there()
+        self.summary = self.folder.summary.read_if_there()
 
     @property
     def name(self) -> str:
@@ -342,10 +342,7 @@ class Run:
     @cached_property
     def _blocks(self) -> dict[str, float]:
         """Each block's part of the held-out examples, by its column of contributions."""
-        provenance = self.folder.provenance
-        if not provenance.path.exists():
-            return {}
-        weights = provenance.read().get(BLOCKS_KEY) or []
+        weights = self.folder.provenance.read_if_there().get(BLOCKS_KEY) or []
         return {f"{BLOCK_COLUMN}{block}": weight for block, weight in enumerate(weights)}
 
     @property
@@ -415,13 +412,6 @@ def run_title(settings: Mapping[str, Any]) -> str:
     if attack != "none":
         title += f", attack: {attack}"
     return title
-
-
-def _content(file: JsonFile) -> dict[str, Any]:
-    """Return what a file holds; nothing where there is none."""
-    if not file.path.is_file():
-        return {}
-    return file.read()
 
 
 def _member(name: str, lines: Sequence[Line], contribution: _Contribution) -> Member:

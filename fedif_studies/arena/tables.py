@@ -10,7 +10,7 @@ from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.tables import ResultTable
 from fedif_studies.arena.bouts import CLEAN
 from fedif_studies.lab.table import MeanStd, pivot
-from fedif_studies.rows import put_tables
+from fedif_studies.rows import begin_of, end_of, put_tables
 
 Point = tuple[str, str]
 """An attack and its share of malicious clients."""
@@ -123,7 +123,7 @@ def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
         for figure in ("accuracy", "attack-success"):
             tables[f"{data} {figure}"] = every_attack(rows, data, figure)
         text = page.read_text()
-        if not any(_begin(name) in text for name in tables):
+        if not any(begin_of(name) in text for name in tables):
             sections = [_section(name, table) for name, table in tables.items()]
             write_atomically(page, "\n".join([text, *sections]))
         remarks = missing_bouts(rows, data)
@@ -152,8 +152,4 @@ def missing_bouts(rows: Sequence[Mapping[str, str]], data: str) -> list[str]:
 
 def _section(name: str, table: ResultTable) -> str:
     """Return a table's title, and the marks between which it is put."""
-    return f"## {table.title}\n\n{_begin(name)}\n<!-- end: {name} -->\n"
-
-
-def _begin(name: str) -> str:
-    return f"<!-- begin: {name} -->"
+    return f"## {table.title}\n\n{begin_of(name)}\n{end_of(name)}\n"

@@ -267,10 +267,7 @@ def _origin_of(measurement: Measurement) -> dict[str, Any]:
     """Return where a run's result comes from, as far as it wrote that down."""
     if measurement.run_dir is None:
         return {}
-    provenance = RunFolder(measurement.run_dir).provenance
-    if not provenance.path.is_file():
-        return {}
-    return provenance.read()
+    return RunFolder(measurement.run_dir).provenance.read_if_there()
 
 
 def direction(measurements: Sequence[Measurement]) -> list[str]:

@@ -184,9 +184,7 @@ def _measurement(run_dir: Path) -> Measurement | None:
         figures[f"{split}-last-ten"] = statistics.fmean(map(float, last_ten))
         best = best_of(values, higher_is_better=higher_is_better)
         figures[f"{split}-best"] = math.nan if best is None else best
-    label = {}
-    if (run_dir / LABEL).exists():
-        label = JsonFile(run_dir / LABEL).read()
+    label = JsonFile(run_dir / LABEL).read_if_there()
     config = folder.settings() if _is_of_own_app(summary) else summary["config"]
     machine = summary.get("machine", {})
     return Measurement(

@@ -81,11 +81,12 @@ def report(
     from fedif_studies.audit.results import AUDIT_PAGE, update_audit_page
     from fedif_studies.lab.measurements import find_measurements
     from fedif_studies.paper.report import update_docs, what_was_added
+    from fedif_studies.rows import begin_of, end_of
 
     require_directories([docs, *(directories or [])])
     path = docs / "results.md"
     text = path.read_text() if path.is_file() else ""
-    has_marks = -1 < text.find("<!-- begin: results -->") < text.find("<!-- end: results -->")
+    has_marks = -1 < text.find(begin_of("results")) < text.find(end_of("results"))
     allowed = "a folder with results.md, which has marks for the tables"
     require(has_marks, "docs", str(docs), allowed)
     measurements = find_measurements(directories or ())

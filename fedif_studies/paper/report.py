@@ -39,7 +39,7 @@ from fedif_studies.paper.glance import glance_picture
 from fedif_studies.paper.pictures import write_pictures
 from fedif_studies.paper.tables import TABLES, PaperTable, Settings
 from fedif_studies.pictures.sheets import write_picture
-from fedif_studies.rows import add_rows, held_alone, put_tables
+from fedif_studies.rows import add_rows, begin_of, held_alone, put_tables
 
 _MOST_NAMED = 5  # Runs that are no cells.
 Figure = Callable[[TableCell], MeanStd | None]
@@ -321,7 +321,7 @@ def put_glance(docs: Path, page: Path) -> None:
     These are ``results.md``, and ``README.md`` beside the folder.
     """
     for path, seen_from in ((page, ""), (docs.parent / "README.md", f"{docs.name}/")):
-        if path.is_file() and "<!-- begin: at a glance -->" in path.read_text():
+        if path.is_file() and begin_of("at a glance") in path.read_text():
             lines = write_picture(docs, glance_picture(docs / "results"), seen_from)
             put_tables(path, {"at a glance": lines})
 

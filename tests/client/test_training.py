@@ -290,6 +290,15 @@ def test_strings_come_with_their_own_labels(batch_size):
     assert_same_step(flat(model), flat(expected), torch.zeros(6), rounding(torch.float32))
 
 
+def six_examples() -> tuple[Tensor, Tensor, nn.Linear, nn.Linear]:
+    """Return rows, their labels, and twice the same model."""
+    rows = torch.randn(6, 2, generator=generator())
+    labels = torch.tensor([0, 1, 0, 0, 1, 1])
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    return rows, labels, model, copy.deepcopy(model)
+
+
 class Doubled(TensorDataset):
     """Changes its examples as it hands them out, as what augments images does."""
 
@@ -299,11 +308,7 @@ class Doubled(TensorDataset):
 
 
 def test_examples_are_those_that_a_dataset_hands_out():
-    rows = torch.randn(6, 2, generator=generator())
-    labels = torch.tensor([0, 1, 0, 0, 1, 1])
-    torch.manual_seed(0)
-    model = nn.Linear(2, 2)
-    expected = copy.deepcopy(model)
+    rows, labels, model, expected = six_examples()
     one_batch = TrainingConfig(local_epochs=1, batch_size=6, learning_rate=0.1)
     train_task(classes(), expected, (2 * rows, labels), one_batch, generator())
     train_task(classes(), model, Doubled(rows, labels), one_batch, generator())
@@ -325,11 +330,7 @@ class CountedStream(IterableDataset):
 
 
 def test_a_stream_with_a_length_is_trained_on_in_its_own_order():
-    rows = torch.randn(6, 2, generator=generator())
-    labels = torch.tensor([0, 1, 0, 0, 1, 1])
-    torch.manual_seed(0)
-    model = nn.Linear(2, 2)
-    expected = copy.deepcopy(model)
+    rows, labels, model, expected = six_examples()
     size = CONFIG.batch_size
     batches = list(zip(rows.split(size), labels.split(size), strict=True))
     theirs = train_task(classes(), expected, batches, CONFIG, generator())
