@@ -95,6 +95,9 @@ class RoundUpdates:
     mixing : Tensor, optional
         ``[m, n]``, on the CPU: the matrix by which the updates are means of the n clients' own
         ones, at full length; n = m unless they are of groups.
+    mixed_factors : Tensor, optional
+        ``[n]``, float64: by how much the clients' own updates were shortened before they were
+        mixed; ``None``: they are not mixed.
     sent : ModelVectors, optional
         The clients' models as they came, params ``[m, d]`` and buffers ``[m, b]``, on the CPU: kept
         for a rule that takes one over. ``global_params + client_updates`` is the same but for
@@ -115,6 +118,7 @@ class RoundUpdates:
     factors: Tensor | None = None
     buffer_factors: Tensor | None = None
     mixing: Tensor | None = None
+    mixed_factors: Tensor | None = None
     sent: ModelVectors | None = None
 
     @property
@@ -126,6 +130,19 @@ class RoundUpdates:
     def buffer_shortening(self) -> Tensor:
         """``buffer_factors`` [m], 1 where nothing is shortened."""
         return self._ones() if self.buffer_factors is None else self.buffer_factors
+
+    @property
+    def client_shortening(self) -> Tensor:
+        """By how much each client's own update is shortened, ``[n]``; in several means, on average.
+
+        It is :attr:`shortening` where updates are not mixed.
+        """
+        if self.mixing is None or self.mixed_factors is None:
+            return self.shortening
+        in_all_means = self.mixing.sum(dim=0)  # [n]
+        still_used = (self.shortening[:, None] * self.mixing).sum(dim=0)  # [n]
+        since = torch.where(in_all_means > 0, still_used / in_all_means, 1.0)
+        return self.mixed_factors * since
 
     def shortened(self) -> RoundUpdates:
         """Return the round with updates that are as short as the factors say."""
@@ -165,6 +182,7 @@ class RoundUpdates:
             factors=None,
             buffer_factors=None,
             mixing=of_updates if self.mixing is None else of_updates @ self.mixing,
+            mixed_factors=self.client_shortening,
             sent=None,
         )
 
@@ -178,7 +196,10 @@ class RoundUpdates:
         groups, clients = self.mixing.shape
         if groups != clients:  # What was said of a group is said of no client.
             aggregation = Aggregation(
-                aggregation.weights, noise=aggregation.noise, applied=aggregation.applied
+                aggregation.weights,
+                noise=aggregation.noise,
+                applied=aggregation.applied,
+                shortening=aggregation.shortening,
             )
         applied = aggregation.applied
         return replace(
@@ -269,6 +290,9 @@ class Aggregation:
     applied : Tensor, optional
         ``[m]``: what the updates were multiplied by in the end, bounds included; ``None`` where the
         round's step is no sum of updates times coefficients.
+    shortening : Tensor, optional
+        ``[m]``, in [0, 1]: the part of ``applied`` that shortens each client's update, whatever its
+        weight; ``None``: by nothing.
     """
 
     weights: Tensor
@@ -280,6 +304,7 @@ class Aggregation:
     losses: tuple[float, ...] = ()
     noise: Tensor | None = None
     applied: Tensor | None = None
+    shortening: Tensor | None = None
 
     def require_of(self, num_clients: int) -> Aggregation:
         """Return this, or raise ValuationError where a figure is not one of each client."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from pydantic import TypeAdapter
-from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
 from fedif_flower.attribution.credit import Credit, CreditBounds, PastSteps
@@ -237,7 +236,7 @@ class PathAttribution(Callback):
         updates = step.updates.client_updates
         applied = step.aggregation.applied
         assert applied is not None  # on_start: the strategy combines updates
-        credit = self._credit(step, applied)
+        credit = self._credit(step)
         newest = CarriedUpdates(
             members=tuple((node.partition_id, node.client_id) for node in step.nodes),
             coefficients=applied.cpu(),
@@ -257,7 +256,7 @@ class PathAttribution(Callback):
             logger.info("masked rounds: no intervals for another held-out set")
         self._attribute(step.updates.server_round, step.before, step.after, in_step, unseen=unseen)
 
-    def _credit(self, step: Step, applied: Tensor) -> Credit | None:
+    def _credit(self, step: Step) -> Credit | None:
         """Return how much of each of a round's updates is credited, if that is bounded."""
         if self.bounds is None:
             return None
@@ -268,13 +267,14 @@ class PathAttribution(Callback):
             shares = self._past.shares(updates)
         else:
             gram, shares = unseen.sketched(self._past.basis)
+        shortening = step.aggregation.shortening
         return self.bounds.bound(
             client_ids=step.updates.client_ids,
             examples=step.updates.num_examples.cpu(),
             gram=gram,
             weights=step.aggregation.weights.cpu(),
-            applied=applied.cpu(),
             shares=shares,
+            shortening=None if shortening is None else shortening.cpu(),
         )
 
     def on_round(self, current: Round) -> None:

@@ -159,8 +159,8 @@ class CreditBounds:
         examples: Tensor,
         gram: Tensor,
         weights: Tensor,
-        applied: Tensor,
         shares: Tensor,
+        shortening: Tensor | None = None,
     ) -> Credit:
         """Return how much of each of the round's updates counts, and remember their lengths.
 
@@ -172,22 +172,20 @@ class CreditBounds:
             ``[m]``: n_i > 0, as they count.
         gram : Tensor
             ``[m, m]``: inner products of the updates.
-        weights, applied : Tensor
-            ``[m]``: the weights that the strategy gave, and what the updates were multiplied by in
-            the end, bounds included.
+        weights : Tensor
+            ``[m]``: those that the strategy gave.
         shares : Tensor
             ``[m, k]``: the updates' coordinates in an orthonormal basis of the last global steps'
-            span (see :class:`PastSteps`); k = 0: there was none
-            yet.
+            span (see :class:`PastSteps`); k = 0: there was none yet.
+        shortening : Tensor, optional
+            ``[m]``, in [0, 1]: by how much the round shortened the updates; ``None``: by nothing.
         """
         gram = gram.double()
         weights = weights.double()
         shares = shares.double()
-        shortened = torch.where(weights != 0, applied.double() / weights, 1.0).abs()
-        if bool((applied.abs() > 1.000001 * weights.abs()).any()):
-            # A stage weighed the round anew: coefficients say nothing of lengths.
-            shortened = torch.ones_like(weights)
-        lengths = gram.diagonal().clamp_min(0.0).sqrt() * shortened  # [m]
+        lengths = gram.diagonal().clamp_min(0.0).sqrt()  # [m]
+        if shortening is not None:
+            lengths = lengths * shortening.double()
         usual_length = self._usual(client_ids, examples, lengths)
         length = torch.where(lengths > 0, lengths / usual_length, 0.0)
         weight = self._mean_weights(client_ids, examples, weights)

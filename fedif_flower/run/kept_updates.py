@@ -63,6 +63,7 @@ class KeptUpdates(Callback):
     def on_step(self, step: Step) -> None:
         """Write a round's step."""
         assert step.aggregation.applied is not None  # the attribution has made sure
+        shortening = step.aggregation.shortening
         content = {
             "server_round": step.updates.server_round,
             "members": [[node.partition_id, node.client_id] for node in step.nodes],
@@ -70,6 +71,7 @@ class KeptUpdates(Callback):
             "examples": _copied(step.updates.num_examples),
             "weights": _copied(step.aggregation.weights),
             "applied": _copied(step.aggregation.applied),
+            "shortening": None if shortening is None else _copied(shortening),
             "shares": list(step.shares),
             "before": _vectors(step.before),
             "after": _vectors(step.after),
@@ -92,11 +94,12 @@ def read_step(path: Path) -> Step:
         examples = content["examples"]
         weights = content["weights"]
         applied = content["applied"]
+        shortening = content["shortening"]
         before = ModelVectors(**content["before"])
         after = ModelVectors(**content["after"])
         nodes = [ClientNode(*member) for member in content["members"]]
-        for rows in (updates, examples, weights, applied):
-            if len(rows) != len(nodes):
+        for rows in (updates, examples, weights, applied, shortening):
+            if rows is not None and len(rows) != len(nodes):
                 raise ValueError("members, updates and coefficients are not equally many")
         server_round = int(content["server_round"])
         shares = tuple(content["shares"])
@@ -112,7 +115,7 @@ def read_step(path: Path) -> Step:
         squared_norms=torch.zeros(len(nodes), dtype=torch.float64),
         buffer_updates=torch.zeros(len(nodes), 0),
     )
-    aggregation = Aggregation(weights=weights, applied=applied)
+    aggregation = Aggregation(weights=weights, applied=applied, shortening=shortening)
     return Step(round_updates, nodes, before, after, aggregation, shares)
 
 

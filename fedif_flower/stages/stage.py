@@ -440,7 +440,10 @@ class Stages:
         step = self.settle(updates, aggregation.weights, aggregation.noise)
         counters = largest_counters(updates.model.counters, updates.counters, step.coefficients)
         vectors = ModelVectors(step.params, step.buffers, counters)
-        return vectors, replace(aggregation, applied=step.coefficients)
+        aggregation = replace(
+            aggregation, applied=step.coefficients, shortening=updates.client_shortening
+        )
+        return vectors, aggregation
 
     @contextmanager
     def unless_it_fails(self) -> Iterator[None]:

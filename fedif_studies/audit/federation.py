@@ -44,6 +44,7 @@ class AuditStep:
     paying: Validation
     past: PastSteps
     num_members: int
+    shortening: Tensor | None = None  # [m], the part of the coefficients that shortens updates
 
     @property
     def start(self) -> Tensor:
@@ -179,6 +180,7 @@ def federate(
             paying=task.paying,
             past=past,
             num_members=len(members),
+            shortening=aggregation.shortening,
         )
         steps.append(step)
         received = params

@@ -100,8 +100,8 @@ def _bounded_credit(step: AuditStep, data: Validation, bounds: CreditBounds) -> 
         examples=step.updates.num_examples,
         gram=updates @ updates.T,
         weights=step.weights,
-        applied=step.coefficients,
         shares=step.past.shares(updates),
+        shortening=step.shortening,
     )
     gains = -step.coefficients * (updates @ gradient)  # [m]
     # What an update has of past steps is theirs who took them.

@@ -236,6 +236,36 @@ def test_an_update_three_times_as_long_is_credited_for_its_bound(rounds, stages)
         assert found.attributed == pytest.approx(found.decrease, rel=100 * ROUNDING)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "steps", "lengths"),
+    [
+        # Shortened to twice the median length, though its weight is 0.
+        (partial(FedIF, stages=[Clip(2.0)]), [[1.0, 0.0], [0.0, 1.0], [-6.0, 0.0]], [1, 1, 2]),
+        # Shortened first, then put into means of two.
+        (
+            with_stages(Clip(2.0), NearestNeighbours(0.34)),
+            [[1.0, 0.0], [1.0, 0.0], [6.0, 0.0]],
+            [1, 1, 2],
+        ),
+        # All are shortened, and the step is taken by other weights than the strategy's.
+        (
+            with_stages(Clip(0.25), LossBound(validation(), 0.0)),
+            [[-9.0, 0.0], [-9.0, 0.0], [9.0, 0.0]],
+            [1, 1, 1],
+        ),
+        # A fraction of the step is taken; who has no weight sent nothing longer than the others.
+        (partial(FedIF, stages=[LossBound()]), [[-9.0, -9.0], [-8.0, -9.0], [-9.0, -8.0]], None),
+    ],
+)
+def test_lengths_are_those_that_the_round_used(strategy, steps, lengths):
+    callback = attributed(strategy, Movers(steps), bounds=CreditBounds())
+    (found,) = callback.rounds
+    if lengths is None:
+        own = [math.hypot(*step) for step in steps]
+        lengths = [length / sorted(own)[1] for length in own]
+    assert [c.credit.length for c in found.clients] == pytest.approx(lengths, rel=ROUNDING)
+
+
 def test_the_last_step_again_is_credited_with_nothing():
     # All move alike in the first round; in the second, the first two move across the last step.
     callback = credited(Movers([[1.0, 0.2], [1.0, -0.2], [1.0, 0.0]]), 2, length=0, borrowed=1.5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -119,6 +121,14 @@ def test_a_round_is_mixed_and_weights_go_back_to_the_clients():
     own = mixed.unmixed(Aggregation(weights=torch.tensor([0.5, 0.25, 0.25, 0.0]))).weights
     # Rows: (0, 1), (0, 1), (1, 2), (2, 3).
     assert own.tolist() == [0.375, 0.5, 0.125, 0]
+    # Nothing was shortened. Where a mean is, those in it are, in part.
+    assert mixed.client_shortening.tolist() == [1] * 4
+    factors = torch.tensor([1.0, 1.0, 1.0, 0.5], dtype=torch.float64)
+    assert replace(mixed, factors=factors).client_shortening.tolist() == [1, 1, 0.75, 0.5]
+    factors = torch.tensor([1.0, 1.0, 0.5, 1.0], dtype=torch.float64)
+    assert replace(mixed, factors=factors).client_shortening.tolist() == pytest.approx(
+        [1, 5 / 6, 0.75, 1]
+    )
     # Two mixings are one matrix.
     twice = NearestNeighbours(0.5).before(mixed)
     assert torch.allclose(twice.mixing @ UPDATES.double(), twice.client_updates.double())
