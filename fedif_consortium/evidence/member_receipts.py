@@ -1,7 +1,8 @@
 """A member checks what the server tells of its records, and keeps it.
 
-What it sent in which round, and the last head, lie in the node's state for as long as the run goes
-on; all of it in the ``receipts-dir`` of its own config for good. Nothing that the server tells
+What it sent in which round, and the last head, lie in the node's state, and in a file of the
+``receipts-dir`` of its own config, since Flower forgets the state where a SuperNode is restarted.
+All that it was told and sent lies there for good. Nothing that the server tells
 stops the member's work: what does not hold is a warning in its log.
 """
 
@@ -44,6 +45,7 @@ UNSIGNED = "it has no guard that signs: fedif node start --policy"
 MOST_RUNS = 100  # In a receipts-dir.
 MOST_FILES = 20_000  # In a run's folder there.
 _REMEMBERED = 64  # Rounds, in the node's state.
+_MEMORY = "memory"  # Of a run's folder: no .json, which are evidence.
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 logger = logging.getLogger(__name__)
 
@@ -85,14 +87,25 @@ class ReceiptKeeper:
         self._node_id = context.node_id
         self._state = context.state
         self._key = f"receipts.{run}"
-        self._memory = _Memory()
-        record = context.state.get(self._key)
-        if isinstance(record, ConfigRecord):
-            self._memory = _Memory.model_validate_json(str(record["memory"]))
         node = NodeConfig.from_node_config(context.node_config)
         self._folder: Path | None = None
         if node.receipts_dir:
             self._folder = Path(node.receipts_dir).expanduser().absolute() / run
+        self._memory = self._remembered()
+
+    def _remembered(self) -> _Memory:
+        """Return what this node remembers of the run, also from before it was restarted."""
+        record = self._state.get(self._key)
+        if isinstance(record, ConfigRecord):
+            return _Memory.model_validate_json(str(record["memory"]))
+        if self._folder is None or not (self._folder / _MEMORY).exists():
+            return _Memory()
+        try:
+            return _Memory.model_validate_json((self._folder / _MEMORY).read_bytes())
+        except (OSError, ValueError) as error:
+            words = "%s cannot be read; what the server tells next is compared with nothing: %s"
+            logger.warning(words, self._folder / _MEMORY, printable(str(error), 200))
+            return _Memory()
 
     @property
     def last_root(self) -> bytes:
@@ -119,7 +132,7 @@ class ReceiptKeeper:
             return
         runs = self._folder.parent
         if self._folder.is_dir():
-            if len(list(self._folder.iterdir())) >= MOST_FILES:
+            if len(list(self._folder.glob("*.json"))) >= MOST_FILES:
                 raise StorageError(f"{self._folder} holds {MOST_FILES} files: move it away")
         elif runs.is_dir() and len(list(runs.iterdir())) >= MOST_RUNS:
             raise StorageError(f"{runs} holds {MOST_RUNS} runs: move some away")
@@ -254,10 +267,17 @@ class ReceiptKeeper:
             logger.warning("a receipt was not kept: %s", error)
 
     def _save(self) -> None:
-        """Put what is remembered into the node's state."""
+        """Put what is remembered into the node's state, and beside what is kept."""
         for number in list(self._memory.sent)[:-_REMEMBERED]:
             del self._memory.sent[number]
-        self._state[self._key] = ConfigRecord({"memory": self._memory.model_dump_json()})
+        text = self._memory.model_dump_json()
+        self._state[self._key] = ConfigRecord({"memory": text})
+        if self._folder is None or not self._folder.is_dir():
+            return
+        try:
+            write_atomically(self._folder / _MEMORY, f"{text}\n")
+        except (StorageError, OSError) as error:
+            logger.warning("what is remembered of run %s was not kept: %s", self.run[:8], error)
 
 
 def take_receipts(content: RecordDict, context: Context, *, is_round: bool = False) -> None:

@@ -184,7 +184,7 @@ def test_a_true_history_is_taken_without_a_word_and_kept(tmp_path, log):
     assert log.text == ""
     assert ReceiptKeeper(context, RUN).last_root == chain_of(FIRST, SECOND).root
     assert sorted(path.name.split("-")[0] for path in (tmp_path / RUN).iterdir()) == [
-        *("round", "round", "sent")
+        *("memory", "round", "round", "sent")
     ]
     take_receipts(RecordDict(), context, is_round=True)  # A server that tells nothing.
     assert log.text == ""
@@ -232,6 +232,22 @@ def test_what_does_not_hold_is_a_warning(later, reason, log, tmp_path):
     assert reason in log.text
     # What was false is evidence: it is kept beside what was there before.
     assert len(list((tmp_path / RUN).glob("round-*"))) == 2
+
+
+def test_a_node_that_is_restarted_remembers_what_it_was_told(log, tmp_path):
+    before = node(tmp_path)
+    ReceiptKeeper(before, RUN).note_sent(1, b"\xaa" * 32, None)
+    take_receipts(told(FIRST), before, is_round=True)
+
+    restarted = node(tmp_path)
+    assert ReceiptKeeper(restarted, RUN).last_root == chain_of(FIRST).root
+    take_receipts(told(CHANGED, SECOND, seen=2), restarted, is_round=True)
+    assert "history was rewritten: the records told before, of 2" in log.text
+
+    log.clear()
+    (tmp_path / RUN / "memory").write_text("{")
+    assert ReceiptKeeper(node(tmp_path), RUN).last_root == b""
+    assert "memory cannot be read; what the server tells next is compared with" in log.text
 
 
 @pytest.mark.parametrize(
@@ -319,9 +335,9 @@ def test_a_full_folder_takes_no_more(tmp_path, log, monkeypatch):
     monkeypatch.setattr(module, "MOST_FILES", 1)
     context = node(tmp_path)
     take_receipts(told(FIRST), context, is_round=True)
-    assert len(list((tmp_path / RUN).iterdir())) == 1
+    assert len(list((tmp_path / RUN).glob("*.json"))) == 1
     take_receipts(told(FIRST, SECOND, seen=2), context, is_round=True)
-    assert len(list((tmp_path / RUN).iterdir())) == 1
+    assert len(list((tmp_path / RUN).glob("*.json"))) == 1
     assert "holds 1 files: move it away" in log.text
     take_receipts(told(FIRST, run="cd" * 16), context, is_round=True)
     assert "holds 1 runs: move some away" in log.text
@@ -345,7 +361,7 @@ def test_runs_that_a_server_invents_take_no_room_and_a_full_folder_gives_no_upda
     with pytest.raises(StorageError, match="holds 2 runs: move some away"):
         require_room(asked, context)
     take_receipts(told(FIRST, SECOND, seen=2, run="00" * 16), context)  # Of a known run: kept.
-    assert len(list((tmp_path / ("00" * 16)).iterdir())) == 2
+    assert len(list((tmp_path / ("00" * 16)).glob("*.json"))) == 2
 
 
 def test_the_nodes_state_stays_small(log):
