@@ -189,7 +189,10 @@ class RoundUpdates:
     def unmixed(self, aggregation: Aggregation) -> Aggregation:
         r"""Return what a rule made of mixed updates with weights of the clients' own ones.
 
-        .. math:: p_i = \sum_j q_j M_{ji}
+        .. math:: p_i = \sum_j q_j M_{ji} / f_i
+
+        with :math:`f_i` by how much an update was shortened before it was mixed: a weight says
+        what it counts for, not how long it is.
         """
         if self.mixing is None:
             return aggregation
@@ -202,9 +205,13 @@ class RoundUpdates:
                 shortening=aggregation.shortening,
             )
         applied = aggregation.applied
+        weights = aggregation.weights.double() @ self.mixing  # [n]
+        if self.mixed_factors is not None:
+            was_used = self.mixed_factors > 0
+            weights = torch.where(was_used, weights / self.mixed_factors, 0.0)
         return replace(
             aggregation,
-            weights=aggregation.weights.double() @ self.mixing,
+            weights=weights,
             applied=None if applied is None else applied.double() @ self.mixing,
         )
 

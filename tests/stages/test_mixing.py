@@ -140,3 +140,7 @@ def test_updates_that_are_to_be_shortened_are_shortened_first():
     # The last one is 3 by then, as the third.
     assert mixed.client_updates.flatten().tolist() == pytest.approx([0.5, 0.5, 3, 3])
     assert mixed.factors is None
+    # Each is in two of the means: how long it is is no weight.
+    equal = Aggregation(weights=torch.full((4,), 0.25, dtype=torch.float64))
+    assert mixed.unmixed(equal).weights.tolist() == pytest.approx([0.25] * 4)
+    assert mixed.client_shortening.tolist() == factors.tolist()
