@@ -269,7 +269,7 @@ def _count(records: RunRecords, pay_by: PayBy, from_round: int) -> _Counted:
         draws=draws,
         totals=totals,
         lucks=lucks_of(used, draws, pay_by),
-        unpaid=reason_against_shares(fall, used.decrease, used.remainder, totals.credited),
+        unpaid=reason_against_shares(fall, used.rounds, totals.credited),
     )
 
 

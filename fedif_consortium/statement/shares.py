@@ -108,14 +108,28 @@ def fall_of(rounds: Sequence[RoundLoss]) -> float:
 
 
 def _adds_up(rounds: Sequence[RoundLoss]) -> bool:
-    """Tell whether the loss fell in these rounds, and the remainders are at most half of that."""
+    """Tell whether the loss fell in these rounds, and the remainders are at most half of that.
+
+    They do not where one has no finite loss: what it changed is in no fall.
+    """
+    if _without_loss(rounds):
+        return False
     decrease = math.fsum(row.decrease for row in rounds)
     remainder = math.fsum(row.remainder for row in rounds)
     return decrease > 0 and abs(remainder) <= MOST_REMAINDER * decrease
 
 
+def _without_loss(rounds: Sequence[RoundLoss]) -> list[int]:
+    """Return the rounds that begin or end without a finite loss."""
+    return [
+        row.round
+        for row in rounds
+        if not (math.isfinite(row.loss_before) and math.isfinite(row.loss_after))
+    ]
+
+
 def reason_against_shares(
-    fall: float, decrease: float, remainder: float, contributions: Sequence[float]
+    fall: float, rounds: Sequence[RoundLoss], contributions: Sequence[float]
 ) -> str:
     """Return why a run gives nobody a share of what was gained; empty: it does.
 
@@ -123,8 +137,8 @@ def reason_against_shares(
     ----------
     fall : float
         By how much the validation loss fell between the run's ends.
-    decrease, remainder : float
-        By how much it fell in the rounds that count, and what of that is nobody's.
+    rounds : sequence of RoundLoss
+        Those that count (see :func:`left_out_rounds`); all of them, where no rounds ever do.
     contributions : sequence of float
         The members'.
     """
@@ -132,7 +146,15 @@ def reason_against_shares(
         return "the model that it ended with has no finite validation loss: there is nothing gained"
     if not fall > 0:
         return "the validation loss did not fall: there is no gain to share"
-    if not abs(remainder) <= MOST_REMAINDER * decrease:
+    without_loss = _without_loss(rounds)
+    if without_loss:
+        return (
+            f"round {without_loss[0]} has no finite validation loss, and without it and what "
+            "belongs to it the contributions do not add up to a fall"
+        )
+    if not _adds_up(rounds):
+        decrease = math.fsum(row.decrease for row in rounds)
+        remainder = math.fsum(row.remainder for row in rounds)
         part = f"{remainder:.3g} nats"
         if decrease > 0:
             part = f"{abs(remainder) / decrease:.0%} of it"

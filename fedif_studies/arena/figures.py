@@ -50,8 +50,7 @@ def _paid(folder: RunFolder) -> dict[str, list[float]]:
     contributions = by_client(rows, "contribution")
     reason = reason_against_shares(
         fall_of(rounds),
-        math.fsum(row.decrease for row in used),
-        math.fsum(row.remainder for row in used),
+        used,
         list(map(math.fsum, contributions.values())),
     )
     if reason:

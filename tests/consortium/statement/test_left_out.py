@@ -144,6 +144,29 @@ def test_what_repairs_a_model_without_a_finite_loss_pays_nobody(tmp_path):
     assert [member.contribution for member in settled.members] == [1.0, 0.5]
 
 
+def test_where_no_rounds_ever_count_a_lost_model_leaves_nobody_paid(tmp_path):
+    """2 -> 1, of which 0.875 are nobody's -> nan -> 1.75 -> 1.625, with a remainder of -0.875.
+
+    Rounds 2 to 4 are the event of the lost model, and round 1 alone does not add up. All together
+    would: 1.125 is attributed of as many falls, and the remainders cancel. The run fell by 0.375.
+    """
+    run = make_run(tmp_path / "run", [{0: 0.0625, 1: 0.0625}], remainder=0.875)
+    add_rounds(
+        run,
+        (2, 1.0, "nan", 0.0, 0.0, 0.0),
+        (3, "inf", 1.75, 0.0, 0.0, 0.0),
+        (4, 1.75, 1.625, 0.125, 1.0, -0.875),
+    )
+    parts = run / "attribution.csv"
+    line = parts.read_text().splitlines()[1].split(",")
+    own = ["4", *line[1:4], "1.0", "1.0", *line[6:]]
+    parts.write_text(parts.read_text() + ",".join(own) + "\n")
+    settled = settle(read_run(run), 100_00)
+    assert settled.left_out == ()
+    assert [(m.share, m.cents) for m in settled.members] == [(0.0, 0), (0.0, 0)]
+    assert "round 2 has no finite validation loss" in settled.unpaid
+
+
 LOSSES = st.lists(st.integers(1, 40).map(lambda n: n / 8), min_size=2, max_size=12)
 REMAINDERS = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=11, max_size=11)
 
