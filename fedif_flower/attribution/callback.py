@@ -147,6 +147,7 @@ class PathAttribution(Callback):
         self._carried_before: tuple[CarriedUpdates, ...] = ()  # In the step before it.
         self.bounds = bounds
         self._past = PastSteps()  # That the model really moved by.
+        self._past_before = self._past  # Those before the last one.
         # What the next round needs of those before, by round: of the last two.
         self._memory_after = {0: self._memory()}
 
@@ -249,6 +250,7 @@ class PathAttribution(Callback):
         if step.shares:
             # The newest updates are overwritten in the next round.
             self._carried = (replace(in_step[0], updates=updates.clone()), *in_step[1:])
+        self._past_before = self._past
         if self.bounds is not None:
             self._past = self._past.after(step.after.params - step.before.params)
         unseen = step.updates.unseen
@@ -343,6 +345,7 @@ class PathAttribution(Callback):
             logger.warning("round %d: its step was taken back", number)
             self._last_step = None
             self._carried = self._carried_before
+            self._past = self._past_before  # Nobody received what it led to.
             loss = attributed.loss_before
             attributed = RoundAttribution(number, loss, loss)
         else:

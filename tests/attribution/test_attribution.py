@@ -411,6 +411,19 @@ def test_a_step_that_is_taken_back_is_nobodys(caplog):
     assert "round 1: its step was taken back" in caplog.text
 
 
+def test_nobody_borrows_from_a_step_that_was_taken_back_before_it_was_sent():
+    # As in round 1, the third moves along the mean (1, 0) of all; nobody has seen that step.
+    movers = Movers([[1.0, 0.2], [1.0, -0.2], [1.0, 0.0]])
+    bounds = CreditBounds(length=0, borrowed=1.5)
+    callback = attributed(fedavg, movers, 2, bounds=bounds, beside=(TakesBack(1),))
+    taken_back, second = callback.rounds
+    assert taken_back.clients == ()
+    # From (0, 0) to (1, 0): the mean gradient is -(3.5, 2).
+    assert values(second) == pytest.approx([3.9 / 3, 3.1 / 3, 3.5 / 3], rel=ROUNDING)
+    assert [c.credited for c in second.clients] == values(second)
+    assert [c.credit.borrowed for c in second.clients] == [0.0, 0.0, 0.0]
+
+
 class OnlyOnce(Movers):
     """The last client sends its update in round 1 only; later it returns the model."""
 
