@@ -41,6 +41,7 @@ def member_facts(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[
             **_turn_facts(turns_of.get(client_id)),
             **_reply_facts(replies_of[client_id], records.signed),
             **_part_facts(records.parts_of[client_id], equal_parts),
+            **_update_facts(_parts_of_updates(records, client_id, replies_of[client_id])),
             "has_same_part": client_id in copies,
             "is_weighed_by_length": is_by_length,
         }
@@ -109,12 +110,26 @@ def _refusals(replies: Sequence[Reply]) -> Counter[str]:
 def _part_facts(parts: Sequence[Part], equal_parts: Mapping[int, float]) -> dict[str, Any]:
     """Return what a member's parts of rounds are like, over all of its rounds."""
     by_class = zip(*(part.by_class for part in parts), strict=True)
-    opposed = [part.round for part in parts if part.opposed > OPPOSED]
-    facts: dict[str, Any] = {
+    return {
         "by_class": tuple(map(math.fsum, by_class)),
         "equal_part": math.fsum(equal_parts[part.round] for part in parts),
-        "opposed_rounds": len(opposed),
     }
+
+
+def _parts_of_updates(records: RunRecords, client_id: int, replies: Sequence[Reply]) -> list[Part]:
+    """Return a member's parts of the rounds to whose steps it sent an update.
+
+    In others momentum carries on an earlier one, or a step is taken back, with its figures again.
+    """
+    rounds = {reply.round for reply in replies if reply.status == "accepted"}
+    rounds -= records.taken_back.keys()
+    return [part for part in records.parts_of[client_id] if part.round in rounds]
+
+
+def _update_facts(parts: Sequence[Part]) -> dict[str, Any]:
+    """Return how a member's updates compare with what is usual, by its parts with an update."""
+    opposed = [part.round for part in parts if part.opposed > OPPOSED]
+    facts: dict[str, Any] = {"opposed_rounds": len(opposed)}
     for name in ("length", "weight", "borrowed"):
         facts[name] = math.fsum(getattr(part, name) for part in parts) / max(len(parts), 1)
     return facts

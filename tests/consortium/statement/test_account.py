@@ -323,6 +323,33 @@ def test_what_momentum_carries_on_is_paid_and_not_called_never_drawn(tmp_path):
     assert settled.never_drawn == ()
 
 
+def test_what_momentum_carries_on_is_no_update_of_length_0(tmp_path):
+    """Client 1 was asked in round 1 alone, and is carried on in three others."""
+    run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 4)
+    run = RunFolder(run_dir)
+    sent = {"round": "1", "client_id": "1"}
+    figures = {"length": "4.0", "weight": "2.0", "borrowed": "3.0"}
+    rewrite(run.attribution, altered(sent, **figures, credited="-0.25"))
+    for number in "234":
+        rewrite(run.clients, without(round=number, client_id="1"))
+        rewrite(run.rounds, altered({"round": number}, accepted="1"))
+    records = read_run(run_dir)
+    require_consistent(records)
+    _, member = settle(records).members
+    assert (member.length, member.weight, member.borrowed) == (4.0, 2.0, 3.0)
+    assert "4.0 times as long as is usual, its weight is 2.0 times" in member.verdict.reason
+
+
+def test_a_step_that_was_taken_back_is_no_second_round_in_which_members_cancel(tmp_path):
+    """They do in rounds 1 and 3; round 2 takes the first step back, with its figures."""
+    rounds = [{0: 1.0, 1: 0.5}, {0: -1.0, 1: -0.5}, *[{0: 1.0, 1: 0.5}] * 4]
+    run_dir = make_run(tmp_path / "run", rounds)
+    for number in "123":
+        rewrite(RunFolder(run_dir).attribution, altered({"round": number}, opposed="0.95"))
+    settled = settle(read_run(run_dir))
+    assert [member.opposed_rounds for member in settled.members] == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("rounds", "is_drawn"),
     [
