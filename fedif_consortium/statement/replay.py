@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from fedif_consortium.evidence.signed import record_digest
 from fedif_consortium.statement.examined_again import examine_again
-from fedif_consortium.statement.records import RunRecords, read_run
+from fedif_consortium.statement.records import RoundLoss, RunRecords, read_run
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.attribution.table import OF_DESCENT, client_lines, round_line
@@ -184,15 +185,28 @@ def _attribute(
             # The step leads to what the model holds then: in float16 it is another tensor.
             last = replace(step, before=before, after=model.vectors)
             attribution.on_step(last)
-        # A step without contributions, or contributions without a step: it was taken back.
-        was_taken_back = has_parts if step is None else not has_parts
-        if last is not None and was_taken_back:
+        if last is not None and _was_taken_back(row, step, has_parts=has_parts):
             # To the same model as another tensor, by which a model is known.
             model.advance(replace(last.before, params=last.before.params.clone()))
         if step is None:
             attribution.on_round(Round(number, status="failed"))
     attribution.on_end()
     return attribution.rounds
+
+
+def _was_taken_back(row: RoundLoss, step: Step | None, *, has_parts: bool) -> bool:
+    """Tell whether a round left the model where it was before the last step.
+
+    Without a step of its own, it took back contributions, or the loss is another one: nobody
+    contributed to a step that led to no finite loss. With a step, nobody contributed to it, and
+    the loss is the same.
+    """
+    is_same_loss = row.loss_before == row.loss_after
+    if not (math.isfinite(row.loss_before) or math.isfinite(row.loss_after)):
+        is_same_loss = True
+    if step is None:
+        return has_parts or not is_same_loss
+    return not has_parts and is_same_loss
 
 
 def _compare(records: RunRecords, recomputed: list[RoundAttribution]) -> Replayed:

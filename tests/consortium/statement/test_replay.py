@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Array
 from torch import Tensor, nn
 
 from client_app import app as client_app
@@ -257,18 +261,58 @@ def test_a_step_that_was_taken_back_is_recomputed_as_such(tmp_path, last):
     assert replay(run_dir).rounds == last + 2
 
 
-def test_the_run_of_a_model_in_float16_is_recomputed(tmp_path):
+def small_task(name: str, model: Callable[[], nn.Module], dtype: torch.dtype) -> Task:
+    """Which of three inputs is the largest."""
+
     def rows(seed: int, count: int) -> tuple[Tensor, Tensor]:
         inputs = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
-        return inputs.half(), inputs[:, :3].argmax(dim=1)
+        return inputs.to(dtype), inputs[:, :3].argmax(dim=1)
 
-    task = Task(
-        name="half",
-        model=lambda: nn.Linear(4, 3).half(),
+    return Task(
+        name=name,
+        model=model,
         client_data=lambda site: rows(site.partition_id, 20),
         validation_data=lambda site: rows(98, 60),
         test_data=lambda site: rows(99, 60),
     )
+
+
+class Steep(nn.Linear):
+    """Answers beyond 200 are infinite, and have no finite loss."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        return outputs + (outputs.abs() - 100).clamp_min(0).exp() - 1
+
+
+def test_a_step_to_no_finite_loss_is_none_that_was_taken_back_at_once(tmp_path):
+    """Round 2 leads there, and is attributed to nobody; round 3, in which all fail, leads back."""
+    task = small_task("steep", lambda: Steep(4, 3), torch.float32)
+    honest = task_app(task)
+
+    def spoiling(message, context):
+        reply = honest(message, context)
+        number = message.content.config_records.get("config", {}).get("server-round", 0)
+        if number == 2 and context.node_id == FIRST_NODE_ID:
+            for name, array in reply.content["arrays"].items():
+                reply.content["arrays"][name] = Array(np.float32(1e4) * array.numpy())
+        return reply
+
+    overrides = {"task": "this-app:steep", "strategy": "fedavg", "fraction_train": 1.0}
+    settings = config(tmp_path, num_server_rounds=4, **overrides)
+    run_dir = run_federation(LocalGrid(spoiling, 5), settings, task=task, parts=run_parts())
+    records = read_run(run_dir)
+    assert {part.round for part in records.parts} == {1, 4}
+    first, second, third, fourth = records.rounds
+    assert (second.loss_before, third.loss_after) == (first.loss_after, fourth.loss_before)
+    assert math.isnan(second.loss_after)
+    assert math.isnan(third.loss_before)
+    assert third.loss_after == first.loss_after
+    assert replay(run_dir, task).contributions == 10
+
+
+def test_the_run_of_a_model_in_float16_is_recomputed(tmp_path):
+    task = small_task("half", lambda: nn.Linear(4, 3).half(), torch.float16)
     settings = config(tmp_path, num_server_rounds=2, task="this-app:half")
     grid = LocalGrid(task_app(task), 5)
     run_dir = run_federation(grid, settings, task=task, parts=run_parts())
