@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedif_consortium.evidence.signed import record_digest
 from fedif_consortium.statement.examined_again import examine_again
@@ -20,6 +21,7 @@ from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
+from fedif_flower.round import combine
 from fedif_flower.run.config import CreditSettings, RunConfig
 from fedif_flower.run.correction import with_recorded_noise
 from fedif_flower.run.folder import HELD_OUT_KEY, Table, files_of_rounds
@@ -34,6 +36,8 @@ from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.record import Round, Step
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
+
+_SAME_STEP = 1e-3  # Of its length: the same sum of updates, added up in another order.
 
 
 class Replayed(NamedTuple):
@@ -73,7 +77,8 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
     ------
     StatementError
         Naming the round, the client and the column that is another one; the round whose model is
-        not the one that members received; the validation set if it is not the run's; what was found
+        not the one that members received, or does not follow from the updates and their
+        coefficients; the validation set if it is not the run's; what was found
         in held-out data if it is not what they give.
     ConfigError
         If the run kept no updates or has no run config, had a task of its app's own and none is
@@ -87,7 +92,8 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
         not_compared = _examine_again(records, loaded, part)
         attributed = _attribute(_as_recorded(records, loaded, part), steps, records)
         return _compare(records, attributed)._replace(
-            examined=tuple(not_compared), not_compared=tuple(filter(None, not_compared.values()))
+            examined=tuple(not_compared),
+            not_compared=(*filter(None, not_compared.values()), *_noise_words(steps)),
         )
 
 
@@ -170,12 +176,15 @@ def _attribute(
     attribution.on_start(strategy)
     rounds_with_parts = {part.round for part in records.parts}
     last: Step | None = None
+    by_themselves: list[Tensor] = []  # The steps of rounds so far, the newest first.
     for row in records.rounds:
         number = row.round
         has_parts = number in rounds_with_parts
         step = steps.get(number)
         if step is not None:
             _require_received(records, model, step)
+            by_themselves.insert(0, _by_itself(step))
+            _require_led(records, model, step, by_themselves)
             if not torch.equal(step.before.params, model.vectors.params):
                 model.advance(step.before)
         attribution.finish_last_round(number)
@@ -188,10 +197,57 @@ def _attribute(
         if last is not None and _was_taken_back(row, step, has_parts=has_parts):
             # To the same model as another tensor, by which a model is known.
             model.advance(replace(last.before, params=last.before.params.clone()))
+            del by_themselves[0]
         if step is None:
             attribution.on_round(Round(number, status="failed"))
     attribution.on_end()
     return attribution.rounds
+
+
+def _by_itself(step: Step) -> Tensor:
+    """Return the step ``[d]`` that a round's coefficients lead to, without a server's momentum."""
+    applied = step.aggregation.applied
+    assert applied is not None  # KeptUpdates
+    start = torch.zeros_like(step.before.params)
+    if step.aggregation.noise is not None:
+        start = step.aggregation.noise.to(start)
+    return combine(start, step.updates.client_updates, applied)
+
+
+def _require_led(
+    records: RunRecords, model: GlobalModel, step: Step, by_themselves: Sequence[Tensor]
+) -> None:
+    """Raise StatementError unless a round's coefficients lead from its model to the next one.
+
+    Else an operator could make up by what each update was multiplied: what members contribute is
+    of that, and the remainder has room for the difference.
+    """
+    before = step.before.params.double()
+    after = step.after.params.double()
+    shares = step.shares or (1.0,)
+    expected = torch.zeros_like(before)
+    for share, own_step in zip(shares, by_themselves, strict=False):
+        expected.add_(own_step.double(), alpha=share)
+    # Half precision of either kind rounds what clients receive.
+    dtype = torch.bfloat16 if model.layout.narrows else step.before.params.dtype
+    roundings = 4 * max(1.0, sum(shares)) * torch.finfo(dtype).eps
+    allowed = _SAME_STEP * float(expected.norm())
+    allowed += roundings * float(before.norm() + after.norm())
+    off = float((after - before - expected).norm())
+    if not off <= allowed:
+        raise StatementError(
+            f"round {step.updates.server_round}: the updates and coefficients in "
+            f"{records.folder.updates.name}/ do not lead from the model before it to the one "
+            f"after it: a step of length {off:.3g} is of neither"
+        )
+
+
+def _noise_words(steps: Mapping[int, Step]) -> list[str]:
+    """Return which rounds' steps have noise of the rule in them, which nothing tells, in words."""
+    noisy = [number for number, step in steps.items() if step.aggregation.noise is not None]
+    if not noisy:
+        return []
+    return [f"the noise that the rule added in {len(noisy)} rounds is as the run kept it"]
 
 
 def _was_taken_back(row: RoundLoss, step: Step | None, *, has_parts: bool) -> bool:

@@ -64,6 +64,7 @@ class KeptUpdates(Callback):
         """Write a round's step."""
         assert step.aggregation.applied is not None  # the attribution has made sure
         shortening = step.aggregation.shortening
+        noise = step.aggregation.noise
         content = {
             "server_round": step.updates.server_round,
             "members": [[node.partition_id, node.client_id] for node in step.nodes],
@@ -72,6 +73,7 @@ class KeptUpdates(Callback):
             "weights": _copied(step.aggregation.weights),
             "applied": _copied(step.aggregation.applied),
             "shortening": None if shortening is None else _copied(shortening),
+            "noise": None if noise is None else _copied(noise),
             "shares": list(step.shares),
             "before": _vectors(step.before),
             "after": _vectors(step.after),
@@ -95,6 +97,7 @@ def read_step(path: Path) -> Step:
         weights = content["weights"]
         applied = content["applied"]
         shortening = content["shortening"]
+        noise = content["noise"]
         before = ModelVectors(**content["before"])
         after = ModelVectors(**content["after"])
         nodes = [ClientNode(*member) for member in content["members"]]
@@ -115,7 +118,7 @@ def read_step(path: Path) -> Step:
         squared_norms=torch.zeros(len(nodes), dtype=torch.float64),
         buffer_updates=torch.zeros(len(nodes), 0),
     )
-    aggregation = Aggregation(weights=weights, applied=applied, shortening=shortening)
+    aggregation = Aggregation(weights, noise=noise, applied=applied, shortening=shortening)
     return Step(round_updates, nodes, before, after, aggregation, shares)
 
 

@@ -83,6 +83,24 @@ def test_a_changed_update_or_record_is_found_by_its_round_and_client(copy):
         replay(copy)
 
 
+def test_an_operator_makes_up_no_coefficients(copy):
+    """Tables follow from them, and the remainder would take up what the model did not gain."""
+    for path in files_of_rounds(copy / "updates").values():
+        content = torch.load(path, weights_only=True)
+        applied = content["applied"].clone()
+        applied[applied.argmax()] *= 1.25
+        torch.save(content | {"applied": applied}, path)
+    words = "round 1: the updates and coefficients in updates/ do not lead from the model before"
+    with pytest.raises(StatementError, match=words):
+        replay(copy)
+
+
+def test_noise_of_the_rule_is_part_of_the_step_and_named(tmp_path):
+    run_dir = run(config(tmp_path, num_server_rounds=2, strategy="flame"))
+    words = "the noise that the rule added in 2 rounds is as the run kept it"
+    assert replay(run_dir).not_compared == (words,)
+
+
 EVERY_COLUMN = [
     *((name, "attribution") for name in ("partition_id", "coefficient", "credited", "length")),
     *((name, "attribution") for name in ("weight", "borrowed", "opposed", "contribution_block_7")),
