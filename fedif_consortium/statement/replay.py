@@ -176,6 +176,7 @@ def _attribute(
     attribution.on_start(strategy)
     rounds_with_parts = {part.round for part in records.parts}
     last: Step | None = None
+    recorded_weights = _recorded_weights(records)
     by_themselves: list[Tensor] = []  # The steps of rounds so far, the newest first.
     for row in records.rounds:
         number = row.round
@@ -183,6 +184,7 @@ def _attribute(
         step = steps.get(number)
         if step is not None:
             _require_received(records, model, step)
+            _require_weighed(records, step, recorded_weights)
             by_themselves.insert(0, _by_itself(step))
             _require_led(records, model, step, by_themselves)
             if not torch.equal(step.before.params, model.vectors.params):
@@ -202,6 +204,35 @@ def _attribute(
             attribution.on_round(Round(number, status="failed"))
     attribution.on_end()
     return attribution.rounds
+
+
+def _recorded_weights(records: RunRecords) -> dict[tuple[int, int], tuple[float, float]]:
+    """Return weight and examples of each reply that counted, by round and client id."""
+    recorded = {}
+    for line in records.folder.clients.read():
+        if line["status"] == "accepted":
+            place = (int(line["round"]), int(line["client_id"]))
+            recorded[place] = (float(line["weight"] or "nan"), float(line["num_examples"]))
+    return recorded
+
+
+def _require_weighed(
+    records: RunRecords, step: Step, recorded: Mapping[tuple[int, int], tuple[float, float]]
+) -> None:
+    """Raise StatementError unless clients.csv has the weights and examples that a round kept.
+
+    Bounds of credit are of them. Members hold receipts of the weights in that table.
+    """
+    number = step.updates.server_round
+    weights = step.aggregation.weights.tolist()
+    examples = step.updates.num_examples.tolist()
+    for node, *kept in zip(step.nodes, weights, examples, strict=True):
+        if recorded.get((number, node.client_id)) != tuple(kept):
+            raise StatementError(
+                f"round {number}: client {node.client_id} has a weight of {kept[0]:.6g} and "
+                f"{kept[1]:.6g} examples in {records.folder.updates.name}/, and others in "
+                f"{records.folder.clients.path.name}"
+            )
 
 
 def _by_itself(step: Step) -> Tensor:

@@ -95,6 +95,17 @@ def test_an_operator_makes_up_no_coefficients(copy):
         replay(copy)
 
 
+@pytest.mark.parametrize("name", ["weights", "examples"])
+def test_bounds_of_credit_are_by_the_weights_and_examples_of_the_table(copy, name):
+    path = files_of_rounds(copy / "updates")[2]
+    content = torch.load(path, weights_only=True)
+    changed = content[name].clone()
+    changed[3] += 1e-6
+    torch.save(content | {name: changed}, path)
+    with pytest.raises(StatementError, match=r"round 2: client 1003 .* and others in clients.csv"):
+        replay(copy)
+
+
 def test_noise_of_the_rule_is_part_of_the_step_and_named(tmp_path):
     run_dir = run(config(tmp_path, num_server_rounds=2, strategy="flame"))
     words = "the noise that the rule added in 2 rounds is as the run kept it"
