@@ -14,6 +14,9 @@ from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates, share_of
 from fedif_flower.settings import Setting
 
+# Of two values each is one deviation from their median, but for rounding: that is not further.
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class AlignIns(CheckedFields):
@@ -63,8 +66,9 @@ class AlignIns(CheckedFields):
         cosines = torch.where(length > 0, products.inner / length, 0.0)  # [m]
         # Products are taken in float64; the updates themselves are rounded as their own dtype is.
         rounding = product_error(cosines.dtype, len(params)) + torch.finfo(sent.dtype).eps
-        aligned = _distance(sign_alignment(sent, self.share)) <= self.threshold
-        similar = _distance(cosines, 4 * rounding) <= self.threshold
+        furthest = self.threshold * (1 + _ROUNDING)
+        aligned = _distance(sign_alignment(sent, self.share)) <= furthest
+        similar = _distance(cosines, 4 * rounding) <= furthest
         selected = aligned & similar  # [m]
         bound = norms.new_zeros(())
         if bool(selected.any()):

@@ -189,6 +189,14 @@ def test_the_share_of_the_largest_coordinates_with_the_principal_sign():
     assert shares.tolist() == [[0.5, 0.25, 0.25], [0, 1, 0]]
 
 
+@given(st.integers(0, 2**31), st.integers(1, 2))
+def test_of_two_values_each_is_one_deviation_from_the_median(seed, copies):
+    """z = |a - (a + b) / 2| / (|a - b| / 2) = 1 for either, which is not above the threshold 1."""
+    updates = drawn(2, seed).repeat(copies, 1)
+    weights = AlignIns()(a_round(updates, **model(*drawn(1, seed + 1)[0].tolist()))).weights
+    assert bool((weights > 0).all())
+
+
 def test_cosine_distances_by_hand():
     distances = cosine_distances(torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0], [1.0, 1.0]]))
     assert distances[0].tolist() == pytest.approx([0, 1, 2, 1 - 0.5**0.5])
