@@ -62,6 +62,7 @@ def neighbour_mixing(updates: Tensor, num_malicious: int) -> Tensor:
     Allouah et al., 2023 (Fixing by mixing), algorithm 2.
     """
     distances = pairwise_squared_distances(updates)  # [m, m]
+    distances.fill_diagonal_(-1.0)  # Nearest to itself, also where others are equal to it.
     num_neighbours = len(distances) - num_malicious
     nearest = distances.argsort(dim=1, stable=True)[:, :num_neighbours]  # [m, m - f]
     return torch.zeros_like(distances).scatter_(1, nearest, 1.0 / num_neighbours)

@@ -113,6 +113,13 @@ def test_each_update_becomes_the_mean_of_those_nearest_to_it(left_out, means):
     assert mixing.sum(dim=1).tolist() == pytest.approx([1] * 4)
 
 
+def test_an_update_is_its_own_neighbour_among_equal_ones():
+    """Three are equal, and each is the mean of two: of itself and the first other one."""
+    mixing = neighbour_mixing(torch.tensor([[1.0], [1.0], [1.0], [9.0]]), 2)
+    own = [[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0.5, 0, 0, 0.5]]
+    assert mixing.tolist() == own
+
+
 def test_a_round_is_mixed_and_weights_go_back_to_the_clients():
     mixed = NearestNeighbours(0.5).before(a_round(UPDATES, buffer_updates=10 * UPDATES))
     assert mixed.client_updates.flatten().tolist() == [0.5, 0.5, 2, 51.5]
