@@ -73,7 +73,8 @@ class AlignIns(CheckedFields):
         bound = norms.new_zeros(())
         if bool(selected.any()):
             bound = norms[selected].median()
-        return Aggregation(weights=bounded_mean(norms, selected, bound).cpu())
+        shortening = updates.shortening.to(norms.device)
+        return Aggregation(weights=bounded_mean(norms, selected, bound, shortening).cpu())
 
 
 def sign_alignment(updates: Tensor, share: float) -> Tensor:

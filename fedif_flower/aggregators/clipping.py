@@ -50,13 +50,18 @@ def clipping_factors(squared_norms: Tensor, bound: float) -> Tensor:
     return torch.where(norms > bound, bound / norms, 1.0)
 
 
-def bounded_mean(norms: Tensor, selected: Tensor, bound: Tensor) -> Tensor:
+def bounded_mean(
+    norms: Tensor, selected: Tensor, bound: Tensor, shortening: Tensor | float = 1.0
+) -> Tensor:
     r"""Return coefficients ``[m]`` of a mean of some updates, each at most S long.
 
     .. math:: a_i = \frac{1}{|A|} \min\left(1, \frac{S}{\lVert u_i \rVert}\right)
               \text{ for } i \in A, \text{ otherwise } 0
 
     with A those that are ``selected`` [m] and S the ``bound``. Where A is empty, the model stays.
+    ``norms`` [m] are the lengths, ``shortening`` [m] the factors by which stages shorten the
+    updates besides: an update is as long as the tighter of the two bounds allows.
     """
-    shortened = torch.where(norms > bound, bound / norms, 1.0)  # [m]
+    remaining = norms * shortening  # [m]
+    shortened = torch.where(remaining > bound, bound / remaining, 1.0)  # [m]
     return selected * shortened.double() / selected.sum().clamp_min(1)

@@ -98,7 +98,10 @@ class DeepSight(CheckedFields):
         clusters = deep_sight_clusters(cosine_distances(directions), energies, ratios)
         norms = updates.squared_norms.double().cpu().sqrt()  # [m]
         suspicious = is_suspicious(energies)
-        return Aggregation(deep_sight_coefficients(clusters, suspicious, norms, self.tolerated))
+        weights = deep_sight_coefficients(
+            clusters, suspicious, norms, self.tolerated, updates.shortening
+        )
+        return Aggregation(weights)
 
     def _ratios(self, updates: RoundUpdates) -> Tensor:
         """Return the mean ratios of probabilities on random inputs, ``[draws, m, classes]``."""
@@ -220,7 +223,11 @@ def deep_sight_clusters(cosines: Tensor, energies: Tensor, ratios: Tensor) -> Te
 
 
 def deep_sight_coefficients(
-    clusters: Tensor, suspicious: Tensor, norms: Tensor, tolerated: float
+    clusters: Tensor,
+    suspicious: Tensor,
+    norms: Tensor,
+    tolerated: float,
+    shortening: Tensor | float = 1.0,
 ) -> Tensor:
     r"""Return what to multiply each update by.
 
@@ -242,10 +249,12 @@ def deep_sight_coefficients(
         ``[m]``: the lengths.
     tolerated : float
         In (0, 1].
+    shortening : Tensor or float
+        ``[m]``: by how much stages shorten the updates besides.
     """
     together = _same_cluster(clusters)  # [m, m]
     shares = (together & suspicious).double().sum(dim=1) / together.sum(dim=1)
-    return bounded_mean(norms, shares < tolerated, norms.median())
+    return bounded_mean(norms, shares < tolerated, norms.median(), shortening)
 
 
 def _same_cluster(clusters: Tensor) -> Tensor:

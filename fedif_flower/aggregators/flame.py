@@ -54,7 +54,8 @@ class Flame(CheckedFields):
         params = updates.global_params
         draws = torch.randn(params.shape, generator=updates.generator("flame"), dtype=params.dtype)
         noise = self.noise * float(bound) * draws
-        return Aggregation(weights=bounded_mean(norms, selected, bound), noise=noise)
+        weights = bounded_mean(norms, selected, bound, updates.shortening)
+        return Aggregation(weights=weights, noise=noise)
 
 
 def cosine_distances(points: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class SignGuard(CheckedFields):
         usual_signs = _largest_cluster(signs / signs.amax(dim=0).clamp_min(1e-8))
 
         selected = usual_length & usual_signs  # [m]
-        return Aggregation(weights=bounded_mean(lengths, selected, median))
+        return Aggregation(weights=bounded_mean(lengths, selected, median, updates.shortening))
 
 
 def sign_shares(updates: Tensor) -> Tensor:

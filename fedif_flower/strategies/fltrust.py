@@ -161,6 +161,7 @@ class FLTrust(ScreenedStrategy):
         generator = torch_generator("root-training", self.seed, updates.server_round)
         server_update = self.root.update(updates.global_params, updates.named_buffers, generator)
         coefficients, trust = fltrust_coefficients(updates.client_updates, server_update)
-        return Aggregation(
-            weights=coefficients.cpu(), scores=trust.cpu(), weight_scores=trust.cpu()
-        )
+        # What a stage leaves of an update is brought to the server's length, as the whole would be.
+        shortening = updates.shortening
+        weights = torch.where(shortening > 0, coefficients.cpu() / shortening, 0.0)
+        return Aggregation(weights=weights, scores=trust.cpu(), weight_scores=trust.cpu())

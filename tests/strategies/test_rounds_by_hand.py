@@ -22,7 +22,7 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID
 from fedif_flower.seeding import torch_generator
-from fedif_flower.stages import Destination, Proposal, Stage, Stages
+from fedif_flower.stages import Clip, Destination, Proposal, Stage, Stages
 from fedif_flower.strategies.fltrust import root_training
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Task
@@ -368,6 +368,15 @@ def test_fltrust_trains_from_each_rounds_model(root):
     assert column(reports[1], "score") == pytest.approx([trust, trust, 0.0], rel=1e-4)
     moved = params - layer_of_two().weight.detach().flatten()
     torch.testing.assert_close(moved, first * (1 + second.norm() / first.norm()))
+
+
+def test_fltrust_brings_a_clipped_update_to_the_server_s_length_as_any_other():
+    """All point the server's way, so that the model moves as the server does; the last is long."""
+    first = server_update(1, moved=torch.zeros(4))
+    movers = Movers([(scale * first).tolist() for scale in (1.0, 1.0, 10.0)])
+    root = of.RootTraining(layer_of_two(), *ROOT, training=TRAINING)
+    params, _ = play(of.FLTrust(root, stages=[Clip(2.0)], **BASE), layer_of_two(), movers)
+    torch.testing.assert_close(params - layer_of_two().weight.detach().flatten(), first)
 
 
 @pytest.mark.parametrize(("noise", "step"), [(0.0, 0.5), (0.25, 0.25)])

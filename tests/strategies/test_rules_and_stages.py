@@ -11,15 +11,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from fedif_flower import FedAvg, FedIF
-from fedif_flower.aggregators import Flame, Krum, Median
+from fedif_flower.aggregators import AlignIns, DeepSight, Flame, Krum, Median, SignGuard
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation, ModelVectors, combine, move_model
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.stages import Clip, LossBound, MaxLength, Stage
+from fedif_flower.stages import Clip, LossBound, MaxLength, Stage, Stages
 from fedif_flower.strategies import RobustRule, ScoredStrategy, Setup, SFedAvg
 from fedif_flower.strategies.config import configured_stages
 from fedif_flower.valuation import Scores
@@ -71,6 +72,28 @@ def test_flame_adds_little_noise_that_the_seed_decides():
     assert torch.equal(noisy, of(0.1))
     assert not torch.equal(noisy, of(0.1, seed=1))
     assert 0 < float((noisy - still).norm()) < 5 * 0.1 * 2**0.5 * 2**0.5
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Flame(noise=0.0),
+        AlignIns(),
+        SignGuard(longest=100.0, share=1.0),
+        DeepSight(nn.Linear(2, 2), (torch.eye(2), torch.arange(2)), samples=3),
+    ],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_what_a_clip_shortens_a_rule_shortens_no_further_than_to_its_own_bound(rule):
+    """Lengths 1, 1, 1, 1 and 10, bounds 2 and 1: each moves the model by a fifth of 1."""
+    updates = torch.full((5, 6), 6**-0.5)
+    updates[4] *= 10
+    stages = Stages([Clip(2.0)])
+    staged = stages.before(a_round(updates))
+    vectors, aggregation = stages.combined(staged, rule(staged))
+    assert float(vectors.params.norm()) == pytest.approx(1.0)
+    assert aggregation.applied.tolist() == pytest.approx([0.2] * 4 + [0.02])
+    assert aggregation.shortening.tolist() == pytest.approx([1] * 4 + [0.2])
 
 
 def test_a_rule_that_makes_a_step_leaves_none_to_choose():
