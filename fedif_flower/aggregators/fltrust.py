@@ -27,7 +27,8 @@ def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoeff
 
     with :math:`\Delta_i = w_i - w_{t-1}` client i's update and :math:`\Delta_0` the update that
     the server makes from its own root data. If nobody is trusted, every coefficient is 0: the
-    model stays as it is. A zero update has trust and coefficient 0.
+    model stays as it is. A zero update has trust and coefficient 0, and so has one so short that
+    its coefficient would be infinite in the updates' dtype.
 
     Parameters
     ----------
@@ -58,6 +59,9 @@ def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoeff
     trust = torch.where(length > 0, products.inner / length, 0.0).clamp(0.0, 1.0)
     # Divided by their sum, cosines that are rounding would be trust like any other.
     trust = torch.where(trust > product_error(trust.dtype, updates.shape[1]), trust, 0.0)
+    # The updates' own dtype has no number that would bring so short a one to the server's length.
+    moves = norms > server_norm * torch.finfo(updates.dtype).tiny
+    trust = torch.where(moves, trust, 0.0)
     share = trust / trust.sum().clamp_min(1e-300)
-    rescaling = torch.where(norms > 0, server_norm / norms, 0.0)
+    rescaling = torch.where(moves, server_norm / norms, 0.0)
     return TrustedCoefficients(share * rescaling, trust)

@@ -242,6 +242,14 @@ def test_fltrust_by_hand(updates, server, trust, lengths):
     assert result.coefficients.tolist() == pytest.approx(expected.tolist())
 
 
+def test_fltrust_trusts_nothing_that_is_too_short_to_be_lengthened():
+    """1 / 1e-40 is infinite in float32: one such update made every model infinite."""
+    updates = torch.tensor([[1e-40, 0.0], [2.0, 0.0]])
+    coefficients, trust = fltrust_coefficients(updates, torch.tensor([1.0, 0.0]))
+    assert trust.tolist() == [0, 1]
+    assert coefficients.tolist() == [0, 0.5]
+
+
 @given(st.data())
 def test_fltrust_goes_no_further_than_the_server_whatever_lengths_and_order(data):
     m = data.draw(st.integers(1, 5))
