@@ -18,10 +18,13 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import describe, read_batches
 from fedif_flower.tasks.modules import (
+    array_shapes,
     copy_module,
     module_mode,
     output_layer,
     seeded_randomness,
+    tied_names,
+    trainable_names,
     trainable_parameters,
 )
 from fedif_flower.tasks.task import Data
@@ -78,6 +81,9 @@ class DeepSight(CheckedFields):
         """Raise ConfigError for what is out of range, or does not fit; find the output layer."""
         super().__post_init__()
         self._model = copy_module(self.model)
+        self.parameter_names = trainable_names(self.model)
+        self.tied_names = tied_names(self.model)
+        self.own_shapes = array_shapes(self.model)
         self._layer = output_layer(self.model, "DeepSight")
         require(self._layer.shape[0] > 1, "model", "of one output", "classes, for DeepSight")
         self._shape, self._low, self._high = _kind_of_input(self.root_data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.rule import Rule, Stateful
-from fedif_flower.server.setup import BaseArguments
+from fedif_flower.server.setup import BaseArguments, naming
 
 
 class RobustRule(ScreenedStrategy):
@@ -27,7 +28,9 @@ class RobustRule(ScreenedStrategy):
         ``load_state_dict`` is part of checkpoints; one that remembers clients by their ids says so
         by an attribute ``knows_clients``. One that gives a single client the weight 1, and means
         its model to be copied bit for bit, says so by ``chooses_one``: the round's models are then
-        kept beside the updates.
+        kept beside the updates. One with a model of its own has that model's ``parameter_names``
+        and ``tied_names``, and may have its ``own_shapes``, as
+        :class:`~fedif_flower.aggregators.DeepSight` has: what is trained is then what it looks at.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
         :class:`~fedif_flower.server.loop.ScreenedStrategy`).
@@ -41,12 +44,19 @@ class RobustRule(ScreenedStrategy):
         fits = callable(rule) and not isinstance(rule, type)
         require(fits, "rule", rule, "a callable, such as Median()")
         self.takes_groups = not getattr(rule, "knows_clients", False)
-        super().__init__(**base)
+        # Of a rule with a model of its own the updates have to be that model's.
+        super().__init__(**(naming(base, rule) if hasattr(rule, "parameter_names") else base))
         self.rule = rule
         self.combines_updates = bool(getattr(rule, "gives_weights", False))
         self.chooses_one = bool(getattr(rule, "chooses_one", False))
         if self.stages.choosing is not None and not self.combines_updates:
             raise ConfigError(f"stages = {self.stages}; {rule!r} leaves no step to choose")
+
+    @property
+    def own_shapes(self) -> Mapping[str, Sequence[int]]:
+        """The shapes of the rule's own copy of the model, by name; empty: it has none."""
+        shapes: Mapping[str, Sequence[int]] = getattr(self.rule, "own_shapes", {})
+        return shapes
 
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds: the rule too, if it does."""

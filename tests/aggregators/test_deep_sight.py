@@ -84,6 +84,27 @@ def test_a_round_leaves_out_who_moved_one_class_alone():
     assert all(0.1 < weight <= 0.2 for weight in weights[:5])
 
 
+def test_a_frozen_part_moves_nobody_s_output_layer_elsewhere():
+    """The same round as above, with a frozen layer of six numbers below the other."""
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    with torch.no_grad():
+        frozen.weight.copy_(torch.eye(2))
+        frozen.bias.zero_()
+    model = nn.Sequential(frozen, nn.Linear(2, 3))
+    honest = [0.3, 0.1, 0.3, -0.2, 0.2, 0.3, 0.1, -0.1, 0.2]
+    attack = [0.0, 0.0, 0.0, 0.0, 3.0, -3.0, 0.0, 0.0, 3.0]
+    rows = [[(1 + 0.01 * k) * x for x in honest] for k in range(5)]
+    rows += [attack, [1.02 * x for x in attack]]
+    strategy = RobustRule(DeepSight(model, INPUTS, samples=50), **BASE)
+    _, (report,) = play(strategy, model, Movers([[0.0] * 6 + row for row in rows]))
+    weights = column(report, "weight")
+    assert weights[5:] == [0, 0]
+    assert all(0.1 < weight <= 0.2 for weight in weights[:5])
+    other = nn.Sequential(frozen, nn.Linear(2, 4))
+    with pytest.raises(ConfigError, match="was given a model in which"):
+        play(RobustRule(DeepSight(model, INPUTS), **BASE), other, Movers([[0.0] * 18]))
+
+
 FROZEN = nn.Linear(2, 2).requires_grad_(False)
 
 
