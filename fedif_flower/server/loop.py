@@ -51,7 +51,7 @@ from fedif_flower.server.noise import (
 from fedif_flower.server.older_api import MessageApiOnly
 from fedif_flower.server.record import History, Round, Step, why_it_stands_still
 from fedif_flower.server.roster import NodeDirectory, Present, Roster
-from fedif_flower.server.rule import Stateful, require_answer, take_step
+from fedif_flower.server.rule import Stateful, claim, require_answer, require_own, take_step
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.server.setup import (
     DEFAULTS,
@@ -147,6 +147,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         )
         self.history = History()
         self.callbacks = require_callbacks(callbacks)
+        self._key = object()  # By which stages and rules know whose rounds they remember.
 
     # -- what a strategy says of itself
 
@@ -474,7 +475,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         ------
         ConfigError, ValueError
             If the model cannot be averaged, is not the one that the strategy was given, or not the
-            one that an earlier run has led to.
+            one that an earlier run has led to; or a stage or rule remembers another strategy's
+            rounds.
         """
         require_record(initial_arrays)
         shapes = self.own_shapes
@@ -488,6 +490,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
                 names=self.setup.names,
             )
         self.intake.require(self, grid, initial_arrays)
+        remembering = [*self.stages.remembering, *self.stateful().values()]
+        require_own(remembering, self._key)
         self.stages.begin(self.validation)
         super().begin(grid, initial_arrays)
         for stage in self.stages:
@@ -497,6 +501,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         if self.stages.optimizer is not None:
             self.stages.optimizer.require_step(self.model.vectors.params)
         self._warn_of_own_statistics()
+        claim(remembering, self._key)
 
     def _warn_of_own_statistics(self) -> None:
         """Warn where members keep batch norm's statistics: the server judges by its own then."""

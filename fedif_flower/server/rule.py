@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.round import (
     Aggregation,
     ModelVectors,
@@ -47,6 +48,35 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         ...
+
+
+# The attribute of a part that remembers rounds, by which it is known whose rounds they are.
+_ROUNDS_OF = "_rounds_of"
+
+
+def require_own(parts: Iterable[object], key: object) -> None:
+    """Raise ConfigError where a part remembers the rounds of another strategy.
+
+    Parameters
+    ----------
+    parts : iterable of object
+        What remembers rounds.
+    key : object
+        Stands for the strategy, as in :func:`claim`.
+    """
+    for part in parts:
+        if getattr(part, _ROUNDS_OF, key) is not key:
+            raise ConfigError(
+                f"{part!r} remembers the rounds of another strategy; allowed: a new one for each "
+                "strategy"
+            )
+
+
+def claim(parts: Iterable[object], key: object) -> None:
+    """Note that parts remember the rounds of one strategy from now on."""
+    for part in parts:
+        with suppress(AttributeError):  # One with __slots__ has no room for it.
+            object.__setattr__(part, _ROUNDS_OF, key)  # Frozen dataclasses, too.
 
 
 def require_answer(

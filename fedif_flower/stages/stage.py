@@ -61,8 +61,9 @@ class Proposal:
 class Stage(CheckedFields):
     """Does nothing to a round; a stage overrides what it needs, in the order of a round.
 
-    What a stage remembers of earlier rounds belongs into :meth:`state_dict`. Of one that is a
-    dataclass, fields declared as settings are checked (see :mod:`fedif_flower.constructors`).
+    What a stage remembers of earlier rounds belongs into :meth:`state_dict`; one that remembers is
+    for one strategy. Of one that is a dataclass, fields declared as settings are checked (see
+    :mod:`fedif_flower.constructors`).
     """
 
     max_length = math.inf  # Of an update, where the stage bounds it as it arrives.
@@ -354,6 +355,11 @@ class Stages:
         """Tell every stage what the strategy judges by."""
         for stage in self:
             stage.begin(validation)
+
+    @property
+    def remembering(self) -> list[Stage]:
+        """Those that remember earlier rounds."""
+        return [stage for stage in self if _overrides(stage, "state_dict")]
 
     def why_updates_are_read(self) -> str:
         """Return the first reason why updates have to be seen, if there is one."""

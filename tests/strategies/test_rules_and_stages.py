@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedif_flower import FedAvg, FedIF
-from fedif_flower.aggregators import AlignIns, DeepSight, Flame, Krum, Median, SignGuard
+from fedif_flower.aggregators import AlignIns, DeepSight, FedAdp, Flame, Krum, Median, SignGuard
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation, ModelVectors, combine, move_model
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.stages import Clip, LossBound, MaxLength, Stage, Stages
+from fedif_flower.stages import Clip, FedAvgM, LossBound, MaxLength, Stage, Stages
 from fedif_flower.strategies import RobustRule, ScoredStrategy, Setup, SFedAvg
 from fedif_flower.strategies.config import configured_stages
 from fedif_flower.valuation import Scores
@@ -295,6 +295,26 @@ def test_of_updates_that_a_stage_mixes_each_member_is_credited_with_its_part():
     # The mean slope along the way is -3 in x and -1.5 in y; each moves by a fifth of its update.
     expected = [0.0, 3.0, 1.5, 3.0, 0.0]
     assert values(found) == pytest.approx(expected, rel=10 * ROUNDING, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strategy_with", "part"),
+    [
+        (lambda part: FedAvg(stages=[part], **BASE), FedAvgM(0.9, 1.0)),
+        (lambda part: RobustRule(part, **BASE), FedAdp()),
+    ],
+)
+def test_what_remembers_rounds_is_not_another_strategy_s_too(strategy_with, part):
+    """The second run would go on with the first one's sum of steps, or its angles."""
+    clients = Movers([[1.0, 0.0]] * 3)
+    first = strategy_with(part)
+    play(first, point(), clients)
+    name = type(part).__name__
+    with pytest.raises(ConfigError, match=rf"^{name}\(.*\) remembers the rounds of another"):
+        play(strategy_with(part), point(), clients)
+    resumed = strategy_with(type(part)())
+    resumed.load_state_dict(first.state_dict())
+    play(resumed, point(), clients)
 
 
 def test_rows_that_are_copied_as_they_are_need_no_matrix():
