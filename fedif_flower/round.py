@@ -300,6 +300,9 @@ class Aggregation:
     shortening : Tensor, optional
         ``[m]``, in [0, 1]: the part of ``applied`` that shortens each client's update, whatever its
         weight; ``None``: by nothing.
+    rescaling : Tensor, optional
+        ``[m]``, >= 0: the part of ``weights`` that brings each update to another length. Buffers,
+        whose changes have lengths of their own, are averaged without it; ``None``: there is none.
     """
 
     weights: Tensor
@@ -312,6 +315,7 @@ class Aggregation:
     noise: Tensor | None = None
     applied: Tensor | None = None
     shortening: Tensor | None = None
+    rescaling: Tensor | None = None
 
     def require_of(self, num_clients: int) -> Aggregation:
         """Return this, or raise ValuationError where a figure is not one of each client."""

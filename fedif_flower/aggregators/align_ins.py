@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedif_flower.aggregators.clipping import bounded_mean
+from fedif_flower.aggregators.clipping import bounded_mean, length_factors
 from fedif_flower.aggregators.linear_algebra import inner_products, product_error
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates, share_of
@@ -74,7 +74,9 @@ class AlignIns(CheckedFields):
         if bool(selected.any()):
             bound = norms[selected].median()
         shortening = updates.shortening.to(norms.device)
-        return Aggregation(weights=bounded_mean(norms, selected, bound, shortening).cpu())
+        weights = bounded_mean(norms, selected, bound, shortening)
+        rescaling = length_factors(norms, bound, shortening)
+        return Aggregation(weights=weights.cpu(), rescaling=rescaling.cpu())
 
 
 def sign_alignment(updates: Tensor, share: float) -> Tensor:

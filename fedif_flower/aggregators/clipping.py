@@ -62,6 +62,10 @@ def bounded_mean(
     ``norms`` [m] are the lengths, ``shortening`` [m] the factors by which stages shorten the
     updates besides: an update is as long as the tighter of the two bounds allows.
     """
+    return selected * length_factors(norms, bound, shortening) / selected.sum().clamp_min(1)
+
+
+def length_factors(norms: Tensor, bound: Tensor, shortening: Tensor | float = 1.0) -> Tensor:
+    """Return the part of :func:`bounded_mean` that shortens updates, ``[m]``, in [0, 1]."""
     remaining = norms * shortening  # [m]
-    shortened = torch.where(remaining > bound, bound / remaining, 1.0)  # [m]
-    return selected * shortened.double() / selected.sum().clamp_min(1)
+    return torch.where(remaining > bound, bound / remaining, 1.0).double()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from fedif_flower.aggregators.clipping import bounded_mean
+from fedif_flower.aggregators.clipping import bounded_mean, length_factors
 from fedif_flower.aggregators.flame import cosine_distances, density_clusters
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
@@ -107,7 +107,8 @@ class DeepSight(CheckedFields):
         weights = deep_sight_coefficients(
             clusters, suspicious, norms, self.tolerated, updates.shortening
         )
-        return Aggregation(weights)
+        rescaling = length_factors(norms, norms.median(), updates.shortening)
+        return Aggregation(weights, rescaling=rescaling)
 
     def _ratios(self, updates: RoundUpdates) -> Tensor:
         """Return the mean ratios of probabilities on random inputs, ``[draws, m, classes]``."""

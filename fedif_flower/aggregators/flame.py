@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedif_flower.aggregators.clipping import bounded_mean
+from fedif_flower.aggregators.clipping import bounded_mean, length_factors
 from fedif_flower.aggregators.linear_algebra import cosines, gram_matrix, product_error
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
@@ -55,7 +55,8 @@ class Flame(CheckedFields):
         draws = torch.randn(params.shape, generator=updates.generator("flame"), dtype=params.dtype)
         noise = self.noise * float(bound) * draws
         weights = bounded_mean(norms, selected, bound, updates.shortening)
-        return Aggregation(weights=weights, noise=noise)
+        rescaling = length_factors(norms, bound, updates.shortening)
+        return Aggregation(weights=weights, noise=noise, rescaling=rescaling)
 
 
 def cosine_distances(points: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedif_flower.aggregators.clipping import bounded_mean
+from fedif_flower.aggregators.clipping import bounded_mean, length_factors
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
@@ -64,7 +64,9 @@ class SignGuard(CheckedFields):
         usual_signs = _largest_cluster(signs / signs.amax(dim=0).clamp_min(1e-8))
 
         selected = usual_length & usual_signs  # [m]
-        return Aggregation(weights=bounded_mean(lengths, selected, median, updates.shortening))
+        weights = bounded_mean(lengths, selected, median, updates.shortening)
+        rescaling = length_factors(lengths, median, updates.shortening)
+        return Aggregation(weights=weights, rescaling=rescaling)
 
 
 def sign_shares(updates: Tensor) -> Tensor:

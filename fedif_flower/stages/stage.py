@@ -297,6 +297,23 @@ def _weights_of(coefficients: Tensor, shortening: Tensor, proposed: Tensor) -> T
     return torch.where(factors > 0, coefficients / factors, 0.0)
 
 
+def _weights_of_buffers(weights: Tensor, proposed: Tensor, rescaling: Tensor | None) -> Tensor:
+    """Return the weights ``[m]`` by which buffers go, where those of parameters rescale updates.
+
+    Of the proposed weights, or of a share of them, they are what is left without the rescaling.
+    Other weights rescale nothing, but sum to what the proposed ones do: buffers get the sum that
+    those have without it.
+    """
+    total = proposed.sum()
+    if rescaling is None or not bool(total > 0):
+        return weights
+    of_mean = torch.where(rescaling > 0, proposed / rescaling, 0.0)  # [m]
+    share = weights.sum() / total
+    if torch.allclose(weights, share * proposed, rtol=1e-9, atol=0.0):
+        return share * of_mean
+    return weights * (of_mean.sum() / total)
+
+
 class Stages:
     """Applies stages in their order; without any, a round is taken as it is.
 
@@ -401,9 +418,15 @@ class Stages:
         return updates
 
     def settle(
-        self, updates: RoundUpdates, weights: Tensor, noise: Tensor | None = None
+        self,
+        updates: RoundUpdates,
+        weights: Tensor,
+        noise: Tensor | None = None,
+        rescaling: Tensor | None = None,
     ) -> Destination:
         """Return where the weights ``[m]`` of a round lead; each way there ends with the noise.
+
+        ``rescaling`` is as in :class:`~fedif_flower.round.Aggregation`.
 
         Raises
         ------
@@ -414,9 +437,10 @@ class Stages:
         reached: list[Destination] = []
 
         def move(coefficients: Tensor) -> Destination:
-            # Whatever is chosen, buffers go by the same weights as parameters.
+            # Whatever is chosen, buffers go by the same weights as parameters, lengths aside.
             chosen_weights = _weights_of(coefficients, updates.shortening, weights)
-            for_buffers = chosen_weights * updates.buffer_shortening
+            buffer_weights = _weights_of_buffers(chosen_weights, weights, rescaling)
+            for_buffers = buffer_weights * updates.buffer_shortening
             params, buffers = move_model(updates, coefficients, for_buffers)
             if noise is not None:
                 params = params + noise
@@ -443,7 +467,7 @@ class Stages:
             weights = aggregation.weights
             factors = updates.unseen.cut(weights.cpu() * updates.shortening)
             aggregation = replace(aggregation, weights=weights * factors.to(weights))
-        step = self.settle(updates, aggregation.weights, aggregation.noise)
+        step = self.settle(updates, aggregation.weights, aggregation.noise, aggregation.rescaling)
         counters = largest_counters(updates.model.counters, updates.counters, step.coefficients)
         vectors = ModelVectors(step.params, step.buffers, counters)
         aggregation = replace(

@@ -132,7 +132,7 @@ class FLTrust(ScreenedStrategy):
 
     Paper: Cao et al., *FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping*,
     NDSS 2021. Formula: :func:`~fedif_flower.aggregators.fltrust.fltrust_coefficients`. Where
-    nobody is trusted, the model stays as it is.
+    nobody is trusted, the model stays as it is. Buffers are averaged by trust.
 
     Parameters
     ----------
@@ -161,7 +161,10 @@ class FLTrust(ScreenedStrategy):
         generator = torch_generator("root-training", self.seed, updates.server_round)
         server_update = self.root.update(updates.global_params, updates.named_buffers, generator)
         coefficients, trust = fltrust_coefficients(updates.client_updates, server_update)
+        trust = trust.cpu()
         # What a stage leaves of an update is brought to the server's length, as the whole would be.
         shortening = updates.shortening
-        weights = torch.where(shortening > 0, coefficients.cpu() / shortening, 0.0)
-        return Aggregation(weights=weights, scores=trust.cpu(), weight_scores=trust.cpu())
+        weights = torch.where(shortening > 0, coefficients.cpu() / shortening, 0.0)  # [m]
+        shares = trust / trust.sum().clamp_min(1e-300)  # [m]
+        rescaling = torch.where(weights > 0, weights / shares, 1.0)
+        return Aggregation(weights, scores=trust, weight_scores=trust, rescaling=rescaling)

@@ -32,7 +32,9 @@ from fedif_flower.stages import (
     FedYogi,
     LossBound,
     MaxLength,
+    Proposal,
     ServerOptimizer,
+    Stage,
     Stages,
 )
 from fedif_flower.valuation import Validation
@@ -493,3 +495,24 @@ def test_goes_on_after_a_restart(make):
     assert second.shares == first.shares
     (again := make()).load_state_dict(kept)  # As it was when asked for.
     assert go(again, 5.0, 3.0, 4.0) == third
+
+
+def test_buffers_go_without_what_brings_updates_to_another_length():
+    """Weights 2 and 6 are shares 1/4 and 3/4, eight times as long: buffers go by the shares."""
+    updates = a_round(torch.ones(2, 1), buffer_updates=torch.tensor([[4.0], [8.0]]))
+    weights = torch.tensor([2.0, 6.0], dtype=torch.float64)
+    rescaling = torch.tensor([8.0, 8.0], dtype=torch.float64)
+    whole = Stages().settle(updates, weights, rescaling=rescaling)
+    assert (whole.params.item(), whole.buffers.item()) == (8.0, 7.0)
+
+    def chosen(coefficients: list[float]) -> float:
+        """Return where the buffer goes if a stage chooses these."""
+
+        class Chooses(Stage):
+            def choose(self, proposal: Proposal) -> Destination:
+                return proposal.move(torch.tensor(coefficients, dtype=torch.float64))
+
+        return Stages([Chooses()]).settle(updates, weights, rescaling=rescaling).buffers.item()
+
+    assert chosen([1.0, 3.0]) == 3.5  # Half of the step.
+    assert chosen([8.0, 0.0]) == 4.0  # Other weights, of the same sum: the first one's alone.

@@ -379,6 +379,26 @@ def test_fltrust_brings_a_clipped_update_to_the_server_s_length_as_any_other():
     torch.testing.assert_close(params - layer_of_two().weight.detach().flatten(), first)
 
 
+class Ahead(of.RootTraining):
+    """Moves the weight by 0.1, whatever the root data are."""
+
+    def update(self, params, buffers, generator) -> Tensor:
+        return torch.full_like(params, 0.1)
+
+
+@pytest.mark.parametrize("length", [0.01, 0.1, 10.0])
+def test_fltrust_averages_buffers_by_trust_whatever_the_lengths(length):
+    """Two clients go the server's way, and one the other: the two are trusted alike.
+
+    Their shifts are 1 and 3, so 2 on average.
+    """
+    root = Ahead(Shifted(), torch.ones(1, 1), torch.ones(1))
+    movers = Movers([[length, 1.0], [2 * length, 3.0], [-length, 3.5]])
+    weight, shift = play(of.FLTrust(root, **PLAIN), Shifted(), movers)[0].tolist()
+    assert weight == pytest.approx(0.1)
+    assert shift == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(("noise", "step"), [(0.0, 0.5), (0.25, 0.25)])
 def test_fltrust_s_own_update_allows_for_wrong_labels(noise, step):
     """One example of class 0, weights of 0: the chance of its label is q = 1/2 either way.

@@ -85,13 +85,17 @@ def test_flame_adds_little_noise_that_the_seed_decides():
     ids=lambda rule: type(rule).__name__,
 )
 def test_what_a_clip_shortens_a_rule_shortens_no_further_than_to_its_own_bound(rule):
-    """Lengths 1, 1, 1, 1 and 10, bounds 2 and 1: each moves the model by a fifth of 1."""
+    """Lengths 1, 1, 1, 1 and 10, bounds 2 and 1: each moves the model by a fifth of 1.
+
+    Buffers, whose changes are as long as each other, move by the plain mean.
+    """
     updates = torch.full((5, 6), 6**-0.5)
     updates[4] *= 10
     stages = Stages([Clip(2.0)])
-    staged = stages.before(a_round(updates))
+    staged = stages.before(a_round(updates, buffer_updates=torch.ones(5, 1)))
     vectors, aggregation = stages.combined(staged, rule(staged))
     assert float(vectors.params.norm()) == pytest.approx(1.0)
+    assert vectors.buffers.item() == pytest.approx(1.0)
     assert aggregation.applied.tolist() == pytest.approx([0.2] * 4 + [0.02])
     assert aggregation.shortening.tolist() == pytest.approx([1] * 4 + [0.2])
 
