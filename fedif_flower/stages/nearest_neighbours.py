@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
-from fedif_flower.round import RoundUpdates
+from fedif_flower.round import RoundUpdates, largest_counters
 from fedif_flower.settings import MaliciousFraction
 from fedif_flower.stages.stage import Stage
 
@@ -17,8 +17,8 @@ from fedif_flower.stages.stage import Stage
 class NearestNeighbours(Stage):
     """Replaces each update by the mean of those nearest to it, itself included.
 
-    Formula: :func:`neighbour_mixing`. Buffers are mixed as parameters are. Weights in records are
-    those of the clients' own updates.
+    Formula: :func:`neighbour_mixing`. Buffers are mixed as parameters are, and of counters the
+    largest are taken. Weights in records are those of the clients' own updates.
 
     Parameters
     ----------
@@ -33,7 +33,9 @@ class NearestNeighbours(Stage):
         m = updates.num_clients
         shortened = updates.shortened().client_updates  # [m, d]
         left_out = min(round(self.malicious_fraction * m), m - 1)
-        return updates.mixed(neighbour_mixing(shortened, left_out))
+        mixing = neighbour_mixing(shortened, left_out)
+        counters = [largest_counters({}, updates.counters, weights) for weights in mixing]
+        return replace(updates.mixed(mixing), counters=counters)
 
 
 def neighbour_mixing(updates: Tensor, num_malicious: int) -> Tensor:

@@ -121,7 +121,11 @@ def test_an_update_is_its_own_neighbour_among_equal_ones():
 
 
 def test_a_round_is_mixed_and_weights_go_back_to_the_clients():
-    mixed = NearestNeighbours(0.5).before(a_round(UPDATES, buffer_updates=10 * UPDATES))
+    counters = [{"steps": torch.tensor(count)} for count in (5, 7, 6, 9)]
+    mixed = NearestNeighbours(0.5).before(
+        a_round(UPDATES, buffer_updates=10 * UPDATES, counters=counters)
+    )
+    assert [int(row["steps"]) for row in mixed.counters] == [7, 7, 7, 9]
     assert mixed.client_updates.flatten().tolist() == [0.5, 0.5, 2, 51.5]
     assert mixed.buffer_updates.flatten().tolist() == [5, 5, 20, 515]
     assert mixed.squared_norms.tolist() == [0.25, 0.25, 4, 51.5**2]
