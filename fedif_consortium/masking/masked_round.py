@@ -42,6 +42,8 @@ STANDARD_ERRORS = 5.0  # An honest member is refused once in some million rounds
 ROUNDING = 1e-4  # Of a bound: what encoding may add to it.
 # Of the sum's rounding, as its masks are random: an honest one is beyond it once in 1e31 sums.
 _DEVIATIONS = 6.0 * 2.0**ROUNDED_BITS
+# A keeper's answer says nothing of less than this, of a product with a vector of length 1/2 to 1.
+_LEAST_PRODUCT = 2.0 ** (ROUNDED_BITS - UPDATE_BITS - VECTOR_BITS)
 
 
 class MaskedWorkspace(Workspace):
@@ -245,6 +247,8 @@ class MaskedRound:
     def products(self, vector: Tensor) -> Tensor:
         """Return the inner products ``[m]``, float64, of the updates with a vector ``[d]``.
 
+        One that is no larger than what the keeper rounds is 0.
+
         Raises
         ------
         KeeperError
@@ -264,6 +268,8 @@ class MaskedRound:
         # NaN is refused too, since it compares as false.
         if not np.all(np.abs(products) <= bounds + ROUNDING * (bounds + norm)):
             raise MaskingError("a product is larger than the member's update allows")
+        # Else an update as short as that would have a direction, and a score, by rounding alone.
+        products[np.abs(products) <= np.ldexp(_LEAST_PRODUCT, exponent)] = 0.0
         self._unchecked_products.append((encoded, of_masks))
         self._check_keeper()
         return torch.from_numpy(products)

@@ -87,6 +87,20 @@ def test_a_product_and_a_step_are_at_most_as_long_as_stated(direction, reason):
         summed(1.23 * unit, 1.0)
 
 
+@pytest.mark.parametrize("units", [1, 2])
+def test_rounding_gives_an_update_of_next_to_nothing_no_direction(units):
+    """It lies across the vector; the others lie along it, and are as long as 2, 4, 8 and 16."""
+    updates = np.zeros((5, 2))
+    updates[0, 0] = units * 2.0**-28
+    updates[1:, 1] = [2.0, 4.0, 8.0, 16.0]
+    # The keeper's rounding is another one in each round: it would pass for up to 1/2 of a unit.
+    for _ in range(4):
+        masked_round = Parties().opened(updates)
+        products = masked_round.products(torch.tensor([0.0, 0.75], dtype=torch.float64))
+        assert products[0] == 0.0
+        assert products[1:].tolist() == pytest.approx([1.5, 3.0, 6.0, 12.0])
+
+
 @given(st.integers(2, 6), st.integers(1, 300), st.integers(0, 2**32))
 def test_a_masked_round_gives_what_a_plain_one_gives(members, length, seed):
     rng = np.random.default_rng(seed)
