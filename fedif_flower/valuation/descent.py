@@ -116,7 +116,9 @@ def descend_weights(
     1997; Beck and Teboulle, "Mirror descent and nonlinear projected subgradient methods for convex
     optimization", 2003.
     """
-    squared_norms = torch.linalg.vecdot(client_updates, client_updates).double()  # [m]
+    # In half precision squares of usual updates are 0, and those of long ones infinite.
+    wide = client_updates.to(torch.promote_types(client_updates.dtype, torch.float32))
+    squared_norms = torch.linalg.vecdot(wide, wide).double()  # [m]
     landscape = _Landscape(
         global_params,
         client_updates,

@@ -218,6 +218,19 @@ def test_what_is_long_is_left_out_where_the_loss_is_less_without_it():
     assert of([3.0, 0.0])[3] > 0.25  # It leads where the others would be slow to go.
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("size", [1e-4, 300.0])  # The squares in float16: 0, and infinite.
+def test_what_is_absurdly_long_is_left_out_in_half_precision(dtype, size):
+    """It is 200 times as long as the others, although the loss falls along it."""
+    updates = size * torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [200.0, 200.0]]).to(dtype)
+
+    def falling(params: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+        return -float(params.double().sum()), torch.full((2,), -1.0)
+
+    found = descend_weights(torch.zeros(2, dtype=dtype), updates, torch.ones(4), falling, steps=4)
+    assert found.weights.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0.0])
+
+
 def test_a_diverging_client_is_left_out():
     def overflowing(params: Tensor, weights: Tensor) -> tuple[float, Tensor]:
         loss, gradient = bowl(torch.tensor([1.0, 0.0]).double())(params, weights)
