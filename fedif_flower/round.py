@@ -203,17 +203,28 @@ class RoundUpdates:
                 noise=aggregation.noise,
                 applied=aggregation.applied,
                 shortening=aggregation.shortening,
+                rescaling=aggregation.rescaling,
             )
         applied = aggregation.applied
-        weights = aggregation.weights.double() @ self.mixing  # [n]
-        if self.mixed_factors is not None:
-            was_used = self.mixed_factors > 0
-            weights = torch.where(was_used, weights / self.mixed_factors, 0.0)
+        weights = self._unmixed_weights(aggregation.weights)
+        rescaling = aggregation.rescaling
+        if rescaling is not None:
+            without = self._unmixed_weights(aggregation.weights_alone)
+            rescaling = torch.where(without > 0, weights / without, 1.0)
         return replace(
             aggregation,
             weights=weights,
             applied=None if applied is None else applied.double() @ self.mixing,
+            rescaling=rescaling,
         )
+
+    def _unmixed_weights(self, weights: Tensor) -> Tensor:
+        """Return the clients' own weights ``[n]`` for those of mixed updates."""
+        assert self.mixing is not None  # Of mixed updates.
+        unmixed = weights.double() @ self.mixing
+        if self.mixed_factors is None:
+            return unmixed
+        return torch.where(self.mixed_factors > 0, unmixed / self.mixed_factors, 0.0)
 
     def _ones(self) -> Tensor:
         return torch.ones(self.num_clients, dtype=torch.float64)
@@ -301,7 +312,8 @@ class Aggregation:
         ``[m]``, in [0, 1]: the part of ``applied`` that shortens each client's update, whatever its
         weight; ``None``: by nothing.
     rescaling : Tensor, optional
-        ``[m]``, >= 0: the part of ``weights`` that brings each update to another length. Buffers,
+        ``[m]``, >= 0: the part of ``weights`` that brings each update to another length, whatever
+        the rest of its weight. Buffers,
         whose changes have lengths of their own, are averaged without it; ``None``: there is none.
     """
 
@@ -324,6 +336,23 @@ class Aggregation:
             if figures is not None and len(figures) != num_clients:
                 raise ValuationError(f"{len(figures)} {name} for {num_clients} clients")
         return self
+
+    @property
+    def weights_alone(self) -> Tensor:
+        """``weights`` [m] without what brings updates to another length."""
+        if self.rescaling is None:
+            return self.weights
+        weights = self.weights.double()
+        return torch.where(self.rescaling > 0, weights / self.rescaling, 0.0)
+
+    @property
+    def length_factors(self) -> Tensor:
+        """By how much stages and rule shorten or lengthen each client's update, ``[m]``."""
+        factors = torch.ones(len(self.weights), dtype=torch.float64)
+        for part in (self.shortening, self.rescaling):
+            if part is not None:
+                factors = factors * part.double().cpu()
+        return factors
 
     @property
     def gives_nobody_weight(self) -> bool:

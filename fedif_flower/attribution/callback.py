@@ -269,14 +269,13 @@ class PathAttribution(Callback):
             shares = self._past.shares(updates)
         else:
             gram, shares = unseen.sketched(self._past.basis)
-        shortening = step.aggregation.shortening
         return self.bounds.bound(
             client_ids=step.updates.client_ids,
             examples=step.updates.num_examples.cpu(),
             gram=gram,
-            weights=step.aggregation.weights.cpu(),
+            weights=step.aggregation.weights_alone.cpu(),
             shares=shares,
-            shortening=None if shortening is None else shortening.cpu(),
+            length_factors=step.aggregation.length_factors,
         )
 
     def on_round(self, current: Round) -> None:

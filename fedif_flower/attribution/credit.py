@@ -101,8 +101,9 @@ class CreditBounds:
       what is member i's own (see :func:`own_lengths`), and :math:`\tau` the round's median of
       :math:`|q_j| / o_j`.
 
-    Lengths are those that the round used: shortened ones count as shortened. Bounds need the Gram
-    matrix of the updates, their inner products with the last steps, and the coefficients.
+    Lengths are those that the round used: shortened ones count as shortened, by stages or by the
+    strategy's own rule. Bounds need the Gram matrix of the updates, their inner products with the
+    last steps, and the coefficients.
 
     Parameters
     ----------
@@ -160,7 +161,7 @@ class CreditBounds:
         gram: Tensor,
         weights: Tensor,
         shares: Tensor,
-        shortening: Tensor | None = None,
+        length_factors: Tensor | None = None,
     ) -> Credit:
         """Return how much of each of the round's updates counts, and remember their lengths.
 
@@ -173,19 +174,20 @@ class CreditBounds:
         gram : Tensor
             ``[m, m]``: inner products of the updates.
         weights : Tensor
-            ``[m]``: those that the strategy gave.
+            ``[m]``: those that the strategy gave, whatever it does to lengths.
         shares : Tensor
             ``[m, k]``: the updates' coordinates in an orthonormal basis of the last global steps'
             span (see :class:`PastSteps`); k = 0: there was none yet.
-        shortening : Tensor, optional
-            ``[m]``, in [0, 1]: by how much the round shortened the updates; ``None``: by nothing.
+        length_factors : Tensor, optional
+            ``[m]``, >= 0: by how much the round shortened or lengthened the updates; ``None``: by
+            nothing.
         """
         gram = gram.double()
         weights = weights.double()
         shares = shares.double()
         lengths = gram.diagonal().clamp_min(0.0).sqrt()  # [m]
-        if shortening is not None:
-            lengths = lengths * shortening.double()
+        if length_factors is not None:
+            lengths = lengths * length_factors.double()
         usual_length = self._usual(client_ids, examples, lengths)
         length = torch.where(lengths > 0, lengths / usual_length, 0.0)
         weight = self._mean_weights(client_ids, examples, weights)

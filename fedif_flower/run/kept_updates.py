@@ -62,18 +62,18 @@ class KeptUpdates(Callback):
 
     def on_step(self, step: Step) -> None:
         """Write a round's step."""
-        assert step.aggregation.applied is not None  # the attribution has made sure
-        shortening = step.aggregation.shortening
-        noise = step.aggregation.noise
+        aggregation = step.aggregation
+        assert aggregation.applied is not None  # the attribution has made sure
         content = {
             "server_round": step.updates.server_round,
             "members": [[node.partition_id, node.client_id] for node in step.nodes],
             "updates": _copied(step.updates.client_updates),
             "examples": _copied(step.updates.num_examples),
-            "weights": _copied(step.aggregation.weights),
-            "applied": _copied(step.aggregation.applied),
-            "shortening": None if shortening is None else _copied(shortening),
-            "noise": None if noise is None else _copied(noise),
+            "weights": _copied(aggregation.weights),
+            "applied": _copied(aggregation.applied),
+            "shortening": _copied_if_there(aggregation.shortening),
+            "rescaling": _copied_if_there(aggregation.rescaling),
+            "noise": _copied_if_there(aggregation.noise),
             "shares": list(step.shares),
             "before": _vectors(step.before),
             "after": _vectors(step.after),
@@ -97,11 +97,12 @@ def read_step(path: Path) -> Step:
         weights = content["weights"]
         applied = content["applied"]
         shortening = content["shortening"]
+        rescaling = content["rescaling"]
         noise = content["noise"]
         before = ModelVectors(**content["before"])
         after = ModelVectors(**content["after"])
         nodes = [ClientNode(*member) for member in content["members"]]
-        for rows in (updates, examples, weights, applied, shortening):
+        for rows in (updates, examples, weights, applied, shortening, rescaling):
             if rows is not None and len(rows) != len(nodes):
                 raise ValueError("members, updates and coefficients are not equally many")
         server_round = int(content["server_round"])
@@ -118,13 +119,19 @@ def read_step(path: Path) -> Step:
         squared_norms=torch.zeros(len(nodes), dtype=torch.float64),
         buffer_updates=torch.zeros(len(nodes), 0),
     )
-    aggregation = Aggregation(weights, noise=noise, applied=applied, shortening=shortening)
+    aggregation = Aggregation(
+        weights, noise=noise, applied=applied, shortening=shortening, rescaling=rescaling
+    )
     return Step(round_updates, nodes, before, after, aggregation, shares)
 
 
 def _copied(tensor: Tensor) -> Tensor:
     """Return a copy on the CPU: a view would be saved with all of its memory."""
     return tensor.detach().cpu().clone()
+
+
+def _copied_if_there(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else _copied(tensor)
 
 
 def _vectors(vectors: ModelVectors) -> dict[str, Any]:

@@ -166,5 +166,9 @@ class FLTrust(ScreenedStrategy):
         shortening = updates.shortening
         weights = torch.where(shortening > 0, coefficients.cpu() / shortening, 0.0)  # [m]
         shares = trust / trust.sum().clamp_min(1e-300)  # [m]
-        rescaling = torch.where(weights > 0, weights / shares, 1.0)
+        lengths = updates.squared_norms.cpu().sqrt() * shortening
+        # Of those without trust too: how long their updates would have been used.
+        factors = float(server_update.norm()) / lengths.clamp_min(1e-300)
+        to_server_length = torch.where(lengths > 0, factors, 1.0)
+        rescaling = torch.where(weights > 0, weights / shares, to_server_length)
         return Aggregation(weights, scores=trust, weight_scores=trust, rescaling=rescaling)

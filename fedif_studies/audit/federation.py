@@ -44,7 +44,7 @@ class AuditStep:
     paying: Validation
     past: PastSteps
     num_members: int
-    shortening: Tensor | None = None  # [m], the part of the coefficients that shortens updates
+    length_factors: Tensor | None = None  # [m], by how much updates were shortened or lengthened
 
     @property
     def start(self) -> Tensor:
@@ -168,19 +168,18 @@ def federate(
         drawn = _draw(members, seed, server_round, per_round)
         updates = _train(members, trainers, drawn, params, seed, server_round)
         aggregation = weigh(updates)
-        weights = aggregation.weights.double().cpu()
-        coefficients = weights
+        coefficients = aggregation.weights.double().cpu()
         if aggregation.applied is not None:
             coefficients = aggregation.applied.double().cpu()
         step = AuditStep(
             updates,
-            weights,
+            aggregation.weights_alone.double().cpu(),
             coefficients,
             validation=task.server.validation,
             paying=task.paying,
             past=past,
             num_members=len(members),
-            shortening=aggregation.shortening,
+            length_factors=aggregation.length_factors,
         )
         steps.append(step)
         received = params

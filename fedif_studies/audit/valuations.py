@@ -101,7 +101,7 @@ def _bounded_credit(step: AuditStep, data: Validation, bounds: CreditBounds) -> 
         gram=updates @ updates.T,
         weights=step.weights,
         shares=step.past.shares(updates),
-        shortening=step.shortening,
+        length_factors=step.length_factors,
     )
     gains = -step.coefficients * (updates @ gradient)  # [m]
     # What an update has of past steps is theirs who took them.

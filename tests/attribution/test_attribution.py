@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower import FedIF, Median, PathAttribution, RobustRule, Validation
+from fedif_flower.aggregators import Flame
 from fedif_flower.attribution.credit import CreditBounds
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.server.run import Callback
@@ -252,6 +253,21 @@ def test_an_update_three_times_as_long_is_credited_for_its_bound(rounds, stages)
             with_stages(Clip(0.25), LossBound(validation(), 0.0)),
             [[-9.0, 0.0], [-9.0, 0.0], [9.0, 0.0]],
             [1, 1, 1],
+        ),
+        # A rule that bounds lengths by itself: all are as long as the median, whatever was sent.
+        (
+            lambda _, **base: RobustRule(Flame(noise=0.0), **base),
+            [[1.0, 0.0], [1.0, 0.0], [6.0, 0.0]],
+            [1, 1, 1],
+        ),
+        # With means of two in their place, of lengths 1, 1 and 3.5, which it cuts to 1. The first
+        # is in all of them, the second in two, the last in the long one.
+        (
+            lambda _, **base: RobustRule(
+                Flame(noise=0.0), stages=[NearestNeighbours(0.34)], **base
+            ),
+            [[1.0, 0.0], [1.0, 0.0], [6.0, 0.0]],
+            [16 / 21, 1, 12 / 7],
         ),
         # A fraction of the step is taken; who has no weight sent nothing longer than the others.
         (partial(FedIF, stages=[LossBound()]), [[-9.0, -9.0], [-8.0, -9.0], [-9.0, -8.0]], None),

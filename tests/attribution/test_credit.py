@@ -59,7 +59,7 @@ def test_a_long_update_counts_as_so_much_longer_than_usual():
     # Shortened in the round already, it is not shortened again.
     short = torch.tensor([1.0, 1.0, 1 / 4], dtype=torch.float64)
     bounds = CreditBounds(1.25)
-    assert bound(bounds, lengths, shortening=short).kept.tolist() == near([1.0] * 3)
+    assert bound(bounds, lengths, length_factors=short).kept.tolist() == near([1.0] * 3)
     # Lengths are remembered, and go with a checkpoint.
     again = CreditBounds(1.25)
     again.load_state_dict(bounds.state_dict())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedif_flower.client.training import train_local
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages import screening
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID
 from fedif_flower.seeding import torch_generator
 from fedif_flower.stages import Clip, Destination, Proposal, Stage, Stages
@@ -28,6 +29,7 @@ from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Task
 from fedif_flower.valuation import InfluenceValuation
 from fedif_flower.valuation.shapley.valuation import SampledOrders, ShapleyValuation
+from tests.rounds import a_round
 from tests.strategies.lines import (
     BASE,
     PLAIN,
@@ -397,6 +399,20 @@ def test_fltrust_averages_buffers_by_trust_whatever_the_lengths(length):
     weight, shift = play(of.FLTrust(root, **PLAIN), Shifted(), movers)[0].tolist()
     assert weight == pytest.approx(0.1)
     assert shift == pytest.approx(2.0)
+
+
+def test_fltrust_uses_all_updates_at_the_server_s_length_whoever_is_trusted():
+    """Credit goes by these lengths: the last is trusted by nobody, the second is long."""
+    root = of.RootTraining(layer_of_two(), *ROOT, training=TRAINING)
+    first = server_update(1, moved=torch.zeros(4))
+    start = ModelVectors(layer_of_two().weight.detach().flatten(), torch.zeros(0))
+    updates = a_round(torch.stack([first, 10 * first, -first / 10]), model=start)
+    factors = torch.tensor([1.0, 0.2, 1.0], dtype=torch.float64)
+    staged = replace(updates, factors=factors)
+    _, aggregation = Stages().combined(staged, of.FLTrust(root, **BASE).weigh(staged))
+    lengths = aggregation.length_factors * updates.squared_norms.sqrt()
+    assert lengths.tolist() == pytest.approx([float(first.norm())] * 3)
+    assert aggregation.weights_alone.tolist() == pytest.approx([0.5, 0.5, 0.0])
 
 
 @pytest.mark.parametrize(("noise", "step"), [(0.0, 0.5), (0.25, 0.25)])
