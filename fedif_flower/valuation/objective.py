@@ -66,10 +66,13 @@ class ClassMean:
         The target that is left out.
     class_weights : Tensor, optional
         ``[classes]``.
+    smoothing : float
+        Of labels, in [0, 1].
     """
 
     ignored: int
     class_weights: Tensor | None = None
+    smoothing: float = 0.0
 
     def counts(self, targets: Tensor) -> Tensor:
         """Tell which examples have a target that counts, for targets ``[n, ...]``: ``[n]`` bool."""
@@ -112,11 +115,12 @@ class ClassMean:
         Raises
         ------
         ValuationError
-            If a target has no class weight.
+            If a target has no class weight, or labels are smoothed where a class weighs 0.
         """
         if targets.is_floating_point():
             classes = targets.shape[1] if targets.dim() > 1 else 1
             return BatchSize(len(targets), targets.numel() // max(classes, 1))
+        self._require_parts_of_a_mean()
         counted = targets != self.ignored
         count = int(counted.sum())
         examples = int(_any_of_each(counted).sum())
@@ -130,6 +134,18 @@ class ClassMean:
                 f"{len(weights)} class weights: 0 to {len(weights) - 1}"
             )
         return BatchSize(examples, float(weights[labels].sum()))
+
+    def _require_parts_of_a_mean(self) -> None:
+        """Raise ValuationError where torch's loss is no mean whose parts can be weighed.
+
+        It adds the smoothing of examples whose class weighs 0, and divides by the weights of the
+        others: so the loss would depend on which examples are in a batch together.
+        """
+        if self.smoothing and self.class_weights is not None and (self.class_weights == 0).any():
+            raise ValuationError(
+                f"label_smoothing = {self.smoothing:g} beside a class weight of 0; allowed: one of "
+                "them (ignore_index leaves a class out too)"
+            )
 
 
 def _any_of_each(counted: Tensor) -> Tensor:
@@ -155,7 +171,8 @@ def class_mean(loss_fn: Callable[..., Any]) -> ClassMean | None:
     # Torch's older names for the reduction win over it.
     if options.get("size_average") is not None or options.get("reduce") is not None:
         return None
-    return ClassMean(options["ignore_index"], options["weight"])
+    smoothing = options.get("label_smoothing", 0.0)  # The negative log-likelihood has none.
+    return ClassMean(options["ignore_index"], options["weight"], smoothing)
 
 
 def _options_of(loss_fn: Callable[..., Any]) -> dict[str, Any] | None:

@@ -116,6 +116,18 @@ def test_an_answer_that_is_no_number_is_not_right():
     assert validation.accuracy(torch.full_like(validation.params(), nan)) == 0.0
 
 
+def test_smoothed_labels_beside_a_class_that_weighs_nothing_are_refused():
+    """Torch adds the smoothing of examples of that class: its loss hung on the batches."""
+    loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 0.0, 1.0]), label_smoothing=0.1)
+    with pytest.raises(ValuationError, match=r"label_smoothing = 0\.1 beside a class weight of 0"):
+        judged(linear(), ROWS, LABELS, loss_fn=loss_fn)
+    # Of probabilities no example weighs nothing.
+    answers = functional.one_hot(LABELS, CLASSES).float()
+    module = linear()
+    validation = judged(module, ROWS, answers, loss_fn=loss_fn, batch_size=7)
+    agree(validation, *whole(module, loss_fn, ROWS, answers))
+
+
 class Own(nn.CrossEntropyLoss):
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return super().forward(outputs, targets).square()
