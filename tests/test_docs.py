@@ -124,10 +124,11 @@ def test_the_sweeps_that_have_no_rows_are_named():
     sweeps = {path.stem for path in (DOCS / "results").glob("*.toml")}
     without = {name for name in sweeps if not (DOCS / "results" / f"{name}.csv").exists()}
     of_descent = {name for name in sweeps if name.startswith("influence-descent-")}
-    assert without - of_descent == {"afedsv-draw"}
+    assert without <= of_descent
     assert (len(without & of_descent), len(of_descent)) == (7, 10)
     text = " ".join((DOCS / "results.md").read_text().split())
-    assert "`afedsv-draw` and seven of the ten `influence-descent-*` have none yet." in text
+    assert "seven of the ten `influence-descent-*` have none yet, and `afedsv-draw` has one" in text
+    assert len(read_rows(DOCS / "results" / "afedsv-draw.csv")) == 1
 
 
 def test_commands_exist():

@@ -258,3 +258,19 @@ def test_afedsv_without_attack_is_what_its_rows_say():
         f"paper {printed['afedsv']}, {printed['fedavg']} and {printed['fedif']})"
     )
     assert words in words_of("results.md")
+
+
+def test_afedsv_with_its_authors_draw_is_what_its_row_says():
+    (drawn,) = rows_of("afedsv-draw.csv", gpu="")
+    column = rows_of("fashion-mnist.csv", column="label-noise_0.7_0.6-0.7", row="afedsv", gpu="")
+    (usual,) = (row for row in column if row["normalization"] != "data")
+    for key in ("afedsv.sampling", "afedsv.weight-scope"):
+        assert drawn[key] != usual[key]
+    authors, here = (f"{100 * float(row['test-last-ten']):.1f}" for row in (drawn, usual))
+    words = (
+        f"AFedSV has {authors} % (mean of the last ten rounds, seed {drawn['seed']}) with its "
+        f"authors' draw and weights, and {here} % with those here; the paper has 87.0."
+    )
+    assert words in words_of("methods/shapley.md")
+    aucs = " and ".join(f"{float(row['detection-auc']):.3f}" for row in (drawn, usual))
+    assert f"The ROC-AUC of its scores is {aucs}." in words_of("methods/shapley.md")
