@@ -24,8 +24,8 @@ class FedAdp(CheckedFields):
               p_i = \frac{n_i e^{f(\tilde\theta_i)}}{\sum_{j \in S_t} n_j e^{f(\tilde\theta_j)}}
 
     with :math:`\Delta_i` client i's update, :math:`\Delta = \sum_i n_i \Delta_i / \sum_i n_i` the
-    global one, :math:`n_i` the numbers of examples and :math:`\tilde\theta_i` the mean of
-    :math:`\theta_i` over the rounds in which i took part.
+    global one, of updates as stages have shortened them, :math:`n_i` the numbers of examples and
+    :math:`\tilde\theta_i` the mean of :math:`\theta_i` over the rounds in which i took part.
 
     Parameters
     ----------
@@ -54,7 +54,8 @@ class FedAdp(CheckedFields):
         client_ids = updates.client_ids
         examples = updates.num_examples
         gram = gram_matrix(updates.client_updates)  # [m, m]
-        share = shares(examples).to(gram.device)
+        # In the mean an update is as long as stages let it be.
+        share = (shares(examples) * updates.shortening).to(gram.device)
         to_mean = gram @ share  # [m]: <Delta_i, Delta>
         norms = gram.diagonal().sqrt() * (share @ to_mean).clamp_min(0.0).sqrt()
         # A right angle where either update is zero.

@@ -42,7 +42,10 @@ class ShapFedValuation:
     def score(self, updates: RoundUpdates) -> Scores:
         """Return mean cosines ``[m]``, in [-1, 1]."""
         layer = updates.client_updates[:, self._layer.weight].view(-1, *self._layer.shape)
-        values = shapfed_contributions(layer, updates.num_examples.to(layer.device))
+        # In the aggregate an update is as long as stages let it be: one that is far longer than
+        # the others would else be what all are compared with.
+        weights = updates.num_examples * updates.shortening
+        values = shapfed_contributions(layer, weights.to(layer.device))
         # In float64: of rounding there is that of the updates themselves.
         return Scores(values.cpu(), resolution=4 * torch.finfo(layer.dtype).eps)
 
@@ -61,9 +64,9 @@ class ShapFed(ScoredStrategy):
 
     Its authors' code differs: it joins each class's bias to its row and compares models, not
     updates; the aggregate that clients are compared with has the weights of the round before (the
-    first round's are equal), where here it has the shares of examples; a client's first value is
-    taken whole, where here weight scores start at 0; it keeps 0.95 of the old value, and sends
-    every client a model of its own, here all receive the same one.
+    first round's are equal), where here it has the shares of examples, of updates that stages have
+    shortened; a client's first value is taken whole, where here weight scores start at 0; it keeps
+    0.95 of the old value, and sends every client a model of its own, here all receive the same one.
 
     Parameters
     ----------

@@ -174,6 +174,14 @@ def test_fedadp_averages_angles_over_each_clients_own_rounds():
     assert (-aggregation.weight_scores).tolist() == pytest.approx(mean)
 
 
+def test_fedadp_s_mean_has_updates_as_long_as_stages_let_them_be():
+    """The last is shortened to 2: the mean points the others' way, and the last against it."""
+    factors = torch.tensor([1.0, 1.0, 1.0, 0.02], dtype=torch.float64)
+    updates = a_round(torch.tensor([[1.0], [1.0], [1.0], [-100.0]]), factors=factors)
+    angles = -FedAdp()(updates).weight_scores
+    assert angles.tolist() == pytest.approx([0.0, 0.0, 0.0, math.pi])
+
+
 def test_the_share_of_the_largest_coordinates_with_the_principal_sign():
     updates = torch.tensor([[5.0, 4.0, -0.1, 0.1], [3.0, 1.0, 0.2, -0.1], [-6.0, 2.0, 0.1, 0.3]])
     # The principal signs are [+, +, +, +]; half of the coordinates count.

@@ -175,6 +175,14 @@ def test_shapfed_looks_at_the_last_layer_alone():
     assert column(report, "weight") == pytest.approx([0.5, 0.5, 0.0])
 
 
+def test_shapfed_compares_nobody_with_one_update_that_is_far_longer_than_the_others():
+    """With its own Clip(2.0) the mean is 1 + 1 + 1 - 2: the three agree with it."""
+    steps = [[0.0] * 6 + [scale * 3.0, scale * 4.0] + [0.0] * 2 for scale in (1, 1, 1, -100)]
+    _, (report,) = play(of.ShapFed(layers(), **BASE), layers(), Movers(steps))
+    assert column(report, "score") == pytest.approx([1.0, 1.0, 1.0, -1.0])
+    assert column(report, "weight") == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0.0])
+
+
 def test_shapfed_goes_by_trainable_layers():
     model = layers()
     model[1].requires_grad_(False)
