@@ -122,7 +122,8 @@ def take_step(updates: RoundUpdates, step: Tensor) -> tuple[ModelVectors, Aggreg
     ValuationError
         If the model is not finite.
     """
-    params = (updates.global_params + step).cpu()
+    # In the model's own dtype: what members send back is compared with what they received.
+    params = (updates.global_params + step.to(updates.global_params)).cpu()
     if not all_finite(params):
         raise ValuationError("the aggregated model is not finite")
     weights = torch.full((updates.num_clients,), torch.nan)

@@ -321,6 +321,21 @@ def test_what_remembers_rounds_is_not_another_strategy_s_too(strategy_with, part
     play(resumed, point(), clients)
 
 
+def test_a_step_in_another_dtype_moves_the_model_in_its_own():
+    """A third in float64 is none in float32: who sends the model back has moved by nothing."""
+    seen = []
+
+    def third(updates):
+        seen.append(updates.client_updates.clone())
+        return torch.full((2,), 1 / 3, dtype=torch.float64)
+
+    strategy = RobustRule(third, **BASE)
+    params, _ = play(strategy, point(), Movers([[0.0, 0.0]] * 3), rounds=2)
+    assert [updates.dtype for updates in seen] == [torch.float32] * 2
+    assert seen[1].tolist() == [[0.0, 0.0]] * 3
+    assert params.tolist() == pytest.approx([2 / 3, 2 / 3])
+
+
 def test_rows_that_are_copied_as_they_are_need_no_matrix():
     params, _ = play(FedAvg(stages=[Means(unchanged)], **BASE), point(), Movers([[5.0, 0.0]] * 5))
     assert params.tolist() == pytest.approx([5, 0])
