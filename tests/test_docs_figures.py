@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
+import pytest
+
 from fedif_consortium.member.outgoing import LeavesSettings
 from fedif_flower.run.rows import read_rows
 from fedif_studies.games import table as games_table
@@ -245,16 +247,19 @@ def test_afedsv_under_the_heaviest_attacks_is_what_its_rows_say():
     assert words in words_of("results.md")
 
 
-def test_afedsv_without_attack_is_what_its_rows_say():
-    column = rows_of("cifar10.csv", column="clean", gpu="")
+@pytest.mark.parametrize(
+    ("table", "called"), [("cifar10", "CIFAR-10"), ("fashion-mnist", "Fashion-MNIST")]
+)
+def test_afedsv_without_attack_is_what_its_rows_say(table, called):
+    column = rows_of(f"{table}.csv", column="clean", gpu="")
     of = {row["row"]: row for row in column if row["normalization"] != "data"}
     fedavg, afedsv, fedif = (f"{100 * float(of[name]['test-last-ten']):.1f}" for name in THREE)
     printed = {}
     for row in read_rows(PAPER):
-        if (row["table"], row["column"]) == ("cifar10", "clean"):
+        if (row["table"], row["column"]) == (table, "clean"):
             printed[row["row"]] = f"{float(row['value']):.1f}"
     words = (
-        f"Without attack on CIFAR-10 it has {afedsv}, FedAvg {fedavg} and FedIF {fedif} (in the "
+        f"Without attack on {called} it has {afedsv}, FedAvg {fedavg} and FedIF {fedif} (in the "
         f"paper {printed['afedsv']}, {printed['fedavg']} and {printed['fedif']})"
     )
     assert words in words_of("results.md")
