@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 
@@ -125,13 +126,34 @@ def test_what_rules_cost_without_attack_is_what_the_arena_says():
         costs[name].append(of_seeds)
     means = {name: [statistics.mean(cost) for cost in by_seed] for name, by_seed in costs.items()}
     most = {name: max(map(max, by_seed)) for name, by_seed in costs.items()}
-    ranges = {name: f"{min(mean):.1f} to {max(mean):.1f}" for name, mean in means.items()}
+    ranges = {}
+    for name, mean in means.items():
+        least, largest = f"{min(mean):.1f}", f"{max(mean):.1f}"
+        ranges[name] = least if least == largest else f"{least} to {largest}"
     assert (
         f"in the mean over seeds, FLTrust costs {ranges['FLTrust']} points, SignGuard "
         f"{ranges['SignGuard']}, and the other rules and the bounds {max(means['others']):.1f} at "
         f"most. On a single seed FLTrust costs up to {most['FLTrust']:.1f}, SignGuard up to "
         f"{most['SignGuard']:.1f}, and the others up to {most['others']:.1f}."
     ) in words_of("results/arena.md")
+
+
+def test_backdoors_succeed_as_the_arena_says():
+    successes: dict[tuple[str, ...], list[float]] = {}
+    for row in rows_of("arena.csv", data="Digits"):
+        if row["attack-success"] and row["attack"] != "none":
+            of_attack = (row["rule"], row["bounds"], row["share"], row["attack"])
+            successes.setdefault(of_attack, []).append(100 * float(row["attack-success"]))
+    worst: dict[str, dict[tuple[str, str], float]] = {}
+    for (rule, bounds, share, _), of_seeds in successes.items():
+        of_share = worst.setdefault(share, {})
+        before = of_share.get((rule, bounds), 0.0)
+        of_share[rule, bounds] = max(before, statistics.mean(of_seeds))
+    stopping = {rule for (rule, _), success in worst["0.1"].items() if success < 5}
+    assert stopping == {"SignGuard"}
+    least = [math.floor(min(worst[share].values())) for share in ("0.2", "0.4")]
+    words = f"by {least[0]} % or more in the mean at 20 %, and by {least[1]} % at 40 %."
+    assert words in words_of("results/arena.md")
 
 
 def test_the_valuations_that_agree_better_with_retraining_than_the_control_are_named():
