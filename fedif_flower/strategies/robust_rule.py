@@ -44,8 +44,10 @@ class RobustRule(ScreenedStrategy):
         fits = callable(rule) and not isinstance(rule, type)
         require(fits, "rule", rule, "a callable, such as Median()")
         self.takes_groups = not getattr(rule, "knows_clients", False)
-        # Of a rule with a model of its own the updates have to be that model's.
-        super().__init__(**(naming(base, rule) if hasattr(rule, "parameter_names") else base))
+        if hasattr(rule, "parameter_names"):
+            # Of a rule with a model of its own the updates have to be that model's.
+            base = naming(base, rule)
+        super().__init__(**base)
         self.rule = rule
         self.combines_updates = bool(getattr(rule, "gives_weights", False))
         self.chooses_one = bool(getattr(rule, "chooses_one", False))
