@@ -74,9 +74,9 @@ class AlignIns(CheckedFields):
         if bool(selected.any()):
             bound = norms[selected].median()
         shortening = updates.shortening.to(norms.device)
-        weights = bounded_mean(norms, selected, bound, shortening)
-        rescaling = length_factors(norms, bound, shortening)
-        return Aggregation(weights=weights.cpu(), rescaling=rescaling.cpu())
+        factors = length_factors(norms, bound, shortening)
+        weights = bounded_mean(selected, factors)
+        return Aggregation(weights=weights.cpu(), rescaling=factors.cpu())
 
 
 def sign_alignment(updates: Tensor, share: float) -> Tensor:

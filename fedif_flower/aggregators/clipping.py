@@ -50,22 +50,25 @@ def clipping_factors(squared_norms: Tensor, bound: float) -> Tensor:
     return torch.where(norms > bound, bound / norms, 1.0)
 
 
-def bounded_mean(
-    norms: Tensor, selected: Tensor, bound: Tensor, shortening: Tensor | float = 1.0
-) -> Tensor:
-    r"""Return coefficients ``[m]`` of a mean of some updates, each at most S long.
+def bounded_mean(selected: Tensor, factors: Tensor) -> Tensor:
+    r"""Return coefficients ``[m]`` of a mean of some updates, each shortened by a factor.
 
-    .. math:: a_i = \frac{1}{|A|} \min\left(1, \frac{S}{\lVert u_i \rVert}\right)
-              \text{ for } i \in A, \text{ otherwise } 0
+    .. math:: a_i = \frac{f_i}{|A|} \text{ for } i \in A, \text{ otherwise } 0
 
-    with A those that are ``selected`` [m] and S the ``bound``. Where A is empty, the model stays.
-    ``norms`` [m] are the lengths, ``shortening`` [m] the factors by which stages shorten the
-    updates besides: an update is as long as the tighter of the two bounds allows.
+    with A those that are ``selected`` [m] and :math:`f_i` the ``factors`` [m], such as
+    :func:`length_factors`. Where A is empty, the model stays.
     """
-    return selected * length_factors(norms, bound, shortening) / selected.sum().clamp_min(1)
+    return selected * factors / selected.sum().clamp_min(1)
 
 
 def length_factors(norms: Tensor, bound: Tensor, shortening: Tensor | float = 1.0) -> Tensor:
-    """Return the part of :func:`bounded_mean` that shortens updates, ``[m]``, in [0, 1]."""
+    r"""Return the factors ``[m]``, float64, in [0, 1], that make updates at most S long.
+
+    .. math:: f_i = \min\left(1, \frac{S}{s_i \lVert u_i \rVert}\right)
+
+    with S the ``bound``, ``norms`` [m] the lengths, and ``shortening`` [m] the factors
+    :math:`s_i` by which stages shorten the updates besides: an update is as long as the tighter of
+    the two bounds allows.
+    """
     remaining = norms * shortening  # [m]
     return torch.where(remaining > bound, bound / remaining, 1.0).double()

@@ -261,7 +261,8 @@ def deep_sight_coefficients(
     """
     together = _same_cluster(clusters)  # [m, m]
     shares = (together & suspicious).double().sum(dim=1) / together.sum(dim=1)
-    return bounded_mean(norms, shares < tolerated, norms.median(), shortening)
+    factors = length_factors(norms, norms.median(), shortening)
+    return bounded_mean(shares < tolerated, factors)
 
 
 def _same_cluster(clusters: Tensor) -> Tensor:

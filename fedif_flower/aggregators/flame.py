@@ -54,9 +54,9 @@ class Flame(CheckedFields):
         params = updates.global_params
         draws = torch.randn(params.shape, generator=updates.generator("flame"), dtype=params.dtype)
         noise = self.noise * float(bound) * draws
-        weights = bounded_mean(norms, selected, bound, updates.shortening)
-        rescaling = length_factors(norms, bound, updates.shortening)
-        return Aggregation(weights=weights, noise=noise, rescaling=rescaling)
+        factors = length_factors(norms, bound, updates.shortening)
+        weights = bounded_mean(selected, factors)
+        return Aggregation(weights=weights, noise=noise, rescaling=factors)
 
 
 def cosine_distances(points: Tensor) -> Tensor:

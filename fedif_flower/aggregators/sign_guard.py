@@ -64,9 +64,9 @@ class SignGuard(CheckedFields):
         usual_signs = _largest_cluster(signs / signs.amax(dim=0).clamp_min(1e-8))
 
         selected = usual_length & usual_signs  # [m]
-        weights = bounded_mean(lengths, selected, median, updates.shortening)
-        rescaling = length_factors(lengths, median, updates.shortening)
-        return Aggregation(weights=weights, rescaling=rescaling)
+        factors = length_factors(lengths, median, updates.shortening)
+        weights = bounded_mean(selected, factors)
+        return Aggregation(weights=weights, rescaling=factors)
 
 
 def sign_shares(updates: Tensor) -> Tensor:
