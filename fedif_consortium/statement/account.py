@@ -44,6 +44,7 @@ from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_consortium.statement.shares import (
     NOTHING,
     alike_shares,
+    ends_of,
     fall_of,
     gain_shares,
     left_out_rounds,
@@ -71,9 +72,11 @@ class Account:
     """A run's gain, in nats of validation loss, and its members', the highest first.
 
     ``first_round`` is the first of the ``rounds`` that count, but for those ``left_out`` (see
-    :func:`left_out_rounds`). ``decrease`` is by how much the loss fell between the ends of the run;
-    it is the sum of what is ``attributed``, the ``remainder``, and ``left_out_decrease``, by which
-    the rounds left out lowered the loss on balance. ``decisive_round`` is the one that brought more
+    :func:`left_out_rounds`). ``loss_before`` is the first finite loss, ``loss_after`` the one that
+    the run ended with; ``None``: there is no finite one. ``decrease`` is by how much the loss fell
+    between these ends, ``None`` without them; it is the sum of what is ``attributed``, the
+    ``remainder``, and ``left_out_decrease``, by which the rounds left out lowered the loss on
+    balance. ``decisive_round`` is the one that brought more
     than half of what was gained, which is ``decisive``. ``unpaid`` says why nobody has a share; it
     is empty where shares hold. ``nobody_share`` and ``nobody_cents`` lie beyond the bounds: nobody
     is paid them.
@@ -87,9 +90,9 @@ class Account:
     """
 
     rounds: int
-    loss_before: float
-    loss_after: float
-    decrease: float
+    loss_before: float | None
+    loss_after: float | None
+    decrease: float | None
     attributed: float
     remainder: float
     left_out_decrease: float
@@ -166,7 +169,7 @@ class _Counted:
 class _Gain:
     """What the model gained, under the names that the account has for it."""
 
-    decrease: float
+    decrease: float | None
     attributed: float
     remainder: float
     left_out_decrease: float
@@ -228,11 +231,12 @@ def settle(
     intervals_of_mix = mix_intervals(counted.used, standing, mix)
     members = _member_accounts(counted, shares, noise_ends, intervals_of_mix)
     held_out = judge_held_out(records, counted.used, standing, is_accepted=accept_held_out)
+    first_loss, last_loss = ends_of(counted.since.rounds)
     return Account(
         **vars(_gain(counted)),
         rounds=len(counted.since.rounds),
-        loss_before=counted.since.losses[0],
-        loss_after=counted.since.losses[-1],
+        loss_before=first_loss,
+        loss_after=last_loss,
         budget_cents=budget_cents,
         first_round=from_round,
         left_out=counted.left_out,
@@ -278,14 +282,14 @@ def _gain(counted: _Counted) -> _Gain:
     since = counted.since
     used = counted.used
     # Between the ends of the run, whichever rounds count.
-    decrease = since.losses[0] - since.losses[-1]
+    fall = fall_of(since.rounds)
     left_out_decrease = 0.0
-    if counted.left_out:
-        left_out_decrease = decrease - used.decrease
+    if counted.left_out:  # So there is a fall: without one, no round is left out.
+        left_out_decrease = fall - used.decrease
     attributed = [row.attributed for row in used.rounds]
     decisive = decisive_row(attributed)
     return _Gain(
-        decrease=decrease,
+        decrease=fall if math.isfinite(fall) else None,
         attributed=math.fsum(attributed),
         remainder=used.remainder,
         left_out_decrease=left_out_decrease,

@@ -25,7 +25,7 @@ from fedif_consortium.statement.manifest import PAGE, Manifest
 from fedif_consortium.statement.member_account import RULES
 from fedif_consortium.statement.records import RunRecords
 from fedif_consortium.statement.settings import RELATIVE, weighs_by_length
-from fedif_consortium.statement.shares import fall_of, losses_of
+from fedif_consortium.statement.shares import losses_of
 from fedif_flower.attribution.intervals import MIN_ROUNDS
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED
 from fedif_flower.server.summary import Scoring
@@ -98,12 +98,12 @@ def _render_consortium(account: Account, records: RunRecords, shared: Mapping[st
         if member.interval is not None:
             values.extend(member.interval)
     template = _templates().get_template("consortium.html.md")
+    points = _points_of(records)
     return template.render(
         **shared,
         scale=Scale(values, 5, 145),
-        losses=records.losses,
-        points=_points_of(records),
-        loss_scale=Scale(records.losses, 128, 12),
+        points=points,
+        loss_scale=Scale([loss for _, loss in points], 128, 12),
     )
 
 
@@ -131,8 +131,7 @@ def _shared_values(account: Account, records: RunRecords, manifest: Manifest) ->
         "open_games": open_games(records.config),
         "key": fingerprint(manifest.signer),
         "version": records.provenance.get("versions", {}).get("fedif-flower", ""),
-        "loss_after": losses_of(records.rounds)[-1],
-        "has_fallen": fall_of(records.rounds) > 0,
+        "has_fallen": account.decrease is not None and account.decrease > 0,
         "decimals": decimals_for([member.contribution for member in account.members]),
     }
 
@@ -217,9 +216,9 @@ def _templates() -> Environment:
     return environment
 
 
-def _loss(value: float) -> str:
+def _loss(value: float | None) -> str:
     """Return a loss with three decimals, a small one with three digits, none in words."""
-    if not math.isfinite(value):
+    if value is None:
         return "not finite"
     if value >= 0.1:
         return f"{value:.3f}"

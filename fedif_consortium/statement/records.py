@@ -173,12 +173,6 @@ class RunRecords:
         return completeness(self.lines, replies, attendance, self.names, self.config)
 
     @property
-    def losses(self) -> list[float]:
-        """The validation loss before the first round and after each, where it is finite."""
-        losses = [self.rounds[0].loss_before, *(row.loss_after for row in self.rounds)]
-        return list(filter(math.isfinite, losses)) or [0.0]
-
-    @property
     def decrease(self) -> float:
         """By how much the loss fell in these rounds."""
         return math.fsum(row.decrease for row in self.rounds)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from fractions import Fraction
 
@@ -11,13 +12,14 @@ from hypothesis import strategies as st
 from scipy.stats import studentized_range, t
 
 from fedif_consortium.statement.account import decisive_row, settle
+from fedif_consortium.statement.bundle import account_json
 from fedif_consortium.statement.luck import Between, Luck, groups, told_apart
 from fedif_consortium.statement.member_account import RULES, MemberAccount, judged
 from fedif_consortium.statement.records import read_run, require_consistent
 from fedif_consortium.statement.shares import gain_shares, share_out
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
-from tests.consortium.statement.runs import come_late, make_run
+from tests.consortium.statement.runs import add_rounds, come_late, make_run
 from tests.consortium.statement.signed_runs import altered, rewrite, without
 
 NATS = st.floats(-10, 10, allow_nan=False)
@@ -47,6 +49,29 @@ def test_a_run_worked_out_by_hand(tmp_path):
     # A third of 0.625, and half of 0.375.
     assert first.equal_part == pytest.approx(0.625 / 3 + 0.375 / 2)
     assert second.equal_part == pytest.approx(0.625 / 3)
+
+
+def ends(run_dir):
+    settled = json.loads(account_json(settle(read_run(run_dir))))
+    return settled["loss_before"], settled["loss_after"], settled["decrease"]
+
+
+def test_an_account_takes_no_earlier_loss_for_the_one_that_a_run_ended_with(tmp_path):
+    """Its losses are 2.0, 1.25, 0.75 and none: it once ended at 0.75, after a fall of 1.25."""
+    run_dir = make_run(tmp_path / "run", [{0: 0.75}, {0: 0.5}])
+    add_rounds(run_dir, (3, 0.75, "nan", 0.0, 0.0, 0.0))
+    assert ends(run_dir) == (2.0, None, None)
+    add_rounds(run_dir, (4, "inf", 0.5, 0.0, 0.0, 0.0))
+    assert ends(run_dir) == (2.0, 0.5, 1.5)
+
+
+def test_a_run_that_never_had_a_finite_loss_has_none_at_its_ends(tmp_path):
+    """It once began and ended at 0."""
+    run_dir = make_run(tmp_path / "run", [{0: 0.0}])
+    no_loss = altered({}, loss_before="nan", loss_after="nan")
+    rewrite(RunFolder(run_dir).attributed_rounds, no_loss)
+    assert ends(run_dir) == (None, None, None)
+    assert "has no finite validation loss" in settle(read_run(run_dir)).unpaid
 
 
 def test_what_lies_beyond_the_bounds_is_paid_to_nobody():

@@ -12,7 +12,7 @@ from fedif_consortium.statement.members_names import read_names
 from fedif_consortium.statement.records import read_run
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.folder import RunFolder
-from tests.consortium.statement.runs import add_rounds, make_run
+from tests.consortium.statement.runs import make_run
 
 ROUNDS = [{0: 0.5, 1: 0.25, 2: -0.125}] * 6
 
@@ -108,11 +108,6 @@ def test_a_line_that_is_not_as_it_should_be_is_named(split_run, name, old, new, 
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ConfigError, match=re.escape(said)):
         read_run(split_run)
-
-
-def test_a_model_that_diverged_leaves_losses_out(split_run):
-    add_rounds(split_run, (3, 0.75, "nan", 0.0, 0.0, 0.0), (4, "inf", 0.5, 0.0, 0.0, 0.0))
-    assert read_run(split_run).losses == [2.0, 1.25, 0.75, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -195,3 +195,5 @@ def test_a_model_without_a_loss_at_the_end_lowered_nothing(tmp_path, key):
     for page in map(text_of, diverged(tmp_path, key, rounds, after="2")):
         assert "2 rounds did not lower the validation loss: 2.000 before, not finite after." in page
         assert "together lowered" not in page
+        assert "of a fall of" not in page
+        assert not re.search("of the fall of [+\u2212]?[0-9]", page)
