@@ -194,7 +194,10 @@ def gain(row: Mapping[str, str]) -> float:
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
-    """Return mean gains with their ranges over seeds, and in how many seeds one is accepted."""
+    """Return mean gains with their ranges over seeds, and in how many seeds one is accepted.
+
+    Seeds in which a player has no share without the game are in no mean; they are counted.
+    """
     by_cell: dict[tuple[str, str, str], list[Mapping[str, str]]] = defaultdict(list)
     for row in rows:
         by_cell[row["game"], row["epochs"], row["strategy"]].append(row)
@@ -214,7 +217,11 @@ def _shown(of_seeds: Sequence[Mapping[str, str]]) -> str:
         return "-"
     accepted = [row for row in of_seeds if "accept" in row["verdicts"]]
     spread = f"{min(gains):.2f}\N{EN DASH}{max(gains):.2f}"
-    return f"{statistics.fmean(gains):.2f} ({spread}), {len(accepted)}"
+    shown = f"{statistics.fmean(gains):.2f} ({spread}), {len(accepted)}"
+    missing = len(of_seeds) - len(gains)
+    if missing:
+        shown += f"; nothing to compare in {missing} of {len(of_seeds)} seeds"
+    return shown
 
 
 def main(

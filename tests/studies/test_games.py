@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from fedif_studies.games import GAMES, table
+
+
+def row(seed: str, share: str, honest_share: str) -> dict[str, str]:
+    return {
+        "game": next(iter(GAMES)),
+        "epochs": "1",
+        "strategy": "fedif",
+        "seed": seed,
+        "share": share,
+        "honest_share": honest_share,
+        "verdicts": "accept",
+    }
+
+
+def test_a_seed_in_which_a_player_has_nothing_without_the_game_is_counted():
+    rows = [row("0", "0.3", "0.2"), row("1", "0.25", "0.1"), row("2", "0.4", "0.0")]
+    _, cell = table(rows).lines[0]
+    # 1.5 and 2.5, and no factor of nothing.
+    assert cell == "2.00 (1.50\N{EN DASH}2.50), 3; nothing to compare in 1 of 3 seeds"
+    _, cell = table(rows[:2]).lines[0]
+    assert cell == "2.00 (1.50\N{EN DASH}2.50), 2"
