@@ -15,7 +15,7 @@ from fedif_consortium.evidence.bound_rows import agreed_settings
 from fedif_consortium.evidence.keys import VerifyingKey, public_der
 from fedif_consortium.evidence.names import as_read, holder_of
 from fedif_consortium.evidence.part import run_id
-from fedif_consortium.evidence.reply_witness import TRAINED, sent_file
+from fedif_consortium.evidence.reply_witness import TRAINED, TYPES, sent_file
 from fedif_consortium.evidence.signed import SignedUpdate, arrays_digest
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.foreign import refused_as, require_plain_archive
@@ -308,19 +308,39 @@ def _used_or_refused(lines: Iterable[dict[str, str]]) -> dict[tuple[int, int], d
     return replies
 
 
-def _read_replies(path: Path) -> tuple[dict[int, dict[str, NDArray[Any]]], list[str]]:
-    """Return the replies in a file by client id, and the trained parameters' names."""
-    replies = defaultdict[int, dict[str, NDArray[Any]]](dict)
+class _KeptReplies(NamedTuple):
+    """A round's signed replies, as they came.
+
+    Attributes
+    ----------
+    arrays : dict of int to dict of str to ndarray
+        By client id, and by name.
+    trained, types : list of str
+        The trained parameters' names, in the order of the vector, and the types that the model has
+        of them; empty where the records of an earlier version do not say the types.
+    """
+
+    arrays: dict[int, dict[str, NDArray[Any]]]
+    trained: list[str]
+    types: list[str]
+
+
+def _read_replies(path: Path) -> _KeptReplies:
+    """Return the replies in a file; none where there is no file."""
+    arrays = defaultdict[int, dict[str, NDArray[Any]]](dict)
     if not path.is_file():
-        return replies, []
+        return _KeptReplies(arrays, [], [])
     with refused_as(StatementError, f"{path.name} holds no replies"):
         require_plain_archive(path)
     with np.load(path, allow_pickle=False) as content:
+        types: list[str] = []
         for key in content.files:
             client_id, slash, name = key.partition("/")
             if slash:
-                replies[int(client_id)][name] = content[key]
-        return replies, [str(name) for name in content[TRAINED]]
+                arrays[int(client_id)][name] = content[key]
+            elif key == TYPES:
+                types = content[key].tolist()
+        return _KeptReplies(arrays, [str(name) for name in content[TRAINED]], types)
 
 
 def _check_kept_replies(run: RunFolder, signed: Signatures) -> None:
@@ -333,11 +353,12 @@ def _check_kept_replies(run: RunFolder, signed: Signatures) -> None:
     """
     for number, path in files_of_rounds(run.updates).items():
         step = read_step(path)
-        replies, trained = _read_replies(sent_file(run.updates, number))
+        file = sent_file(run.updates, number)
+        replies = _read_replies(file)
         for node, used in zip(step.nodes, step.updates.client_updates, strict=True):
             where = f"round {number}: the kept update of client {node.client_id}"
             update = signed.get((number, node.client_id))
-            arrays = replies.pop(node.client_id, {})
+            arrays = replies.arrays.pop(node.client_id, {})
             if update is None and not arrays:
                 continue  # Nobody signed it.
             if update is None or arrays_digest(arrays.items()) != update.sent:
@@ -345,12 +366,41 @@ def _check_kept_replies(run: RunFolder, signed: Signatures) -> None:
             received = _received_parameters(run, number, step, update)
             if received is None:
                 continue
-            sent = np.concatenate([np.ravel(arrays[name]) for name in trained])
-            change = sent.astype(np.float64) - received
+            with refused_as(StatementError, f"{file.name} does not fit the model"):
+                change = _change(arrays, replies, received)
             if not _is_part(used.double().numpy(), change):
                 raise StatementError(f"{where}, which was used, is not what it sent")
-        if replies:
-            raise StatementError(f"round {number}: client {min(replies)}'s reply was not used")
+        if replies.arrays:
+            client_id = min(replies.arrays)
+            raise StatementError(f"round {number}: client {client_id}'s reply was not used")
+
+
+def _change(
+    arrays: Mapping[str, NDArray[Any]], replies: _KeptReplies, received: NDArray[Any]
+) -> NDArray[np.float64]:
+    """Return what a reply changes of the model ``[d]`` that its member got.
+
+    It is taken as the server takes it in: numbers that are wider than the model's are rounded.
+
+    Raises
+    ------
+    ValueError
+        If the types are none that the model can have.
+    """
+    types = replies.types or [received.dtype.str] * len(replies.trained)
+    change = np.empty(len(received))
+    start = 0
+    for name, type_name in zip(replies.trained, types, strict=True):
+        sent = np.ravel(arrays[name])
+        before = received[start : start + len(sent)]
+        is_float = np.dtype(type_name).kind == "f"
+        if not (is_float and np.array_equal(before.astype(type_name), before)):
+            raise ValueError(f"{name!r} is {type_name}, and the model has other numbers")
+        change[start : start + len(sent)] = sent.astype(type_name).astype(np.float64) - before
+        start += len(sent)
+    if start != len(received):
+        raise ValueError(f"{start} parameters of {len(received)}")
+    return change
 
 
 def _received_parameters(
@@ -363,7 +413,7 @@ def _received_parameters(
         if not earlier.is_file():
             return None
         model = read_step(earlier).before
-    return model.params.double().numpy()
+    return model.params.numpy()
 
 
 def _is_part(used: NDArray[Any], sent: NDArray[Any]) -> bool:

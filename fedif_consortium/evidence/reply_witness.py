@@ -35,6 +35,7 @@ from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.storage import make_folder, write_atomically
 
 TRAINED = "trained"  # Names of the parameters, in the order of the vector.
+TYPES = "types"  # The types that the model has of them: a member may send wider numbers.
 
 
 @dataclass(frozen=True)
@@ -219,9 +220,11 @@ class ReplyWitness(Callback, Kept):
                     content[f"{seen.node.client_id}/{name}"] = view_array(array)
         if content:
             assert self._strategy is not None  # on_start
-            trained = [spec.name for spec in self._strategy.model.layout.trainable]
+            trained = self._strategy.model.layout.trainable
+            content[TRAINED] = np.array([spec.name for spec in trained])
+            content[TYPES] = np.array([spec.dtype.str for spec in trained])
             buffer = BytesIO()
-            np.savez(buffer, **{TRAINED: np.array(trained), **content})
+            np.savez(buffer, **content)
             path = sent_file(self._updates, step.updates.server_round)
             write_atomically(path, buffer.getvalue())
 

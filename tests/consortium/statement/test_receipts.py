@@ -13,7 +13,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from flwr.app import Error, Message
+from flwr.app import Array, Error, Message
 
 from client_app import app as client_app
 from fedif_consortium.evidence.attempts import read_attempts
@@ -40,6 +40,7 @@ from tests.consortium.statement.signed_runs import (
     without,
 )
 from tests.run.resuming import Killed, killed_at
+from tests.server.hostile import reply_of
 
 
 @pytest.fixture(scope="module")
@@ -455,3 +456,43 @@ def test_a_kept_update_that_is_not_the_signed_one_is_named(
         checked = verify(run.path, members=read_members(keys))
         assert [m.signed for m in checked.members] == [2] * 3
         assert {"updates/round-000001.pt", f"updates/{file}"} <= set(checked.manifest.files)
+
+
+def wider(message, context):
+    """Let bob send float64: each number is off by 0.7 of the least step that float32 can take."""
+    if message.metadata.message_type != "train" or context.node_config["partition-id"] != 1:
+        return client_app(message, context)
+    arrays = {}
+    for name, array in message.content.array_records["arrays"].items():
+        received = array.numpy()
+        arrays[name] = Array(received + 0.7 * np.spacing(received).astype(np.float64))
+    return reply_of(message, arrays, {"num-examples": 10})
+
+
+@pytest.fixture(scope="module")
+def wider_run(tmp_path_factory, keys):
+    """Two rounds, their replies kept; what the server uses of bob's is rounded to 1 such step."""
+    folder = tmp_path_factory.mktemp("wider")
+    return of.run(
+        of.nodes(keys, client=wider), folder, num_server_rounds=2, **{"updates.keep": True}
+    )
+
+
+def test_a_reply_of_wider_numbers_than_the_model_s_is_taken_as_the_server_took_it(wider_run, key):
+    statuses = {row["status"] for row in RunFolder(wider_run).clients.read()}
+    assert statuses == {"accepted"}
+    make_statement(wider_run, key)
+    assert [member.signed for member in verify(wider_run).members] == [2] * 3
+
+
+@pytest.mark.parametrize("type_name", ["<f2", "|b1", "<i8"])
+def test_a_server_that_says_other_types_of_the_model_is_found(wider_run, key, tmp_path, type_name):
+    run = RunFolder(of.copied(wider_run, tmp_path / "run"))
+    with np.load(run.updates / "sent-000001.npz") as content:
+        arrays = dict(content)
+    assert arrays["types"].tolist() == ["<f4"] * len(arrays["trained"])
+    arrays["types"] = np.array([type_name] * len(arrays["trained"]))
+    np.savez(run.updates / "sent-000001.npz", **arrays)
+    make_statement(run.path, key)
+    with pytest.raises(StatementError, match=r"sent-000001\.npz does not fit the model"):
+        verify(run.path)
