@@ -8,11 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedif_flower.aggregators.clipping import usual_length
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
 
 _CONTROL = "scaffold-control"  # c_i, as far as the server has taken it in.
 _CHANGE = "scaffold-change"  # What the client has sent since.
 _CHANGE_ROUND = "scaffold-change-round"  # In which round.
+_MOST_TIMES_USUAL = 10  # Honest clients' changes differ in length, by less than this.
 
 
 class Scaffold(LocalMethod):
@@ -58,15 +60,17 @@ class Scaffold(LocalMethod):
         r"""Return the factors by which the server takes in changes of control variates.
 
         .. math::
-            f_i = \min(1, 2 \operatorname{median}_j \lVert \Delta c_j \rVert /
+            f_i = \min(1, \min(2 \operatorname{median}_j \lVert \Delta c_j \rVert, 10 \ell) /
             \lVert \Delta c_i \rVert)
 
-        They bound what a hostile client can do to c. All clients count alike beside that, whatever
-        weights move the model: by weights that change from round to round, c would be the mean of
-        nothing.
+        They bound what a hostile client can do to c: the mean of the two lengths in the middle is
+        no bound where a client is one of them, as in each round of two. So :math:`\ell` is the
+        lower one of these two, of the lengths that are not 0. All clients count alike beside that,
+        whatever weights move the model: by weights that change from round to round, c would be the
+        mean of nothing.
         """
         lengths = torch.linalg.vector_norm(changes.double(), dim=1)  # [m]
-        bound = 2 * lengths.quantile(0.5)
+        bound = (2 * lengths.quantile(0.5)).clamp(max=_MOST_TIMES_USUAL * usual_length(lengths))
         factors: Tensor = (bound / lengths).clamp(max=1)
         return factors.nan_to_num(1.0)  # 0 / 0: nothing to shorten.
 

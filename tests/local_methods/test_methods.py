@@ -47,6 +47,15 @@ def test_changes_are_shortened_to_twice_the_median_length():
     assert Scaffold().shortened(torch.zeros(3, 2)).tolist() == [1.0, 1.0, 1.0]
 
 
+def test_a_change_is_bounded_by_the_other_one_of_a_round_of_two():
+    """Twice the mean of two lengths is no bound: the longer one is never longer than that."""
+    bounded = Scaffold().shortened(torch.tensor([[2.0, 0.0], [0.0, 2e15]]))
+    assert bounded.tolist() == pytest.approx([1.0, 1e-14])
+    # Honest ones are not; nor does who sends nothing take away what another one sends.
+    assert Scaffold().shortened(torch.tensor([[2.0], [16.0]])).tolist() == [1.0, 1.0]
+    assert Scaffold().shortened(torch.tensor([[2.0], [0.0]])).tolist() == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("taken_in", "control"),
     [
