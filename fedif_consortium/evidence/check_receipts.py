@@ -100,6 +100,7 @@ def check_receipts(
     for member in held:
         _check_heads(member, chain)
         _check_end(member, chain)
+        _check_asked_once(member)
         _check_attempts(member, declared)
     # At last what members signed of the records, and rounds that were done again.
     _check_signed_heads(chain, signed)
@@ -319,6 +320,20 @@ def _check_end(member: HeldReceipts, chain: RoundChain) -> None:
             f"{member.name} sent an update in round {last}, and the records end with round "
             f"{end.number}"
         )
+
+
+def _check_asked_once(member: HeldReceipts) -> None:
+    """Raise StatementError where a member sent two updates in a round of one attempt.
+
+    A server that has told of no records yet could else do its rounds again until it likes them,
+    and every version would be of the attempt that is declared.
+    """
+    for (attempt, number), sent in sorted(member.sent.items()):
+        if attempt and len(sent) > 1:  # Attempts that are not counted have no number.
+            raise StatementError(
+                f"round {number}: {member.name} says that it sent {len(sent)} updates in attempt "
+                f"{attempt}, and a round is done again in another attempt alone"
+            )
 
 
 def _check_heads(member: HeldReceipts, chain: RoundChain) -> None:

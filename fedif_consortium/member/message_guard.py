@@ -40,6 +40,7 @@ from fedif_flower.messages.instructions import (
     CONFIG_KEY,
     PROXIMAL_KEY,
     RECEIPTS_KEY,
+    ROUND_KEY,
     RUN_ID_KEY,
     told_config,
 )
@@ -160,8 +161,8 @@ class MessageGuard:
             if begins_round:
                 self._check_terms(content, config)
                 # An attempt begins once somebody is to train in it.
-                for attempt in attempts:
-                    self.attempts.note(attempt)
+                for attempt, server_round in attempts:
+                    self.attempts.note(attempt, server_round)
             self._note("in", message, metadata.message_id, contents)
             self.replies.take(content, is_round=begins_round)
         except Exception as error:  # whatever a server sends, the SuperNode goes on
@@ -171,18 +172,20 @@ class MessageGuard:
         self._waiting = {metadata.message_id: (message, content)}
         return announced
 
-    def _check_settings(self, content: RecordDict, config: Mapping[str, Scalar]) -> list[Attempts]:
-        """Return the attempts that a message's settings name.
+    def _check_settings(
+        self, content: RecordDict, config: Mapping[str, Scalar]
+    ) -> list[tuple[Attempts, object]]:
+        """Return the attempts that a message's settings name, each with what they call the round.
 
         Raises
         ------
         RefusedByMemberError
             If the settings are others than the run config's, or an attempt does not follow.
         """
-        attempts = []
+        attempts: list[tuple[Attempts, object]] = []
         for record in records_of(content, ConfigRecord).values():
             if CONFIG_KEY in record or RUN_ID_KEY in record:
-                attempts.append(self.attempts.check(record, config))
+                attempts.append((self.attempts.check(record, config), record.get(ROUND_KEY)))
             if CONFIG_KEY in record:  # This project's app goes by the settings in there.
                 settings = told_config(record)
                 if PROXIMAL_KEY in record:  # Beside the others, as Flower has it.

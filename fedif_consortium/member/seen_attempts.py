@@ -1,4 +1,4 @@
-"""Which attempts at which runs a member has seen: the next one has to follow."""
+"""Which attempts at which runs, and rounds of them, a member has seen: the next has to follow."""
 
 from __future__ import annotations
 
@@ -29,11 +29,15 @@ MOST_NAMES = 10_000  # Of runs.
 
 
 class _Seen(BaseModel, strict=True):
-    """The last attempt at a run: its number, the end of the chain of attempts, its run config."""
+    """The last attempt at a run: its number, the end of the chain of attempts, its run config.
+
+    ``server_round`` is the last round of it in which the member was to train; 0: none is known.
+    """
 
     number: Annotated[int, Field(ge=1)]
     end: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     config: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    server_round: Annotated[int, Field(ge=0)] = 0
 
 
 class _File(BaseModel, strict=True):
@@ -43,7 +47,7 @@ class _File(BaseModel, strict=True):
 
 
 class SeenAttempts:
-    """Remembers the last attempt at each run in a file, so that a restart does not begin anew.
+    """Remembers the last attempt at each run, and its last round, in a file, beyond a restart.
 
     Parameters
     ----------
@@ -115,21 +119,46 @@ class SeenAttempts:
                 "was told of others before it"
             )
 
-    def note(self, attempts: Attempts) -> None:
-        """Remember an attempt before a message of it is answered.
+    def note(self, attempts: Attempts, server_round: object = None) -> None:
+        """Remember an attempt, and a round of it, before a message of it is answered.
+
+        Parameters
+        ----------
+        attempts : Attempts
+            As :meth:`check` returned it.
+        server_round : object
+            The round in which the member is to train, as the message says; if it is no int, the
+            message is of none.
 
         Raises
         ------
         RefusedByMemberError
-            If there is no room for another run.
+            If the round does not follow those of this attempt, or there is no room for another run.
         StorageError
             If it cannot be written; then the message must not be answered.
         """
         end = attempts.end(attempts.number).hex()
-        seen = _Seen(number=attempts.number, end=end, config=attempts.last.config)
-        if self._runs.get(attempts.name) == seen:
+        seen = self._runs.get(attempts.name)
+        last_round = 0
+        if seen is not None and seen.end == end:
+            last_round = seen.server_round
+        if isinstance(server_round, int):
+            # Else the server could do a round again until it likes it, and no attempt would show.
+            if server_round <= last_round:
+                raise RefusedByMemberError(
+                    f"round {server_round} of {_title(attempts)} does not follow: this member was "
+                    f"to train in round {last_round}"
+                )
+            last_round = int(server_round)
+        now = _Seen(
+            number=attempts.number,
+            end=end,
+            config=attempts.last.config,
+            server_round=last_round,
+        )
+        if seen == now:
             return
-        runs = {**self._runs, attempts.name: seen}
+        runs = {**self._runs, attempts.name: now}
         if len(runs) > MOST_NAMES:
             raise RefusedByMemberError(
                 f"this member has seen {MOST_NAMES} runs, and remembers no more"

@@ -50,6 +50,7 @@ from fedif_flower.messages.instructions import (
     CONFIG_KEY,
     PROXIMAL_KEY,
     RECEIPTS_KEY,
+    ROUND_KEY,
     RUN_ID_KEY,
     read_config,
 )
@@ -315,6 +316,22 @@ def test_a_run_that_is_begun_again_is_refused_unless_it_says_so(tmp_path):
     silent = ConfigRecord({CONFIG_KEY: ClientConfig().to_json()})
     assert member.ask(content=RecordDict({**MODEL, "config": silent})) is None
     assert "does not say which attempt at which run it is of" in member.error
+
+
+def test_a_round_that_is_asked_again_in_its_attempt_is_refused(tmp_path):
+    member = Member(tmp_path)
+
+    def asked(*runs, number, kind="train"):
+        told = instructions(*runs, **{ROUND_KEY: number})
+        return member.ask(kind, content=RecordDict({**MODEL, "config": told})) is not None
+
+    assert asked(FIRST, number=1)
+    assert asked(FIRST, number=1, kind="evaluate")
+    assert asked(FIRST, number=2)
+    assert not asked(FIRST, number=1)
+    assert "round 1 of attempt 1" in member.error
+    assert "does not follow: this member was to train in round 2" in member.error
+    assert asked(FIRST, FIRST, number=1)  # The run goes on, as another attempt.
 
 
 @pytest.mark.parametrize("kind", ["train", "query"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from fedif_consortium.evidence.attempts import ATTEMPTS_KEY, Attempts, config_hash
@@ -54,6 +56,31 @@ def test_an_attempt_follows_those_that_a_member_saw(tmp_path, before, now, reaso
     with pytest.raises(RefusedByMemberError, match=f"does not follow: this member has .*{reason}"):
         again.check(told(*now), CONFIG)
     see(again, *before)  # What was refused is not remembered.
+
+
+def test_a_round_is_done_again_in_another_attempt_alone(tmp_path):
+    """Else a server that tells of no records does its rounds again until it likes them."""
+    first = SeenAttempts(tmp_path).check(told(A), CONFIG)
+    SeenAttempts(tmp_path).note(first, 1)
+    SeenAttempts(tmp_path).note(first, 3)  # In round 2, others were drawn.
+    for number in (3, 2, 0):
+        words = f"round {number} of attempt 1 at run 'october' does not follow: .* in round 3"
+        with pytest.raises(RefusedByMemberError, match=words):
+            SeenAttempts(tmp_path).note(first, number)
+    SeenAttempts(tmp_path).note(first)  # A message that is of no round.
+    again = SeenAttempts(tmp_path)
+    second = again.check(told(A, A), CONFIG)
+    again.note(second, 2)
+    with pytest.raises(RefusedByMemberError, match=r"round 2 of attempt 2 .* in round 2"):
+        again.note(second, 2)
+    again.note(second, 3)
+
+
+def test_a_file_of_an_earlier_version_knows_of_no_round(tmp_path):
+    first = SeenAttempts(tmp_path).check(told(A), CONFIG)
+    seen = {"number": 1, "end": first.end(1).hex(), "config": config_hash(CONFIG)}
+    (tmp_path / FILE).write_text(json.dumps({"runs": {"october": seen}}))
+    SeenAttempts(tmp_path).note(first, 1)
 
 
 @pytest.mark.parametrize(

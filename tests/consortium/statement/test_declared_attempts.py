@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import Array
 
+from client_app import app as client_app
 from fedif_consortium.evidence.attempts import LEDGER
 from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.manifest import ENVELOPE
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.run import federation
 from fedif_flower.run.folder import RunFolder, Table
 from tests.consortium.commands.typed import call
 from tests.consortium.statement import signed_runs as of
@@ -226,3 +230,28 @@ def test_a_run_goes_on_whose_last_head_was_half_written(tmp_path, key, cut):
     run_dir = run_and_deliver(of_grid, tmp_path, key, resume="auto", **settings)
     keys = read_members(tmp_path / "keys")
     assert verify(run_dir, members=keys, receipts=held(tmp_path)).manifest.agreed.attempt == 2
+
+
+def test_a_run_that_was_done_again_in_one_attempt_is_found_by_receipts(tmp_path, key, monkeypatch):
+    """It keeps its id, and told nobody of the first time; updates are others by members' noise."""
+    monkeypatch.setattr(federation, "secrets", SimpleNamespace(token_hex=lambda _: "0f" * 16))
+    noise = iter(range(1, 100))
+
+    def noisy(message, context):
+        reply = client_app(message, context)
+        if message.metadata.message_type == "train":
+            (arrays,) = reply.content.array_records.values()
+            name = next(iter(arrays))
+            values = arrays[name].numpy()
+            arrays[name] = Array(values + values.dtype.type(1e-3 * next(noise)))
+        return reply
+
+    of_grid = nodes(tmp_path, client=noisy)
+    run(of_grid, tmp_path, key, **SHORT)
+    shutil.rmtree(tmp_path / "runs")
+    run_dir = run_and_deliver(of_grid, tmp_path, key, **SHORT)
+    assert verify(run_dir).manifest.agreed.attempt == 1
+    with pytest.raises(
+        StatementError, match="round 1: ada says that it sent 2 updates in attempt 1"
+    ):
+        verify(run_dir, receipts=held(tmp_path, "ada"))
