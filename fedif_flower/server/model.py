@@ -199,10 +199,11 @@ class GlobalModel:
             )
         elif arrays is self._taken_back or arrays is self.record or arrays == self.record:
             return self.vectors
-        else:
+        vectors = self.layout.to_vectors(arrays)  # An error leaves the model that was.
+        if self._proven is not None:
             self.replaced = self.vectors
         self.record = arrays
-        self.vectors = self.layout.to_vectors(arrays)
+        self.vectors = vectors
         if self._proven is None:
             self._proven = arrays
         return self.vectors

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedif_flower.errors import ConfigError, FedIFError, ValuationError
+from fedif_flower.errors import ConfigError, FedIFError, ReplyError, ValuationError
 from fedif_flower.intake.intake import Intake
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
@@ -255,12 +255,35 @@ class RunningStrategy(FedAvg):
         self, server_round: int, grid: Grid, timeout: float, config: ConfigRecord, result: Result
     ) -> None:
         """Let a round's members train, and go on to the model that their replies lead to."""
-        messages = self.configure_train(server_round, self.model.record, config, grid)
+        before = self.model.record
+        messages = self.configure_train(server_round, before, config, grid)
         replies = grid.send_and_receive(messages, timeout=timeout)
-        _, metrics = self.aggregate_train(server_round, replies)
+        arrays, metrics = self.aggregate_train(server_round, replies)
+        self._go_on_from(before if arrays is None else arrays)
         if metrics is not None:
             _FLOWER.info("\t└──> Aggregated MetricRecord: %s", metrics)
             result.train_metrics_clientapp[server_round] = metrics
+
+    def _go_on_from(self, arrays: ArrayRecord) -> None:
+        """Take the model that a round of :meth:`start` has led to.
+
+        It is the strategy's own, unless an ``aggregate_train`` of a subclass has returned another.
+
+        Raises
+        ------
+        ConfigError
+            If it is no model of this run.
+        """
+        whose = f"{type(self).__name__}.aggregate_train"
+        if not isinstance(arrays, ArrayRecord):
+            raise ConfigError(
+                f"{whose} returned a model of type {type(arrays).__name__}; allowed: an "
+                "ArrayRecord, or None where the old model stays"
+            )
+        try:
+            self.model.receive(arrays)
+        except (ReplyError, ValueError) as error:
+            raise ConfigError(f"{whose} returned no model of this run: {error}") from error
 
     def _evaluate_at_clients(
         self, server_round: int, grid: Grid, timeout: float, config: ConfigRecord, result: Result

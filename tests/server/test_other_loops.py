@@ -201,13 +201,21 @@ class Steered(Movers):
         return reply
 
 
-class Doubling(Passing):
+class Doubled:
     """Goes on from twice the model that the strategy made."""
 
     def aggregate_train(self, server_round, replies):
         arrays, metrics = super().aggregate_train(server_round, replies)
         state = {name: 2 * values for name, values in arrays.to_torch_state_dict().items()}
         return ArrayRecord(state), metrics
+
+
+class Doubling(Doubled, Passing):
+    """Doubles around a strategy."""
+
+
+class DoublingFedAvg(Doubled, FedAvg):
+    """Doubles in a subclass, in the loop of the strategy itself."""
 
 
 class Shown(Callback):
@@ -218,19 +226,63 @@ class Shown(Callback):
         self.models.append(model.vectors.params.tolist())
 
 
-def test_what_a_loop_makes_of_a_model_is_what_callbacks_see_and_undoes_no_step():
+def by_doubling_wrapper(grid: Grid, **settings):
+    strategy = FedAvg(**settings)
+    result = Doubling(strategy).start(grid, model_arrays(point()), num_rounds=3)
+    strategy.end()
+    return result
+
+
+def by_doubling_subclass(grid: Grid, **settings):
+    return DoublingFedAvg(**settings).start(grid, model_arrays(point()), num_rounds=3)
+
+
+@pytest.mark.parametrize("run", [by_doubling_wrapper, by_doubling_subclass])
+def test_what_is_made_of_a_model_is_what_callbacks_see_and_undoes_no_step(run):
     shown, attribution = Shown(), PathAttribution(validation())
     setup = Setup(device="cpu", trainable_keys=["weight"], local_method=Scaffold())
-    strategy = FedAvg(callbacks=[shown, attribution], fraction_evaluate=0.0, setup=setup)
     clients = Steered([[1.0, 0.0]] * 2)
-    Doubling(strategy).start(LocalGrid(clients, 2), model_arrays(point()), num_rounds=3)
-    strategy.end()
+    callbacks = [shown, attribution]
+    result = run(LocalGrid(clients, 2), callbacks=callbacks, fraction_evaluate=0.0, setup=setup)
+    assert result.arrays["weight"].numpy().tolist() == [[14.0, 0.0]]
     assert shown.models == [[0.0, 0.0], [2.0, 0.0], [6.0, 0.0], [14.0, 0.0]]
     # (x - 4)^2 / 2 from 0 to 1, from 2 to 3, and from 6 to 7.
     decreases = [found.attributed for found in attribution.rounds]
     assert decreases == pytest.approx([3.5, 1.5, -2.5])
     # All members send the vector on by 1 in each round.
     assert clients.got == [[0.0, 0.0]] * 2 + [[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 2
+
+
+def test_a_subclass_that_returns_no_model_keeps_the_one_before_the_round():
+    class Refusing(FedAvg):
+        """Takes no step in round 2."""
+
+        def aggregate_train(self, server_round, replies):
+            arrays, metrics = super().aggregate_train(server_round, replies)
+            return None if server_round == 2 else arrays, metrics
+
+    shown = Shown()
+    strategy = Refusing(callbacks=[shown], **BASE)
+    strategy.start(LocalGrid(alike(one_more), 3), model_arrays(point(1)), num_rounds=3)
+    assert shown.models == [[0.0], [1.0], [1.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ({}, "returned a model of type dict; allowed: an ArrayRecord"),
+        (ArrayRecord(), "returned no model of this run: .* missing"),
+        (model_arrays(point(3)), "returned no model of this run: .* shape"),
+    ],
+)
+def test_a_subclass_that_returns_what_is_no_model_is_named(returned, words):
+    class Wrong(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            super().aggregate_train(server_round, replies)
+            return returned, None
+
+    with pytest.raises(ConfigError, match=r"^Wrong\.aggregate_train " + words):
+        Wrong(**BASE).start(four(), model_arrays(point()), num_rounds=1)
 
 
 def test_a_start_that_only_adds_to_the_strategy_s_own_ends_once():
