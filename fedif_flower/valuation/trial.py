@@ -29,6 +29,7 @@ from fedif_flower.valuation.trial_loss import (
     require_pure,
     require_slope,
     try_batch_loss,
+    try_company,
 )
 from fedif_flower.valuation.trial_scores import try_scores
 
@@ -90,6 +91,7 @@ def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) 
         is_random = random_state(device) != before
         if not is_random:
             try_batch_loss(model, objective, sized_batches)
+            try_company(model, objective, sized_batches)
         whole = try_scores(model, objective, sized_batches, is_random=is_random)
         # The scores may draw at random where the model does not.
         is_random = random_state(device) != before

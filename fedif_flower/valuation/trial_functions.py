@@ -18,6 +18,7 @@ from fedif_flower.valuation.parts import draw_batches
 
 _MOST = 64  # Examples on which a function is tried.
 _ROUNDINGS = 1000  # A sum of so few terms is off by much less.
+_FAR = 0.01  # What a GPU's faster arithmetic rounds is less, as a share of the whole.
 
 
 @contextmanager
@@ -95,12 +96,12 @@ class Divided(NamedTuple):
     @property
     def mean(self) -> float:
         """The mean of what it gives for the parts, by their sizes; NaN where these are 0."""
-        total = self.first.size + self.second.size
-        if not total:
+        # A part in which nothing counts may give NaN.
+        parts = [part for part in (self.first, self.second) if part.size]
+        if not parts:
             return math.nan
-        weighted = self.first.size * float(self.first.figure)
-        weighted += self.second.size * float(self.second.figure)
-        return weighted / total
+        weighted = sum(part.size * float(part.figure) for part in parts)
+        return weighted / sum(part.size for part in parts)
 
     @property
     def is_mean(self) -> bool:
@@ -109,6 +110,14 @@ class Divided(NamedTuple):
         if nothing_counts or not math.isfinite(float(self.whole.figure)):
             return True
         return self._is(self.mean)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the whole's figure is another than the mean by far more than rounding."""
+        figures = [abs(float(sized.figure)) for sized in self[:3] if sized.size]
+        rounding = _ROUNDINGS * torch.finfo(self.whole.figure.dtype).eps
+        tolerance = max(rounding, _FAR) * max(figures, default=0.0)
+        return abs(float(self.whole.figure) - self.mean) > tolerance
 
     @property
     def is_sum(self) -> bool:

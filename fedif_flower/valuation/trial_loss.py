@@ -231,6 +231,42 @@ def require_mean(model: FlatModel, objective: Objective, batches: Sequence[Any])
         )
 
 
+def try_company(model: FlatModel, objective: Objective, batches: Sequence[Batch]) -> None:
+    """Warn where the model answers for an example by the others in its batch.
+
+    A batch norm without running statistics does. The loss of all examples is not the mean of two
+    parts' then, though the loss of the same outputs is: :func:`require_mean` has seen to that. It
+    is tried at two models, with unlike parts; a model that draws at random is not tried.
+    """
+    if not isinstance(objective, PairObjective):
+        return
+
+    def loss(batch: Any) -> Sized:
+        figure, size = objective.loss_and_size(model.module, batch)
+        return Sized(figure, size.weight)
+
+    def attempt() -> str:
+        divided = divide(loss, examples)
+        return str(divided) if divided is not None and divided.is_far else ""
+
+    try:
+        examples = some_examples([batch.content for batch in batches if batch.weight])
+        labels = class_labels(examples)
+        if labels is not None:
+            examples = take_rows(examples, labels.argsort(stable=True))
+        with model.evaluation_mode():
+            why = at_two_models(model, attempt)
+    except Exception:  # A model may take one batch size alone; what it takes was tried before.
+        return
+    if why:
+        logger.warning(
+            "the model answers for an example by the others in its batch, as a batch norm without "
+            "running statistics does: %s %s",
+            objective.call,
+            why,
+        )
+
+
 def try_batch_loss(model: FlatModel, objective: Objective, batches: Sequence[Batch]) -> None:
     """Raise ConfigError if ``batch_loss`` gives the sum over a batch in place of the mean.
 

@@ -104,7 +104,8 @@ class Validation(Passes):
         ``"auto"`` (CUDA, then MPS, then CPU) or a torch device.
     batch_size : int, optional
         Examples per pass, >= 1; it changes memory and speed, not results beyond rounding (and the
-        draws of a model that draws at random). Default: 100 on the CPU, 1,000 elsewhere.
+        draws of a model that draws at random). A model that answers for an example by the others in
+        its batch is warned of. Default: 100 on the CPU, 1,000 elsewhere.
 
     Attributes
     ----------

@@ -200,6 +200,34 @@ def test_a_batch_loss_of_pairs_is_warned_of_and_a_mean_is_not(caplog):
     assert "for 13 and 27 of them" in message
 
 
+def test_a_batch_loss_of_which_a_part_counts_nothing_is_a_mean(caplog):
+    def counted(model, batch):
+        rows, labels = batch
+        return functional.cross_entropy(model(rows), labels), (labels != PAD).sum()
+
+    # A third of them are the 13 of which one counts, or none.
+    for labels in (SOME, torch.where(torch.arange(40) < 13, PAD, LABELS)):
+        judged(linear(), (ROWS, labels), batch_loss=counted)
+    assert caplog.messages == []
+
+
+def normed(**options) -> nn.Module:
+    layers = (nn.Linear(5, 6), nn.BatchNorm1d(6, **options), nn.ReLU(), nn.Linear(6, CLASSES))
+    return build(nn.Sequential, *layers)
+
+
+@pytest.mark.parametrize("loss_fn", [None, lambda o, t: functional.cross_entropy(o, t)])
+def test_a_model_that_looks_at_the_others_of_a_batch_is_warned_of(loss_fn, caplog):
+    """By batches of 10 its loss would be another than by batches of 40."""
+    judged(normed(), ROWS, LABELS, loss_fn=loss_fn)
+    assert caplog.messages == []
+    judged(normed(track_running_stats=False), ROWS, LABELS, loss_fn=loss_fn)
+    (message,) = caplog.messages
+    assert message.startswith("the model answers for an example by the others in its batch")
+    assert "for 13 and 27 of them" in message
+    assert message.endswith("results would depend on the batch size")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("batch_size", [1, 2, 64])
 @pytest.mark.parametrize("size", [1e-3, 1e3])
