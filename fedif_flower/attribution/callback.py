@@ -143,6 +143,7 @@ class PathAttribution(Callback):
         self._sent: ModelVectors | None = None
         self._pending: tuple[TakenRound, Future[RoundAttribution]] | None = None
         self._last_step: _LastStep | None = None  # Rounds without a step leave it as it is.
+        self._has_warned = False  # That a round begins with another model.
         self._carried: tuple[CarriedUpdates, ...] = ()  # In the last step, the newest first.
         self._carried_before: tuple[CarriedUpdates, ...] = ()  # In the step before it.
         self.bounds = bounds
@@ -221,16 +222,29 @@ class PathAttribution(Callback):
         strategy.intake.before_replies.append(self.finish_last_round)
         self._begin(strategy.model.vectors)
 
-    def finish_last_round(self, server_round: int) -> None:  # noqa: ARG002
+    def finish_last_round(self, server_round: int) -> None:
         """Finish the round before, whose updates are about to be overwritten."""
         self.settle()
         self._sent = self._model.vectors
         if self._last_step is None:
             return
         if self._model.continues(self._last_step.model):
+            self._warn_of_another_model(self._last_step.model, server_round)
             self._last_step = self._last_step._replace(model=self._sent)
         else:
             self._last_step = None
+
+    def _warn_of_another_model(self, led_to: ModelVectors, server_round: int) -> None:
+        """Say once that a round begins with another model than the last step has led to."""
+        if led_to is self._sent or self._has_warned:
+            return
+        self._has_warned = True
+        logger.warning(
+            "round %d begins with another model than the step before it led to: contributions are "
+            "of the strategy's own steps, what is made of their models is nobody's, and no "
+            "statement can be made of the run",
+            server_round,
+        )
 
     def on_step(self, step: Step) -> None:
         """Begin with the round's gradients."""
