@@ -256,7 +256,8 @@ class RunningStrategy(FedAvg):
     ) -> None:
         """Let a round's members train, and go on to the model that their replies lead to."""
         before = self.model.record
-        messages = self.configure_train(server_round, before, config, grid)
+        messages = list(self.configure_train(server_round, before, config, grid))
+        self.require_asked(server_round, messages)
         replies = grid.send_and_receive(messages, timeout=timeout)
         arrays, metrics = self.aggregate_train(server_round, replies)
         self._go_on_from(before if arrays is None else arrays)
@@ -396,6 +397,10 @@ class RunningStrategy(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Return the messages by which a round's members are asked to train."""
+        raise NotImplementedError
+
+    def require_asked(self, server_round: int, messages: Sequence[Message]) -> None:
+        """Raise ConfigError unless a round's messages go to those who were drawn for it."""
         raise NotImplementedError
 
     def take_in_replies(

@@ -324,6 +324,42 @@ def test_a_round_without_a_question_of_the_strategy_s_own_is_refused():
 
     with pytest.raises(ConfigError, match=r"Asking.aggregate_train: no clients were asked by its"):
         Passing(Asking(**BASE)).start(four(), model_arrays(point()))
+    with pytest.raises(ConfigError, match=r"Asking.configure_train asks 4 clients, and none was"):
+        Asking(**BASE).start(four(), model_arrays(point()))
+
+
+@pytest.mark.parametrize(
+    ("first", "words"), [(1, r"does not ask node 1000; .* the 4 that"), (-1, r"asks node 99; ")]
+)
+def test_messages_to_others_than_were_drawn_are_refused(first, words):
+    """Who was never asked was written down as away, round after round."""
+
+    class Choosing(FedAvg):
+        def configure_train(self, *given):
+            asked = super().configure_train(*given)
+            more = [Message(asked[0].content, 99, "train")]
+            return asked[first:] if first > 0 else asked + more
+
+    with pytest.raises(ConfigError, match=r"^Choosing\.configure_train " + words):
+        Choosing(**BASE).start(four(), model_arrays(point()))
+
+
+def test_messages_that_a_subclass_made_anew_are_answered_in_its_own_loop():
+    class Anew(FedAvg):
+        """Tells each client its own number."""
+
+        def configure_train(self, *given):
+            asked = []
+            for message in super().configure_train(*given):
+                node_id = message.metadata.dst_node_id
+                own = ConfigRecord({"number": node_id})
+                content = RecordDict({**message.content, "own": own})
+                asked.append(Message(content, node_id, "train"))
+            return asked
+
+    strategy = Anew(**BASE)
+    strategy.start(four(), model_arrays(point()), num_rounds=1)
+    assert column(strategy.history.rounds[0], "status") == ["accepted"] * 4
 
 
 def test_a_quorum_is_refused_where_another_loop_waits():
