@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 import shutil
+import sys
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -18,6 +19,11 @@ KINDS = {
     "images": "pictures, sorted into classes",
 }
 DEFAULT = "tabular"
+
+# Packages that an app imports: its own of such a name would be imported in their place.
+_IMPORTED = {"fedif_consortium", "fedif_flower", "flwr", "numpy", "pytest", "sklearn", "torch"}
+# Folders of an app that are no package of it: its tests, and what Flower sends no node.
+_NO_PACKAGES = {"build", "env", "lib", "lib64", "tests", "venv"}
 
 # What is written, and the template that it comes from.
 _FILES = {
@@ -57,6 +63,11 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
         raise ConfigError(
             f"{folder.name!r} cannot name a package; allowed: letters, digits and '-', beginning "
             "with a letter"
+        )
+    if package in _IMPORTED | _NO_PACKAGES | sys.stdlib_module_names:
+        raise ConfigError(
+            f"{folder.name!r} cannot name a package: {package} is taken, by Python, by a package "
+            "that the app imports, or by a folder that is none; allowed: another name"
         )
     names = {"package": package, "name": package.replace("_", "-"), "kind": kind}
     templates = files("fedif_flower") / "template"

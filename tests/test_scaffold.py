@@ -74,6 +74,14 @@ def test_all_files_are_written_or_none(is_there, tmp_path, monkeypatch):
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(paths)
 
 
+@pytest.mark.parametrize("name", ["torch", "fedif-flower", "json", "Tests", "build"])
+def test_a_name_that_is_taken_is_refused_before_anything_is_written(name, tmp_path):
+    """A package ``torch`` beside the app would be imported in place of PyTorch."""
+    with pytest.raises(ConfigError, match=f"^'{name}' cannot name a package: .* is taken"):
+        write_app(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["1st", "für", "class", "a+b"])
 def test_a_name_that_no_package_can_have_is_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="cannot name a package"):
